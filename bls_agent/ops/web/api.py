@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -18,9 +17,8 @@ import bls_agent
 from bls_agent.assets.records import AssetSummary
 from bls_agent.console import Console
 from bls_agent.core.codec import JSONObject, encode, format_timestamp
-from bls_agent.crawl.overview import QueueView
 from bls_agent.ops.fleet import ProjectView
-from bls_agent.ops.web.commands import forget_project, send_command, withdraw_command
+from bls_agent.ops.web.feeds.crawl import SeenQueue
 from bls_agent.ops.web.feeds.logs import encode_records
 from bls_agent.ops.web.feeds.runs import read_back, read_on, write_pages
 from bls_agent.ops.web.feeds.watch import later
@@ -44,9 +42,12 @@ from bls_agent.ops.web.requests import (
 from bls_agent.ops.web.state import (
     check_project,
     existing_project,
+    forget_project,
     is_known,
     requester,
+    send_command,
     web_state,
+    withdraw_command,
 )
 from bls_agent.project.messages import Command, LogEntry, Outcome
 from bls_agent.runs import RunSummary
@@ -194,12 +195,12 @@ async def _get_logs(request: Request) -> Response:
 async def _get_projects(request: Request) -> Response:
     state = web_state(request)
     await state.fleet.fresh()
-    late = {name: state.fleet.seconds_since(name) for name in state.fleet.views}
 
     def write(view: ProjectView) -> bytes:
-        return encode(_describe_project(view, late[view.project]))
+        late = state.fleet.seconds_since(view.project)
+        return encode(_describe_project(view, late))
 
-    views = list(state.fleet.views.values())
+    views = [*state.fleet.found.values()]
     return list_answer("projects", await convert(views, write, SLICE))
 
 
@@ -209,7 +210,7 @@ async def _get_project(request: Request) -> Response:
         raise FieldError({"project": "it is missing"})
     state = web_state(request)
     await state.fleet.fresh()
-    view = state.fleet.views.get(name)
+    view = state.fleet.found.get(name)
     if view is None:
         raise HTTPException(404, "there is no such project")
     return json_answer(_describe_project(view, state.fleet.seconds_since(name)))
@@ -254,9 +255,7 @@ async def _get_changes(request: Request) -> Response:
 async def _get_workers(request: Request) -> Response:
     watch = web_state(request).workers
     await watch.fresh()
-    found = [
-        (worker, watch.seconds_since(key)) for key, worker in watch.workers.items()
-    ]
+    found = [(worker, watch.seconds_since(key)) for key, worker in watch.found.items()]
     found.sort(key=lambda pair: (pair[0].kind, pair[0].id))
     written = await convert(found, lambda pair: encode(_describe_worker(*pair)), SLICE)
     return list_answer("workers", written)
@@ -283,7 +282,7 @@ async def _get_runs(request: Request) -> Response:
     limit = read_limit(request.query_params.get("limit"))
     watch = web_state(request).runs
     await watch.fresh()
-    told = [_describe_run(run) for run in list(watch.runs.values())[:limit]]
+    told = [_describe_run(run) for run in list(watch.found.values())[:limit]]
     return json_answer({"runs": told, "total": watch.total, "leftOut": watch.left_out})
 
 
@@ -360,28 +359,27 @@ async def _get_asset(request: Request) -> Response:
 async def _get_queues(request: Request) -> Response:
     feed = web_state(request).crawl
     await feed.fresh()
-    rates = feed.rates  # of the same look, whatever comes in between
-
-    def write(view: QueueView) -> bytes:
-        return encode(_describe_queue(view, rates[view.name]))
-
-    return list_answer("queues", await convert(feed.views.values(), write, ASSETS))
+    written = await convert([*feed.found.values()], _write_queue, ASSETS)
+    return list_answer("queues", written)
 
 
-def _describe_queue(view: QueueView, rates: Sequence[float] | None) -> JSONObject:
+def _write_queue(queue: SeenQueue) -> bytes:
     """Describe a queue; ``null`` for unknown counts, and for rates of a first look."""
-    return {
+    view, rates, _ = queue
+    told = {
         **view.name._asdict(),
         "problem": view.problem,
         "stats": asdict(view.stats) if view.stats else None,
         "rates": rates and {"pushed": round(rates[0], 3), "taken": round(rates[1], 3)},
     }
+    return encode(told)
 
 
 async def _get_health(request: Request) -> Response:
     """``GET /api/health``: 200 or 503; without a login nothing more."""
     state = web_state(request)
-    fault = await state.health.fault()
+    await state.fleet.ready()
+    fault = state.fleet.outage
     content: dict[str, Any] = {"status": "up" if fault is None else "down"}
     if request.state.user or not state.config.users:
         content |= {
@@ -393,7 +391,7 @@ async def _get_health(request: Request) -> Response:
             "uptimeSeconds": round(state.now() - state.started, 3),
             "streams": state.streams.open,
             "followedLists": len(state.logs),
-            "watching": state.fleet.watching,
+            "watching": state.fleet.running,
             "sessions": len(state.sessions),
             "counts": dict(state.counts),
         }

@@ -1,13 +1,16 @@
-"""The shared state of the running console, and its questions about a request."""
+"""The shared state of the running console, and what requests ask of it or change.
+
+Changes by users are limited in rate, and recorded.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-import secrets
 import time
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from starlette.exceptions import HTTPException
@@ -17,13 +20,10 @@ from bls_agent.assets.library import AssetLibrary
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.pool import default_endpoint
 from bls_agent.console import Console
-from bls_agent.core.errors import (
-    ContractError,
-    RedisRefusedError,
-    RedisUnavailableError,
-)
-from bls_agent.crawl.overview import QueueOverview
+from bls_agent.crawl.overview import Namespace, QueueOverview
+from bls_agent.crawl.queue import RequestQueue
 from bls_agent.ops.fleet import Fleet
+from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.auth import Sessions, Verifier
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds.assets import AssetFeed
@@ -34,56 +34,33 @@ from bls_agent.ops.web.feeds.logs import LogFeeds
 from bls_agent.ops.web.feeds.runs import RunFeed
 from bls_agent.ops.web.feeds.watch import SharedWatch
 from bls_agent.ops.web.feeds.workers import WorkerFeed
-from bls_agent.ops.web.help import HelpCache
-from bls_agent.ops.web.requests import FieldError
+from bls_agent.ops.web.help import HELP, HelpCache
+from bls_agent.ops.web.requests import CommandRequest, FieldError
 from bls_agent.ops.web.security import Bucket, Buckets, HostRule, StreamQuota
+from bls_agent.project.messages import CONSOLE_SOURCE, Command, Outcome
 from bls_agent.runs import EventStore
 from bls_agent.workers import WorkerRegistry
 
 __all__ = [
     "WebState",
-    "_RedisHealth",
+    "ask_help",
     "check_project",
     "client_address",
+    "crawl_queue",
     "existing_project",
+    "forget_project",
     "is_known",
     "is_secure",
     "requester",
+    "requeue_failed",
+    "send_command",
     "web_state",
+    "withdraw_command",
 ]
 
-FRESH: Final = 1.0  # seconds for which an answer of Redis is believed
+logger = logging.getLogger(__name__)
+
 LONGEST: Final = 512  # bytes of a project's name
-
-
-class _RedisHealth:
-    """Asks Redis, at most once a second, for the status of a random project."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._project = f"health-{secrets.token_hex(4)}"
-        self._lock = anyio.Lock()
-        self._at = float("-inf")
-        self._fault: RedisUnavailableError | None = None
-
-    async def fault(self) -> RedisUnavailableError | None:
-        async with self._lock:
-            if anyio.current_time() - self._at > FRESH:
-                self._fault = await self._find_fault()
-                self._at = anyio.current_time()
-            return self._fault
-
-    async def _find_fault(self) -> RedisUnavailableError | None:
-        try:
-            await self._console.status(self._project)
-        except RedisRefusedError as error:
-            # Redis answers, even if our user may not read this one key.
-            return None if error.kind == "no_permission" else error
-        except RedisUnavailableError as error:
-            return error
-        except ContractError:
-            return None
-        return None
 
 
 class WebState:
@@ -99,13 +76,12 @@ class WebState:
         self.started = time.monotonic()
         self.closing = anyio.Event()
         self.console, self.store = Console(redis), EventStore(redis)
-        self.health = _RedisHealth(self.console)
         self.fleet = FleetFeed(Fleet(redis))
         self.workers = WorkerFeed(WorkerRegistry(redis))
         self.runs = RunFeed(self.store)
         self.assets = AssetFeed(AssetLibrary(redis))
         self.crawl = CrawlFeed(QueueOverview(redis))
-        self.logs = LogFeeds(self.console)
+        self.logs = LogFeeds(self.console, self.fleet)
         self.webhook: Webhook | None = None
         if config.webhook is not None:
             about = {"title": config.title, "redis": address}
@@ -131,7 +107,7 @@ class WebState:
         self.streams = StreamQuota(each=limits.user_streams, total=limits.streams)
 
     @property
-    def watches(self) -> tuple[SharedWatch, ...]:
+    def watches(self) -> tuple[SharedWatch[Any], ...]:
         """The watches of the pages."""
         return self.fleet, self.workers, self.runs, self.assets, self.crawl
 
@@ -183,3 +159,88 @@ def check_project(request: Request, project: str) -> None:
     if len(project.encode("utf-8", "surrogateescape")) > LONGEST:
         raise FieldError({"projectName": f"it has at most {LONGEST} bytes"})
     web_state(request).fleet.check()  # no request has to wait for what it knows
+
+
+async def send_command(
+    request: Request, told: CommandRequest, *, create: bool = False
+) -> Command:
+    """Send a command in the name of the user, with an audit record if it wants one.
+
+    Without a login its ``source`` is the one given. ``create`` sends it also to a
+    project that has no key. Raises as :meth:`bls_agent.Console.send`, and 429 for too
+    many.
+    """
+    sent_by = _count_command(request)
+    sent = await web_state(request).console.send(
+        told.project,
+        told.command,
+        told.args,
+        id=told.id,
+        create=create,
+        record=told.record,
+        sent_by=sent_by if told.record else "",
+        source=request.state.user or told.source or CONSOLE_SOURCE,
+        timestamp=told.timestamp,
+    )
+    # The id is the sender's text: a line end in it would forge a line of the log.
+    shown = visible(sent.id)
+    logger.info("%s sent %r (%s) to %r", sent_by, told.command, shown, told.project)
+    return sent
+
+
+async def ask_help(request: Request, project: str, timeout: float) -> Outcome:
+    """Send ``help`` to a project's agent, and wait for the outcome."""
+    sent_by = _count_command(request)
+    return await web_state(request).console.call(
+        project, HELP, timeout=timeout, record=True, sent_by=sent_by
+    )
+
+
+async def withdraw_command(
+    request: Request, project: str, number: str
+) -> Command | None:
+    """Take a command out of a queue, as :meth:`bls_agent.Console.withdraw`."""
+    sent_by = _count_command(request)
+    withdrawn = await web_state(request).console.withdraw(project, number)
+    if withdrawn is not None:
+        logger.info("%s withdrew %r from %r", sent_by, visible(number), project)
+    return withdrawn
+
+
+async def forget_project(
+    request: Request, project: str, *, force: bool = False
+) -> list[str]:
+    """Delete a project's keys, as :meth:`bls_agent.Console.forget`."""
+    state = web_state(request)
+    sent_by = _count_command(request)
+    deleted = await state.console.forget(project, force=force)
+    await state.fleet.forget(project)
+    logger.info("%s deleted %d keys of %r", sent_by, len(deleted), project)
+    return deleted
+
+
+def crawl_queue(request: Request, shown: str) -> RequestQueue:
+    """Give a crawl queue by its name in addresses: ``project:spider``."""
+    name = Namespace.parse(shown)
+    return RequestQueue(web_state(request).config.redis, name.project, name.spider)
+
+
+async def requeue_failed(request: Request, shown: str) -> int:
+    """Queue the failed requests of a crawl queue once more; give their number."""
+    sent_by = _count_command(request)
+    async with crawl_queue(request, shown) as queue:
+        count = await queue.requeue_failed()
+    logger.info("%s queued %d failed requests of %r again", sent_by, count, shown)
+    return count
+
+
+def _count_command(request: Request) -> str:
+    """Count a command of a user, or raise 429; give the user for the audit record."""
+    state = web_state(request)
+    wait = state.commands.take(requester(request), state.now())
+    if wait:
+        state.counts["commands_refused"] += 1
+        headers = {"retry-after": str(int(wait) + 1)}
+        raise HTTPException(429, "too many commands", headers)
+    sent_by: str = request.state.sent_by
+    return sent_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from sse_starlette import EventSourceResponse
@@ -101,7 +101,7 @@ def _pictures_at(name: str, kind: str) -> Route:
     """Make ``GET /events/…``: the picture of a watch, then its changes."""
 
     async def follow(request: Request) -> Response:
-        watch: SharedWatch = getattr(web_state(request), name)
+        watch: SharedWatch[Any] = getattr(web_state(request), name)
         heartbeat = web_state(request).config.limits.heartbeat
         return _open_stream(request, _pictures_of(watch, kind, heartbeat))
 
@@ -109,7 +109,7 @@ def _pictures_at(name: str, kind: str) -> Route:
 
 
 async def _pictures_of(
-    watch: SharedWatch, kind: str, heartbeat: float
+    watch: SharedWatch[Any], kind: str, heartbeat: float
 ) -> AsyncIterator[bytes]:
     async with aclosing(watch.follow(heartbeat)) as pictures:
         async for data in pictures:

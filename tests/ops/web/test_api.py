@@ -465,7 +465,7 @@ async def test_large_answers_let_others_run(redis_url: str, project: str) -> Non
     async with asking(app) as client, anyio.create_task_group() as tasks:
         await app.web.fleet.ready()
         names = [f"{project}-{number}" for number in range(1_000)]
-        app.web.fleet.views.update({name: ProjectView(project=name) for name in names})
+        app.web.fleet.found.update({name: ProjectView(project=name) for name in names})
         tasks.start_soon(count)
         for path in ("/", "/api/projects"):
             turns = 0

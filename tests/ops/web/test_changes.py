@@ -139,12 +139,12 @@ async def test_an_outage_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
         app = create_app(WebConfig(redis=server.url))
         async with asking(app):
             web = app.web
-            await eventually(lambda: len(web.fleet.views) == 5)
+            await eventually(lambda: len(web.fleet.found) == 5)
             server.kill()
             await eventually(lambda: web.fleet.unavailable is not None)
             server.restart()
             await eventually(lambda: web.fleet.unavailable is None)
-            gone = {view.condition for view in web.fleet.views.values()}
+            gone = {view.condition for view in web.fleet.found.values()}
             assert gone == {Condition.STALE}
             await say(server, names[:3])
             await say(server, names[3:4], "故障")
@@ -168,7 +168,7 @@ async def test_a_console_that_begins_in_an_outage_takes_what_comes(
             await say(server, ["旧"], "离线")
             await eventually(lambda: app.web.fleet.unavailable is None)
             await say(server, ["甲", "乙", "丙", "丁"])
-            await eventually(lambda: len(app.web.fleet.views) == 5)
+            await eventually(lambda: len(app.web.fleet.found) == 5)
             await eventually(lambda: len(app.web.journal._known) == 5)
             assert turns(app) == []
             await say(server, ["甲"], "故障")
@@ -182,7 +182,7 @@ async def test_statuses_that_vanish_together_are_no_changes() -> None:
         names = await a_fleet(server)
         app = create_app(WebConfig(redis=server.url))
         async with asking(app):
-            views = app.web.fleet.views
+            views = app.web.fleet.found
             await eventually(lambda: len(views) == 5)
             async with Redis.from_url(server.url, protocol=2) as redis:
                 await redis.flushall()

@@ -144,7 +144,7 @@ async def test_a_fault_of_ours_is_told_with_headers_and_without_details(
         message = "geheim"
         raise RuntimeError(message)
 
-    monkeypatch.setattr(app.web.health, "fault", broken)
+    monkeypatch.setattr(app.web.fleet, "ready", broken)
     async with asking(app) as client:
         answer = await client.get("/api/health")
         assert answer.status_code == 500

@@ -21,9 +21,9 @@ from bls_agent.ops.web.feeds import runs as run_feed, watch
 from bls_agent.ops.web.feeds.runs import (
     LONGEST_EVENT,
     STATES,
+    RunFeed,
     encode_event,
     make_run_card,
-    place_of_run,
 )
 from bls_agent.ops.web.streams import EVENT_SIZE, count_rows, write_followed
 from bls_agent.runs import (
@@ -83,7 +83,7 @@ def test_order_of_cards() -> None:
     runs = [summary(1, "running", 9), summary(2, "open", 3), summary(3, "failed", 8)]
     runs += [summary(4, "running", 1), summary(5, "closed", 8)]
     cards = [make_run_card(run, 10.0) for run in runs]
-    cards.sort(key=place_of_run)
+    cards.sort(key=RunFeed.place_of)
     assert [card["id"] for card in cards] == ["4", "1", "5", "3", "2"]
 
 

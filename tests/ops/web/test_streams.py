@@ -155,7 +155,7 @@ async def test_the_fleet_is_followed(
 ) -> None:
     """The whole picture first, then changes; one watch for all, none for nobody."""
     await redis.set(f"{project}_项目状态", "在线")
-    await eventually(lambda: project in console.app.web.fleet.views)
+    await eventually(lambda: project in console.app.web.fleet.found)
     async with (
         following(f"{console.url}events/fleet") as events,
         following(f"{console.url}events/fleet") as others,
@@ -174,7 +174,7 @@ async def test_the_fleet_is_followed(
         clients = await redis.client_list()
         mine = [one for one in clients if one["name"] == "bls-fleet"]
         assert len(mine) >= 1
-        assert console.app.web.fleet.watching
+        assert console.app.web.fleet.running
 
 
 async def test_the_watch_ends_after_the_last_follower(
@@ -186,9 +186,9 @@ async def test_the_watch_ends_after_the_last_follower(
         for _ in range(2):
             async with following(f"{console.url}events/workers") as events:
                 assert (await next_of(events, "workers"))[1]["whole"]
-                assert console.app.web.workers.watching
-            await eventually(lambda: not console.app.web.workers.watching, 10)
-        assert console.app.web.fleet.watching  # the journal of changes never ends
+                assert console.app.web.workers.running
+            await eventually(lambda: not console.app.web.workers.running, 10)
+        assert console.app.web.fleet.running  # the journal of changes never ends
 
 
 async def test_an_outage_is_told_and_outlived(

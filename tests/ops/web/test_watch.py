@@ -99,12 +99,12 @@ async def test_waiting_ends_with_more_or_with_its_time() -> None:
 
 @pytest.mark.parametrize("feed", [AssetFeed, CrawlFeed, FleetFeed, RunFeed, WorkerFeed])
 async def test_an_outage_is_no_empty_picture(
-    feed: Callable[[Any], SharedWatch],
+    feed: Callable[[Any], SharedWatch[Any]],
 ) -> None:
     """It has a name, for those who follow and for those who begin to."""
     watch = feed(NOBODY)
     watch._take_outage(RedisUnavailableError("timeout", "gone"))
-    items, _ = watch._ring.since(0)
+    items, _ = watch.ring.since(0)
     for told in (items[-1].payload, watch._current_picture()):
         assert decode_object(told)["away"] == "timeout"
         assert decode_object(told)[watch.kind] == []
@@ -119,5 +119,5 @@ async def test_a_project_that_is_gone_is_told_by_its_page() -> None:
             views={text: ProjectView(project=text)}, gone=frozenset({text})
         )
         watch._take(seen, whole=False)
-        told = decode_object(watch._ring.since(0)[0][-1].payload)
+        told = decode_object(watch.ring.since(0)[0][-1].payload)
         assert (told["gone"], told["away"]) == ([project_path(text)], None)

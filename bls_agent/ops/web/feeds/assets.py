@@ -24,7 +24,7 @@ from bls_agent.assets.records import (
 from bls_agent.core.codec import JSONObject, encode, encode_lines, format_timestamp
 from bls_agent.core.errors import DecodeError, WrongTypeError
 from bls_agent.ops.terminal import visible, visible_lines
-from bls_agent.ops.web.feeds.watch import CardWatch, clock, pause_after, shorten
+from bls_agent.ops.web.feeds.watch import SharedWatch, clock, pause_after, shorten
 from bls_agent.ops.web.requests import quote_name
 
 __all__ = [
@@ -179,7 +179,7 @@ def _format_time(at: int | None) -> str:
     return text.replace("T", " ").replace(".000Z", " UTC")
 
 
-class AssetFeed(CardWatch):
+class AssetFeed(SharedWatch[JSONObject]):
     """The assets, the last synchronisation, and changes of both.
 
     The index is read when the list of changes has changed, and now and then.
@@ -195,12 +195,18 @@ class AssetFeed(CardWatch):
         self.state = SyncState()
         self.problems: list[str] = []  # of the library's own keys
 
-    def sync_sheet(self) -> JSONObject:
-        """Describe the last synchronisation as of now."""
+    def sync_sheet(self) -> JSONObject | None:
+        """Describe the last synchronisation as of now; ``None`` if it is not known."""
+        if self.unavailable is not None or not self.looked:
+            return None
         return make_sync_sheet(self.state, clock(), self.problems)
 
+    def _card(self, thing: JSONObject, late: float) -> JSONObject:
+        del late  # nothing on it grows older
+        return thing
+
     @staticmethod
-    def _place_of(card: JSONObject) -> tuple[bool, str]:
+    def place_of(card: JSONObject) -> tuple[bool, str]:
         """Order: entries that cannot be read first, then by id."""
         return card["state"] != "broken", card["id"]
 
@@ -223,7 +229,7 @@ class AssetFeed(CardWatch):
                         await anyio.lowlevel.checkpoint()
                 whole_at = began + WHOLE
             self.state, self.problems = state, problems
-            self._replace(cards)
+            self._replace({card["key"]: card for card in cards})
             await anyio.sleep(pause_after(began, INTERVAL))
 
 

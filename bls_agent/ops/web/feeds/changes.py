@@ -125,7 +125,8 @@ class Journal:
         place = 0
         with self._fleet.wanted():
             while not self._fleet.closed:
-                place = await self._fleet.wait(place, TICK)
+                await self._fleet.ring.wait(place, TICK)
+                place = self._fleet.ring.end
                 try:
                     self.check(anyio.current_time())
                 except Exception:  # the console goes on; its log has the cause
@@ -139,7 +140,7 @@ class Journal:
             if self._away:
                 self._away, self._settled_at = False, now + SETTLE
                 self._missing.clear()
-            self._compare(self._fleet.views, now)
+            self._compare(self._fleet.found, now)
 
     def _compare(self, views: Mapping[str, ProjectView], now: float) -> None:
         lost = [name for name, view in views.items() if self._is_lost(name, view)]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
-import anyio.lowlevel
 
 from bls_agent.core.codec import JSONObject, format_timestamp
 from bls_agent.core.redaction import redact
@@ -23,14 +22,15 @@ from bls_agent.crawl.overview import (
     QueueView,
 )
 from bls_agent.ops.terminal import visible
-from bls_agent.ops.web.feeds.watch import CardWatch, pause_after, shorten
-from bls_agent.ops.web.requests import quote_name
+from bls_agent.ops.web.feeds.watch import SharedWatch, pause_after, shorten
+from bls_agent.ops.web.requests import convert, quote_name
 
 __all__ = [
     "FIGURES",
     "STATES",
     "TOTALS",
     "CrawlFeed",
+    "SeenQueue",
     "make_failure",
     "make_queue_card",
     "rates_between",
@@ -129,47 +129,53 @@ def _format_time(seconds: float) -> str:
         return UNKNOWN
 
 
-class CrawlFeed(CardWatch):
+class SeenQueue(NamedTuple):
+    """A queue at one look; the rates are those since the look before."""
+
+    view: QueueView
+    rates: _Rates | None
+    card: JSONObject
+
+
+class CrawlFeed(SharedWatch[SeenQueue]):
     """The crawl queues, their counts, and the rates of change."""
 
     kind = "queues"
 
     def __init__(self, overview: QueueOverview) -> None:
         super().__init__(overview)
-        self.overview = overview
-        self.views: dict[Namespace, QueueView] = {}
-        self.rates: dict[Namespace, _Rates | None] = {}  # between the last two looks
+        self._overview = overview
+
+    def _card(self, thing: SeenQueue, late: float) -> JSONObject:
+        del late  # nothing on it grows older
+        return thing.card
 
     @staticmethod
-    def _place_of(card: JSONObject) -> tuple[int, str, str]:
+    def place_of(card: JSONObject) -> tuple[int, str, str]:
         """Order: the worst first, by name among equals."""
         return _RANKS[card["state"]], card["project"], card["spider"]
 
+    def _differs(self, one: SeenQueue, before: SeenQueue) -> bool:
+        return one.card != before.card
+
     async def _watch_once(self) -> None:
-        before: dict[Namespace, QueueView] = {}  # rates over an outage are meaningless
+        before: dict[str, SeenQueue] = {}  # rates over an outage are meaningless
         names: list[Namespace] = []
         search_at = 0.0
+
+        def see(view: QueueView) -> tuple[str, SeenQueue]:
+            key = quote_name(view.name.shown)
+            known = before.get(key)
+            rates = rates_between(known.view.stats if known else None, view.stats)
+            return key, SeenQueue(view, rates, make_queue_card(view, rates))
+
         while True:
             began = anyio.current_time()
             if began >= search_at:
-                names = await self.overview.find()
+                names = await self._overview.find()
                 search_at = began + pause_after(began, SEARCH)
             began = anyio.current_time()
-            await self._take(await self.overview.read(names), before)
-            before = self.views
+            views = await self._overview.read(names)
+            self._replace(dict(await convert(views, see, SLICE)))
+            before = self.found
             await anyio.sleep(pause_after(began, INTERVAL))
-
-    async def _take(
-        self, found: list[QueueView], before: dict[Namespace, QueueView]
-    ) -> None:
-        rates: dict[Namespace, _Rates | None] = {}
-        cards: list[JSONObject] = []
-        for number, view in enumerate(found):
-            known = before.get(view.name)
-            rate = rates_between(known.stats if known else None, view.stats)
-            rates[view.name] = rate
-            cards.append(make_queue_card(view, rate))
-            if number % SLICE == 0:
-                await anyio.lowlevel.checkpoint()
-        self.views, self.rates = {view.name: view for view in found}, rates
-        self._replace(cards)

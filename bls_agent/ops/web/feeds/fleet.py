@@ -6,7 +6,6 @@ show (:func:`~bls_agent.ops.terminal.visible`); the page translates and colours 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Final
 
 import anyio
@@ -18,7 +17,7 @@ from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
 from bls_agent.ops.web.requests import project_path
 
-__all__ = ["KINDS", "FleetFeed", "make_card", "place_of", "sort_cards"]
+__all__ = ["KINDS", "FleetFeed", "make_card"]
 
 LONGEST_STATUS: Final = 40  # characters of what stands where a status should
 
@@ -54,34 +53,27 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
     }
 
 
-def sort_cards(
-    views: Iterable[ProjectView], late: Mapping[str, float]
-) -> list[JSONObject]:
-    """Make all cards, worst first; ``late`` gives the seconds since each was seen."""
-    cards = [make_card(view, late.get(view.project, 0.0)) for view in views]
-    return sorted(cards, key=place_of)
-
-
-def place_of(card: JSONObject) -> tuple[int, str]:
-    """Order of cards: worst first, by name among equals."""
-    return KINDS.index(card["kind"]), card["name"]
-
-
-class FleetFeed(SharedWatch):
-    """The cards of all projects, and their changes."""
+class FleetFeed(SharedWatch[ProjectView]):
+    """The cards of all projects, by their names, and their changes."""
 
     kind = "cards"
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
         self._fleet = fleet
-        self._seen_at: dict[str, float] = {}
-        self.views: dict[str, ProjectView] = {}
 
-    def seconds_since(self, project: str) -> float:
-        """Give the age of a project's view, which its own ages do not include."""
-        now = anyio.current_time()
-        return now - self._seen_at.get(project, now)
+    def _card(self, thing: ProjectView, late: float) -> JSONObject:
+        return make_card(thing, late)
+
+    @staticmethod
+    def place_of(card: JSONObject) -> tuple[int, str]:
+        """Order: worst first, by name among equals."""
+        return KINDS.index(card["kind"]), card["name"]
+
+    @property
+    def outage(self) -> RedisUnavailableError | None:
+        """Why Redis does not answer; a read that a user may not make is no outage."""
+        return None if self.away == "no_permission" else self.unavailable
 
     async def forget(self, project: str) -> None:
         """Leave out a project whose keys were deleted."""
@@ -89,31 +81,22 @@ class FleetFeed(SharedWatch):
         gone = frozenset({project})
         self._take(FleetChange(gone=gone, unavailable=self.unavailable), whole=False)
 
-    def cards(self) -> list[JSONObject]:
-        """Make the cards of all projects, as of now."""
-        late = {name: self.seconds_since(name) for name in self.views}
-        return sort_cards(self.views.values(), late)
-
     async def _watch_once(self) -> None:
         complete = False  # the first change that is no outage is complete
         async for change in self._fleet.watch():
             self._take(change, whole=not complete)
             complete = complete or change.unavailable is None
 
-    def _take_outage(self, error: RedisUnavailableError) -> None:
-        self._take(FleetChange(unavailable=error), whole=False)
-
     def _take(self, change: FleetChange, *, whole: bool) -> None:
         gone = change.gone
         if whole and change.unavailable is None:
-            gone = frozenset(self.views.keys() - change.views.keys())
+            gone = frozenset(self.found.keys() - change.views.keys())
         self.unavailable = change.unavailable
         self.looked = self.looked or change.unavailable is None
-        self.views.update(change.views)
+        self.found.update(change.views)
         self._seen_at.update(dict.fromkeys(change.views, anyio.current_time()))
         for name in gone:
-            self.views.pop(name, None)
+            self.found.pop(name, None)
             self._seen_at.pop(name, None)
-        cards = [make_card(view) for view in change.views.values()]
-        self._publish(cards, [project_path(name) for name in sorted(gone)])
+        self._publish(change.views, map(project_path, gone))
         self._seen.set()

@@ -13,11 +13,11 @@ from bls_agent.console import Console
 from bls_agent.core.codec import encode
 from bls_agent.core.errors import (
     BlsError,
-    ContractError,
     RedisRefusedError,
     RedisUnavailableError,
 )
-from bls_agent.ops.web.feeds.watch import Item, Ring
+from bls_agent.ops.web.feeds.fleet import FleetFeed
+from bls_agent.ops.web.feeds.watch import Item, Ring, Shared
 from bls_agent.ops.web.requests import convert, encode_cut
 from bls_agent.project.log.reading import LogPage
 from bls_agent.project.messages import LogEntry
@@ -33,8 +33,7 @@ ALIGN: Final = 2.0  # seconds for the ring to get as far as a page
 MOST: Final = 4_000  # records that are kept for all followers of a list
 SIZE: Final = 4 * 1024 * 1024  # bytes of them
 GRACE: Final = 5.0  # seconds for which a reader outlives its last follower
-AGAIN: Final = 1.0  # seconds between two tries to begin
-QUIET: Final = 2.0  # seconds of silence after which Redis is asked whether it is there
+AGAIN: Final = 1.0  # seconds between two tries to begin, and two looks for an outage
 
 
 async def encode_records(entries: Sequence[LogEntry]) -> list[bytes]:
@@ -54,48 +53,45 @@ def encode_record(entry: LogEntry) -> bytes:
     return encode_cut(fields, LONGEST)
 
 
-class LogFeed:
+class LogFeed(Shared):
     """The newest records of one list, for all its followers.
 
     Its ring holds records as JSON (``log``), each ``gap``, and when Redis is
     ``unavailable`` or ``available`` again.
     """
 
-    def __init__(self, console: Console, project: str) -> None:
-        self._console = console
+    def __init__(self, feeds: LogFeeds, project: str) -> None:
+        super().__init__(Ring(most=MOST, size=SIZE), GRACE)
+        self._feeds = feeds
+        self._console = feeds.console
         self._project = project
-        self.ring = Ring(most=MOST, size=SIZE)
-        self.followers = 0
+        self._is_away = False
         self.error: BlsError | None = None  # why it is over for good
-        self.unavailable: RedisUnavailableError | None = None
-        self._last = float("-inf")
         self.begun = anyio.Event()  # set when the records there already are in the ring
-        self.closed = False  # whether every follower has to end
 
     def close(self) -> None:
         """End every follower."""
-        self.closed = True
         self.begun.set()
-        self.ring.wake()
+        super().close()
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Read until cancelled, or until Redis refuses for good (:attr:`error`)."""
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._check_when_quiet)
+                if not await self._wait_for_redis():
+                    self.begun.set()
+                tasks.start_soon(self._watch_for_outages)
                 await self._read()
         except* BlsError as group:
             self.error = _first(group)
         finally:
             self.begun.set()
             self.ring.wake()
+            self._feeds.forget(self._project, self)
 
     async def _read(self) -> None:
-        if not await self._wait_for_redis():
-            self.begun.set()
         entries = self._console.follow_logs(self._project, last=FIRST)
         async for entry in entries:
-            self._last = anyio.current_time()
             if entry.is_gap:
                 missing = entry.metadata.get("gap")
                 self.ring.add(Item(encode(missing), "gap"))
@@ -124,32 +120,22 @@ class LogFeed:
             except RedisRefusedError:
                 raise
             except RedisUnavailableError as error:
-                self._record_fault(error)
+                self._record_outage(error)
                 await anyio.sleep(AGAIN)
 
-    async def _check_when_quiet(self) -> None:
+    async def _watch_for_outages(self) -> None:
         """Report to the followers when Redis goes away, and when it is back."""
         while True:
-            await anyio.sleep(QUIET)
-            if anyio.current_time() - self._last > QUIET:
-                self._record_fault(await self._find_fault())
+            await anyio.sleep(AGAIN)
+            self._record_outage(self._feeds.fleet.outage)
 
-    async def _find_fault(self) -> RedisUnavailableError | None:
-        try:
-            await self._console.status(self._project)
-        except RedisUnavailableError as error:
-            return error
-        except ContractError:
-            return None
-        return None
-
-    def _record_fault(self, fault: RedisUnavailableError | None) -> None:
-        before, self.unavailable = self.unavailable, fault
-        if fault is not None and before is None:
+    def _record_outage(self, fault: RedisUnavailableError | None) -> None:
+        if fault is not None and not self._is_away:
             self.begun.set()
             self.ring.add(Item(encode({"kind": fault.kind}), "unavailable"))
-        elif fault is None and before is not None:
+        elif fault is None and self._is_away:
             self.ring.add(Item(b"{}", "available"))
+        self._is_away = fault is not None
 
 
 def _find_behind(ring: Ring, known: Sequence[bytes]) -> int | None:
@@ -171,10 +157,14 @@ def _find_behind(ring: Ring, known: Sequence[bytes]) -> int | None:
 
 
 class LogFeeds:
-    """The feeds of all logs that are followed."""
+    """The feeds of all logs that are followed.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    Whether Redis answers they learn from the watch of the fleet, which never ends.
+    """
+
+    def __init__(self, console: Console, fleet: FleetFeed) -> None:
+        self.console = console
+        self.fleet = fleet
         self._tasks: TaskGroup | None = None
         self._feeds: dict[str, LogFeed] = {}
 
@@ -195,36 +185,15 @@ class LogFeeds:
         """Give the feed of a project's log, for as long as the block lasts."""
         feed = self._feeds.get(project)
         if feed is None or feed.error is not None:
-            feed = self._feeds[project] = LogFeed(self._console, project)
-            if self._tasks is None:
-                raise RuntimeError
-            self._tasks.start_soon(self._run, project, feed)
-        feed.followers += 1
-        try:
+            feed = self._feeds[project] = LogFeed(self, project)
+            feed.open(self._tasks)
+        with feed.wanted():
             yield feed
-        finally:
-            feed.followers -= 1
 
-    async def _run(self, project: str, feed: LogFeed) -> None:
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_end_unwanted, feed, tasks.cancel_scope)
-                await feed.run()
-                tasks.cancel_scope.cancel()
-        finally:
-            if self._feeds.get(project) is feed:
-                del self._feeds[project]
-
-
-async def _end_unwanted(feed: LogFeed, scope: anyio.CancelScope) -> None:
-    while True:
-        left = anyio.current_time()
-        while not feed.followers:
-            if anyio.current_time() - left > GRACE:
-                scope.cancel()
-                return
-            await anyio.sleep(0.5)
-        await anyio.sleep(0.5)
+    def forget(self, project: str, feed: LogFeed) -> None:
+        """Leave out a feed that has ended; another one may have taken its place."""
+        if self._feeds.get(project) is feed:
+            del self._feeds[project]
 
 
 def _first(group: BaseExceptionGroup[BlsError]) -> BlsError:

@@ -6,7 +6,7 @@ A card is language-independent. Its texts are safe to show
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,18 +15,11 @@ import anyio
 
 from bls_agent.core.codec import JSONObject, JSONValue
 from bls_agent.ops.terminal import visible_lines
-from bls_agent.ops.web.feeds.watch import (
-    SharedWatch,
-    clock,
-    encode_picture,
-    pause_after,
-    shorten,
-)
+from bls_agent.ops.web.feeds.watch import SharedWatch, clock, pause_after, shorten
 from bls_agent.ops.web.requests import convert, encode_cut
 from bls_agent.runs import (
     EventPage,
     EventStore,
-    RunList,
     RunState,
     RunSummary,
     StreamEvent,
@@ -37,7 +30,6 @@ __all__ = [
     "RunFeed",
     "encode_event",
     "make_run_card",
-    "place_of_run",
     "read_back",
     "read_on",
     "write_pages",
@@ -104,73 +96,47 @@ def _took(run: RunSummary) -> JSONValue:
     return round(run.last_at - run.started_at, 3)
 
 
-def place_of_run(card: JSONObject) -> tuple[bool, float, int]:
-    """Order of cards: running ones by number, then the others by the newest end.
-
-    Running ones keep their places when events arrive.
-    """
-    running = card["state"] == RunState.RUNNING
-    return not running, 0.0 if running else -card["at"], -int(card["id"])
-
-
-class RunFeed(SharedWatch):
-    """The cards of all runs, and their changes; closing it closes the store."""
+class RunFeed(SharedWatch[RunSummary]):
+    """The cards of the newest runs, and their changes; closing it closes the store."""
 
     kind = "runs"
 
     def __init__(self, store: EventStore) -> None:
         super().__init__(store)
         self._store = store
-        self.runs: dict[int, RunSummary] = {}  # the newest, by their ids
         self.total = 0  # how many there are
         self.left_out: dict[str, int] = {}  # why a key is no run → how many such keys
 
-    def cards(self) -> list[JSONObject]:
-        """Make the cards of all runs, as of now."""
-        now = clock()
-        found = [make_run_card(run, now) for run in self.runs.values()]
-        return sorted(found, key=place_of_run)
+    def _card(self, thing: RunSummary, late: float) -> JSONObject:
+        del late  # its ages are by the clock of the ids
+        return make_run_card(thing, clock())
 
-    def _write_picture(self) -> bytes:
-        more: JSONObject = {"gone": [], "total": self.total}
-        return encode_picture(self.kind, self.cards(), self.unavailable, **more)
+    @staticmethod
+    def place_of(card: JSONObject) -> tuple[bool, float, int]:
+        """Order: running ones by number, then the others by the newest end.
 
-    def _publish(
-        self,
-        cards: Iterable[JSONObject] = (),
-        gone: Iterable[str] = (),
-        **more: JSONValue,
-    ) -> None:
-        super()._publish(cards, gone, total=self.total, **more)
+        Running ones keep their places when events arrive.
+        """
+        running = card["state"] == RunState.RUNNING
+        return not running, 0.0 if running else -card["at"], -int(card["id"])
+
+    def _differs(self, one: RunSummary, before: RunSummary) -> bool:
+        seen, known = (
+            (run.state, run.last_id, run.length, run.first_id) for run in (one, before)
+        )
+        return seen != known
+
+    def _more(self) -> JSONObject:
+        return {"gone": [], "total": self.total}
 
     async def _watch_once(self) -> None:
         while True:
             began = anyio.current_time()
-            self._take(await self._store.runs(MOST))
+            found = await self._store.runs(MOST)
+            turned = self.total != found.total
+            self.total, self.left_out = found.total, dict(found.left_out)
+            self._replace({str(run.run_id): run for run in found}, turned=turned)
             await anyio.sleep(pause_after(began, INTERVAL))
-
-    def _take(self, found: RunList) -> None:
-        before, self.runs = self.runs, {run.run_id: run for run in found}
-        now = clock()
-        cards = [
-            make_run_card(run, now)
-            for run_id, run in self.runs.items()
-            if run_id not in before or _is_different(run, before[run_id])
-        ]
-        gone = before.keys() - self.runs.keys()
-        turned = self.unavailable is not None or self.total != found.total
-        self.total, self.left_out = found.total, dict(found.left_out)
-        self.unavailable, self.looked = None, True
-        self._seen.set()
-        if cards or gone or turned:
-            self._publish(cards, map(str, sorted(gone)))
-
-
-def _is_different(run: RunSummary, before: RunSummary) -> bool:
-    seen, known = (
-        (one.state, one.last_id, one.length, one.first_id) for one in (run, before)
-    )
-    return seen != known
 
 
 def encode_event(event: StreamEvent) -> bytes:

@@ -11,11 +11,11 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -23,15 +23,14 @@ from anyio.abc import TaskGroup
 from bls_agent.core.codec import JSONObject, JSONValue, encode
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.terminal import visible
+from bls_agent.ops.web.requests import convert
 
 __all__ = [
-    "CardWatch",
     "Item",
     "Ring",
+    "Shared",
     "SharedWatch",
     "clock",
-    "encode_changes",
-    "encode_picture",
     "later",
     "pause_after",
     "shorten",
@@ -43,9 +42,12 @@ AGAIN: Final = 2.0  # seconds after a watch that broke
 REST: Final = 4.0  # times as long as a look took
 MOST: Final = 64  # changes that are kept for slow followers
 SIZE: Final = 4 * 1024 * 1024  # bytes of them
+SLICE: Final = 100  # cards that are made without letting other tasks run
 LONGEST: Final = 200  # characters of what stands on a card
 
 logger = logging.getLogger(__name__)
+
+_Thing = TypeVar("_Thing")
 
 
 @dataclass(frozen=True)
@@ -120,56 +122,131 @@ class _Closeable(Protocol):
     async def aclose(self) -> None: ...
 
 
-class SharedWatch(ABC):
-    """The state that a watch has seen, and its changes.
+class Shared(ABC):
+    """Runs while it has followers, and for some time after the last one."""
 
-    The first follower begins the watch; it ends some time after the last one.
-    """
+    def __init__(self, ring: Ring, grace: float) -> None:
+        self.ring = ring
+        self._grace = grace  # seconds for which it outlives its last follower
+        self._tasks: TaskGroup | None = None
+        self._followers = 0
+        self._wanted_until = 0.0
+        self.running = False
+        self.closed = False  # whether every follower has to end
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """Fill the ring until cancelled."""
+
+    def open(self, tasks: TaskGroup | None) -> None:
+        """Set the task group in which it runs."""
+        self._tasks = tasks
+
+    def close(self) -> None:
+        """End every follower."""
+        self.closed = True
+        self.ring.wake()
+
+    @contextmanager
+    def wanted(self) -> Generator[None]:
+        """Keep it running while the block lasts."""
+        self._followers += 1
+        self._keep_running()
+        try:
+            yield
+        finally:
+            self._followers -= 1
+            self._keep_running()
+
+    def _keep_running(self) -> None:
+        self._wanted_until = anyio.current_time() + self._grace
+        if not self.running and not self.closed and self._tasks is not None:
+            self.running = True
+            self._tasks.start_soon(self._run_while_wanted)
+
+    async def _run_while_wanted(self) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._stop_unwanted, tasks.cancel_scope)
+                await self._run()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.running = False
+
+    async def _stop_unwanted(self, scope: anyio.CancelScope) -> None:
+        while True:
+            await anyio.sleep(0.5)
+            if not self._followers and anyio.current_time() > self._wanted_until:
+                scope.cancel()
+                return
+
+
+class SharedWatch(Shared, Generic[_Thing]):
+    """The things that a watch has seen, as cards, and their changes."""
 
     kind: ClassVar[str]  # the name of the list of cards in what followers are sent
 
     def __init__(self, source: _Closeable) -> None:
+        super().__init__(Ring(most=MOST, size=SIZE), GRACE)
         self._source = source
-        self._tasks: TaskGroup | None = None
-        self._ring = Ring(most=MOST, size=SIZE)
         self._picture = (-1, 0.0, b"")
-        self._followers = 0
-        self._wanted_until = 0.0
         self._seen = anyio.Event()
+        self._seen_at: dict[str, float] = {}
+        self.found: dict[str, _Thing] = {}
         self.looked = False  # whether there was a first picture
         self.unavailable: RedisUnavailableError | None = None
-        self.watching = False  # whether the watch runs
-        self.closed = False  # whether every follower has to end
 
     @abstractmethod
     async def _watch_once(self) -> None:
         """Watch until Redis cannot answer, and publish what changes."""
 
     @abstractmethod
-    def cards(self) -> list[JSONObject]:
+    def _card(self, thing: _Thing, late: float) -> JSONObject:
+        """Make the card of what was seen ``late`` seconds ago."""
+
+    @staticmethod
+    @abstractmethod
+    def place_of(card: JSONObject) -> tuple[JSONValue, ...]:
+        """Give the place of a card in the order of the page."""
+
+    def _differs(self, one: _Thing, before: _Thing) -> bool:
+        return one != before
+
+    def _more(self) -> JSONObject:
+        """Give what followers are sent beside cards."""
+        return {}
+
+    def seconds_since(self, key: str) -> float:
+        """Give the age of what was seen, which its own ages do not include."""
+        now = anyio.current_time()
+        return now - self._seen_at.get(key, now)
+
+    def card_of(self, key: str) -> JSONObject | None:
+        """Make the card of one thing, as of now."""
+        thing = self.found.get(key)
+        return None if thing is None else self._card(thing, self.seconds_since(key))
+
+    async def cards(self) -> list[JSONObject]:
         """Make the cards of everything, as of now, in the order of the page."""
+
+        def write(pair: tuple[str, _Thing]) -> JSONObject:
+            return self._card(pair[1], self.seconds_since(pair[0]))
+
+        found = [*self.found.items()]  # as it is now, whatever comes in between
+        return sorted(await convert(found, write, SLICE), key=self.place_of)
 
     @property
     def away(self) -> str:
         """Why Redis does not answer, in one word; ``""`` if it does."""
         return self.unavailable.kind if self.unavailable else ""
 
-    def close(self) -> None:
-        """End every follower."""
-        self.closed = True
-        self._ring.wake()
-
     async def aclose(self) -> None:
         """Close the source of the watch."""
         await self._source.aclose()
 
-    def open(self, tasks: TaskGroup) -> None:
-        """Set the task group in which the watch runs."""
-        self._tasks = tasks
-
     async def ready(self, timeout: float = 2.0) -> None:
         """Wait until the state is fresh, at most ``timeout`` seconds."""
-        self._keep_watching()
+        self._keep_running()
         with anyio.move_on_after(timeout):
             await self._seen.wait()
 
@@ -180,40 +257,18 @@ class SharedWatch(ABC):
         """
         with self.wanted():
             await self.ready()
-            place = self._ring.end
+            place = self.ring.end
             yield self._current_picture()
             while not self.closed:
-                await self._ring.wait(place, heartbeat)
-                items, missed = self._ring.since(place)
-                place = self._ring.end
+                await self.ring.wait(place, heartbeat)
+                items, missed = self.ring.since(place)
+                place = self.ring.end
                 if missed:
                     yield self._current_picture()
                 elif not items:
                     yield b""
                 for item in () if missed else items:
                     yield item.payload
-
-    async def wait(self, place: int, timeout: float) -> int:
-        """Wait until there is an item behind a place; give the place behind it."""
-        await self._ring.wait(place, timeout)
-        return self._ring.end
-
-    @contextmanager
-    def wanted(self) -> Generator[None]:
-        """Keep the watch running while the block lasts."""
-        self._followers += 1
-        self._keep_watching()
-        try:
-            yield
-        finally:
-            self._followers -= 1
-            self._keep_watching()
-
-    def _keep_watching(self) -> None:
-        self._wanted_until = anyio.current_time() + GRACE
-        if not self.watching and not self.closed and self._tasks is not None:
-            self.watching = True
-            self._tasks.start_soon(self._watch)
 
     def check(self, *, strictly: bool = False) -> None:
         """Raise the outage that keeps the running watch from seeing anything.
@@ -234,106 +289,63 @@ class SharedWatch(ABC):
     def _current_picture(self) -> bytes:
         """Encode the picture, once for all followers of the same moment."""
         now = anyio.current_time()
-        if self._picture[0] != self._ring.end or now - self._picture[1] > SAME_MOMENT:
-            self._picture = (self._ring.end, now, self._write_picture())
+        if self._picture[0] != self.ring.end or now - self._picture[1] > SAME_MOMENT:
+            cards = [
+                self._card(thing, self.seconds_since(key))
+                for key, thing in self.found.items()
+            ]
+            whole = {"whole": True, self.kind: sorted(cards, key=self.place_of)}
+            written = self._encode(whole | self._more())
+            self._picture = (self.ring.end, now, written)
         return self._picture[2]
 
-    def _write_picture(self) -> bytes:
-        return encode_picture(self.kind, self.cards(), self.unavailable)
+    def _encode(self, told: JSONObject) -> bytes:
+        return encode({**told, "away": visible(self.away) or None})
+
+    def _replace(self, found: Mapping[str, _Thing], *, turned: bool = False) -> None:
+        """Take a complete look, and publish it if it differs from the one before.
+
+        ``turned`` means that something beside the cards has changed.
+        """
+        before, self.found = self.found, {**found}
+        self._seen_at = dict.fromkeys(found, anyio.current_time())
+        changed = [
+            key
+            for key, one in found.items()
+            if key not in before or self._differs(one, before[key])
+        ]
+        gone = before.keys() - found.keys()
+        turned = turned or self.unavailable is not None
+        self.unavailable, self.looked = None, True
+        self._seen.set()
+        if changed or gone or turned:
+            self._publish(changed, gone)
 
     def _publish(
-        self,
-        cards: Iterable[JSONObject] = (),
-        gone: Iterable[str] = (),
-        **more: JSONValue,
+        self, changed: Iterable[str] = (), gone: Iterable[str] = (), **more: JSONValue
     ) -> None:
         """Send the changed cards, and the keys of removed ones, to every follower."""
-        written = encode_changes(self.kind, cards, gone, self.unavailable, **more)
-        self._ring.add(Item(written))
+        cards = [*filter(None, map(self.card_of, changed))]
+        told = {self.kind: cards, **self._more(), "gone": sorted(gone), **more}
+        self.ring.add(Item(self._encode(told)))
 
     def _take_outage(self, error: RedisUnavailableError) -> None:
         self.unavailable = error
         self._seen.set()
         self._publish()
 
-    async def _watch(self) -> None:
+    async def _run(self) -> None:
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._stop_unwanted, tasks.cancel_scope)
-                while True:
-                    try:
-                        await self._watch_once()
-                    except RedisUnavailableError as error:
-                        self._take_outage(error)
-                    except Exception:  # the console goes on; its log has the cause
-                        logger.exception("a watch of the console broke; it begins anew")
-                    await anyio.sleep(AGAIN)
+            while True:
+                try:
+                    await self._watch_once()
+                except RedisUnavailableError as error:
+                    self._take_outage(error)
+                except Exception:  # the console goes on; its log has the cause
+                    logger.exception("a watch of the console broke; it begins anew")
+                await anyio.sleep(AGAIN)
         finally:
-            self.watching = False
             self._seen = anyio.Event()
-
-    async def _stop_unwanted(self, scope: anyio.CancelScope) -> None:
-        while True:
-            await anyio.sleep(1)
-            if self._followers:
-                self._wanted_until = anyio.current_time() + GRACE
-            elif anyio.current_time() > self._wanted_until:
-                scope.cancel()
-                return
-
-
-class CardWatch(SharedWatch):
-    """A watch that compares its cards with those before, by their keys."""
-
-    def __init__(self, source: _Closeable) -> None:
-        super().__init__(source)
-        self.by_key: dict[str, JSONObject] = {}
-
-    def cards(self) -> list[JSONObject]:
-        """Give the cards of everything, in the order of the page."""
-        return sorted(self.by_key.values(), key=self._place_of)
-
-    @staticmethod
-    @abstractmethod
-    def _place_of(card: JSONObject) -> tuple[JSONValue, ...]:
-        """Give the sort key of a card."""
-
-    def _replace(self, cards: Iterable[JSONObject]) -> None:
-        before, turned = self.by_key, self.unavailable is not None
-        self.by_key = {card["key"]: card for card in cards}
-        self.unavailable, self.looked = None, True
-        self._seen.set()
-        changed = [one for key, one in self.by_key.items() if one != before.get(key)]
-        gone = before.keys() - self.by_key.keys()
-        if changed or gone or turned:
-            self._publish(changed, sorted(gone))
-
-
-def encode_picture(
-    kind: str,
-    cards: Iterable[JSONObject],
-    unavailable: RedisUnavailableError | None,
-    **more: JSONValue,
-) -> bytes:
-    """Encode everything, for a new follower."""
-    away = _away(unavailable)
-    return encode({"whole": True, kind: list(cards), **more, "away": away})
-
-
-def encode_changes(
-    kind: str,
-    cards: Iterable[JSONObject],
-    gone: Iterable[str],
-    unavailable: RedisUnavailableError | None,
-    **more: JSONValue,
-) -> bytes:
-    """Encode the new and changed cards, and the keys of removed ones."""
-    away = _away(unavailable)
-    return encode({kind: list(cards), "gone": list(gone), **more, "away": away})
-
-
-def _away(error: RedisUnavailableError | None) -> JSONValue:
-    return None if error is None else visible(error.kind)
 
 
 def pause_after(began: float, least: float) -> float:

@@ -6,14 +6,14 @@ show (:func:`~bls_agent.ops.terminal.visible`); the page translates and colours 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from types import MappingProxyType
 from typing import Any, Final
 
 import anyio
 
-from bls_agent.core.codec import JSONObject, JSONValue, encode
+from bls_agent.core.codec import JSONObject, encode
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
@@ -21,7 +21,7 @@ from bls_agent.ops.web.requests import quote_name
 from bls_agent.workers import Worker, WorkerChange, WorkerRegistry
 from bls_agent.workers.worker import HEARTBEATS
 
-__all__ = ["GROUPS", "STATES", "WorkerFeed", "make_worker_card", "place_of_worker"]
+__all__ = ["GROUPS", "STATES", "WorkerFeed", "make_worker_card"]
 
 GROUPS: Final = tuple(HEARTBEATS)
 
@@ -118,12 +118,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else encode(value).decode()
 
 
-def place_of_worker(card: JSONObject) -> tuple[int, int, str]:
-    """Order of cards: by kind, the worst first, by id among equals."""
-    return GROUPS.index(card["group"]), _RANKS[card["state"]], card["id"]
-
-
-class WorkerFeed(SharedWatch):
+class WorkerFeed(SharedWatch[Worker]):
     """The cards of all workers that are alive, and their changes."""
 
     kind = "workers"
@@ -131,76 +126,56 @@ class WorkerFeed(SharedWatch):
     def __init__(self, registry: WorkerRegistry) -> None:
         super().__init__(registry)
         self._registry = registry
-        self._seen_at: dict[str, float] = {}
         self._unconfirmed: set[str] = set()  # seen by the first look, not by the watch
         self._changed: set[str] = set()
         self._gone: set[str] = set()
         self._refreshed: set[str] = set()
-        self._more = anyio.Event()
-        self.workers: dict[str, Worker] = {}
+        self._more_came = anyio.Event()
 
-    def seconds_since(self, key: str) -> float:
-        """Give the age of a worker's view, which its own ages do not include."""
-        now = anyio.current_time()
-        return now - self._seen_at.get(key, now)
+    def _card(self, thing: Worker, late: float) -> JSONObject:
+        return make_worker_card(thing, late)
 
-    def cards(self) -> list[JSONObject]:
-        """Make the cards of all workers, as of now."""
-        return sorted(map(self._card, self.workers), key=place_of_worker)
+    @staticmethod
+    def place_of(card: JSONObject) -> tuple[int, int, str]:
+        """Order: by kind, the worst first, by id among equals."""
+        return GROUPS.index(card["group"]), _RANKS[card["state"]], card["id"]
 
-    def _card(self, key: str) -> JSONObject:
-        return make_worker_card(self.workers[key], self.seconds_since(key))
+    def _more(self) -> JSONObject:
+        return {"ages": {}}
 
     async def _watch_once(self) -> None:
-        self._begin(await self._registry.alive())
+        # A watch without any worker reports nothing.
+        found = await self._registry.alive()
+        self._replace({_key_of(worker): worker for worker in found})
+        self._unconfirmed = {*self.found}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._publish_changes)
+            watch = self._registry.watch(interval=INTERVAL, refreshes=True)
             with suppress(RedisUnavailableError):  # the next first look raises it
-                await self._follow_changes()
+                async with aclosing(watch) as changes:
+                    async for change in changes:
+                        self._take(change)
             tasks.cancel_scope.cancel()
 
-    async def _follow_changes(self) -> None:
-        watch = self._registry.watch(interval=INTERVAL, refreshes=True)
-        async with aclosing(watch) as changes:
-            async for change in changes:
-                self._take(change)
-
-    def _begin(self, found: list[Worker]) -> None:
-        """Publish a first picture: a watch without any worker reports nothing."""
-        here = {_key_of(worker): worker for worker in found}
-        self._gone |= self.workers.keys() - here.keys()
-        self._changed |= here.keys()
-        self._unconfirmed = set(here)
-        self._seen_at = dict.fromkeys(here, anyio.current_time())
-        self.workers = here
-        self.unavailable, self.looked = None, True
-        self._seen.set()
-        self._more.set()
-
     def _take(self, change: WorkerChange) -> None:
+        self._more_came.set()
         if change.worker is None:
             self.unavailable = change.error
-        else:
-            self._record(change.what, change.worker)
-        self._more.set()
-
-    def _record(self, what: str, worker: Worker) -> None:
-        key = _key_of(worker)
+            return
+        key = _key_of(change.worker)
         self._unconfirmed.discard(key)
-        if what == "left":
+        if change.what == "left":
             self._forget(key)
             return
-        known = key in self.workers
-        self.workers[key] = worker
+        known = key in self.found
+        self.found[key] = change.worker
         self._seen_at[key] = anyio.current_time()
         self._gone.discard(key)
-        if what == "refreshed" and known:
-            self._refreshed.add(key)
-        else:
-            self._changed.add(key)
+        refreshed = change.what == "refreshed" and known
+        (self._refreshed if refreshed else self._changed).add(key)
 
     def _forget(self, key: str) -> None:
-        self.workers.pop(key, None)
+        self.found.pop(key, None)
         self._seen_at.pop(key, None)
         self._gone.add(key)
 
@@ -208,41 +183,30 @@ class WorkerFeed(SharedWatch):
         """Publish changes, a few times a second at most."""
         while True:
             with anyio.move_on_after(1):
-                await self._more.wait()
+                await self._more_came.wait()
             await anyio.sleep(PAUSE)
             self._forget_unconfirmed()
-            if self._more.is_set():
-                self._more = anyio.Event()
+            if self._more_came.is_set():
+                self._more_came = anyio.Event()
                 self._publish_once()
 
     def _forget_unconfirmed(self) -> None:
         """Forget the workers that left between the first look and that of the watch."""
         for key in [*self._unconfirmed]:
-            worker = self.workers.get(key)
+            worker = self.found.get(key)
             ttl = LONGEST if worker is None or worker.ttl is None else worker.ttl
             if self.seconds_since(key) > ttl + 1:
                 self._unconfirmed.discard(key)
                 self._forget(key)
-                self._more.set()
+                self._more_came.set()
 
     def _publish_once(self) -> None:
         """Publish the changed cards; of workers that only refreshed, their ages."""
-        cards = [
-            self._card(key) for key in sorted(self._changed) if key in self.workers
-        ]
         ages: JSONObject = {
-            key: later(self.workers[key].age, self.seconds_since(key))
+            key: later(self.found[key].age, self.seconds_since(key))
             for key in self._refreshed - self._changed
-            if key in self.workers
+            if key in self.found
         }
-        gone = sorted(self._gone)
+        changed, gone = sorted(self._changed), self._gone
         self._changed, self._gone, self._refreshed = set(), set(), set()
-        self._publish(cards, gone, ages=ages)
-
-    def _publish(
-        self,
-        cards: Iterable[JSONObject] = (),
-        gone: Iterable[str] = (),
-        **more: JSONValue,
-    ) -> None:
-        super()._publish(cards, gone, **({"ages": {}} | more))
+        self._publish(changed, gone, ages=ages)

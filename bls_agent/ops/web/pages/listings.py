@@ -1,4 +1,4 @@
-"""The pages of workers, runs, assets and crawl queues: the list, and a single one."""
+"""The pages with all cards of one kind, and those of one run, asset or crawl queue."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bls_agent.assets.records import AssetSummary
 from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import BlsError, ConfigurationError, RedisUnavailableError
 from bls_agent.crawl.overview import Namespace, QueueView
+from bls_agent.ops.fleet import ProjectView
 from bls_agent.ops.terminal import visible
-from bls_agent.ops.web.commands import crawl_queue, requeue_failed
-from bls_agent.ops.web.feeds import assets, crawl, runs, workers
+from bls_agent.ops.web.feeds import assets, crawl, fleet, runs, workers
 from bls_agent.ops.web.feeds.watch import SharedWatch, clock
 from bls_agent.ops.web.pages.rendering import (
     render,
@@ -25,13 +25,15 @@ from bls_agent.ops.web.pages.rendering import (
     texts_of,
 )
 from bls_agent.ops.web.requests import ANY_ASSET, ANY_QUEUE, quote_name, run_in_path
-from bls_agent.ops.web.state import web_state
+from bls_agent.ops.web.state import crawl_queue, requeue_failed, web_state
 from bls_agent.runs import EventCategory, RunState, RunSummary
 from bls_agent.workers import Worker
 
 __all__ = ["listing_routes"]
 
 FAILED: Final = 100  # entries of the failed list that are shown
+_KINDS: Final = {kind: kind for kind in fleet.KINDS}
+_BLANK_PROJECT: Final = fleet.make_card(ProjectView(project=""))
 _BLANK_WORKER: Final = workers.make_worker_card(
     Worker(kind=workers.GROUPS[0], id="", key="", problem="bad_field")
 )
@@ -40,51 +42,35 @@ _BLANK_ASSET: Final = assets.make_asset_card(AssetSummary("", "", "tool", ""))
 _BLANK_QUEUE: Final = crawl.make_queue_card(QueueView(Namespace("", None), None))
 
 
-async def _show_cards(
-    request: Request,
+def _cards_at(
+    path: str,
     template: str,
-    watch: SharedWatch,
+    name: str,
     states: Mapping[str, str],
+    blank: JSONObject,
     **values: Any,
-) -> Response:
-    """Show all cards of a watch, and count their states."""
-    await watch.ready()
-    cards = watch.cards()
-    counted = Counter(card["state"] for card in cards)
-    told = {
-        "cards": cards,
-        "states": states,
-        "counts": {state: counted[state] for state in states},
-        "away": watch.away,
-        "looked": bool(cards) or (watch.looked and not watch.unavailable),
-    }
-    return await render_large(request, template, **told, **values)
+) -> Route:
+    """Make the page of all cards of a watch, with their states counted."""
+    by = "state" if "state" in blank else "kind"
 
+    async def show(request: Request) -> Response:
+        watch: SharedWatch[Any] = getattr(web_state(request), name)
+        await watch.ready()
+        cards = await watch.cards()
+        counted = Counter(card[by] for card in cards)
+        told = {
+            "here": path,
+            "feed": watch,
+            "cards": cards,
+            "states": states,
+            "counts": {state: counted[state] for state in states},
+            "blank": blank,
+            "away": watch.away,
+            "looked": bool(cards) or (watch.looked and not watch.unavailable),
+        }
+        return await render_large(request, template, **told, **values)
 
-async def _show_workers(request: Request) -> Response:
-    return await _show_cards(
-        request,
-        "workers.html",
-        web_state(request).workers,
-        workers.STATES,
-        here="/workers",
-        groups=workers.GROUPS,
-        blank=_BLANK_WORKER,
-    )
-
-
-async def _show_runs(request: Request) -> Response:
-    watch = web_state(request).runs
-    await watch.ready()
-    return await _show_cards(
-        request,
-        "runs.html",
-        watch,
-        runs.STATES,
-        here="/runs",
-        total=watch.total,
-        blank=_BLANK_RUN,
-    )
+    return Route(path, show)
 
 
 async def _show_run(request: Request) -> Response:
@@ -101,31 +87,11 @@ async def _show_run(request: Request) -> Response:
     )
 
 
-async def _show_assets(request: Request) -> Response:
-    feed = web_state(request).assets
-    await feed.ready()
-    return await _show_cards(
-        request,
-        "assets.html",
-        feed,
-        assets.STATES,
-        here="/assets",
-        sync=_describe_sync(feed),
-        blank=_BLANK_ASSET,
-    )
-
-
-def _describe_sync(feed: assets.AssetFeed) -> JSONObject | None:
-    known = feed.looked and feed.unavailable is None
-    return feed.sync_sheet() if known else None
-
-
 async def _show_sync(request: Request) -> Response:
     """Give the head of the page of assets, if it has changed."""
     feed = web_state(request).assets
     await feed.ready()
-    sync = _describe_sync(feed)
-    return render_if_new(request, "asset_sync.html", sync=sync, away=feed.away)
+    return render_if_new(request, "asset_sync.html", feed=feed, away=feed.away)
 
 
 async def _show_asset(request: Request) -> Response:
@@ -157,22 +123,10 @@ async def _describe_asset(request: Request) -> dict[str, Any]:
         "asset": sheet,
         "asset_id": visible(asset_id),
         "key": key,
-        "listed": key in feed.by_key,
+        "listed": key in feed.found,
         "columns": assets.COLUMNS,
         "away": away,
     }
-
-
-async def _show_queues(request: Request) -> Response:
-    return await _show_cards(
-        request,
-        "queues.html",
-        web_state(request).crawl,
-        crawl.STATES,
-        here="/crawl",
-        figures=crawl.FIGURES,
-        blank=_BLANK_QUEUE,
-    )
 
 
 async def _show_queue(request: Request) -> Response:
@@ -191,7 +145,7 @@ async def _describe_queue(request: Request) -> dict[str, Any]:
     await feed.ready()
     name: str = request.path_params["queue"]
     return {
-        "card": feed.by_key.get(quote_name(name)),
+        "card": feed.card_of(quote_name(name)),
         "name": visible(name),
         "key": quote_name(name),
         "figures": crawl.FIGURES,
@@ -238,14 +192,29 @@ async def _describe_failed(request: Request, note: str = "") -> dict[str, Any]:
 
 
 listing_routes: Final = [
-    Route("/workers", _show_workers),
-    Route("/runs", _show_runs),
+    _cards_at("/", "wallboard.html", "fleet", _KINDS, _BLANK_PROJECT),
+    _cards_at(
+        "/workers",
+        "workers.html",
+        "workers",
+        workers.STATES,
+        _BLANK_WORKER,
+        groups=workers.GROUPS,
+    ),
+    _cards_at("/runs", "runs.html", "runs", runs.STATES, _BLANK_RUN),
+    _cards_at("/assets", "assets.html", "assets", assets.STATES, _BLANK_ASSET),
+    _cards_at(
+        "/crawl",
+        "queues.html",
+        "crawl",
+        crawl.STATES,
+        _BLANK_QUEUE,
+        figures=crawl.FIGURES,
+    ),
     Route("/runs/{run}", _show_run),
-    Route("/assets", _show_assets),
     Route(f"/assets/{ANY_ASSET}", _show_asset),
     Route("/fragments/assets", _show_sync),
     Route(f"/fragments/assets/{ANY_ASSET}", _show_asset_again),
-    Route("/crawl", _show_queues),
     Route(f"/crawl/{ANY_QUEUE}", _show_queue),
     Route(f"/fragments/crawl/{ANY_QUEUE}", _show_queue_again),
     Route(f"/fragments/failed/{ANY_QUEUE}", _show_failed),

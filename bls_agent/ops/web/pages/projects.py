@@ -1,4 +1,4 @@
-"""The pages of projects: the wallboard, a project with its command form, the changes.
+"""The pages of one project with its command form, and of the changes of all statuses.
 
 htmx fetches and sends parts of the command form: choosing a command gives its form,
 checking gives what would be sent, sending sends exactly that.
@@ -7,7 +7,6 @@ checking gives what would be sent, sending sends exactly that.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -16,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bls_agent.core.codec import JSONObject, JSONValue, decode_object, encode
+from bls_agent.core.codec import JSONValue, decode_object, encode
 from bls_agent.core.errors import (
     BlsError,
     CommandError,
@@ -28,13 +27,7 @@ from bls_agent.core.errors import (
 from bls_agent.ops.fleet import Presence, ProjectView
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
-from bls_agent.ops.web.commands import (
-    ask_help,
-    forget_project,
-    send_command,
-    withdraw_command,
-)
-from bls_agent.ops.web.feeds.fleet import KINDS, make_card, place_of
+from bls_agent.ops.web.feeds.fleet import KINDS, make_card
 from bls_agent.ops.web.feeds.watch import shorten
 from bls_agent.ops.web.forms import MisfitError, read_submission
 from bls_agent.ops.web.help import (
@@ -50,26 +43,30 @@ from bls_agent.ops.web.pages.rendering import (
     Words,
     error_page,
     render,
-    render_large,
     texts_of,
 )
 from bls_agent.ops.web.requests import (
     ANY_NAME,
     FIELD,
     CommandRequest,
-    convert,
     json_answer,
     project_in_path,
     project_in_query,
     quote_name,
     read_form,
 )
-from bls_agent.ops.web.state import existing_project, web_state
+from bls_agent.ops.web.state import (
+    ask_help,
+    existing_project,
+    forget_project,
+    send_command,
+    web_state,
+    withdraw_command,
+)
 from bls_agent.project.messages import Command, Status
 
 __all__ = ["project_routes"]
 
-SLICE: Final = 100  # cards without letting other tasks run
 LOOKED_AT: Final = 300  # records in which an answer to help may stand
 HELP_TIMEOUT: Final = 3.0
 WAITING: Final = 20  # commands of a queue that are shown
@@ -78,38 +75,13 @@ LONGEST_DEFAULT: Final = 60  # characters in a placeholder
 LONGEST_VALUE: Final = 200  # characters of what an error names
 LONGEST_SHOWN: Final = 20_000  # characters of what is about to be sent
 OTHER: Final = "other"
-_BLANK: Final[JSONObject] = make_card(ProjectView(project=""))
-
-
-async def _show_wallboard(request: Request) -> Response:
-    fleet = web_state(request).fleet
-    await fleet.ready()
-    views = dict(fleet.views)  # as it is now, whatever comes in between
-    late = {name: fleet.seconds_since(name) for name in views}
-
-    def make(view: ProjectView) -> JSONObject:
-        return make_card(view, late[view.project])
-
-    cards = sorted(await convert(views.values(), make, SLICE), key=place_of)
-    counted = Counter(card["kind"] for card in cards)
-    return await render_large(
-        request,
-        "wallboard.html",
-        here="/",
-        cards=cards,
-        counts={kind: counted[kind] for kind in KINDS},
-        kinds=KINDS,
-        blank=_BLANK,
-        away=fleet.away,
-        looked=bool(views) or (fleet.looked and not fleet.unavailable),
-    )
 
 
 async def _show_project(request: Request) -> Response:
     project = project_in_path(request.scope)
     fleet = web_state(request).fleet
     await fleet.ready()
-    view = fleet.views.get(project)
+    view = fleet.found.get(project)
     if view is None and (fleet.unavailable or not fleet.looked):
         return error_page(request, 503, name=project, detail=fleet.away)
     view = view or await _newcomer(request, project)
@@ -147,8 +119,7 @@ async def _show_card(request: Request) -> Response:
     project = project_in_query(request.scope)
     fleet = web_state(request).fleet
     await fleet.ready()
-    view = fleet.views.get(project)
-    card = make_card(view, fleet.seconds_since(project)) if view else None
+    card = fleet.card_of(project)
     return json_answer({"cards": [card] if card else [], "away": fleet.away or None})
 
 
@@ -466,7 +437,6 @@ async def _show_instances(request: Request) -> Response:
 
 
 project_routes: Final = [
-    Route("/", _show_wallboard),
     Route(f"/projects/{ANY_NAME}", _show_project),
     Route("/changes", _show_changes),
     Route("/fragments/card", _show_card),
