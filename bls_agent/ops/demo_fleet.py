@@ -68,7 +68,8 @@ def serve_fleet(screen: Screen, redis_url: str) -> int:
 @contextmanager
 def _console(redis: str) -> Generator[str]:
     """Serve the console in a thread, so that signals are ours; give its address."""
-    from bls_agent.ops.web.config import WebConfig  # noqa: PLC0415 - the extra
+    from bls_agent.ops.web.app import create_app  # noqa: PLC0415 - the extra
+    from bls_agent.ops.web.config import WebConfig  # noqa: PLC0415 - it, too
     from bls_agent.ops.web.server import make_server, open_sockets  # noqa: PLC0415 - it, too
 
     listening = SimpleQueue[Sequence[str]]()
@@ -79,7 +80,7 @@ def _console(redis: str) -> Generator[str]:
         except ConfigurationError:  # the port is taken: any other one will do
             config = WebConfig(redis=redis, port=0)
             sockets = stack.enter_context(open_sockets(config))
-        server = make_server(config, sockets, listening.put)
+        server = make_server(create_app(config), sockets, listening.put)
         thread = threading.Thread(
             target=server.run, args=(sockets,), name="demo-console", daemon=True
         )

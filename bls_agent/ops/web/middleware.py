@@ -34,7 +34,6 @@ from bls_agent.ops.web.requests import (
 from bls_agent.ops.web.security import (
     NOT_JSON,
     SAFE_METHODS,
-    Provenance,
     group_address,
     local_target,
     refuse,
@@ -103,9 +102,9 @@ class SecurityMiddleware:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        request.state.user, request.state.session = "", None
+        request.state.session = None
         request.state.client = group_address(client_address(request))
-        request.state.sent_by = f"local@{client_address(request)}"
+        self._set_user(request, "")
         try:
             answer = await self._check(request)
         except HTTPException as refusal:
@@ -126,7 +125,9 @@ class SecurityMiddleware:
         if wait:
             raise HTTPException(429, "too many requests", {"retry-after": "1"})
         await self._log_program_in(request)
-        if self._may_pass(request):
+        path = route_path(request)
+        is_open = path in OPEN_TO_ALL or path.startswith("/static/")
+        if is_open or not self._state.config.users or request.state.user:
             return None
         return _to_login(request)
 
@@ -169,16 +170,15 @@ class SecurityMiddleware:
         for name in _SINGLE:
             if len(headers.getlist(name)) > 1:
                 raise HTTPException(400, f"{name} is told more than once", CLOSE)
-        told = Provenance(
-            method=request.method,
-            own=f"{request.scope['scheme']}://{headers['host']}",
+        reason = refuse(
+            request.method,
+            f"{request.scope['scheme']}://{headers['host']}",
             origin=headers.get("origin"),
             site=headers.get("sec-fetch-site"),
             mode=headers.get("sec-fetch-mode"),
             json=media_type(request) == "application/json",
             data=is_data(request),
         )
-        reason = refuse(told)
         if reason:
             untyped = reason == NOT_JSON and request.method == "POST"
             raise HTTPException(415 if untyped else 403, reason)
@@ -204,12 +204,7 @@ class SecurityMiddleware:
 
     def _set_user(self, request: Request, user: str) -> None:
         request.state.user = user
-        request.state.sent_by = f"{user}@{client_address(request)}"
-
-    def _may_pass(self, request: Request) -> bool:
-        path = route_path(request)
-        is_open = path in OPEN_TO_ALL or path.startswith("/static/")
-        return is_open or not self._state.config.users or bool(request.state.user)
+        request.state.sent_by = f"{user or 'local'}@{client_address(request)}"
 
     def _limited(self, receive: Receive) -> Receive:
         """Count the bytes of a body as they arrive, under a deadline."""
@@ -224,13 +219,11 @@ class SecurityMiddleware:
                 if not message.get("more_body", False):
                     until = math.inf  # what comes now is the end of the connection
                 seen += len(message.get("body", b""))
-                return check(message)
+                if seen > limit:
+                    detail = f"a body has at most {limit} bytes"
+                    raise HTTPException(413, detail, CLOSE)
+                return message
             raise HTTPException(408, "the body did not come", CLOSE)
-
-        def check(message: Message) -> Message:
-            if seen > limit:
-                raise HTTPException(413, f"a body has at most {limit} bytes", CLOSE)
-            return message
 
         return receive_limited
 
@@ -300,14 +293,11 @@ async def _log_in(request: Request) -> Response:
         right = await _check_password(state, request, user, form.get("password", ""))
     except HTTPException as refusal:
         wait = float((refusal.headers or {}).get("retry-after", "0"))
-        answer = _login_page(request, failed=True, wait=wait, next_path=target)
-        answer.status_code = refusal.status_code
-        answer.headers.update(refusal.headers or {})
-        return answer
+        page = _login_page(request, target, refusal.status_code, wait=wait)
+        page.headers.update(refusal.headers or {})
+        return page
     if not right:
-        answer = _login_page(request, failed=True, next_path=target)
-        answer.status_code = 401
-        return answer
+        return _login_page(request, target, 401)
     _end_session(request)
     token = state.sessions.start(user, state.now())
     answer = RedirectResponse(target, 303)
@@ -348,21 +338,18 @@ def _set_cookie(request: Request, answer: Response, token: str) -> None:
 async def _show_login(request: Request) -> Response:
     root: str = request.scope.get("root_path", "")
     wanted = request.query_params.get("next", "")
-    return _login_page(request, next_path=local_target(wanted, default=f"{root}/"))
+    return _login_page(request, local_target(wanted, default=f"{root}/"))
 
 
 def _login_page(
-    request: Request, *, failed: bool = False, wait: float = 0, next_path: str = "/"
+    request: Request, target: str, status: int = 200, *, wait: float = 0
 ) -> Response:
     """Ask for the password, or show the seconds until the next attempt."""
     texts = texts_of(request)
-    complaint = texts["login_failed"] if failed else ""
+    complaint = "" if status == 200 else texts["login_failed"]  # noqa: PLR2004
     if wait:
         complaint = texts["login_wait"].format(seconds=math.ceil(wait))
-    status = 429 if wait else 401 if failed else 200
-    return render(
-        request, "login.html", status, complaint=complaint, next_path=next_path
-    )
+    return render(request, "login.html", status, complaint=complaint, next_path=target)
 
 
 login_routes: Final = [

@@ -7,7 +7,7 @@ unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
@@ -191,22 +191,12 @@ def read_command(body: bytes) -> CommandRequest:
         raise FieldError({"body": f"it is no JSON ({error.reason})"}) from None
     if not isinstance(told, dict):
         raise FieldError({"body": "it has to be a JSON object"})
-    wrong = {name[:60]: "unknown" for name in told.keys() - _COMMAND_FIELDS}
-    wrong |= _wrong_names(told)
-    if not isinstance(told.get("args"), dict | None):
-        wrong["args"] = "it has to be an object"
-    given = told.get("id")
-    if given is not None and not _is_text(given, LONGEST_ID):
-        wrong["id"] = f"it has to be a text of 1 to {LONGEST_ID} characters"
-    wrong |= _wrong_origin(told)
-    wait = 0 if told.get("wait") is None else told["wait"]
-    if isinstance(wait, bool) or not isinstance(wait, int | float):
-        wrong["wait"] = "it has to be a number of seconds"
-    elif not 0 <= wait <= LONGEST_WAIT:
-        wrong["wait"] = f"it has to be between 0 and {LONGEST_WAIT:g} seconds"
+    fields: dict[str, Any] = dict(told)
+    wrong = {name[:60]: "unknown" for name in fields.keys() - _COMMAND_FIELDS}
+    wrong |= _wrong_project(fields)
+    wrong |= {name: rule for name, good, rule in _checks(fields) if not good}
     if wrong:
         raise FieldError(wrong)
-    fields: dict[str, Any] = dict(told)
     return CommandRequest(
         project=next(fields[name] for name in _PROJECT if name in fields),
         command=fields["command"],
@@ -219,39 +209,43 @@ def read_command(body: bytes) -> CommandRequest:
     )
 
 
-def _wrong_names(told: Mapping[str, Any]) -> dict[str, str]:
-    """Check the project's name, under either of its keys, and the command's."""
-    wrong: dict[str, str] = {}
-    names = [name for name in _PROJECT if name in told]
+def _wrong_project(fields: Mapping[str, object]) -> dict[str, str]:
+    """Check the project's name, under either of its keys."""
+    names = [name for name in _PROJECT if name in fields]
     if not names:
-        wrong["targetProjectName"] = "it is missing"
-    elif len(names) > 1:
-        wrong["projectName"] = "it is another name of targetProjectName: give one"
-    elif not _is_text(told[names[0]], LONGEST_PROJECT):
-        rule = f"it has to be a text of 1 to {LONGEST_PROJECT} characters"
-        wrong[names[0]] = rule
-    command = told.get("command")
-    if not _is_text(command, LONGEST_COMMAND):
-        missing = "command" not in told
-        rule = f"it has to be a text of 1 to {LONGEST_COMMAND} characters"
-        wrong["command"] = "it is missing" if missing else rule
-    return wrong
+        return {"targetProjectName": "it is missing"}
+    if len(names) > 1:
+        return {"projectName": "it is another name of targetProjectName: give one"}
+    good, rule = _check_text(fields[names[0]], LONGEST_PROJECT)
+    return {} if good else {names[0]: rule}
 
 
-def _wrong_origin(told: Mapping[str, Any]) -> dict[str, str]:
-    wrong: dict[str, str] = {}
-    source, timestamp = told.get("source"), told.get("timestamp")
-    if source is not None and not _is_text(source, LONGEST_ID):
-        wrong["source"] = f"it has to be a text of 1 to {LONGEST_ID} characters"
-    if timestamp is not None and parse_timestamp(timestamp) is None:
-        wrong["timestamp"] = "it has to be a time like 2026-01-12T12:35:00.000Z"
-    if not isinstance(told.get("record"), bool | None):
-        wrong["record"] = "it has to be true or false"
-    return wrong
+def _checks(fields: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
+    """Give each other field's name, whether it is good, and what it has to be."""
+    good, rule = _check_text(fields.get("command"), LONGEST_COMMAND)
+    yield "command", good, rule if "command" in fields else "it is missing"
+    args, record = fields.get("args"), fields.get("record")
+    yield "args", isinstance(args, dict | None), "it has to be an object"
+    for name in ("id", "source"):
+        if fields.get(name) is not None:
+            yield name, *_check_text(fields[name], LONGEST_ID)
+    stamp = fields.get("timestamp")
+    rule = "it has to be a time like 2026-01-12T12:35:00.000Z"
+    yield "timestamp", stamp is None or parse_timestamp(stamp) is not None, rule
+    yield "record", isinstance(record, bool | None), "it has to be true or false"
+    wait = fields.get("wait")
+    if wait is None:
+        return
+    if isinstance(wait, bool) or not isinstance(wait, int | float):
+        yield "wait", False, "it has to be a number of seconds"
+    else:
+        rule = f"it has to be between 0 and {LONGEST_WAIT:g} seconds"
+        yield "wait", 0 <= wait <= LONGEST_WAIT, rule
 
 
-def _is_text(value: object, longest: int) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and len(value) <= longest
+def _check_text(value: object, longest: int) -> tuple[bool, str]:
+    good = isinstance(value, str) and bool(value.strip()) and len(value) <= longest
+    return good, f"it has to be a text of 1 to {longest} characters"
 
 
 def read_limit(value: str | None) -> int:

@@ -28,7 +28,6 @@ __all__ = [
     "Bucket",
     "Buckets",
     "HostRule",
-    "Provenance",
     "StreamQuota",
     "group_address",
     "local_target",
@@ -90,55 +89,53 @@ class HostRule:
         name = found[0]
         if name in _LOOPBACK_NAMES or name in self.names:
             return True
-        try:
-            address = ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
+        address, bound = _read_address(name), _read_address(self.bound)
+        if address is None:
             return name == self.bound.lower()
-        return self._is_bound_to(address)
-
-    def _is_bound_to(
-        self, address: ipaddress.IPv4Address | ipaddress.IPv6Address
-    ) -> bool:
-        try:
-            bound = ipaddress.ip_address(self.bound.strip("[]"))
-        except ValueError:
-            return False
         # An attacker can rebind a name, and no address.
-        return bound == address or bound.is_unspecified
+        return bound is not None and (bound == address or bound.is_unspecified)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """The headers about a request's origin; ``None`` for one that is missing."""
-
-    method: str
-    own: str  # our origin as this request sees it: scheme, host and port
-    origin: str | None = None  # Origin
-    site: str | None = None  # Sec-Fetch-Site
-    mode: str | None = None  # Sec-Fetch-Mode
-    json: bool = False  # whether the body is declared as JSON, which no form can do
-    data: bool = False  # whether the path gives data and no page
+def _read_address(
+    name: str,
+) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return None
 
 
-def refuse(told: Provenance) -> str:
+def refuse(
+    method: str,
+    own: str,
+    *,
+    origin: str | None = None,
+    site: str | None = None,
+    mode: str | None = None,
+    json: bool = False,
+    data: bool = False,
+) -> str:
     """Give the reason to refuse a request, ``""`` if it may pass.
+
+    ``own`` is our origin as this request sees it, ``origin`` what ``Origin`` says,
+    ``site`` and ``mode`` what ``Sec-Fetch-Site`` and ``Sec-Fetch-Mode`` say. ``json``:
+    the body is declared as JSON, which no form can do. ``data``: the path gives data
+    and no page.
 
     Programs such as curl send neither header: they may read, and post JSON. A browser
     always names the origin of a POST.
     """
-    foreign = told.site not in {None, "same-origin", "none"}
-    if told.method in SAFE_METHODS:
-        linked = told.mode == "navigate" and not told.data
+    foreign = site not in {None, "same-origin", "none"}
+    if method in SAFE_METHODS:
+        linked = mode == "navigate" and not data
         return "another site asks for data" if foreign and not linked else ""
-    if foreign or told.site == "none":
+    if foreign or site == "none":
         return "it was sent by another site"
-    if told.origin is not None:
-        same = _canonical(told.origin) == _canonical(told.own)
+    if origin is not None:
+        same = _canonical(origin) == _canonical(own)
         return "" if same else "its Origin is another one"
-    if told.site is None and not told.json:
-        if told.data:
-            return NOT_JSON
-        return "a form has to say its Origin"
+    if site is None and not json:
+        return NOT_JSON if data else "a form has to say its Origin"
     return ""
 
 

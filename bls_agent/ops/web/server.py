@@ -21,7 +21,6 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bls_agent.core.errors import ConfigurationError
-from bls_agent.ops.web.app import ConsoleApp, create_app
 from bls_agent.ops.web.config import (
     MAKE_USERS,
     NEEDS_USERS,
@@ -33,6 +32,8 @@ from bls_agent.ops.web.security import HEADERS, group_address
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport
+
+    from bls_agent.ops.web.app import ConsoleApp
 
 __all__ = ["make_room", "make_server", "open_sockets", "serve", "urls_of"]
 
@@ -137,14 +138,6 @@ def _write_refusal(status: str, text: str) -> bytes:
     return answer.encode()
 
 
-def _make_protocol(
-    *, stall: float, most: int, counts: Counter[str]
-) -> type[_PatientProtocol]:
-    """Make uvicorn's class of connections, with their limits as class attributes."""
-    attributes = {"stall": stall, "most": most, "counts": counts}
-    return type("ConsoleProtocol", (_PatientProtocol,), attributes)
-
-
 def _watch_peer(transport: Transport, stall: float) -> None:
     """Let the kernel notice a peer that has vanished (keep-alive)."""
     channel = transport.get_extra_info("socket")
@@ -219,7 +212,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(
-    config: WebConfig, ready: Callable[[Sequence[str]], None] | None = None
+    app: ConsoleApp, ready: Callable[[Sequence[str]], None] | None = None
 ) -> None:
     """Run the console until SIGINT or SIGTERM, which then ends the process as usual.
 
@@ -227,37 +220,34 @@ def serve(
     ``ConfigurationError`` if it cannot listen there or TLS cannot be set up, and
     ``KeyboardInterrupt`` after SIGINT.
     """
-    with open_sockets(config) as sockets:
-        make_server(config, sockets, ready).run(sockets)
+    with open_sockets(app.web.config) as sockets:
+        make_server(app, sockets, ready).run(sockets)
 
 
 def make_server(
-    config: WebConfig,
+    app: ConsoleApp,
     sockets: Sequence[socket.socket],
     ready: Callable[[Sequence[str]], None] | None = None,
 ) -> uvicorn.Server:
     """Make the server of a console for open sockets."""
-    app = create_app(config)
     for channel in sockets:
         if isinstance(channel, _Listener):
             channel.counts = app.web.counts
-    urls = urls_of(config, sockets)
-    return _Server(
-        _uvicorn_config(app, config), app, lambda: ready(urls) if ready else None
-    )
+    urls = urls_of(app.web.config, sockets)
+    return _Server(_uvicorn_config(app), app, lambda: ready(urls) if ready else None)
 
 
-def _uvicorn_config(app: ConsoleApp, config: WebConfig) -> uvicorn.Config:
-    limits = config.limits
-    protocol = _make_protocol(
-        stall=limits.stall,
-        most=make_room(limits.connections),
-        counts=app.web.counts,
-    )
+def _uvicorn_config(app: ConsoleApp) -> uvicorn.Config:
+    config, limits = app.web.config, app.web.config.limits
+    attributes = {
+        "stall": limits.stall,
+        "most": make_room(limits.connections),
+        "counts": app.web.counts,
+    }
     try:
         made = uvicorn.Config(
             app,
-            http=protocol,
+            http=type("ConsoleProtocol", (_PatientProtocol,), attributes),
             ws="none",
             lifespan="on",
             loop="asyncio",

@@ -71,7 +71,7 @@ def served(config: WebConfig) -> Iterator[Served]:
         up.set()
 
     with open_sockets(config) as sockets:
-        server = make_server(config, sockets, ready)
+        server = make_server(create_app(config), sockets, ready)
         thread = threading.Thread(target=server.run, args=(sockets,))
         thread.start()
         try:

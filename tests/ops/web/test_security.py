@@ -8,7 +8,6 @@ from bls_agent.ops.web.security import (
     Bucket,
     Buckets,
     HostRule,
-    Provenance,
     StreamQuota,
     group_address,
     local_target,
@@ -100,8 +99,8 @@ def test_what_changes_something_comes_from_our_pages(
 ) -> None:
     """Every method but the reading ones needs our own origin, or is no browser's."""
     for method in ("POST", "PUT", "DELETE", "PATCH", "FROB"):
-        told = Provenance(method=method, own=OWN, **headers)  # type: ignore[arg-type]
-        assert (refuse(told) == "") is good, method
+        told = refuse(method, OWN, **headers)  # type: ignore[arg-type]
+        assert (told == "") is good, method
 
 
 @pytest.mark.parametrize(
@@ -121,8 +120,8 @@ def test_foreign_pages_may_link_and_no_more(
     headers: dict[str, str | bool], good: bool
 ) -> None:
     """No image, script or stream of ours is given to another site."""
-    told = Provenance(method="GET", own=OWN, **headers)  # type: ignore[arg-type]
-    assert (refuse(told) == "") is good
+    told = refuse("GET", OWN, **headers)  # type: ignore[arg-type]
+    assert (told == "") is good
 
 
 def test_the_default_port_may_be_left_out() -> None:
@@ -131,11 +130,8 @@ def test_the_default_port_may_be_left_out() -> None:
         ("https://console.example", "https://console.example:443"),
         ("http://console.example:80", "http://console.example"),
     ):
-        assert refuse(Provenance(method="POST", own=own, origin=origin)) == ""
-    told = Provenance(
-        method="POST", own="https://console.example", origin="https://x.example"
-    )
-    assert refuse(told)
+        assert refuse("POST", own, origin=origin) == ""
+    assert refuse("POST", "https://console.example", origin="https://x.example")
 
 
 @pytest.mark.parametrize(

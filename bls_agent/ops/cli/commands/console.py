@@ -72,6 +72,7 @@ def console(
 ) -> Exit:
     """Serve the console until SIGINT or SIGTERM."""
     need_web()
+    from bls_agent.ops.web.app import create_app
     from bls_agent.ops.web.auth import read_users
     from bls_agent.ops.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
     from bls_agent.ops.web.server import serve
@@ -93,7 +94,7 @@ def console(
         language=_wanted_language(),
     )
     _log_to_stderr()
-    serve(config, lambda urls: _say_where(invocation, config, urls))
+    serve(create_app(config), lambda urls: _say_where(invocation, config, urls))
     return Exit.DONE
 
 
