@@ -241,11 +241,12 @@ async def _get_changes(request: Request) -> Response:
     """``GET /api/changes``: which statuses have changed since the console began."""
     fields = request.query_params
     limit, after = read_limit(fields.get("limit")), read_number(fields.get("after"))
-    journal = web_state(request).journal
+    state = web_state(request)
+    journal = state.journal
     found = journal.changes(project_in_query(request.scope), after, limit)
     content = {
         "since": format_timestamp(journal.since),
-        "unavailable": journal.unavailable and journal.unavailable.kind,
+        "unavailable": state.fleet.away or None,
         "forgotten": journal.forgotten,
         "changes": [change.to_dict() for change in found],
     }

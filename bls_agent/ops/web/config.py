@@ -194,11 +194,17 @@ class WebConfig:
 
     def __post_init__(self) -> None:
         """Refuse wrong values before anything is opened."""
-        self._check_place()
+        port: object = self.port
+        if not isinstance(port, int) or isinstance(port, bool):
+            raise ConfigurationError("port", port, "a port is a whole number")
+        if not 0 <= port <= LARGEST_PORT:
+            rule = f"a port is between 0 and {LARGEST_PORT}"
+            raise ConfigurationError("port", port, rule)
+        if not self.host or self.host != self.host.strip():
+            rule = "an address or a name of this machine"
+            raise ConfigurationError("host", self.host, rule, "Try 127.0.0.1.")
         self._check_exposure()
-        for name in self.allowed_hosts:
-            _check_host_name(name)
-        _check_root_path(self.root_path)
+        self._check_names()
         if (self.certificate is None) != (self.private_key is None):
             missing = "private_key" if self.private_key is None else "certificate"
             rule = "TLS needs a certificate and its key"
@@ -209,12 +215,6 @@ class WebConfig:
         if len(self.title) > LONGEST_TITLE or not self.title.isprintable():
             rule = f"one line of at most {LONGEST_TITLE} printable characters"
             raise ConfigurationError("title", self.title, rule)
-
-    def _check_place(self) -> None:
-        _check_port(self.port)
-        if not self.host or self.host != self.host.strip():
-            rule = "an address or a name of this machine"
-            raise ConfigurationError("host", self.host, rule, "Try 127.0.0.1.")
 
     def _check_exposure(self) -> None:
         """Refuse what other machines or users could reach without a login."""
@@ -231,19 +231,23 @@ class WebConfig:
             shown = ", ".join(self.allowed_hosts)
             raise ConfigurationError("allowed_hosts", shown, rule, MAKE_USERS)
 
+    def _check_names(self) -> None:
+        for name in self.allowed_hosts:
+            if split_host(name) != (name.lower(), ""):
+                rule = "a host name as browsers send it, without scheme, port and path"
+                remedy = "Try console.example."
+                raise ConfigurationError("allowed_hosts", name, rule, remedy)
+        path = self.root_path
+        plain = path.isascii() and path.isprintable()
+        ends = path.startswith("/") and not path.endswith("/") and "//" not in path
+        if path and (not plain or not ends or set(path) & set("?#\\ %\"'<>")):
+            rule = "it begins with a slash, ends without one, and is plain ASCII"
+            raise ConfigurationError("root_path", path, rule, "Try /console.")
+
     @property
     def tls(self) -> bool:
         """Whether the console serves TLS itself."""
         return self.certificate is not None
-
-
-def _check_port(port: object) -> None:
-    if not isinstance(port, int) or isinstance(port, bool):
-        rule = "a port is a whole number"
-        raise ConfigurationError("port", port, rule)
-    if not 0 <= port <= LARGEST_PORT:
-        rule = f"a port is between 0 and {LARGEST_PORT}"
-        raise ConfigurationError("port", port, rule)
 
 
 def is_loopback(host: str) -> bool | None:
@@ -260,19 +264,3 @@ def is_loopback(host: str) -> bool | None:
 def show_host(host: str) -> str:
     """Write an address in the form of a URL."""
     return f"[{host}]" if ":" in host else host
-
-
-def _check_host_name(name: str) -> None:
-    found = split_host(name)
-    if found is None or found != (name.lower(), ""):
-        rule = "a host name as browsers send it, without scheme, port and path"
-        raise ConfigurationError("allowed_hosts", name, rule, "Try console.example.")
-
-
-def _check_root_path(path: str) -> None:
-    good = path.isascii() and path.isprintable() and not set(path) & set("?#\\ %\"'<>")
-    if path and (not path.startswith("/") or path.endswith("/") or "//" in path):
-        good = False
-    if not good:
-        rule = "it begins with a slash, ends without one, and is plain ASCII"
-        raise ConfigurationError("root_path", path, rule, "Try /console.")

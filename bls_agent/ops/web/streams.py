@@ -265,8 +265,10 @@ class _RunStream:
                 away = not away
                 yield _write_outage(follower.unavailable)
             if follower.ended and not self.state.closing.is_set():
-                for frame in await self._last_frames():
-                    yield frame
+                head = await self._head()
+                reason = "gone" if head == NO_RUN else "closed"
+                yield head
+                yield _write_event("end", encode({"reason": reason}))
                 return
             now = anyio.current_time()
             if now - looked > (HEAD if found else QUIET_HEAD):
@@ -275,11 +277,6 @@ class _RunStream:
             if now - beaten > heartbeat:
                 beaten = now
                 yield b""
-
-    async def _last_frames(self) -> list[bytes]:
-        head = await self._head()
-        reason = "gone" if head == NO_RUN else "closed"
-        return [head, _write_event("end", encode({"reason": reason}))]
 
     async def _wait(self, follower: Follower) -> list[Followed]:
         found: list[Followed] = []

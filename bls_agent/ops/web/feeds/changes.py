@@ -26,7 +26,6 @@ from anyio.abc import ByteStream
 import bls_agent
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import JSONObject, encode, format_timestamp
-from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.fleet import Condition, ProjectView
 from bls_agent.ops.web.config import WebhookTarget
 from bls_agent.ops.web.feeds.fleet import FleetFeed
@@ -97,11 +96,6 @@ class Journal:
         self._count = 0
         self._changes: deque[StatusChange] = deque(maxlen=KEPT)
         self.since = clock()  # when the console began
-
-    @property
-    def unavailable(self) -> RedisUnavailableError | None:
-        """Why Redis does not answer."""
-        return self._fleet.unavailable
 
     @property
     def forgotten(self) -> int:
@@ -230,7 +224,8 @@ class Webhook:
 
     async def run(self) -> None:
         """Post until it is cancelled."""
-        tls = ssl.create_default_context() if self._is_secure else None
+        secure = self._target.url.lower().startswith("https:")
+        tls = ssl.create_default_context() if secure else None
         try:
             while True:
                 if not self._waiting:
@@ -241,10 +236,6 @@ class Webhook:
             if left := len(self._waiting) + self._posting:
                 text = "the console ends; %d changes were not posted to %s"
                 logger.warning(text, left, self._target.place)
-
-    @property
-    def _is_secure(self) -> bool:
-        return self._target.url.lower().startswith("https:")
 
     async def _deliver(self, tls: ssl.SSLContext | None) -> None:
         """Post the oldest changes until that has succeeded, or for an hour."""

@@ -7,6 +7,7 @@ checking gives what would be sent, sending sends exactly that.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -19,7 +20,6 @@ from bls_agent.core.codec import JSONValue, decode_object, encode
 from bls_agent.core.errors import (
     BlsError,
     CommandError,
-    ConfigurationError,
     ContractError,
     LeaseHeldError,
     RedisUnavailableError,
@@ -136,11 +136,6 @@ class _Filled:
     errors: Mapping[str, str] = field(default_factory=dict[str, str])
     note: str = ""  # a sentence below
     focus: str = ""  # the input that gets the focus; "" leaves it where it is
-
-
-class _Typed(dict[str, str]):
-    def __missing__(self, name: str) -> str:
-        return ""
 
 
 async def _show_commands(request: Request) -> Response:
@@ -282,7 +277,7 @@ async def _send(request: Request) -> Response:
         told = texts["not_sent"].format(reason=visible(str(error)))
         if error.ambiguous:
             told = texts["perhaps_sent"]
-    except (BlsError, ConfigurationError) as error:
+    except BlsError as error:
         told = texts["not_sent"].format(reason=visible(str(error)))
     return render(request, "told.html", sent=sent, told=told)
 
@@ -310,7 +305,7 @@ def _render_form(
     retarget: bool = False,
 ) -> Response:
     entry = manual.entries[filled.chosen] if filled.chosen >= 0 else None
-    typed = _Typed(filled.typed)
+    typed = defaultdict(str, filled.typed)
     headers = {"hx-retarget": "#command"} if retarget else None
     return render(
         request,
@@ -377,7 +372,7 @@ async def _withdraw(request: Request) -> Response:
     number = (await read_form(request)).get("id", "")
     try:
         withdrawn = await withdraw_command(request, project, number)
-    except (BlsError, ConfigurationError) as error:
+    except BlsError as error:
         note = texts["not_withdrawn"].format(reason=visible(str(error)))
     else:
         text = texts["withdrawn" if withdrawn else "not_waiting"]

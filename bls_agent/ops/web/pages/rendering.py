@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode
@@ -296,12 +296,12 @@ def _script_texts(language: str) -> str:
 
 
 def _language_of(request: Request) -> str:
-    fallback = getattr(getattr(request.app.state, "web", None), "config", None)
+    state: WebState = request.app.state.web
     return choose_page_language(
         request.query_params,
         request.cookies,
         request.headers.get("accept-language", ""),
-        getattr(fallback, "language", "") or "en",
+        state.config.language or "en",
     )
 
 
@@ -340,39 +340,32 @@ async def render_large(request: Request, template: str, **values: Any) -> HTMLRe
 
 
 def _context(request: Request) -> dict[str, Any]:
-    language = _language_of(request)
+    language, root = _language_of(request), _root_of(request)
     texts = _texts(language)
-    root = _root_of(request)
-    title, redis = _place_of(request)
+    other = next(known for known in LANGUAGES if known != language)
+    query = request.scope["query_string"].decode("ascii", "replace")
+    state: WebState = request.app.state.web
+    user, title = request.state.user, visible(state.config.title)
+    # Not at the login: the address of Redis is for users.
+    redis = visible(state.redis) if user or not state.config.users else ""
     theme = request.cookies.get("theme", "")
+    version = asset_version()
     return {
         "texts": texts,
         "language_tag": LANGUAGE_TAGS[language],
         "script_texts": _script_texts(language),
-        "other_language": _other_language(request, language),
+        "other_language": in_other_language(query, other),
         "theme": theme if theme in THEMES else "",
         "root": root,
         "here": "",
         "words": Words(texts=texts, root=root),
-        "static": partial(_address_of, root),
-        "user": getattr(request.state, "user", ""),
+        "static": lambda file: f"{root}/static/{file}?v={version}",
+        "user": user,
         "title": title,
         "redis": redis,
         "site": " · ".join(filter(None, (title or texts["title"], redis))),
-        "may_log_out": bool(getattr(request.state, "user", "")),
+        "may_log_out": bool(user),
     }
-
-
-def _place_of(request: Request) -> tuple[str, str]:
-    """Give the console's title, and the address of its Redis.
-
-    The address is shown to users only, and not at the login.
-    """
-    state: WebState | None = getattr(request.app.state, "web", None)
-    if state is None:
-        return "", ""
-    known = not state.config.users or bool(getattr(request.state, "user", ""))
-    return visible(state.config.title), visible(state.redis) if known else ""
 
 
 def _answer(
@@ -382,11 +375,9 @@ def _answer(
     headers: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
     answer = HTMLResponse(text, status, dict(headers or {}))
-    language, root = _language_of(request), _root_of(request)
-    if request.query_params.get("lang") in LANGUAGES:
-        answer.set_cookie(
-            "lang", language, max_age=YEAR, path=root or "/", samesite="strict"
-        )
+    chosen, path = request.query_params.get("lang"), _root_of(request) or "/"
+    if chosen in LANGUAGES:
+        answer.set_cookie("lang", chosen, max_age=YEAR, path=path, samesite="strict")
     return answer
 
 
@@ -395,17 +386,6 @@ def _root_of(request: Request) -> str:
     scope = request.scope
     root: str = scope.get("app_root_path", scope.get("root_path", ""))
     return root
-
-
-def _address_of(root: str, file: str) -> str:
-    """Give the address of a static file, which may be cached for ever."""
-    return f"{root}/static/{file}?v={asset_version()}"
-
-
-def _other_language(request: Request, language: str) -> str:
-    other = next(known for known in LANGUAGES if known != language)
-    query = request.scope.get("query_string", b"").decode("ascii", "replace")
-    return in_other_language(query, other)
 
 
 def error_page(
