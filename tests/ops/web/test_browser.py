@@ -25,7 +25,7 @@ from bls_agent.ops.web.requests import project_path
 from tests.ops.web.browsers import Foreign, Tabs, Watched, looking, record, until
 from tests.ops.web.serving import PASSWORD, USERS, served
 
-AGO = "document.querySelector('#cards').dataset.changes > 0"
+AGO = "document.querySelector('#main').dataset.changes > 0"
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ def test_the_corpus_on_the_wallboard(
             )
             assert set(looked.texts(".odd")) >= SHORT
             assert own_elements(looked) == []
-            looked.wait("document.querySelector('#cards').dataset.changes > 0")
+            looked.wait("document.querySelector('#main').dataset.changes > 0")
 
 
 @pytest.mark.parametrize(("language", "scheme"), WORLDS)

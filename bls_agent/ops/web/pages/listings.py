@@ -209,7 +209,7 @@ listing_routes: Final = [
         "crawl",
         crawl.STATES,
         _BLANK_QUEUE,
-        figures=crawl.FIGURES,
+        names=crawl.FIGURES,
     ),
     Route("/runs/{run}", _show_run),
     Route(f"/assets/{ANY_ASSET}", _show_asset),

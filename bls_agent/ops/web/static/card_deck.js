@@ -12,18 +12,56 @@ export function arrange(list, sorted) {
   }
 }
 
-// A card has an element, a key, a state and tick(), which lets its age grow.
+// Make an element of one of the page's templates.
+export const copy = (id) => byId(id).content.firstElementChild.cloneNode(true);
+
+// One thing on the page, with a key and a state: texts only, never markup.
+export class StateCard {
+  constructor(element = copy("blank")) {
+    this.element = element;
+    this.key = element.dataset.key;
+    this.state = element.dataset.state;
+  }
+
+  find(selector) {
+    return this.element.querySelector(selector);
+  }
+
+  show(key, { state, kind }) {
+    this.key = this.element.dataset.key = key;
+    if (this.state === state) return;
+    this.state = this.element.dataset.state = state;
+    this.element.dataset.kind = kind;
+    this.find(".badge").replaceWith(copy(`badge-${state}`));
+  }
+
+  tick() {} // its age grows, if it has one
+
+  sight(inSight) {
+    if (inSight) this.tick();
+  }
+
+  // What identifies a card in what the server tells.
+  static key(told) {
+    return told.key;
+  }
+}
+
+export const compare = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
+
 export class Deck {
   // sought(card): the text that is searched; shown(cards): what else depends on which are shown.
-  constructor({ sought, shown }) {
+  constructor({ sought, shown = () => {} }) {
     this.sought = sought;
     this.shown = shown;
     this.cards = new Map(); // key → card
+    this.byElement = new WeakMap();
     this.seen = new Set(); // cards in the window
     this.state = ""; // that is chosen
     this.text = ""; // that is searched for
     this.away = false;
     this.chips = [...document.querySelectorAll(".chip")];
+    this.ranks = new Map(this.chips.map((chip, rank) => [chip.dataset.chip, rank])); // in the order of states
     this.watcher = new IntersectionObserver((entries) => this.sight(entries), { rootMargin: "200px" });
     this.listen();
     setInterval(() => this.seen.forEach((card) => card.tick()), 1000);
@@ -40,17 +78,16 @@ export class Deck {
 
   sight(entries) {
     for (const entry of entries) {
-      const card = this.cards.get(entry.target.dataset.key);
-      if (!card) continue;
-      if (entry.isIntersecting) {
-        this.seen.add(card);
-        card.tick();
-      } else this.seen.delete(card);
+      const card = this.byElement.get(entry.target);
+      card.sight(entry.isIntersecting);
+      if (entry.isIntersecting && this.cards.get(card.key) === card) this.seen.add(card);
+      else this.seen.delete(card);
     }
   }
 
   adopt(card) {
     this.cards.set(card.key, card);
+    this.byElement.set(card.element, card);
     this.watcher.observe(card.element);
   }
 
@@ -61,6 +98,31 @@ export class Deck {
     this.seen.delete(card);
     this.watcher.unobserve(card.element);
     card.element.remove();
+  }
+
+  // Take what the server has told of cards of a class; give those that are new or stand in another state, and the keys of those that are gone.
+  take(change, cards, kind) {
+    const turned = [];
+    for (const told of cards) {
+      const known = this.cards.get(kind.key(told));
+      const card = known ?? new kind();
+      const was = known?.state;
+      card.fill(told);
+      if (!known) this.adopt(card);
+      if (was !== card.state) turned.push(card);
+    }
+    const here = change.whole ? new Set(cards.map(kind.key)) : null;
+    const gone = here ? [...this.cards.keys()].filter((key) => !here.has(key)) : change.gone;
+    if (!change.away) gone.forEach((key) => this.drop(key));
+    this.showAway(change.away);
+    return { turned, gone };
+  }
+
+  // Put all cards into their order.
+  sort(list, before) {
+    arrange(list, [...this.cards.values()].sort(before));
+    this.filter();
+    this.count();
   }
 
   choose(state) {
@@ -99,11 +161,12 @@ export class Deck {
   // Show whether Redis answers; away: why it does not, or nothing.
   showAway(away) {
     this.away = Boolean(away);
-    const forbidden = away === "no_permission";
-    if (!away || forbidden) byId("looking").hidden = true;
-    else setText(byId("looking"), say("not_known"));
+    const rights = byId("forbidden"); // the wallboard has none
+    const forbidden = Boolean(rights) && away === "no_permission";
+    if (rights) rights.hidden = !forbidden;
+    byId("looking").hidden = !away || forbidden || this.cards.size > 0;
+    if (away && !forbidden) setText(byId("looking"), say("not_known"));
     this.chips[0].parentElement.hidden = this.away && this.cards.size === 0;
-    byId("forbidden").hidden = !forbidden;
     byId("away").hidden = !away || forbidden;
     setText(byId("away-kind"), away ?? "");
     showLink(away && !forbidden ? "away" : "live");

@@ -1,10 +1,9 @@
 // Cards of projects: filled from what the server says, with texts only, never with markup.
 
-import { byId, root, say, setText } from "./chrome.js";
+import { copy, StateCard } from "./card_deck.js";
+import { root, say, setText } from "./chrome.js";
 
-export const KINDS = ["fault", "error", "odd", "stale", "offline", "online", "never"];
-
-export const isBad = ({ kind }) => kind === "fault" || kind === "error";
+export const isBad = ({ state }) => state === "fault" || state === "error";
 
 export function sayAge(seconds) {
   if (seconds < 1) return say("age_now");
@@ -39,13 +38,13 @@ function drawSpark(rates) {
   return path;
 }
 
-// One card on the page.
-export class Card {
+// One card on the page: its key is its path, its state its kind.
+export class Card extends StateCard {
   constructor(element) {
-    const find = (selector) => element.querySelector(selector);
-    this.element = element;
-    this.path = element.dataset.path;
-    this.kind = element.dataset.kind;
+    super(element);
+    const find = (selector) => this.find(selector);
+    this.key = this.element.dataset.path;
+    this.state = this.element.dataset.kind;
     this.link = find("a");
     this.name = this.link.textContent;
     this.age = find(".age");
@@ -62,15 +61,15 @@ export class Card {
     this.behind = false; // whether the page does not show yet what was told
   }
 
-  static blank(template) {
-    return new Card(template.content.firstElementChild.cloneNode(true));
+  static key(told) {
+    return told.path;
   }
 
   // Take what the server has told now; who is out of sight is painted when it comes back.
   fill(told) {
     this.told = told;
     this.at = performance.now();
-    if (this.kind !== told.kind || this.path !== told.path || this.inSight) this.paint();
+    if (this.state !== told.kind || this.key !== told.path || this.inSight) this.paint();
     else this.behind = true;
   }
 
@@ -84,16 +83,15 @@ export class Card {
   paint() {
     const { element, told } = this;
     this.behind = false;
-    if (this.path !== told.path || this.link.textContent !== told.name) {
-      this.path = element.dataset.path = told.path;
+    if (this.key !== told.path || this.link.textContent !== told.name) {
+      this.key = element.dataset.path = told.path;
       this.name = told.name;
       this.link.href = root + told.path;
       this.link.firstElementChild.textContent = told.name;
     }
-    if (this.kind !== told.kind) {
-      this.kind = element.dataset.kind = told.kind;
-      const badge = byId(`badge-${told.kind}`).content.firstElementChild.cloneNode(true);
-      element.querySelector(".badge").replaceWith(badge);
+    if (this.state !== told.kind) {
+      this.state = element.dataset.kind = told.kind;
+      this.find(".badge").replaceWith(copy(`badge-${told.kind}`));
     }
     element.toggleAttribute("data-waits", Boolean(told.queue));
     element.toggleAttribute("data-errs", told.errors > 0);

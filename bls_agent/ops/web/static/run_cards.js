@@ -1,6 +1,7 @@
 // Cards of runs: filled from what the server says, with texts only, never with markup.
 
-import { byId, root, say, setText } from "./chrome.js";
+import { StateCard } from "./card_deck.js";
+import { root, say, setText } from "./chrome.js";
 import { sayAge } from "./cards.js";
 import { sayDuration } from "./sent.js";
 
@@ -23,36 +24,22 @@ function sayTook(seconds) {
 }
 
 // One run on the page.
-export class RunCard {
-  constructor(element) {
-    this.element = element;
-    this.key = element.dataset.key;
-    this.state = element.dataset.state;
-    this.told = null;
-    this.at = 0;
-  }
+export class RunCard extends StateCard {
+  told = null;
+  at = 0;
 
-  static blank() {
-    return new RunCard(byId("blank").content.firstElementChild.cloneNode(true));
-  }
-
-  find(selector) {
-    return this.element.querySelector(selector);
+  static key(told) {
+    return told.id;
   }
 
   fill(told) {
     this.told = told;
     this.at = performance.now();
     if (this.key !== told.id) {
-      this.key = this.element.dataset.key = told.id;
       this.find(".head a").href = `${root}${told.path}`;
       this.find(".head a").lastChild.data = told.id;
     }
-    if (this.state !== told.state) {
-      this.state = this.element.dataset.state = told.state;
-      this.element.dataset.kind = told.kind;
-      this.find(".badge").replaceWith(byId(`badge-${told.state}`).content.firstElementChild.cloneNode(true));
-    }
+    this.show(told.id, told);
     setText(this.find(".task bdi"), told.task);
     this.find(".task").title = told.task;
     setText(this.find(".events dd"), String(told.length));

@@ -27,20 +27,8 @@ function before(one, other) {
 }
 
 function take(change) {
-  for (const told of change.runs) {
-    let card = deck.cards.get(told.id);
-    if (card) card.fill(told);
-    else {
-      card = RunCard.blank();
-      card.fill(told);
-      deck.adopt(card);
-    }
-  }
-  const here = change.whole ? new Set(change.runs.map((told) => told.id)) : null;
-  const gone = here ? [...deck.cards.keys()].filter((key) => !here.has(key)) : change.gone;
-  gone.forEach((key) => deck.drop(key));
+  deck.take(change, change.runs, RunCard);
   total = change.total;
-  deck.showAway(change.away);
   const cards = [...deck.cards.values()];
   if (cards.every((card) => card.told)) arrange(list, cards.sort(before)); // an outage tells of none
   deck.filter();

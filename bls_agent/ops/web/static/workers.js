@@ -1,8 +1,8 @@
 // The page of workers: by kind, the worst first, kept up to date by one event stream.
 
-import { arrange, Deck } from "./card_deck.js";
+import { arrange, compare, Deck, StateCard } from "./card_deck.js";
 import { sayAge } from "./cards.js";
-import { byId, root, say, sayOr, setText, tellTab } from "./chrome.js";
+import { root, say, sayOr, setText, tellTab } from "./chrome.js";
 import { follow } from "./stream.js";
 
 const groups = new Map([...document.querySelectorAll(".group")].map((section) => [section.dataset.group, section]));
@@ -18,43 +18,28 @@ const deck = new Deck({
     }
   },
 });
-const ranks = new Map(deck.chips.map((chip, rank) => [chip.dataset.chip, rank])); // in the order of states
 
-// One worker on the page: texts only, never markup.
-class WorkerCard {
+class WorkerCard extends StateCard {
+  told = null;
+  at = 0;
+
   constructor(element) {
-    this.element = element;
-    this.key = element.dataset.key;
-    this.state = element.dataset.state;
-    this.group = element.closest(".group")?.dataset.group ?? "";
-    this.name = element.querySelector(".name").textContent;
-    this.told = null;
-    this.at = 0;
-  }
-
-  static blank() {
-    return new WorkerCard(byId("blank").content.firstElementChild.cloneNode(true));
+    super(element);
+    this.group = this.element.closest(".group")?.dataset.group ?? "";
+    this.name = this.find(".name").textContent;
   }
 
   fill(told) {
-    const { element } = this;
-    const find = (selector) => element.querySelector(selector);
     this.told = told;
     this.at = performance.now();
-    this.key = element.dataset.key = told.key;
     this.name = told.id;
     this.group = told.group;
-    setText(find(".name"), told.id);
-    find(".name").title = told.id;
-    if (this.state !== told.state) {
-      this.state = element.dataset.state = told.state;
-      element.dataset.kind = told.kind;
-      const badge = byId(`badge-${told.state}`).content.firstElementChild.cloneNode(true);
-      find(".badge").replaceWith(badge);
-    }
-    setText(find(".odd"), told.problem ? sayOr(`problem_${told.problem}`, told.problem) : "");
-    setText(find(".said bdi"), told.said);
-    find(".facts").replaceChildren(...told.figures.map(([name, text]) => fact(sayOr(`figure_${name}`, name), text)));
+    this.show(told.key, told);
+    setText(this.find(".name"), told.id);
+    this.find(".name").title = told.id;
+    setText(this.find(".odd"), told.problem ? sayOr(`problem_${told.problem}`, told.problem) : "");
+    setText(this.find(".said bdi"), told.said);
+    this.find(".facts").replaceChildren(...told.figures.map(([name, text]) => fact(sayOr(`figure_${name}`, name), text)));
     this.tick();
   }
 
@@ -67,7 +52,7 @@ class WorkerCard {
 
   // Let the age grow.
   tick() {
-    if (this.told) setText(this.element.querySelector(".age"), sayBeat(this.told, (performance.now() - this.at) / 1000));
+    if (this.told) setText(this.find(".age"), sayBeat(this.told, (performance.now() - this.at) / 1000));
   }
 }
 
@@ -87,8 +72,7 @@ function fact(name, text) {
   return pair;
 }
 
-const before = (one, other) =>
-  ranks.get(one.state) - ranks.get(other.state) || (one.name < other.name ? -1 : one.name > other.name ? 1 : 0);
+const before = (one, other) => deck.ranks.get(one.state) - deck.ranks.get(other.state) || compare(one.name, other.name);
 
 function order(group) {
   const sorted = [...deck.cards.values()].filter((card) => card.group === group).sort(before);
@@ -96,26 +80,12 @@ function order(group) {
 }
 
 function take(change) {
-  const touched = new Set();
-  const here = change.whole ? new Set(change.workers.map((told) => told.key)) : null;
-  for (const told of change.workers) {
-    let card = deck.cards.get(told.key);
-    const was = card?.state;
-    if (!card) {
-      card = WorkerCard.blank();
-      card.fill(told);
-      deck.adopt(card);
-    } else card.fill(told);
-    if (was !== told.state) touched.add(told.group);
-  }
+  const wasAway = deck.away;
+  const { turned, gone } = deck.take(change, change.workers, WorkerCard);
   for (const [key, age] of Object.entries(change.ages ?? {})) deck.cards.get(key)?.refresh(age);
-  const gone = here ? [...deck.cards.keys()].filter((key) => !here.has(key)) : (change.gone ?? []);
-  gone.forEach((key) => deck.drop(key));
-  const turned = deck.away !== Boolean(change.away);
-  deck.showAway(change.away);
-  touched.forEach(order);
+  new Set(turned.map((card) => card.group)).forEach(order);
   tellTab({ faults: [...deck.cards.values()].filter((card) => card.state === "error").length });
-  if (turned || here || touched.size || gone.length || (deck.text && change.workers.length)) {
+  if (wasAway !== deck.away || change.whole || turned.length || gone.length || (deck.text && change.workers.length)) {
     deck.filter();
     deck.count();
   }
