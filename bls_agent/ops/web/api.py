@@ -20,7 +20,7 @@ from bls_agent.core.codec import JSONObject, encode, format_timestamp
 from bls_agent.ops.fleet import ProjectView
 from bls_agent.ops.web.feeds.crawl import SeenQueue
 from bls_agent.ops.web.feeds.logs import encode_records
-from bls_agent.ops.web.feeds.runs import read_back, read_on, write_pages
+from bls_agent.ops.web.feeds.runs import write_page
 from bls_agent.ops.web.feeds.watch import later
 from bls_agent.ops.web.requests import (
     ANY_ASSET,
@@ -320,13 +320,10 @@ async def _get_events(request: Request) -> Response:
     if after is not None and before is not None:
         raise FieldError({"before": "give it, or after, and not both"})
     store = web_state(request).store
-    if before is None:
-        last = None if after is None else check_id("after", after)
-        pages = read_on(store, run_id, last, limit)
-        written, place = await write_pages(pages)
-    else:
-        pages = read_back(store, run_id, check_id("before", before), limit)
-        written, place = await write_pages(pages, backwards=True)
+    place = check_id("before", before) if before is not None else None
+    place = check_id("after", after) if after is not None else place
+    back = before is not None
+    written, place = await write_page(store, run_id, place, limit, back=back)
     if not written and not await store.exists(run_id):
         raise HTTPException(404, "there is no such run")
     return list_answer("events", written, {"runId": run_id, "next": place})

@@ -96,20 +96,15 @@ def read_value(field: Field, typed: Mapping[str, str]) -> JSONValue | Absent:
     if field.nullable and typed.get(f"null.{field.name}"):
         return None
     text = typed.get(f"arg.{field.name}", "").replace("\r\n", "\n")
-    if field.kind is FieldKind.TEXT:
-        return _read_text(field, text)
-    if not text.strip():
+    # An empty text is sent as JSON, where it is not sent by mistake.
+    if not (text if field.kind is FieldKind.TEXT else text.strip()):
         if field.required:
             raise MisfitError("required")
         return ABSENT
     return _READERS[field.kind](field, text)
 
 
-def _read_text(field: Field, text: str) -> JSONValue | Absent:
-    if not text:  # an empty text is sent as JSON, where it is not sent by mistake
-        if field.required:
-            raise MisfitError("required")
-        return ABSENT
+def _read_text(field: Field, text: str) -> JSONValue:
     _check_length(field, text)
     return text
 
@@ -136,48 +131,29 @@ def _read_choice(field: Field, text: str) -> JSONValue:
     return field.choices[place]
 
 
-def _read_integer(field: Field, text: str) -> JSONValue:
-    digits = _half_width(text)
-    if not _INTEGER.fullmatch(digits):
-        raise MisfitError("integer")
-    return _within(field, int(digits))
-
-
 def _read_number(field: Field, text: str) -> JSONValue:
-    digits = _half_width(text)
-    if _INTEGER.fullmatch(digits):
-        return _within(field, int(digits))
-    if not _NUMBER.fullmatch(digits):
-        raise MisfitError("number")
-    value = float(digits)
-    if not math.isfinite(value):
-        raise MisfitError("number")
+    """Read a number; of full-width digits, too, as Chinese keyboards write them."""
+    half = unicodedata.normalize("NFKC", text[: 2 * LONGEST_NUMBER]).strip().lower()
+    if _INTEGER.fullmatch(half):
+        return _within(field, int(half))
+    value = float(half) if _NUMBER.fullmatch(half) else math.nan
+    if field.kind is FieldKind.INTEGER or not math.isfinite(value):
+        raise MisfitError(field.kind.value)
     return _within(field, value)
-
-
-def _half_width(text: str) -> str:
-    """Replace full-width digits, as Chinese keyboards write them."""
-    return unicodedata.normalize("NFKC", text[: 2 * LONGEST_NUMBER]).strip().lower()
 
 
 def _within(field: Field, value: float) -> JSONValue:
     above, below = field.beyond
-    if field.least is not None and (
-        value <= field.least if above else value < field.least
-    ):
-        code = "more_than" if above else "at_least"
-        raise MisfitError(code, least=_plain(field.least))
-    if field.most is not None and (
-        value >= field.most if below else value > field.most
-    ):
-        raise MisfitError("less_than" if below else "at_most", most=_plain(field.most))
+    least, most = field.least, field.most
+    if least is not None and (value < least or (above and value == least)):
+        raise MisfitError("more_than" if above else "at_least", least=_plain(least))
+    if most is not None and (value > most or (below and value == most)):
+        raise MisfitError("less_than" if below else "at_most", most=_plain(most))
     return value
 
 
 def _plain(limit: float) -> str:
-    return (
-        str(int(limit)) if isinstance(limit, int) or limit.is_integer() else str(limit)
-    )
+    return str(int(limit) if isinstance(limit, int) or limit.is_integer() else limit)
 
 
 def _read_json_field(field: Field, text: str) -> JSONValue:
@@ -190,9 +166,8 @@ def _read_json(text: str, shape: str) -> JSONValue:
     try:
         value = decode(text.encode("utf-8", "replace"))
     except DecodeError as error:
-        raise MisfitError(
-            "too_deep" if error.reason == "too_deep" else "json"
-        ) from None
+        code = "too_deep" if error.reason == "too_deep" else "json"
+        raise MisfitError(code) from None
     _check_shape(value, shape)
     return value
 
@@ -249,8 +224,9 @@ _TYPES: Final[Mapping[FieldKind, tuple[type, ...]]] = {
 
 _READERS: Final[Mapping[FieldKind, Callable[[Field, str], JSONValue]]] = {
     FieldKind.BOOLEAN: _read_boolean,
-    FieldKind.INTEGER: _read_integer,
+    FieldKind.INTEGER: _read_number,
     FieldKind.NUMBER: _read_number,
+    FieldKind.TEXT: _read_text,
     FieldKind.CHOICE: _read_choice,
     FieldKind.JSON: _read_json_field,
 }

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, TypeGuard, cast
 
 from bls_agent.core.codec import JSONValue
 from bls_agent.project.messages import LogEntry
@@ -105,33 +105,25 @@ def read_form(schema: object) -> Form | None:
     if not isinstance(schema, Mapping):
         return None
     told = cast("_Schema", schema)
-    if told.get("type", "object") != "object":
+    properties = told.get("properties", {})
+    if told.get("type", "object") != "object" or not isinstance(properties, Mapping):
         return None
-    properties = _properties_of(told)
-    if properties is None:
+    parts = cast("Mapping[object, object]", properties)
+    named = {name: part for name, part in parts.items() if _is_usable_name(name)}
+    if len(parts) > MOST_FIELDS or len(named) < len(parts):
         return None
     required = told.get("required")
     needed = cast("list[object]", required) if isinstance(required, list) else []
     return Form(
         fields=tuple(
             _read_field(name, part, required=name in needed)
-            for name, part in properties.items()
+            for name, part in named.items()
         ),
         open=told.get("additionalProperties", False) is not False,
     )
 
 
-def _properties_of(schema: _Schema) -> Mapping[str, object] | None:
-    told = schema.get("properties", {})
-    if not isinstance(told, Mapping):
-        return None
-    properties = cast("Mapping[str, object]", told)
-    if len(properties) > MOST_FIELDS or not all(map(_is_usable_name, properties)):
-        return None
-    return properties
-
-
-def _is_usable_name(name: object) -> bool:
+def _is_usable_name(name: object) -> TypeGuard[str]:
     return (
         isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
     )
@@ -209,10 +201,9 @@ def _kind_of(schema: _Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
         return FieldKind.JSON, ()
     kind = schema.get("type")
     if {"anyOf", "oneOf", "allOf", "not", "$ref"} & schema.keys():
-        return FieldKind.JSON, ()
-    return _KINDS.get(kind, FieldKind.JSON) if isinstance(kind, str) else (
-        FieldKind.JSON
-    ), ()
+        kind = None
+    known = _KINDS.get(kind) if isinstance(kind, str) else None
+    return known or FieldKind.JSON, ()
 
 
 def _is_plain(value: object) -> bool:

@@ -257,7 +257,7 @@ async def _check_password(
         return False
     if program and verifier.was_right(user, password, now):
         return True
-    wait = state.logins.take(client, now) or state.all_logins.take(now)
+    wait = state.logins.take(client, now) or state.all_logins.take("", now)
     if wait:
         state.counts["logins_refused"] += 1
         headers = {"retry-after": str(math.ceil(wait))}
@@ -266,12 +266,12 @@ async def _check_password(
         right = await verifier.check(user, password)
     except BusyError:
         state.logins.give_back(client)
-        state.all_logins.give_back()
+        state.all_logins.give_back("")
         headers = {"retry-after": "2"}
         raise HTTPException(503, "too many logins at once", headers) from None
     if right:
         state.logins.give_back(client)
-        state.all_logins.give_back()
+        state.all_logins.give_back("")
         if program:
             verifier.remember(user, password, now)
     else:

@@ -25,7 +25,6 @@ __all__ = [
     "NOT_JSON",
     "POLICY",
     "SAFE_METHODS",
-    "Bucket",
     "Buckets",
     "HostRule",
     "StreamQuota",
@@ -44,6 +43,7 @@ _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 NOT_JSON: Final = "programs send JSON, with Content-Type: application/json"
+ROUNDING: Final = 1e-6  # seconds: sums of fractions are no exact numbers
 NETWORK: Final = 64  # bits of an IPv6 address that one customer has
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -160,56 +160,37 @@ def local_target(path: str, *, default: str = "/") -> str:
     return path
 
 
-@dataclass
-class Bucket:
-    """A token bucket."""
-
-    size: float  # tokens at most
-    rate: float  # tokens per second that come back
-    level: float  # tokens now
-    at: float  # when that was counted
-
-    def take(self, now: float) -> float:
-        """Take a token, or give the seconds until there is one."""
-        self.level = min(self.size, self.level + max(0.0, now - self.at) * self.rate)
-        self.at = now
-        if self.level >= 1:
-            self.level -= 1
-            return 0.0
-        return (1 - self.level) / self.rate
-
-    def give_back(self) -> None:
-        """Put a token back."""
-        self.level = min(self.size, self.level + 1)
-
-
 class Buckets:
-    """A bucket for each client; the one seen longest ago makes room for a new one."""
+    """A token bucket for each client; the one seen longest ago makes room for a new one.
+
+    All that is kept of a bucket is when it is full again.
+    """
 
     def __init__(self, size: float, rate: float, *, most: int = 4_096) -> None:
         self._size = size
         self._rate = rate
         self._most = most
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._buckets)
+        return len(self._full_at)
 
     def take(self, client: str, now: float) -> float:
         """Take a token of a client, or give the seconds until it has one."""
-        bucket = self._buckets.get(client)
-        if bucket is None:
-            bucket = Bucket(self._size, self._rate, self._size, now)
-            self._buckets[client] = bucket
-            while len(self._buckets) > self._most:
-                self._buckets.popitem(last=False)
-        self._buckets.move_to_end(client)
-        return bucket.take(now)
+        full_at = max(now, self._full_at.get(client, now))
+        wait = full_at - now - (self._size - 1) / self._rate
+        if wait <= ROUNDING:
+            full_at, wait = full_at + 1 / self._rate, 0.0
+        self._full_at[client] = full_at
+        self._full_at.move_to_end(client)
+        while len(self._full_at) > self._most:
+            self._full_at.popitem(last=False)
+        return wait
 
     def give_back(self, client: str) -> None:
         """Put a token of a client back."""
-        if client in self._buckets:
-            self._buckets[client].give_back()
+        if client in self._full_at:
+            self._full_at[client] -= 1 / self._rate
 
 
 class StreamQuota:

@@ -36,7 +36,7 @@ from bls_agent.ops.web.feeds.watch import SharedWatch
 from bls_agent.ops.web.feeds.workers import WorkerFeed
 from bls_agent.ops.web.help import HELP, HelpCache
 from bls_agent.ops.web.requests import CommandRequest, FieldError
-from bls_agent.ops.web.security import Bucket, Buckets, HostRule, StreamQuota
+from bls_agent.ops.web.security import Buckets, HostRule, StreamQuota
 from bls_agent.project.messages import CONSOLE_SOURCE, Command, Outcome
 from bls_agent.runs import EventStore
 from bls_agent.workers import WorkerRegistry
@@ -103,7 +103,7 @@ class WebState:
         self.commands = Buckets(limits.command_burst, limits.commands)
         # Logins that failed: of each address, and of all.
         self.logins = Buckets(limits.logins, 1 / 30)
-        self.all_logins = Bucket(limits.all_logins, 1 / 2, limits.all_logins, 0.0)
+        self.all_logins = Buckets(limits.all_logins, 1 / 2)
         self.streams = StreamQuota(each=limits.user_streams, total=limits.streams)
 
     @property

@@ -19,7 +19,7 @@ from bls_agent.core.codec import encode
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.web.auth import Session
 from bls_agent.ops.web.feeds.logs import LogFeed, encode_records
-from bls_agent.ops.web.feeds.runs import encode_event, make_run_card, read_back
+from bls_agent.ops.web.feeds.runs import encode_event, make_run_card, read_pages
 from bls_agent.ops.web.feeds.watch import Item, SharedWatch, clock
 from bls_agent.ops.web.requests import project_in_query, read_limit, run_in_path
 from bls_agent.ops.web.state import WebState, existing_project, requester, web_state
@@ -240,7 +240,7 @@ class _RunStream:
         """Write the newest events, at most a page, and give the last one's id."""
         found: list[StreamEvent] = []
         before, size = None, 0
-        pages = read_back(self.state.store, self.run_id, None, WHOLE)
+        pages = read_pages(self.state.store, self.run_id, None, WHOLE, back=True)
         async with aclosing(pages):
             async for page in pages:
                 found = page.events + found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from bls_agent.ops.web.security import (
-    Bucket,
     Buckets,
     HostRule,
     StreamQuota,
@@ -163,18 +162,14 @@ def test_a_login_leads_to_where_one_wanted_to_go() -> None:
 
 def test_a_bucket_empties_and_fills() -> None:
     """So many at once, then one after the other."""
-    bucket = Bucket(2, 0.5, 2, 0.0)
-    assert [bucket.take(0.0), bucket.take(0.0)] == [0.0, 0.0]
-    assert bucket.take(0.0) == 2.0
-    assert bucket.take(1.0) == 1.0
-    assert bucket.take(2.0) == 0.0
-    assert bucket.take(100.0) == 0.0
-    bucket.give_back()
-    bucket.give_back()
-    bucket.give_back()
-    assert bucket.level == 2
-    bucket.take(100.0)
-    assert bucket.take(50.0) == 0.0  # a clock that went back gives and takes nothing
+    buckets = Buckets(2, 0.5)
+    assert [buckets.take("a", at) for at in (0.0, 0.0, 0.0)] == [0.0, 0.0, 2.0]
+    assert [buckets.take("a", at) for at in (1.0, 2.0, 100.0)] == [1.0, 0.0, 0.0]
+    for _ in range(3):
+        buckets.give_back("a")
+    assert [buckets.take("a", 100.0) for _ in range(3)] == [0.0, 0.0, 2.0]
+    many = Buckets(500, 100.0)
+    assert [many.take("a", 0.1) for _ in range(501)].count(0.0) == 500
 
 
 def test_clients_do_not_share_and_are_bounded() -> None:

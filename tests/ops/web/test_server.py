@@ -316,7 +316,7 @@ def test_a_proxy_is_believed_only_when_it_was_announced(
             secure = answer.headers["set-cookie"].startswith("__Host-")
             assert secure is announced
             client.post("/login", data={**form, "password": "wrong"})
-        known = list(console.app.web.logins._buckets)
+        known = list(console.app.web.logins._full_at)
         assert known == (["203.0.113.9"] if announced else ["127.0.0.1"])
 
 

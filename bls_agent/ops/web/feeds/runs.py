@@ -6,7 +6,7 @@ A card is language-independent. Its texts are safe to show
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any, Final
@@ -24,15 +24,15 @@ from bls_agent.runs import (
     RunSummary,
     StreamEvent,
 )
+from bls_agent.runs.reading import PageSize
 
 __all__ = [
     "STATES",
     "RunFeed",
     "encode_event",
     "make_run_card",
-    "read_back",
-    "read_on",
-    "write_pages",
+    "read_pages",
+    "write_page",
 ]
 
 # How a run may stand → the colour and shape of a status like it.
@@ -159,58 +159,36 @@ def encode_event(event: StreamEvent) -> bytes:
     return encode_cut(fields, LONGEST_EVENT)
 
 
-def read_on(
-    store: EventStore, run_id: int, after: str | None, limit: int
+async def read_pages(
+    store: EventStore, run_id: int, place: str | None, limit: int, *, back: bool
 ) -> AsyncGenerator[EventPage]:
-    """Read the events behind an id, page by page."""
-    return _read_pages(
-        lambda place, count: store.page(run_id, after=place, limit=count), after, limit
-    )
-
-
-def read_back(
-    store: EventStore, run_id: int, before: str | None, limit: int
-) -> AsyncGenerator[EventPage]:
-    """Read the events before an id, page by page, the newest page first."""
-    return _read_pages(
-        lambda place, count: store.page_back(run_id, before=place, limit=count),
-        before,
-        limit,
-    )
-
-
-async def _read_pages(
-    read: Callable[[str | None, int], Awaitable[EventPage]],
-    place: str | None,
-    limit: int,
-) -> AsyncGenerator[EventPage]:
-    left, portion = limit, FIRST_PORTION
+    """Read the events behind an id, or before it, page by page."""
+    left, size = limit, PageSize(FIRST_PORTION, PORTION, PAGE_BYTES // 4)
     while left > 0:
-        page = await read(place, min(portion, left))
+        count = min(size.count, left)
+        page = await (
+            store.page_back(run_id, before=place, limit=count)
+            if back
+            else store.page(run_id, after=place, limit=count)
+        )
         yield page
         if page.next is None:
             return
-        left -= len(page.events)
-        place, portion = page.next, _next_portion(page)
+        left, place = left - len(page.events), page.next
+        held = sum(len(event.json) for event in page.events)
+        size.record(len(page.events), held, took=0.0)
 
 
-def _next_portion(page: EventPage) -> int:
-    """Decide how many events to read next, so that large ones do not make it slow."""
-    size = sum(len(event.json) for event in page.events)
-    each = max(1, size // max(1, len(page.events)))
-    return max(1, min(PORTION, 4 * len(page.events), PAGE_BYTES // 4 // each))
-
-
-async def write_pages(
-    pages: AsyncGenerator[EventPage], *, backwards: bool = False
+async def write_page(
+    store: EventStore, run_id: int, place: str | None, limit: int, *, back: bool
 ) -> tuple[list[bytes], str | None]:
     """Encode events, oldest first, fewer if large; and the id to go on from."""
     written: list[bytes] = []
-    size, place = 0, None
-    async with aclosing(pages):
+    size = 0
+    async with aclosing(read_pages(store, run_id, place, limit, back=back)) as pages:
         async for page in pages:
             found = await convert(page.events, encode_event, SLICE)
-            written = found + written if backwards else written + found
+            written = found + written if back else written + found
             place = page.next
             size += sum(map(len, found))
             if size >= PAGE_BYTES:
