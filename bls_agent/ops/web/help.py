@@ -202,8 +202,8 @@ def _kind_of(schema: _Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
     kind = schema.get("type")
     if {"anyOf", "oneOf", "allOf", "not", "$ref"} & schema.keys():
         kind = None
-    known = _KINDS.get(kind) if isinstance(kind, str) else None
-    return known or FieldKind.JSON, ()
+    plain = _KINDS.get(kind) if isinstance(kind, str) else None
+    return plain or FieldKind.JSON, ()
 
 
 def _is_plain(value: object) -> bool:

@@ -52,7 +52,7 @@ INTERVAL: Final = 2.0  # seconds between two looks, at least
 MOST: Final = 500  # runs that are shown
 LONGEST_EVENT: Final = 65_536  # bytes of one event; longer ones are shortened
 SLICE: Final = 50  # events that are written without letting other tasks run
-PORTION: Final = 500  # events that are read at once
+PORTION: Final = 250  # events that are read at once
 FIRST_PORTION: Final = 50  # before it is known how large they are
 PAGE_BYTES: Final = 4 * 1024 * 1024  # of events on one page
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -87,21 +87,29 @@ async def _show_run(request: Request) -> Response:
     )
 
 
-async def _show_sync(request: Request) -> Response:
-    """Give the head of the page of assets, if it has changed."""
+def _again_at(
+    path: str,
+    template: str,
+    describe: Callable[[Request], Awaitable[dict[str, Any]]],
+) -> Route:
+    """Make the part of a page that the page asks for again and again."""
+
+    async def show(request: Request) -> Response:
+        return render_if_new(request, template, **await describe(request))
+
+    return Route(f"/fragments/{path}", show)
+
+
+async def _describe_sync(request: Request) -> dict[str, Any]:
     feed = web_state(request).assets
     await feed.ready()
-    return render_if_new(request, "asset_sync.html", feed=feed, away=feed.away)
+    return {"feed": feed, "away": feed.away}
 
 
 async def _show_asset(request: Request) -> Response:
     told = await _describe_asset(request)
     status = 200 if told["asset"] else 503 if told["away"] else 404
     return render(request, "asset.html", status, here="/assets", **told)
-
-
-async def _show_asset_again(request: Request) -> Response:
-    return render_if_new(request, "asset_sheet.html", **await _describe_asset(request))
 
 
 async def _describe_asset(request: Request) -> dict[str, Any]:
@@ -136,10 +144,6 @@ async def _show_queue(request: Request) -> Response:
     return render(request, "crawl_queue.html", status, here="/crawl", **told)
 
 
-async def _show_queue_again(request: Request) -> Response:
-    return render_if_new(request, "crawl_sheet.html", **await _describe_queue(request))
-
-
 async def _describe_queue(request: Request) -> dict[str, Any]:
     feed = web_state(request).crawl
     await feed.ready()
@@ -152,11 +156,6 @@ async def _describe_queue(request: Request) -> dict[str, Any]:
         "totals": crawl.TOTALS,
         "away": feed.away,
     }
-
-
-async def _show_failed(request: Request) -> Response:
-    told = await _describe_failed(request)
-    return render_if_new(request, "crawl_failed.html", **told)
 
 
 async def _requeue(request: Request) -> Response:
@@ -213,10 +212,10 @@ listing_routes: Final = [
     ),
     Route("/runs/{run}", _show_run),
     Route(f"/assets/{ANY_ASSET}", _show_asset),
-    Route("/fragments/assets", _show_sync),
-    Route(f"/fragments/assets/{ANY_ASSET}", _show_asset_again),
+    _again_at("assets", "asset_sync.html", _describe_sync),
+    _again_at(f"assets/{ANY_ASSET}", "asset_sheet.html", _describe_asset),
     Route(f"/crawl/{ANY_QUEUE}", _show_queue),
-    Route(f"/fragments/crawl/{ANY_QUEUE}", _show_queue_again),
-    Route(f"/fragments/failed/{ANY_QUEUE}", _show_failed),
+    _again_at(f"crawl/{ANY_QUEUE}", "crawl_sheet.html", _describe_queue),
+    _again_at(f"failed/{ANY_QUEUE}", "crawl_failed.html", _describe_failed),
     Route(f"/fragments/requeue/{ANY_QUEUE}", _requeue, methods=["POST"]),
 ]
