@@ -194,12 +194,7 @@ class WebConfig:
 
     def __post_init__(self) -> None:
         """Refuse wrong values before anything is opened."""
-        port: object = self.port
-        if not isinstance(port, int) or isinstance(port, bool):
-            raise ConfigurationError("port", port, "a port is a whole number")
-        if not 0 <= port <= LARGEST_PORT:
-            rule = f"a port is between 0 and {LARGEST_PORT}"
-            raise ConfigurationError("port", port, rule)
+        _check_port(self.port)
         if not self.host or self.host != self.host.strip():
             rule = "an address or a name of this machine"
             raise ConfigurationError("host", self.host, rule, "Try 127.0.0.1.")
@@ -248,6 +243,14 @@ class WebConfig:
     def tls(self) -> bool:
         """Whether the console serves TLS itself."""
         return self.certificate is not None
+
+
+def _check_port(port: object) -> None:
+    if not isinstance(port, int) or isinstance(port, bool):
+        raise ConfigurationError("port", port, "a port is a whole number")
+    if not 0 <= port <= LARGEST_PORT:
+        rule = f"a port is between 0 and {LARGEST_PORT}"
+        raise ConfigurationError("port", port, rule)
 
 
 def is_loopback(host: str) -> bool | None:

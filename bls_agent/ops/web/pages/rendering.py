@@ -349,7 +349,10 @@ def _context(request: Request) -> dict[str, Any]:
     # Not at the login: the address of Redis is for users.
     redis = visible(state.redis) if user or not state.config.users else ""
     theme = request.cookies.get("theme", "")
-    version = asset_version()
+
+    def static(file: str) -> str:
+        return f"{root}/static/{file}?v={asset_version()}"
+
     return {
         "texts": texts,
         "language_tag": LANGUAGE_TAGS[language],
@@ -359,7 +362,7 @@ def _context(request: Request) -> dict[str, Any]:
         "root": root,
         "here": "",
         "words": Words(texts=texts, root=root),
-        "static": lambda file: f"{root}/static/{file}?v={version}",
+        "static": static,
         "user": user,
         "title": title,
         "redis": redis,
