@@ -27,11 +27,11 @@ from bls_agent.core.errors import (
 from bls_agent.runs.events import BEGINNING, StreamEvent, check_count, check_run_id
 from bls_agent.runs.sse import (
     HEARTBEAT,
-    FramePump,
-    Send as SendChunk,
+    EventFrames,
     check_heartbeat,
     read_last_event_id,
     stream_status,
+    write_comment,
     write_retry,
 )
 from bls_agent.runs.store import EventStore
@@ -61,6 +61,7 @@ HEADERS: Final = {"cache-control": "no-cache, no-store"}
 STREAM_HEADERS: Final = {**HEADERS, "x-accel-buffering": "no"}
 _ABSENT: Final = {404: "there is no such run", 410: "the run is not there any more"}
 
+STALLED: Final = 60.0  # seconds for a client to take what it is sent
 GRACE: Final = 1.0  # seconds for a stream to end when the server stops
 
 LIMIT: Final = 100  # events of a page by default
@@ -136,20 +137,37 @@ def _cors(allow_origins: Sequence[str]) -> list[Middleware]:
 
 
 class _FrameStream(EventSourceResponse):
-    """Sends frames, and ends the response in order when the server stops."""
+    """Sends frames, and ends the response in order when the server stops.
 
-    def __init__(self, pump: FramePump, headers: Mapping[str, str]) -> None:
-        self._pump = pump
-        self._put: SendChunk | None = None
+    A scope and a timer for each wait cost more than the event. So there is one scope
+    around all waits, cancelled only while nothing is being sent, and one task beside it
+    that looks at the clock.
+    """
+
+    def __init__(
+        self, frames: EventFrames, heartbeat: float, headers: Mapping[str, str]
+    ) -> None:
+        self._frames = frames  # without comments
+        self._heartbeat = heartbeat
+        self._put: Callable[[bytes], Awaitable[None]] | None = None
+        self._waiting = anyio.CancelScope()
+        self._is_waiting = False  # else it is sending
+        self._sent_at = anyio.current_time()  # when the last send began
         self._stopping = anyio.Event()
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a dict of its own
             self._send_all(),
             headers=headers,
-            ping=0,  # the pump has heartbeats of its own
+            ping=0,  # its heartbeats are its own
             shutdown_event=self._stopping,
             shutdown_grace_period=GRACE,
         )
         del self.headers["connection"]  # the server's own affair
+
+    def end(self) -> None:
+        """End at once, without ``close``: the client is to come back."""
+        self._frames.end()
+        if self._is_waiting:
+            self._waiting.cancel()  # a batch that is cancelled loses nothing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send frames until the run ends, the client leaves, or the server stops."""
@@ -162,7 +180,7 @@ class _FrameStream(EventSourceResponse):
 
             async def give_up() -> None:
                 with suppress(OSError):  # the client left
-                    await self._pump.send_heartbeats(put)
+                    await self._send_heartbeats(put)
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(self._end_with_server)
@@ -171,19 +189,52 @@ class _FrameStream(EventSourceResponse):
                 await super().__call__(scope, receive, send)
             tasks.cancel_scope.cancel()
 
+    async def _end_with_server(self) -> None:
+        await self._stopping.wait()
+        self.end()
+
     async def _send_all(self) -> AsyncGenerator[bytes]:
-        """Yield nothing: the pump sends by itself.
+        """Yield nothing, but send by itself.
 
         sse-starlette would send each yielded chunk with a deadline of its own.
         """
-        if self._put is not None:
-            await self._pump.run(self._put)
+        try:
+            with self._waiting:
+                async for chunk in self._frames:
+                    self._note_sending()
+                    if self._put is not None:
+                        await self._put(chunk)
+                    self._is_waiting = True
+        except BlsError as error:  # a client that comes back gets the reason
+            logger.warning("a stream ends: %s", error)
+        finally:
+            self._note_sending()
+            await self._frames.aclose()
         for chunk in tuple[bytes]():
             yield chunk
 
-    async def _end_with_server(self) -> None:
-        await self._stopping.wait()
-        self._pump.end()
+    def _note_sending(self) -> None:
+        self._is_waiting, self._sent_at = False, anyio.current_time()
+
+    async def _send_heartbeats(self, put: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send a comment after each time without an event.
+
+        Returns when the client stops reading.
+        """
+        while True:
+            silence = anyio.current_time() - self._sent_at
+            if self._is_waiting and silence >= self._heartbeat:
+                # An event may overtake it: each is a chunk of its own.
+                self._sent_at = anyio.current_time()
+                with anyio.move_on_after(STALLED) as scope:
+                    await put(write_comment())
+                if scope.cancelled_caught:
+                    return
+            elif not self._is_waiting and silence >= STALLED:
+                return
+            else:
+                most = self._heartbeat if self._is_waiting else STALLED
+                await anyio.sleep(min(most - silence, self._heartbeat, STALLED))
 
 
 # Decides whether a request may read a run: true, an answer of its own, else no.
@@ -237,7 +288,7 @@ class RunEventsResponse(Response):
         self._wait = wait
         self._heartbeat = check_heartbeat(heartbeat)
         self._more = headers
-        self._pump: FramePump | None = None
+        self._stream: _FrameStream | None = None
         self._is_ending = False
         self._open_streams = set[RunEventsResponse]()  # those of its application
 
@@ -256,8 +307,8 @@ class RunEventsResponse(Response):
     def end(self) -> None:
         """End the stream at once, or as soon as it begins; the client comes back."""
         self._is_ending = True
-        if self._pump is not None:
-            self._pump.end()
+        if self._stream is not None:
+            self._stream.end()
 
     async def _answer(self, request: Request) -> Response:
         try:
@@ -284,10 +335,12 @@ class RunEventsResponse(Response):
 
     def _open(self, last_id: str, *, unnamed: bool) -> Response:
         follower = self._store.follow(self._run_id, last_id)
-        self._pump = FramePump(follower, self._heartbeat, unnamed=unnamed)
+        frames = EventFrames(follower, None, unnamed=unnamed)
+        headers = {**STREAM_HEADERS, **(self._more or {})}
+        self._stream = _FrameStream(frames, self._heartbeat, headers)
         if self._is_ending:
-            self._pump.end()
-        return _FrameStream(self._pump, {**STREAM_HEADERS, **(self._more or {})})
+            self._stream.end()
+        return self._stream
 
 
 def _last_event_id(request: Request) -> str | None:

@@ -46,16 +46,6 @@ PAGE_BYTES: Final = 1024 * 1024  # of a page, about: each of many followers may 
 class Cursor:
     """The place behind which a follower goes on."""
 
-    __slots__ = (
-        "closes",
-        "existed",
-        "gap_due_at",
-        "id",
-        "is_event",
-        "known",
-        "recheck_at",
-    )
-
     def __init__(self, last_id: EventId) -> None:
         self.id = last_id  # ``$`` until the end of the run was looked up
         # the sequence there, or of the place before it went back; ``None`` if unknown

@@ -93,9 +93,8 @@ class StreamReader:
         topic.outage = self._outage
         self.restart_read()
         if not self.runs:
-            name = "bls-agent-runs"
             self._ended = anyio.Event()
-            self._task = start_background(self._run, name)
+            self._task = start_background(self._run, NAME)
             self._task.add_done_callback(self._note_over)
 
     def restart_read(self) -> None:
@@ -386,7 +385,7 @@ class Hub:
         backoff = Backoff()
         while topics := self._topics:
             now = anyio.current_time()
-            due = [one for one in topics if self._is_due(one, now + AT_ONCE)]
+            due = [topic for topic in topics if topic.due_at <= now + AT_ONCE]
             try:
                 if due:
                     await self._probe(due)
@@ -402,9 +401,6 @@ class Hub:
             else:
                 await self._sleep()
             self.pages.forget()
-
-    def _is_due(self, topic: RunTopic, now: float) -> bool:
-        return topic.needs_check or topic.liveness.probe_at <= now
 
     async def _probe(self, topics: list[RunTopic]) -> None:
         """Probe runs and their writers, all in one write."""
@@ -456,10 +452,7 @@ class Hub:
         topics = self._topics
         if not topics:
             return
-        due = min(topic.liveness.probe_at for topic in topics)
-        if any(topic.needs_check for topic in topics):
-            due = 0.0
-        with anyio.CancelScope(deadline=due):
+        with anyio.CancelScope(deadline=min(topic.due_at for topic in topics)):
             await self._woken.wait()
         if self._woken.is_set():
             self._woken = anyio.Event()

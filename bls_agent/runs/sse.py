@@ -12,13 +12,13 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Final, Self, TypeAlias
+from collections.abc import AsyncGenerator, Iterator
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
 from bls_agent.core.codec import encode
-from bls_agent.core.errors import BlsError, ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.runs.events import (
     BEGINNING,
     EventId,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 __all__ = [
     "HEARTBEAT",
     "EventFrames",
-    "FramePump",
-    "Send",
     "check_heartbeat",
     "encode_close",
     "encode_followed",
@@ -59,7 +57,6 @@ CHUNK: Final = 256 * 1024  # bytes that are sent at once, or one event
 PATIENCE: Final = 1.0  # seconds for a follower to be closed
 LEAST: Final = 0.01  # seconds between two comments
 MOST: Final = 86_400.0
-STALLED: Final = 60.0  # seconds for a client to take what it is sent
 # The name of an event; for gap, writer_lost and close up to where the data begin.
 _NAME: Final = re.compile(
     rb"^event: (?:(gap|writer_lost|close)\ndata: \{|.*\n)", re.MULTILINE
@@ -182,7 +179,7 @@ class EventFrames:
         self, follower: Follower, heartbeat: float | None, *, unnamed: bool = False
     ) -> None:
         self._follower = follower
-        self._heartbeat = heartbeat  # ``None``: somebody else sends comments
+        self._heartbeat = heartbeat  # ``None``: the caller sends comments
         self._unnamed = unnamed
         self._ending = False
         self._waiting: anyio.CancelScope | None = None
@@ -256,71 +253,3 @@ def _write_chunks(items: deque[Followed]) -> Iterator[bytes]:
         size += len(frame)
     if frames:
         yield b"".join(frames)
-
-
-Send: TypeAlias = Callable[[bytes], Awaitable[None]]  # sends a chunk
-
-
-class FramePump:
-    """Sends what :func:`~bls_agent.runs.sse.event_frames` gives, and costs less.
-
-    A scope and a timer for each wait cost more than the event. So there is one scope
-    around all waits, cancelled only while nothing is being sent, and one task beside it
-    that looks at the clock: :meth:`send_heartbeats`.
-    """
-
-    def __init__(
-        self, follower: Follower, heartbeat: float, *, unnamed: bool = False
-    ) -> None:
-        self._frames = EventFrames(follower, None, unnamed=unnamed)
-        self._heartbeat = heartbeat
-        self._scope: anyio.CancelScope | None = None
-        self._is_waiting = False  # else it is sending
-        self._sent_at = anyio.current_time()  # when the last send began
-
-    def end(self) -> None:
-        """End at once, without ``close``: the client is to come back."""
-        self._frames.end()
-        if self._is_waiting and self._scope is not None:
-            self._scope.cancel()  # a batch that is cancelled loses nothing
-
-    async def run(self, send: Send) -> None:
-        """Send what comes until the run ends, or :meth:`end` is called.
-
-        Also ends where following cannot go on: a client that comes back gets the
-        reason.
-        """
-        try:
-            with anyio.CancelScope() as self._scope:
-                async for chunk in self._frames:
-                    self._note_sending()
-                    await send(chunk)
-                    self._is_waiting = True
-        except BlsError as error:
-            logger.warning("a stream ends: %s", error)
-        finally:
-            self._note_sending()
-            await self._frames.aclose()
-
-    def _note_sending(self) -> None:
-        self._is_waiting, self._sent_at = False, anyio.current_time()
-
-    async def send_heartbeats(self, send: Send) -> None:
-        """Send a comment after each time without an event; beside :meth:`run`.
-
-        Returns when the client stops reading.
-        """
-        while True:
-            silence = anyio.current_time() - self._sent_at
-            if self._is_waiting and silence >= self._heartbeat:
-                # An event may overtake it: each is a chunk of its own.
-                self._sent_at = anyio.current_time()
-                with anyio.move_on_after(STALLED) as scope:
-                    await send(write_comment())
-                if scope.cancelled_caught:
-                    return
-            elif not self._is_waiting and silence >= STALLED:
-                return
-            else:
-                most = self._heartbeat if self._is_waiting else STALLED
-                await anyio.sleep(min(most - silence, self._heartbeat, STALLED))

@@ -62,10 +62,6 @@ class EventPage:
     next: str | None
 
 
-def _now() -> float:
-    return time.time()  # noqa: TID251 - the outermost place
-
-
 class EventStore(Store):
     """Writes, reads and follows the events of runs; usable from any event loop.
 
@@ -185,8 +181,8 @@ class EventStore(Store):
             RedisUnavailableError: Not all were added. Those of earlier portions were.
         """
         keys = RunKeys(check_run_id(run_id))
-        now, limit = _now(), self.event_size_limit
-        prepared = encode_all(events, now, limit)
+        now = time.time()  # noqa: TID251 - the outermost place
+        prepared = encode_all(events, now, self.event_size_limit)
         ids: list[str] = []
         for portion in portions(prepared):
             until = boot_seconds() + self.ttl

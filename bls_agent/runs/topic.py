@@ -189,6 +189,11 @@ class RunTopic:
         self._waiting = 0
         self._left_at = now
 
+    @property
+    def due_at(self) -> float:
+        """When to probe the run again."""
+        return 0.0 if self.needs_check else self.liveness.probe_at
+
     def is_wanted(self, now: float) -> bool:
         """Tell whether a follower waits, or has waited within the last seconds."""
         return self._waiting > 0 or now - self._left_at < LINGER

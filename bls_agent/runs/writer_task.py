@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -109,11 +109,11 @@ class PendingEvent:
         """Give its data as JSON, and whether this call had to cut them."""
         if self.shape is None:
             return self.payload, False
-        return encode_within(dict(self._fields(self.shape)), limit)
-
-    def _fields(self, shape: Shape) -> Iterator[tuple[str, Any]]:
-        for name, kind, value in shape:
-            yield name, self.text if kind is None else value
+        data = {
+            name: self.text if kind is None else value
+            for name, kind, value in self.shape
+        }
+        return encode_within(data, limit)
 
 
 def capture(
