@@ -8,6 +8,7 @@ running handlers get their time, the log is flushed, the last status is written.
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ from bls_agent.connection.after_fork import keep, register
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.patrol import Patrol
+from bls_agent.connection.reconnect import MOST_TOPICS, REMIND_EVERY
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
@@ -90,6 +92,7 @@ class AgentSession:
         self.opened = anyio.Event()  # set when the loops run
         self.closed = anyio.Event()  # set when everything is over
         self._status_key = PROJECT_STATUS.build(project=state.project)
+        self._warned_at: dict[str, float] = {}
         self._control_key = CONTROL.build(project=state.project)
         self._console_key = PROJECT_CONSOLE.build(project=state.project)
         self.connections = self._connect(endpoint)
@@ -323,6 +326,13 @@ class AgentSession:
             logger.info("%s: connected, the status is %s", project, now)
 
     def _warn(self, text: str, metadata: dict[str, object]) -> None:
+        """Warn operator and host, of the same thing once a minute."""
+        topic, now = f"{text} {metadata}", time.monotonic()
+        if now - self._warned_at.get(topic, -math.inf) < REMIND_EVERY:
+            return
+        if len(self._warned_at) >= MOST_TOPICS:
+            self._warned_at.clear()
+        self._warned_at[topic] = now
         self._state.stream.emit(Level.WARN, text, metadata)
         logger.warning("%s: %s", self._state.project, text)
 

@@ -121,7 +121,6 @@ class Inbox:
         self._dispatcher = dispatcher
         self._key = _inbox_of(project, instance)
         self._say = say
-        self._refused = False
         self._recent: deque[bytes] = deque(maxlen=RECENT)
 
     async def run(self) -> None:
@@ -130,7 +129,8 @@ class Inbox:
             try:
                 took = await self._take_one()
             except RedisRefusedError as error:
-                self._say_refusal(error)
+                told: dict[str, object] = {"key": self._key, "reason": error.kind}
+                self._say("broadcasts do not reach this instance", told)
                 await anyio.sleep(LOOK_AGAIN)
             except RedisUnavailableError:
                 await anyio.sleep(LOOK_EVERY)
@@ -150,9 +150,3 @@ class Inbox:
             self._recent.append(digest)
             self._dispatcher.submit(Message(payload, mode=BROADCAST_MODE))
         return True
-
-    def _say_refusal(self, error: RedisRefusedError) -> None:
-        if not self._refused:
-            self._refused = True
-            told: dict[str, object] = {"key": self._key, "reason": error.kind}
-            self._say("broadcasts do not reach this instance", told)

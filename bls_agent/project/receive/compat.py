@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 POLL: Final = 0.1  # seconds between two polls
 QUIET_POLL: Final = 0.5  # … after a minute without a command
 QUIET_AFTER: Final = 60.0
-REMIND_EVERY: Final = 60.0  # seconds between two warnings of a second consumer
 # "refused": an ACL that allows scripts and not what the script does.
 _WEAKENING: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 
@@ -49,7 +48,6 @@ class CompatReceiver(Receiver):
         self._stopping = anyio.Event()
         self._handled: Message | None = None
         self._in_doubt = False
-        self._warned_at = float("-inf")
         self._quiet_since: float | None = None
         self._cuts: Sequence[Callable[[bytes], Awaitable[bool]]] = (
             self._cut_by_script,
@@ -93,19 +91,12 @@ class CompatReceiver(Receiver):
         self._handled = None
         in_doubt, self._in_doubt = self._in_doubt, False
         if not found and not in_doubt:
-            self._warn_of_other_consumer()
-
-    def _warn_of_other_consumer(self) -> None:
-        """Warn once a minute: another consumer may meet us at every other command."""
-        now = anyio.current_time()
-        if now - self._warned_at < REMIND_EVERY:
-            return
-        self._warned_at = now
-        self._say(
-            "somebody else trimmed the control list: a second consumer? compatibility "
-            "mode allows one. Or the command was withdrawn while it ran",
-            {"key": self._key},
-        )
+            self._say(
+                "somebody else trimmed the control list: a second consumer? "
+                "compatibility mode allows one. Or the command was withdrawn while it "
+                "ran",
+                {"key": self._key},
+            )
 
     async def _cut_in_some_way(self, payload: bytes) -> bool:
         while True:

@@ -18,7 +18,8 @@ from bls_agent.project.messages import OutcomeKind
 
 __all__ = ["Message", "Receiver", "ReceiverCounts", "Say", "check_cluster_name"]
 
-Say = Callable[[str, dict[str, object]], None]  # warns operator and host
+# Warns operator and host, of the same thing once a minute.
+Say = Callable[[str, dict[str, object]], None]
 
 
 def _start_always(_: Message) -> bool:

@@ -8,6 +8,7 @@ from typing import Final, cast
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument
+from bls_agent.connection.reconnect import Complaints
 from bls_agent.connection.scripts import HAND_BACK, RECLAIM
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.project.receive.inflight import ReliableKeys, find_wrong_type
@@ -34,12 +35,13 @@ class Reclaimer:
         keys: ReliableKeys,
         ttl: float,
         report_dead: Callable[[bytes], None],
+        complaints: Complaints,
     ) -> None:
         self._connection = connection
         self._keys = keys
         self._lease_ms = max(1, int(ttl * 1000))
         self._report_dead = report_dead
-        self._warned: set[str] = set()
+        self._complaints = complaints
         self.reclaimed = 0  # commands of dead processes, dead letters included
 
     async def look(self, *, but: str) -> None:
@@ -70,9 +72,7 @@ class Reclaimer:
                 wrong = await find_wrong_type(self._connection, error, types)
                 if wrong is None or wrong.key not in (name, self._keys.owner(name)):
                     raise wrong or error from error
-                if str(wrong) not in self._warned:
-                    self._warned.add(str(wrong))
-                    logger.warning("%s", wrong)
+                self._complaints.say("commands stay where they are", wrong)
                 return False
             if lives:
                 return True

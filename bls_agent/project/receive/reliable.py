@@ -88,7 +88,9 @@ class ReliableReceiver(Receiver):
         self._report = report
         self._keys = keys = ReliableKeys.beside(key)
         self.in_flight = InFlight()
-        self._reclaimer = Reclaimer(self._control, keys, lease_ttl, self._report_dead)
+        self._reclaimer = Reclaimer(
+            self._control, keys, lease_ttl, self._report_dead, connections.complaints
+        )
         self.lease = InFlightLease(
             self._control,
             keys,
@@ -110,8 +112,7 @@ class ReliableReceiver(Receiver):
         self._limit = 1
         self._opened = False
         self._stopped = anyio.Event()
-        self._warned: set[str] = set()
-        self._warned_of_refusal = self._warned_of_counts = False
+        self._warned_of_counts = False
 
     def counts(self) -> ReceiverCounts:
         """Count what is held, what was reclaimed and how often the lease was lost."""
@@ -130,7 +131,6 @@ class ReliableReceiver(Receiver):
                     raise told from error
             else:
                 self._read.succeeded()
-                self._warned_of_refusal = False
         return self.leftovers()
 
     def leftovers(self) -> list[Message]:
@@ -387,9 +387,8 @@ class ReliableReceiver(Receiver):
                     await self._look_after()
                 backoff.succeeded()
             except (RedisRefusedError, WrongTypeError) as error:
-                if str(error) not in self._warned:
-                    self._warned.add(str(error))
-                    logger.warning("the dead are not looked after: %s", error)
+                text = "the dead are not looked after"
+                self._connections.complaints.say(text, error)
             except RedisUnavailableError as error:
                 logger.debug("the lease is not renewed: %s", error)
                 pause = backoff.failed()
@@ -419,12 +418,10 @@ class ReliableReceiver(Receiver):
             return wrong
         if (needed := explain_refusal(error)) is None:
             return error
-        if not self._warned_of_refusal:
-            self._warned_of_refusal = True
-            self._say(
-                "mode 'reliable' does not work here: use mode='blocking' or 'compat'",
-                {"mode": self.mode, "reason": error.kind},
-            )
+        self._say(
+            "mode 'reliable' does not work here: use mode='blocking' or 'compat'",
+            {"mode": self.mode, "reason": error.kind},
+        )
         return needed
 
     def _check_delivery(self, delivery: int) -> int:

@@ -50,7 +50,6 @@ class ReplicaRegistry:
         self._token = secrets.token_hex(4)
         self._say = say
         self._namesakes = 0
-        self._warned = self._warned_of_dropped = False
 
     async def report(self, connection: Connection, status: Status, ttl: int) -> bool:
         """Report this instance's status; the status key gets the worst of all.
@@ -76,8 +75,7 @@ class ReplicaRegistry:
             )
             return False
         self._record_namesake(found=bool(namesake))
-        if dropped and not self._warned_of_dropped:
-            self._warned_of_dropped = True
+        if dropped:
             text = f"the list of replicas {self._key!r} held {dropped} entries that no replica writes: they were removed"
             self._say(text, {"key": self._key})
         return True
@@ -88,8 +86,7 @@ class ReplicaRegistry:
             self._namesakes = MANY if self._namesakes else FIRST
         else:
             self._namesakes = max(self._namesakes - 1, 0)
-        if self._is_shared and not self._warned:
-            self._warned = True
+        if self._is_shared:
             self._say(
                 f"two processes are called {self._instance!r}: give each an instance "
                 "of its own",
