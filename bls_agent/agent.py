@@ -41,19 +41,18 @@ from bls_agent.core.settings import (
     find_unknown_variables,
 )
 from bls_agent.project.agent_state import AgentState
-from bls_agent.project.commands.builtins import add_builtins
 from bls_agent.project.commands.router import (
     UNSET,
     CommandDecorator,
     Middleware,
     Router,
     Unset,
+    add_builtins,
     name_of,
 )
 from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream
 from bls_agent.project.messages import Level, Status
 from bls_agent.project.receive.receiver import check_cluster_name
-from bls_agent.project.status.aggregate import StatusAggregator
 from bls_agent.project.status.health import (
     FAILURES,
     INTERVAL,
@@ -61,6 +60,7 @@ from bls_agent.project.status.health import (
     Check,
     HealthCheck,
     HealthCheckDecorator,
+    StatusAggregator,
     name_of_check,
 )
 from bls_agent.runtime.batch_writer import Flushed

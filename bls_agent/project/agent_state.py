@@ -14,8 +14,7 @@ from bls_agent.connection.after_fork import register
 from bls_agent.project.commands.router import Router
 from bls_agent.project.log.log import LogStream
 from bls_agent.project.messages import OutcomeKind
-from bls_agent.project.status.aggregate import StatusAggregator, StatusCounts
-from bls_agent.project.status.health import HealthChecks
+from bls_agent.project.status.health import HealthChecks, StatusAggregator, StatusCounts
 from bls_agent.runtime.threads import HandlerThreads
 from bls_agent.runtime.watchdog import StallCounts
 

@@ -12,7 +12,6 @@ import pytest
 
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.messages import Status
-from bls_agent.project.status.aggregate import StatusAggregator
 from bls_agent.project.status.health import (
     Alarm,
     Failure,
@@ -20,6 +19,7 @@ from bls_agent.project.status.health import (
     HealthChecks,
     HealthState,
     Recovery,
+    StatusAggregator,
 )
 
 BAD = Failure("TimedOut", "it has not returned within 5 s")

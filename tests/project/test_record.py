@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, strategies as st
 
-from bls_agent.project.log.record import LogRecord, id_prefix
+from bls_agent.project.log.log import LogRecord, id_prefix
 from bls_agent.project.messages import Level, LogEntry
 
 NOW = 1768221296.789  # 2026-01-12T12:34:56.789Z

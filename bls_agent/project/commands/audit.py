@@ -11,7 +11,7 @@ from typing import Any
 from bls_agent.core.codec import cut_text, encode_strictly, parse_timestamp
 from bls_agent.core.errors import BlsError, ConfigurationError, RedisUnavailableError
 from bls_agent.core.redaction import DEFAULT, Redactor
-from bls_agent.project.log.record import LogRecord
+from bls_agent.project.log.log import LogRecord
 from bls_agent.project.messages import CONSOLE_SOURCE, Command, Level
 
 __all__ = ["AuditRecord", "local_user", "make_command"]

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from bls_agent.core.codec import JSONObject, JSONValue
 from bls_agent.core.errors import (
@@ -30,7 +30,8 @@ from bls_agent.project.commands.arguments import (
     compile_check,
     with_default,
 )
-from bls_agent.project.log.log import Log
+from bls_agent.project.log.log import Log, LogStream
+from bls_agent.project.messages import Level
 
 __all__ = [
     "UNSET",
@@ -42,6 +43,7 @@ __all__ = [
     "Parameter",
     "Router",
     "Unset",
+    "add_builtins",
     "name_of",
 ]
 
@@ -323,3 +325,36 @@ def name_of(function: Callable[..., Any]) -> str:
         remedy = 'Write agent.command("name")(handler).'
         raise ConfigurationError("command", repr(function), rule, remedy)
     return name
+
+
+def add_builtins(
+    router: Router, stream: LogStream, read_stats: Callable[[], JSONObject]
+) -> None:
+    """Register ``ping``, ``help``, ``stats`` and ``set_log_level``.
+
+    Every agent answers them, unless ``builtins=False`` or the host has its own.
+    """
+
+    async def ping() -> JSONObject:
+        """Answer, to show that commands arrive and are run."""
+        return {"pong": True}
+
+    async def help() -> list[JSONObject]:  # noqa: A001 - the command's name
+        """List the commands with their parameters as JSON Schema."""
+        return [handler.describe() for handler in router.list_handlers()]
+
+    async def stats() -> JSONObject:
+        """Give every counter and state of the agent."""
+        return read_stats()
+
+    async def set_log_level(
+        level: Literal["debug", "info", "warn", "error"], seconds: float | None = None
+    ) -> JSONObject:
+        """Change the lowest level that is shipped, for some seconds or for good."""
+        before = stream.level
+        stream.set_level(Level(level), seconds)
+        return {"level": level, "before": before.value, "seconds": seconds}
+
+    commands: list[Callable[..., Any]] = [ping, help, stats, set_log_level]
+    for function in commands:
+        router.add(function.__name__, function, function, builtin=True)

@@ -27,7 +27,7 @@ from bls_agent.core.errors import (
 )
 from bls_agent.project.log.log import LogStream
 from bls_agent.project.messages import Level, Status
-from bls_agent.project.status.aggregate import StatusAggregator, StatusCounts
+from bls_agent.project.status.health import StatusAggregator, StatusCounts
 from bls_agent.project.status.replicas import ReplicaRegistry
 from bls_agent.runtime.tasks import ThreadSafeEvent
 from bls_agent.runtime.watchdog import StallCounts

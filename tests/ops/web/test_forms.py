@@ -17,8 +17,7 @@ from bls_agent.ops.web.help import (
     is_same,
     read_form,
 )
-from bls_agent.project.commands.builtins import add_builtins
-from bls_agent.project.commands.router import Router
+from bls_agent.project.commands.router import Router, add_builtins
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
 
