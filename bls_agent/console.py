@@ -36,7 +36,7 @@ from bls_agent.core.keys import (
 )
 from bls_agent.core.redaction import Redactor
 from bls_agent.core.settings import Settings, check_seconds
-from bls_agent.project.commands.audit import AuditRecord, local_user, make_command
+from bls_agent.project.commands.audit import AuditRecord, local_user
 from bls_agent.project.console.log import WINDOW, LogReader, as_wrong_type, pause_after
 from bls_agent.project.console.projects import (
     find_projects,
@@ -146,7 +146,7 @@ class Console(Store):
             RedisUnavailableError: Not sent; or perhaps, if ``error.ambiguous``.
             WrongTypeError: The project's control key is no list.
         """
-        message = make_command(
+        message = Command.create(
             command,
             args,
             now=self._clock(),

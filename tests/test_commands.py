@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import partial
@@ -506,8 +507,9 @@ async def test_what_is_too_old_is_rejected(
         "odd": "soon",
     }
     for name, timestamp in times.items():
-        command = Command.create("ping", now=0, id=name, timestamp=timestamp or "-")
-        payload = command.encode().replace(b'"timestamp":"-",', b"")
+        command = Command.create("ping", now=0, id=name)
+        payload = replace(command, timestamp=timestamp).encode()
+        payload = payload.replace(b'"timestamp":"",', b"")
         await redis.rpush(f"{project}_控制", payload)
     async with ProjectAgent(project, redis=redis_url, command_max_age=3600) as agent:
         ends = agent.stats

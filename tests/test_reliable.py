@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +108,6 @@ async def drained(redis: Redis) -> bool:
     if await redis.llen(CONTROL):
         return False
     return not [k for k in await redis.keys("*:inflight:*") if b"owner" not in k]
-
-
-async def parked(redis: Redis) -> bool:
-    """An agent waits at the server."""
-    clients = await redis.client_list()
-    return any(one["cmd"] == "blmove" and "b" in one["flags"] for one in clients)
 
 
 async def _has_length(redis: Redis, key: str, length: int) -> bool:
@@ -404,10 +397,7 @@ IDS: dict[str, tuple[bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("name", IDS)
-@pytest.mark.parametrize("at_once", [True, False], ids=["taken", "parked"])
-async def test_duplicates(
-    own_server: DevServer, admin: Redis, name: str, at_once: bool
-) -> None:
+async def test_duplicates(own_server: DevServer, admin: Redis, name: str) -> None:
     """An id that has ended is not run again, however it is written."""
     agent = make_agent(own_server, prefetch=4)
     history = History()
@@ -415,23 +405,12 @@ async def test_duplicates(
     first, second = IDS[name]
     form = b'{"args":{"number":%d},"x":{"id":"other"},"id": %b,"command":"mark"}'
     messages = [form % (1, first), form % (2, second), form % (3, first)]
-    if at_once:
-        await admin.rpush(CONTROL, *messages)
+    await admin.rpush(CONTROL, *messages)
     async with agent:
-        await agent.ready(5)
-        if not at_once:
-            for number, message in enumerate(messages, 1):
-                await eventually(lambda: parked(admin))
-                await admin.rpush(CONTROL, message)
-                await eventually(partial(_has_ended, agent, number))
         await eventually(lambda: _ended(agent) == 3)
         await eventually(lambda: drained(admin))
     assert history.handled == [1]
     assert agent.stats().outcomes == {"succeeded": 1, "duplicate": 2}
-
-
-def _has_ended(agent: ProjectAgent, count: int) -> bool:
-    return _ended(agent) == count
 
 
 def _ended(agent: ProjectAgent) -> int:
@@ -476,9 +455,9 @@ async def test_outside_of_the_window(
         await eventually(lambda: history.handled == [1, 1])
 
 
-@pytest.mark.parametrize("at_once", [True, False], ids=["taken", "parked"])
+@pytest.mark.parametrize("name", ["text", "escaped"])
 async def test_the_window_is_of_each_id(
-    own_server: DevServer, admin: Redis, at_once: bool
+    own_server: DevServer, admin: Redis, name: str
 ) -> None:
     """An id that is over does not count, although others keep the key alive."""
     now = (await admin.time())[0] * 1_000
@@ -486,14 +465,12 @@ async def test_the_window_is_of_each_id(
     agent = make_agent(own_server, prefetch=2)
     history = History()
     history.attach(agent)
-    if at_once:
-        await admin.rpush(CONTROL, command_bytes(1), command_bytes(2))
+    letter = {"text": b"c", "escaped": b"\\u0063"}[name]  # looked up by another request
+    for number in (1, 2):
+        await admin.rpush(
+            CONTROL, command_bytes(number).replace(b"cmd", letter + b"md")
+        )
     async with agent:
-        await agent.ready(5)
-        for number in (1, 2) if not at_once else ():
-            await eventually(lambda: parked(admin))
-            await admin.rpush(CONTROL, command_bytes(number))
-            await eventually(partial(_has_ended, agent, number))
         await eventually(lambda: _ended(agent) == 2)
     assert history.handled == [1]
 
@@ -1000,15 +977,6 @@ async def test_corpus_through_the_window(own_server: DevServer, admin: Redis) ->
     assert set(agent.stats().outcomes) <= {"discarded", "duplicate"}
 
 
-async def two_are_parked(redis: Redis) -> bool:
-    clients = await redis.client_list()
-    return sum(one["cmd"] == "blmove" and "b" in one["flags"] for one in clients) == 2
-
-
-async def _is_set(redis: Redis, key: str) -> bool:
-    return bool(await redis.exists(key))
-
-
 async def test_a_refused_ack_is_one_try_for_all(
     own_server: DevServer, admin: Redis
 ) -> None:
@@ -1067,32 +1035,6 @@ async def test_a_restart_knows_what_its_predecessor_had_started(
         await eventually(lambda: bool(agent.stats().outcomes))
         assert agent.stats().outcomes == {"abandoned": 1}
     assert started == []
-
-
-async def test_a_stray_read_of_a_former_owner_is_found(
-    own_server: DevServer, admin: Redis
-) -> None:
-    """A read parked before the list got another owner brings a command into it."""
-    before, first = make_receiver(own_server, "a", lease_ttl=30.0)
-    handled: list[int] = []
-    agent = make_agent(own_server)
-
-    @agent.command
-    async def mark(number: int) -> None:
-        handled.append(number)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(first.receive, 1)
-        await eventually(lambda: parked(admin))
-        await admin.flushall()
-        async with agent:
-            await eventually(lambda: _is_set(admin, owner("a")))
-            await eventually(lambda: two_are_parked(admin))
-            await admin.rpush(CONTROL, command_bytes(7))  # to who has waited longest
-            await eventually(lambda: handled == [7])
-        tasks.cancel_scope.cancel()
-    for connection in before.all:
-        await connection.aclose()
 
 
 async def test_a_lease_that_ends_behind_the_first_look(

@@ -26,7 +26,14 @@ from bls_agent.core.errors import (
 if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Reply, Request
 
-__all__ = ["Complaints", "Gate", "nobody_listens", "show_log"]
+__all__ = [
+    "MOST_TOPICS",
+    "REMIND_EVERY",
+    "Complaints",
+    "Gate",
+    "nobody_listens",
+    "show_log",
+]
 
 logger = logging.getLogger(__name__)
 

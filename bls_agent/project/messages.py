@@ -22,6 +22,7 @@ from bls_agent.core.codec import (
     encode,
     encode_strictly,
     format_timestamp,
+    parse_timestamp,
 )
 from bls_agent.core.errors import ConfigurationError, DecodeError
 
@@ -332,7 +333,22 @@ class Command:
         timestamp: str = "",
         broadcast: bool = False,
     ) -> Command:
-        """Make a command as the console does."""
+        """Make a command as the console does.
+
+        Raises:
+            ConfigurationError: An argument is not as the console protocol has it.
+        """
+        if type(command) is not str or not command.strip():
+            raise ConfigurationError("command", command, "a text that is not blank")
+        if not isinstance(args, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's
+            raise ConfigurationError("args", args, "a mapping of names to values")
+        if type(source) is not str:
+            raise ConfigurationError("source", source, "a text")
+        if timestamp and parse_timestamp(timestamp) is None:
+            rule = "a time in ISO-8601, like 2026-01-12T12:35:00.000Z"
+            raise ConfigurationError("timestamp", timestamp, rule)
+        encode_strictly("command", command)
+        encode_strictly("args", args or {})
         return cls(
             id=id or new_command_id(now),
             timestamp=timestamp or format_timestamp(now),

@@ -1,53 +1,18 @@
-"""Commands that the console sends, and the records of their senders. No I/O."""
+"""The records of those who send commands. No I/O."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import socket
-from collections.abc import Mapping
-from typing import Any
 
-from bls_agent.core.codec import cut_text, encode_strictly, parse_timestamp
+from bls_agent.core.codec import cut_text
 from bls_agent.core.errors import BlsError, ConfigurationError, RedisUnavailableError
 from bls_agent.core.redaction import DEFAULT, Redactor
 from bls_agent.project.log.log import LogRecord
-from bls_agent.project.messages import CONSOLE_SOURCE, Command, Level
+from bls_agent.project.messages import Command, Level
 
-__all__ = ["AuditRecord", "local_user", "make_command"]
-
-
-def make_command(
-    command: str,
-    args: Mapping[str, Any] | None = None,
-    *,
-    now: float,
-    id: str | None = None,  # noqa: A002 - the protocol's name
-    source: str = CONSOLE_SOURCE,
-    timestamp: str = "",
-    broadcast: bool = False,
-) -> Command:
-    """Make a command from checked arguments, as :meth:`Command.create`."""
-    if type(command) is not str or not command.strip():
-        raise ConfigurationError("command", command, "a text that is not blank")
-    if not isinstance(args, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance] - as above
-        raise ConfigurationError("args", args, "a mapping of names to values")
-    if type(source) is not str:
-        raise ConfigurationError("source", source, "a text")
-    if timestamp and parse_timestamp(timestamp) is None:
-        rule = "a time in ISO-8601, like 2026-01-12T12:35:00.000Z"
-        raise ConfigurationError("timestamp", timestamp, rule)
-    encode_strictly("command", command)
-    encode_strictly("args", args or {})
-    return Command.create(
-        command,
-        args,
-        now=now,
-        id=id,
-        source=source,
-        timestamp=timestamp,
-        broadcast=broadcast,
-    )
+__all__ = ["AuditRecord", "local_user"]
 
 
 def local_user() -> str:

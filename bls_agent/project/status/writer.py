@@ -7,6 +7,7 @@ thread writes, over connections of its own.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -64,7 +65,6 @@ class _Written(NamedTuple):
     ttl: float
     at: float
     place: int
-    epoch: int
 
 
 class ConflictDetector:
@@ -78,48 +78,37 @@ class ConflictDetector:
     def __init__(self) -> None:
         self._written: _Written | None = None
         self._late = 0
-        self._epoch = 0
-        self._paused = False
-
-    @property
-    def epoch(self) -> int:
-        """Changes when the watchdog of this process begins or ends writing."""
-        return self._epoch
+        self._ignored = 0.0  # writes that are not remembered
 
     def pause(self) -> None:
         """Detect nothing: this process writes over another connection, too."""
-        self._epoch += 1
-        self._paused = True
+        self.forget()
+        self._ignored = math.inf
 
     def resume(self) -> None:
-        """Begin afresh: no write of the other connection can arrive any more."""
-        self._epoch += 1
-        self._paused = False
+        """Begin afresh: no write of the other connection can arrive any more.
+
+        But the next write may have been made before, and overwritten since.
+        """
+        self._ignored = 1
 
     def forget(self) -> None:
         """Begin afresh, after a write that may or may not have arrived."""
         self._written = None
         self._late = 0
 
-    def record(self, snapshot: Snapshot, value: bytes, ttl: float, epoch: int) -> bool:
-        """Record a write made at ``epoch``; return whether it met another process's."""
-        found = self._meets(snapshot, epoch)
-        ours = epoch == self._epoch and not self._paused
-        self._written = (
-            _Written(value, ttl, snapshot.answered, snapshot.place, epoch)
-            if ours
-            else None
-        )
+    def record(self, snapshot: Snapshot, value: bytes, ttl: float) -> bool:
+        """Record a write; return whether it met another process's."""
+        found = self._meets(snapshot)
+        if self._ignored:
+            self._ignored -= 1
+        else:
+            self._written = _Written(value, ttl, snapshot.answered, snapshot.place)
         return found
 
-    def _meets(self, snapshot: Snapshot, epoch: int) -> bool:
+    def _meets(self, snapshot: Snapshot) -> bool:
         before = self._written
-        if (
-            before is None
-            or self._paused
-            or (before.place, before.epoch) != (snapshot.place, self._epoch)
-            or epoch != self._epoch
-        ):
+        if before is None or before.place != snapshot.place:
             self._late = 0
             return False
         if snapshot.value is not None and snapshot.value != before.value:
@@ -226,13 +215,13 @@ class StatusWriter:
         return False
 
     async def _set(self, status: Status) -> None:
-        epoch, asked = self.conflicts.epoch, time.monotonic()
+        asked = time.monotonic()
         request = ("SET", self._key, status.value, "EX", self._ttl)
         ask_ttl = self._on_conflict is not None and self._can_ask_ttl
         remaining, value = await self._send(request, ask_ttl=ask_ttl)
         now, place = time.monotonic(), self._connections.liveness.generation
         snapshot = Snapshot(asked, now, place, value, remaining)
-        met = self.conflicts.record(snapshot, status.value.encode(), self._ttl, epoch)
+        met = self.conflicts.record(snapshot, status.value.encode(), self._ttl)
         if met and self._on_conflict is not None:
             on_conflict, self._on_conflict = self._on_conflict, None
             on_conflict()
