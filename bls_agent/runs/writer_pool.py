@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from bls_agent.connection.access import Access
     from bls_agent.connection.connection import Connection
-    from bls_agent.connection.pool import ConnectionPool
 
 __all__ = ["HighWaterMarks", "RunLease", "WriterPool", "WriterPools"]
 
@@ -271,31 +270,18 @@ class WriterPool:
             if pool.is_cluster:
                 run = (keys.all, arguments)
                 reply = (await ADD_EVENTS.run_many(pool, [run]))[0]
+                if isinstance(reply, RedisUnavailableError):
+                    raise reply
             else:
-                reply = await self._add_over(pool, keys, arguments)
-            if isinstance(reply, RedisUnavailableError):
-                raise reply
+                async with pool.to(keys.events) as connection:
+                    await self._open(connection)
+                    reply = await ADD_EVENTS.run(connection, keys.all, arguments)
         except RedisUnavailableError as error:
             self._warn(error, await self._find_wrong(error, keys))
             if error.connecting and pool.is_cluster:  # no gate has paced it
                 await anyio.sleep(AGAIN + Backoff(cap=CAP, failures=4).failed())
             raise
         return reply
-
-    async def _add_over(
-        self,
-        pool: ConnectionPool,
-        keys: RunKeys,
-        arguments: Sequence[Argument],
-    ) -> Reply:
-        async with pool.to(keys.events) as connection:
-            await self._open(connection)
-            request = ADD_EVENTS.request(keys.all, arguments)
-            reply = (await connection.call_many([request]))[0]
-            if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script":
-                request = ADD_EVENTS.request(keys.all, arguments, known=False)
-                reply = (await connection.call_many([request]))[0]
-            return reply
 
     async def _open(self, connection: Connection) -> None:
         """Connect; while Redis is away one attempt serves all runs."""
