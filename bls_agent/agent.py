@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import signal
@@ -13,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -132,10 +130,9 @@ class ProjectAgent:
         **options: Unpack[Options],
     ) -> None:
         self.project = check_name("project", project)
-        options = check_options(options, settings)
+        self._options = options = check_options(options, settings)
         if validate not in ("core", "pydantic"):
             raise ConfigurationError("validate", validate, "'core' or 'pydantic'")
-        self._options = options
         self._given_settings = settings
         self._endpoint = None if redis is None else Endpoint.of(redis)
         known = settings or Settings
@@ -230,24 +227,16 @@ class ProjectAgent:
             DuplicateHandlerError: The name has a handler already.
             ConfigurationError: The signature cannot be served.
         """
-        if callable(function):
-            return self._register(function, name_of(function), timeout)
-        name = function
 
         def register(handler: Callable[P, R], /) -> Callable[P, R]:
-            own = name_of(handler) if name is None else name
-            return self._register(handler, own, timeout)
+            name = function if isinstance(function, str) else name_of(handler)
+            call = self._as_coroutine(handler)
+            self._state.router.add(name, handler, call, timeout=timeout)
+            return handler
 
+        if callable(function):
+            return register(function)
         return cast("CommandDecorator", register)
-
-    def _register(
-        self, function: Callable[P, R], name: str, timeout: float | Unset | None
-    ) -> Callable[P, R]:
-        _refuse_unbound(function, name)
-        self._state.router.add(
-            name, function, self._as_coroutine(function), timeout=timeout
-        )
-        return function
 
     def _as_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if is_coroutine_function(function):
@@ -268,11 +257,8 @@ class ProjectAgent:
         The first one registered is the outermost.
         """
         if not is_coroutine_function(function):
-            raise ConfigurationError(
-                "middleware",
-                repr(function),
-                "a coroutine function (context, call_next)",
-            )
+            rule = "a coroutine function (context, call_next)"
+            raise ConfigurationError("middleware", repr(function), rule)
         self._state.router.add_middleware(function)
         return function
 
@@ -406,8 +392,7 @@ class ProjectAgent:
         mode, replicas = settings.mode, settings.replicas
         check_cluster_name(self.project, endpoint, mode=mode, replicas=replicas)
         self._prepare(settings)
-        session = AgentSession(self._state, settings, endpoint)
-        self._session = session
+        self._session = session = AgentSession(self._state, settings, endpoint)
         session.start()
         try:
             await session.opened.wait()
@@ -417,10 +402,7 @@ class ProjectAgent:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         """Close in order; an exception of the body goes on unchanged."""
         from bls_agent.project.session import final_status  # noqa: PLC0415 - loaded by now
@@ -473,21 +455,19 @@ class ProjectAgent:
         """
         shown = self._settings().banner if banner is None else banner
         with show_log() if shown else nullcontext():
-            return await self._run(handle_signals, task_status)
+            async with self:
+                session = self._require_session()
 
-    async def _run(
-        self,
-        handle_signals: bool,  # noqa: FBT001 - its own
-        task_status: TaskStatus[None],
-    ) -> signal.Signals | None:
-        async with self:
-            session = self._require_session()
-            async with anyio.create_task_group() as tasks:
-                start_soon(tasks, self._announce_ready, session, task_status)
-                if handle_signals:
-                    start_soon(tasks, session.obey_signals)
-                await session.closed.wait()
-                tasks.cancel_scope.cancel()
+                async def announce_ready() -> None:
+                    await session.status.published.wait()
+                    task_status.started()
+
+                async with anyio.create_task_group() as tasks:
+                    start_soon(tasks, announce_ready)
+                    if handle_signals:
+                        start_soon(tasks, session.obey_signals)
+                    await session.closed.wait()
+                    tasks.cancel_scope.cancel()
         return session.ended_by()
 
     def in_thread(self) -> AgentThread:
@@ -528,12 +508,6 @@ class ProjectAgent:
         """
         async with self:
             yield
-
-    async def _announce_ready(
-        self, session: AgentSession, to: TaskStatus[None]
-    ) -> None:
-        await session.status.published.wait()
-        to.started()
 
     def _require_session(self) -> AgentSession:
         session = self._open_session()
@@ -583,14 +557,3 @@ class ProjectAgent:
             stats = stats_source(state, self._open_session)
             add_builtins(state.router, state.stream, stats)
             self._builtins_added = True
-
-
-def _refuse_unbound(function: Callable[..., Any], name: str) -> None:
-    """Refuse a method without its object: no caller would pass ``self``."""
-    place = getattr(function, "__qualname__", "").rpartition(".")[0]
-    if not inspect.isfunction(function) or place.endswith("<locals>") or not place:
-        return
-    if next(iter(inspect.signature(function).parameters), "") in ("self", "cls"):
-        rule = "in the body of a class there is no object yet whose method it could be"
-        remedy = f"Register it in __init__: agent.command({name!r})(self.{function.__name__})."
-        raise ConfigurationError("command", function.__qualname__, rule, remedy)

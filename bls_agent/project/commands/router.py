@@ -189,6 +189,7 @@ class Router:
         builtin: bool = False,
     ) -> None:
         """Register a handler."""
+        _refuse_unbound(function, name)
         table = self._builtins if builtin else self._handlers
         check_name("command", name)
         if name in table:
@@ -251,6 +252,17 @@ def _around(middleware: Middleware, inner: CallNext) -> CallNext:
         return await result if _is_awaitable(result) else result
 
     return call
+
+
+def _refuse_unbound(function: Callable[..., Any], name: str) -> None:
+    """Refuse a method without its object: no caller would pass ``self``."""
+    place = getattr(function, "__qualname__", "").rpartition(".")[0]
+    if not inspect.isfunction(function) or place.endswith("<locals>") or not place:
+        return
+    if next(iter(inspect.signature(function).parameters), "") in ("self", "cls"):
+        rule = "in the body of a class there is no object yet whose method it could be"
+        remedy = f"Register it in __init__: agent.command({name!r})(self.{function.__name__})."
+        raise ConfigurationError("command", function.__qualname__, rule, remedy)
 
 
 def _handler_of(
