@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import wraps
-from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from bls_agent.console import Console
@@ -78,12 +77,7 @@ class SyncConsole:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from threading import RLock
-from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     ClassVar,
@@ -212,12 +211,7 @@ class Store:
         """Open nothing: the first request does."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the connection."""
         await self.aclose()
 

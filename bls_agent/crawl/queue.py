@@ -6,7 +6,6 @@ import logging
 import random
 import sys
 from collections.abc import Iterable
-from types import TracebackType
 from typing import ClassVar, Final, Literal
 
 from bls_agent.connection.access import LoopLocal, Store
@@ -58,10 +57,7 @@ class _Take:
         return self._taken
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         taken = self._taken
         if taken is None or taken.settled:

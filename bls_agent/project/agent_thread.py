@@ -123,10 +123,7 @@ class AgentThread:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         """Close in order; an exception of the block goes on unchanged."""
         self._close(error, self._patience)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
@@ -442,10 +441,7 @@ class RunWriter:
         self._delivery.put(event)
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         """Write how the run ended, and ``system.close``; the exception goes on.
 
@@ -529,10 +525,7 @@ class RunWriter:
             raise
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         """Write how the run ended, as ``async with`` does, within the same time.
 

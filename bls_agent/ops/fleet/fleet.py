@@ -15,7 +15,6 @@ from collections.abc import (
 )
 from contextlib import aclosing, suppress
 from functools import cached_property
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 import anyio
@@ -109,12 +108,7 @@ class Fleet:
         """Open nothing: the first look does."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the connection."""
         await self.aclose()
 
