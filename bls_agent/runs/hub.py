@@ -325,7 +325,6 @@ class Hub:
     def __init__(self, pool: ConnectionPool) -> None:
         self.pool = pool
         self.is_closed = False  # its store was closed in this loop: followers end
-        self._openings = 0
         self.pages = SharedPages()  # what several followers read at the same time
         self._streams: dict[int, StreamReader] = {}
         self._woken = anyio.Event()
@@ -421,12 +420,6 @@ class Hub:
         for (topic, place), about in zip(doubted, infos, strict=True):
             await self._check(topic, place, about)
         now = anyio.current_time()
-        openings, self._openings = self._openings, self.pool.openings
-        if openings not in (0, self._openings):
-            # A restart that the blocking read has not noticed.
-            for topic in self._topics:
-                topic.liveness.note_outage(now)
-                topic.needs_check = True
         for topic, probe in zip(topics, probes, strict=True):
             if topic.liveness.record(probe, now):
                 topic.notify()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 import time
@@ -95,7 +94,10 @@ class WriterOptions:
         rule = f"at least {SHORTEST:g} s"
         if check_seconds("lease", self.lease, rule) < SHORTEST:
             raise ConfigurationError("lease", self.lease, rule)
-        _check_coalesce(self.coalesce)
+        never = self.coalesce == 0 and not isinstance(self.coalesce, bool)
+        rule = f"from 0, for never, to {LONGEST:g} s"
+        if not never and check_seconds("coalesce", self.coalesce, rule) > LONGEST:
+            raise ConfigurationError("coalesce", self.coalesce, rule)
         check_count("buffer", self.buffer, least=LEAST)
         check_count("buffer_bytes", self.buffer_bytes, least=LEAST_BYTES, most=2**40)
         check_seconds("shutdown_timeout", self.shutdown_timeout)
@@ -112,14 +114,6 @@ class WriterOptions:
     def pace(self) -> float:
         """Seconds from one write to the next."""
         return self.coalesce or PACE
-
-
-def _check_coalesce(coalesce: object) -> None:
-    rule = f"from 0, for never, to {LONGEST:g} s"
-    if isinstance(coalesce, bool) or not isinstance(coalesce, int | float):
-        raise ConfigurationError("coalesce", coalesce, rule)
-    if math.isnan(coalesce) or not 0 <= coalesce <= LONGEST:
-        raise ConfigurationError("coalesce", coalesce, rule)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -438,7 +438,7 @@ async def main(url, run_id, lease):
     await store.add(run_id, "lifecycle", "started")
     while True:
         async with store._access.pool.to(keys[0]) as connection:
-            await HOLD_RUN.run(connection, keys, ("token", int(lease * 1000), 1000, ""))
+            await HOLD_RUN.run(connection, keys, ("token", int(lease * 1000), "", 1000))
         print("held", flush=True)
         await store.add(run_id, "llm", "stream")
         await asyncio.sleep(lease / 3)

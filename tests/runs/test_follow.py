@@ -396,7 +396,7 @@ async def test_a_lost_tail_without_any_later_event(
 async def hold(redis: Redis, run_id: int, token: str, lease: float) -> None:
     """Hold a run as its writer does."""
     keys = RunKeys(run_id).all
-    words = HOLD_RUN.request(keys, (token, int(lease * 1000), 1_000, ""), known=False)
+    words = HOLD_RUN.request(keys, (token, int(lease * 1000), "", 1_000), known=False)
     await execute(redis, *words)
 
 
