@@ -371,16 +371,14 @@ class HeartbeatWriter:
         self._backoff.succeeded()
         self._retry_at = 0.0
         generation = 0 if self._pool.is_cluster else self._pool.pick().generation
-        was_away = self._away_since is not None
-        if was_away or generation != self._generation:
-            if self._generation or was_away:
-                self.write_all_soon()
-            self._generation = generation
-        if self._away_since is not None:
-            if self._logged_away:
-                seconds = anyio.current_time() - self._away_since
-                logger.info("heartbeats are written again after %.1f s", seconds)
-            self._away_since, self._logged_away = None, False
+        away_since, self._away_since = self._away_since, None
+        former, self._generation = self._generation, generation
+        if away_since is not None or former not in (0, generation):
+            self.write_all_soon()
+        if away_since is not None and self._logged_away:
+            seconds = anyio.current_time() - away_since
+            logger.info("heartbeats are written again after %.1f s", seconds)
+            self._logged_away = False
 
     def _record_outage(
         self, states: Sequence[HeartbeatState], error: RedisUnavailableError

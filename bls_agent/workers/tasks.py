@@ -183,11 +183,6 @@ class TaskKeys(Store):
     client_name: ClassVar[str] = "bls-tasks"
     row: ClassVar[KeyTemplate]
 
-    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
-        super().__init__(redis, timeout=timeout)
-        self._turns: WeakKeyDictionary[ConnectionPool, dict[str, anyio.Lock]]
-        self._turns = WeakKeyDictionary()
-
     async def get(self, task_id: str) -> Task | None:
         """Read a task.
 
@@ -268,37 +263,6 @@ class TaskKeys(Store):
         await self._run(PUT_TEXT, key, cast("int", self.row.ttl), payload)
         return Task.decode(task_id, payload)
 
-    async def _change(self, task_id: str, changes: Mapping[str, Any]) -> Task | None:
-        """Read, change, and write unless another process has written; else again."""
-        key = self.row.locate(task_id=task_id)
-        async with self._turn(key):
-            seen = await self._read(key)
-            pause = SHORTEST_PAUSE
-            for _ in range(TRIES):
-                if seen is None:
-                    return None
-                payload = change_task(task_id, seen, changes, now=_now())
-                reply = await self._run(SWAP_TEXT, key, seen, payload)
-                if reply == 1:
-                    return Task.decode(task_id, payload)
-                seen = cast("bytes | None", reply)
-                await anyio.sleep(random.uniform(0, pause))  # noqa: S311 - to get out of step
-                pause = min(pause * 2, LONGEST_PAUSE)
-        reason = f"others were ahead of each of {TRIES} tries; nothing was written"
-        raise RedisUnavailableError("contended", reason)
-
-    @asynccontextmanager
-    async def _turn(self, key: str) -> AsyncGenerator[None]:
-        """Make changes of a key take turns: together they would all try again."""
-        turns = self._turns.setdefault(self._access.pool, {})
-        lock = turns.setdefault(key, anyio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked():  # else another task waits for it
-                turns.pop(key, None)
-
     async def _run(self, script: Script, key: str, *arguments: Argument) -> Reply:
         async with self._access.pool.to(key) as connection:
             with checking_type(key, "string"):
@@ -317,6 +281,11 @@ class TaskStatus(TaskKeys):
     """
 
     row: ClassVar[KeyTemplate] = KEYS["task_status"]
+
+    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+        super().__init__(redis, timeout=timeout)
+        self._turns: WeakKeyDictionary[ConnectionPool, dict[str, anyio.Lock]]
+        self._turns = WeakKeyDictionary()
 
     async def set(self, task_id: str, status: str, **fields: Any) -> Task:
         """Write how a task is, over whatever was written before; for a day from now.
@@ -359,7 +328,34 @@ class TaskStatus(TaskKeys):
                 may be done again, and then stands last. ``contended``: other writers
                 were always ahead.
         """
-        return await self._change(task_id, changes)
+        key = self.row.locate(task_id=task_id)
+        async with self._turn(key):
+            seen = await self._read(key)
+            pause = SHORTEST_PAUSE
+            for _ in range(TRIES):
+                if seen is None:
+                    return None
+                payload = change_task(task_id, seen, changes, now=_now())
+                reply = await self._run(SWAP_TEXT, key, seen, payload)
+                if reply == 1:
+                    return Task.decode(task_id, payload)
+                seen = cast("bytes | None", reply)
+                await anyio.sleep(random.uniform(0, pause))  # noqa: S311 - to get out of step
+                pause = min(pause * 2, LONGEST_PAUSE)
+        reason = f"others were ahead of each of {TRIES} tries; nothing was written"
+        raise RedisUnavailableError("contended", reason)
+
+    @asynccontextmanager
+    async def _turn(self, key: str) -> AsyncGenerator[None]:
+        """Make changes of a key take turns: together they would all try again."""
+        turns = self._turns.setdefault(self._access.pool, {})
+        lock = turns.setdefault(key, anyio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():  # else another task waits for it
+                turns.pop(key, None)
 
 
 Tasks = list[Task]

@@ -330,19 +330,16 @@ class Closures:
         if code is None or not seen:
             return
         digests = [_digest(value) for value in seen]
-        last_name, last = self._last.get(code, ("", []))
-        living_code: object = getattr(living, "__code__", None)
-        if living_code is code:
+        last_name, last = self._last.get(code, (name, digests))
+        if getattr(living, "__code__", None) is code:
             others = zip(seen, _variables(living), strict=True)
-            differs = any(
-                mine is not its and mine is not _EMPTY for mine, its in others
-            )
-        elif name == last_name:
-            known = zip(digests, last, strict=True)
-            differs = any(mine != its for mine, its in known if mine and its)
+            differ = (mine is not its and mine is not _EMPTY for mine, its in others)
         else:
-            differs = False
-        if differs:
+            known = zip(digests, last, strict=True)
+            differ = (
+                name == last_name and mine != its for mine, its in known if mine and its
+            )
+        if any(differ):
             rule = "two functions with different variables around them share no results"
             raise ConfigurationError("name", name, rule, "Give each its own name=…")
         self._last[code] = name, digests
