@@ -388,32 +388,6 @@ def test_at_the_interpreters_end(redis_url: str, name: str) -> None:
     assert "Traceback" not in said.stderr
 
 
-TWO = """
-import sys
-sys.path.insert(0, {root!r})
-from bls_agent.workers import FunctionCache
-cache = FunctionCache({url!r})
-@cache.cached(ttl=60, name={name!r})
-def load(codes, **options): return sorted(codes)
-print(load({{"a", "b", "c", "d"}}, x={{"k": 1, "l": 2.5}}, y=None), cache.stats(load).hits)
-"""
-
-
-def test_processes_with_different_seeds_share_one_entry(
-    redis_url: str, name: str
-) -> None:
-    """The second one has a hit."""
-    program = TWO.format(root=str(ROOT), url=redis_url, name=name)
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed},
-            capture_output=True, text=True, timeout=20, check=True,
-        ).stdout.split()[-1]
-        for seed in ("1", "2")
-    ]  # fmt: skip
-    assert said == ["0", "1"]
-
-
 def test_without_a_url(
     monkeypatch: pytest.MonkeyPatch, redis_url: str, name: str
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,13 +82,6 @@ def test_an_id_is_all_that_follows(key: str, id_: str) -> None:
     assert KEYS[BACKTEST].locate(worker_id=worker.id) == key
 
 
-def test_bytes_of_a_key_are_kept() -> None:
-    """As surrogates, so that the key can be asked for again."""
-    key = b"backtest:worker:\xb6\xa9"
-    worker = Worker.read(BACKTEST, key, SOUND, 30.0)
-    assert worker.key.encode("utf-8", "surrogateescape") == key
-
-
 @pytest.mark.parametrize(
     ("ttl", "age", "stale"),
     [
@@ -135,16 +127,6 @@ def test_the_same_bytes_are_not_read_again() -> None:
     assert (other.problem, other.heartbeat) == ("not_an_object", None)
     broken = Worker.read(BACKTEST, KEY, b"[]", None, other)
     assert broken.problem == "not_an_object"
-
-
-def test_when_it_was_said_is_no_content() -> None:
-    """Two heartbeats that differ in their times alone say the same."""
-    worker = read()
-    later = {**worker.raw, "timestamp": "later", "last_heartbeat": "later"}
-    assert worker.content == replace(worker, raw=later).content
-    busy = {**worker.raw, "running_tasks": 9}
-    assert worker.content != replace(worker, raw=busy).content
-    assert worker.content != replace(worker, problem="no_ttl").content
 
 
 def test_a_value_is_read_once() -> None:
