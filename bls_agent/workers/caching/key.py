@@ -331,7 +331,8 @@ class Closures:
             return
         digests = [_digest(value) for value in seen]
         last_name, last = self._last.get(code, (name, digests))
-        if getattr(living, "__code__", None) is code:
+        living_code: object = getattr(living, "__code__", None)
+        if living_code is code:
             others = zip(seen, _variables(living), strict=True)
             differ = (mine is not its and mine is not _EMPTY for mine, its in others)
         else:
