@@ -113,6 +113,7 @@ class LoopWatch:
         # Whether the thread publishes for it, or may have something in flight.
         self.publishing = False
         self._monitor: _LoopMonitor | None = None
+        self._poke = anyio.Event()  # set when it has to be published at once
 
     def begin(self) -> None:
         """Watch the running event loop from now on."""
@@ -124,7 +125,7 @@ class LoopWatch:
     async def end(self) -> None:
         """Stop, and wait until no write of the thread can arrive any more."""
         self.drop()
-        _WATCHDOG.wake()
+        _WATCHDOG.wake.set()
         while self.publishing:  # noqa: ASYNC110 - a thread sets no event
             await anyio.sleep(0.005)
 
@@ -133,6 +134,56 @@ class LoopWatch:
         self.closed = True
         if self._monitor is not None:
             self._monitor.watches.pop(id(self), None)
+
+    async def publish(
+        self, monitor: _LoopMonitor, connections: AgentConnections
+    ) -> None:
+        """Publish until the loop moves; then make sure that nothing is in flight."""
+        count, began, seconds, reported = monitor.count, monitor.at, 0.0, False
+        self.listener.on_takeover()
+        try:
+            async with anyio.create_task_group() as publishing:
+                publishing.start_soon(self._publish_again, connections)
+                while not self.closed and monitor.stands_at(count):
+                    if not reported and monitor.is_late(self.listener.stall_after):
+                        reported = True
+                        self.listener.on_stall(_describe_place(monitor.thread))
+                        self._poke.set()
+                    await anyio.sleep(QUICK)
+                publishing.cancel_scope.cancel()
+            if reported and not monitor.loop.is_closed():
+                seconds = time.monotonic() - began - monitor.period
+            await self._settle(connections)
+        finally:
+            self.listener.on_recovery(seconds)
+
+    async def _publish_again(self, connections: AgentConnections) -> None:
+        while True:
+            self._poke = anyio.Event()
+            pause = self.listener.interval
+            try:
+                await self.listener.publish(connections)
+            except BlsError:
+                pause = min(RETRY, pause)
+            with anyio.move_on_after(pause):
+                await self._poke.wait()
+
+    async def _settle(self, connections: AgentConnections) -> None:
+        """Kill at the server the connections that were cut in the middle of a write."""
+        live = connections.liveness
+        if live.unanswered:
+            await live.drop()
+        owed = list(live.lost)
+        while owed:
+            try:
+                await connections.forget_lost(live, kill=True)
+            except RedisUnavailableError:
+                if self.closed:
+                    return  # it cannot be known any more, and end() waits
+                live.lost = owed + [lost for lost in live.lost if lost not in owed]
+                await anyio.sleep(SETTLE_PAUSE)
+            else:
+                return
 
 
 class _LoopMonitor:
@@ -165,6 +216,10 @@ class _LoopMonitor:
         if self.watches:
             self._handle = self.loop.call_later(self.period, self._tick)
 
+    def stands_at(self, count: int) -> bool:
+        """Whether the loop has not moved since this count, and is not closed."""
+        return self.count == count and not self.loop.is_closed()
+
     def is_late(self, seconds: float) -> bool:
         """Whether the loop has been late for so long, beyond the timer's period."""
         return self.timer.seconds >= seconds + self.period
@@ -184,7 +239,7 @@ class _Watchdog:
         self._monitors: dict[int, weakref.ref[_LoopMonitor]] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self.wake = threading.Event()
         self._checked = time.monotonic()
         self._connections: dict[object, AgentConnections] = {}
         self._publishers = 0
@@ -193,9 +248,8 @@ class _Watchdog:
         """Watch a loop for one more listener; called in the loop's thread."""
         register(self)
         with self._lock:
-            refs = [reference() for reference in self._monitors.copy().values()]
-            monitor = next((one for one in refs if one and one.loop is loop), None)
-            monitor = monitor or _LoopMonitor(loop)
+            known = (one for one in self._list_monitors() if one.loop is loop)
+            monitor = next(known, None) or _LoopMonitor(loop)
             listener = watch.listener
             monitor.add(watch, min(listener.stall_after, listener.publish_after))
             self._monitors[id(monitor)] = weakref.ref(monitor)
@@ -204,18 +258,16 @@ class _Watchdog:
                     target=self._run, name="bls-agent watchdog", daemon=True
                 )
                 self._thread.start()
-        self.wake()
+        self.wake.set()
         return monitor
-
-    def wake(self) -> None:
-        self._wake.set()
 
     def _run(self) -> None:
         try:
             while self._has_work():
-                asked = self._pause()
-                self._wake.wait(asked)
-                self._wake.clear()
+                periods = [one.period for one in self._list_monitors()]
+                asked = min(periods, default=QUICK)
+                self.wake.wait(asked)
+                self.wake.clear()
                 self._check(asked)
                 if self._due():
                     anyio.run(self._publish)
@@ -238,9 +290,6 @@ class _Watchdog:
     def _list_monitors(self) -> list[_LoopMonitor]:
         found = [reference() for reference in self._monitors.copy().values()]
         return [one for one in found if one and not one.loop.is_closed()]
-
-    def _pause(self) -> float:
-        return min((one.period for one in self._list_monitors()), default=QUICK)
 
     def _check(self, asked: float) -> None:
         now = time.monotonic()
@@ -289,7 +338,7 @@ class _Watchdog:
         self, watch: LoopWatch, monitor: _LoopMonitor, connections: AgentConnections
     ) -> None:
         try:
-            await _Stall(watch, monitor, connections).run()
+            await watch.publish(monitor, connections)
         except Exception as error:  # noqa: BLE001 - ours: the others go on
             watch.drop()
             text = "a stalled agent cannot be spoken for any more\n%s"
@@ -305,79 +354,6 @@ class _Watchdog:
             made = self._connections[key] = listener.connect()
             made.complaints.quiet = True  # the log may be what the loop waits for
         return self._connections[key]
-
-
-class _Stall:
-    """One stall of one loop, for one listener, from its first write to its recovery."""
-
-    def __init__(
-        self, watch: LoopWatch, monitor: _LoopMonitor, connections: AgentConnections
-    ) -> None:
-        self._watch = watch
-        self._listener = watch.listener
-        self._monitor = monitor
-        self._connections = connections
-        self._count = monitor.count
-        self._began = monitor.at
-        self._reported = False
-        self._poke = anyio.Event()
-
-    async def run(self) -> None:
-        """Publish until the loop moves; then make sure that nothing is in flight."""
-        seconds = 0.0
-        self._listener.on_takeover()
-        try:
-            self._report_if_due()
-            async with anyio.create_task_group() as publishing:
-                publishing.start_soon(self._publish)
-                while self._stands():
-                    self._report_if_due()
-                    await anyio.sleep(QUICK)
-                publishing.cancel_scope.cancel()
-            if self._reported and not self._monitor.loop.is_closed():
-                seconds = time.monotonic() - self._began - self._monitor.period
-            await self._settle()
-        finally:
-            self._listener.on_recovery(seconds)
-
-    def _stands(self) -> bool:
-        if self._watch.closed or self._monitor.loop.is_closed():
-            return False
-        return self._monitor.count == self._count
-
-    def _report_if_due(self) -> None:
-        if not self._reported and self._monitor.is_late(self._listener.stall_after):
-            self._reported = True
-            self._listener.on_stall(_describe_place(self._monitor.thread))
-            self._poke.set()
-
-    async def _publish(self) -> None:
-        while True:
-            self._poke = anyio.Event()
-            pause = self._listener.interval
-            try:
-                await self._listener.publish(self._connections)
-            except BlsError:
-                pause = min(RETRY, pause)
-            with anyio.move_on_after(pause):
-                await self._poke.wait()
-
-    async def _settle(self) -> None:
-        """Kill at the server the connections that were cut in the middle of a write."""
-        live = self._connections.liveness
-        if live.unanswered:
-            await live.drop()
-        owed = list(live.lost)
-        while owed:
-            try:
-                await self._connections.forget_lost(live, kill=True)
-            except RedisUnavailableError:
-                if self._watch.closed:
-                    return  # it cannot be known any more, and end() waits
-                live.lost = owed + [lost for lost in live.lost if lost not in owed]
-                await anyio.sleep(SETTLE_PAUSE)
-            else:
-                return
 
 
 def _describe_place(thread: int) -> str:
