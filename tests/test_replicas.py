@@ -336,10 +336,10 @@ async def test_a_clock_set_back_and_entries_of_nobody(
     """The dead count as long as they said, not longer; what is no entry is removed, and said."""
     roster, later = ROSTER.format(project=project), int(time.time() + 3_600) * 1000
     planted: dict[Any, Any] = {
-        "死": f"t {later} 300 故障",
-        "巨": f"t {2**70} 1000 在线",
+        "死": f"ab.300 {later} 故障",
+        "巨": f"ab.1000 {2**70} 在线",
         "乱": "garbage",
-        "久": f"t {later} {10**20} 故障",
+        "久": f"ab.{10**20} {later} 故障",
     }
     await redis.hset(roster, mapping=planted)
     async with replica(project, redis_url, "甲") as agent:
@@ -358,7 +358,7 @@ async def _has(redis: Redis, roster: str, names: set[str]) -> bool:
 
 async def _pretend_to_live(redis: Redis, project: str, instance: str) -> str:
     """Put an instance into the roster; give its inbox."""
-    entry = f"token {2**42} {10**11} 在线"
+    entry = f"ab.{10**11} {2**42} 在线"
     await redis.hset(ROSTER.format(project=project), instance, entry)
     return INBOX.format(project=project, instance=instance)
 
@@ -610,12 +610,12 @@ async def test_call_takes_the_first_and_call_all_those_in_time(
 def test_who_lives() -> None:
     """Expired, foreign and broken entries do not."""
     entries = {
-        "乙": "t1 1001 60 故障",
-        "甲": "t2 2000 60 在线",
-        "过期": "t3 1000 60 在线",
-        "无": "t4 x 60 在线",
-        "长": f"t6 {'9' * 5_000} 60 在线",
-        "外": "t5 5000 60 运行中",
+        "乙": "t1 1001 故障",
+        "甲": "t2 2000 在线",
+        "过期": "t3 1000 在线",
+        "无": "t4 x 在线",
+        "长": f"t6 {'9' * 5_000} 在线",
+        "外": "t5 5000 运行中",
         "空": "",
     }
     flat = [part.encode() for entry in entries.items() for part in entry]

@@ -139,7 +139,7 @@ class AgentSession:
     def _build_status_writer(self) -> StatusWriter:
         state, ttl = self._state, self._settings.status_ttl
         if self._settings.replicas:
-            replicas = ReplicaRegistry(state.project, state.instance, self._warn)
+            replicas = ReplicaRegistry(state.project, state.instance, ttl, self._warn)
             return StatusWriter(
                 self.connections, self._status_key, ttl=ttl, replicas=replicas
             )

@@ -1,7 +1,7 @@
 -- KEYS[1]  {project}_项目状态, a string: the status of all replicas together
--- KEYS[2]  bls_agent:{…}:instances, a hash: instance -> "<token> <expiry> <lasts>
---          <status>", the expiry in milliseconds of this server's clock, for how many
---          it was said
+-- KEYS[2]  bls_agent:{…}:instances, a hash: instance -> "<token> <expiry> <status>", the
+--          expiry in milliseconds of this server's clock; for how many the word was said
+--          stands in the token, as in that of a lease
 -- ARGV[1]  the instance that speaks
 -- ARGV[2]  its token, which tells it from another process of the same name
 -- ARGV[3]  its status, or its last word
@@ -13,8 +13,8 @@
 -- that each look and then write would overwrite each other with what was true before.
 -- A word that counts longer than it was said for, because the clock was set back, is
 -- cut to that; what is no word is dropped: its instance, if it lives, speaks again.
--- Gives {twin, dropped}: 1 if another process speaks under the same name, else 0; and
--- how many entries were none.
+-- Gives {twin, dropped}: the token of another process that speaks under the same name,
+-- or nothing; and how many entries were none.
 local kind = redis.call('TYPE', KEYS[1])['ok']
 if kind ~= 'string' and kind ~= 'none' then
   return redis.error_reply('WRONGTYPE the status key holds a ' .. kind)
@@ -36,19 +36,19 @@ local function hear(word, expiry)
   till = math.max(till, expiry)
 end
 
-local gone, cut, twin, odd = {}, {}, 0, 0
+local gone, cut, twin, odd = {}, {}, '', 0
 local entries = redis.call('HGETALL', KEYS[2])
 for at = 1, #entries, 2 do
   local who = entries[at]
-  local whose, expiry, length, word =
-    string.match(entries[at + 1], '^(%S+) (%d+) (%d+) (.+)$')
-  if rank[word or ''] == nil or #length > 12 then
+  local whose, expiry, word = string.match(entries[at + 1], '^(%S+) (%d+) (.+)$')
+  local length = string.match(whose or '', '^%x+%.(%d+)')
+  if rank[word or ''] == nil or not length or #length > 12 then
     expiry, odd = 0, odd + 1
   else
     expiry = tonumber(expiry)
     if expiry > now + length then
       expiry = now + length
-      cut[who] = table.concat({whose, string.format('%.0f', expiry), length, word}, ' ')
+      cut[who] = table.concat({whose, string.format('%.0f', expiry), word}, ' ')
     end
   end
   if expiry <= now then
@@ -56,7 +56,7 @@ for at = 1, #entries, 2 do
   elseif who ~= instance then
     hear(word, expiry)
   elseif whose ~= token then
-    twin = 1
+    twin = whose
     if lasts == 0 then
       hear(word, expiry)
     end
@@ -84,8 +84,7 @@ for _, who in ipairs(gone) do
   redis.call('HDEL', KEYS[2], who)
 end
 if lasts > 0 then
-  local entry =
-    table.concat({token, string.format('%.0f', now + lasts), ARGV[4], status}, ' ')
+  local entry = table.concat({token, string.format('%.0f', now + lasts), status}, ' ')
   redis.call('HSET', KEYS[2], instance, entry)
   redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', till))
 end

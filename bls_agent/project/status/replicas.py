@@ -7,7 +7,6 @@ the worst of the living into the status key. A killed replica just expires.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
@@ -25,6 +24,7 @@ from bls_agent.core.errors import (
 from bls_agent.core.keys import INSTANCES, PROJECT_STATUS, place_beside
 from bls_agent.project.messages import LogEntry, Outcome, Status
 from bls_agent.project.receive.receiver import Say
+from bls_agent.runtime.lease import belongs_to_dead, make_token
 
 __all__ = ["OutcomeCollector", "ReplicaRegistry", "list_living", "read_replicas"]
 
@@ -43,11 +43,11 @@ MANY: Final = 8  # after another
 class ReplicaRegistry:
     """The living instances of a project, and this one among them."""
 
-    def __init__(self, project: str, instance: str, say: Say) -> None:
+    def __init__(self, project: str, instance: str, ttl: int, say: Say) -> None:
         self._status_key = PROJECT_STATUS.build(project=project)
         self._key = _key_of(project)
         self._instance = instance
-        self._token = secrets.token_hex(4)
+        self._token = make_token(ttl)
         self._say = say
         self._namesakes = 0
 
@@ -74,7 +74,8 @@ class ReplicaRegistry:
                 {"key": self._key, "reason": error.kind},
             )
             return False
-        self._record_namesake(found=bool(namesake))
+        whose = namesake.decode("utf-8", "replace")
+        self._record_namesake(found=bool(whose) and not belongs_to_dead(whose))
         if dropped:
             text = f"the list of replicas {self._key!r} held {dropped} entries that no replica writes: they were removed"
             self._say(text, {"key": self._key})
@@ -123,11 +124,10 @@ def list_living(entries: Sequence[bytes], now: int) -> dict[str, Status]:
     """
     living: dict[str, Status] = {}
     for name, entry in zip(entries[::2], entries[1::2], strict=True):
-        parts = entry.split(b" ", 3)
-        # token, expiry, TTL of that report, status
-        if len(parts) == 4 and _is_later(parts[1], now):  # noqa: PLR2004
+        parts = entry.split(b" ", 2)  # token, expiry, status
+        if len(parts) == 3 and _is_later(parts[1], now):  # noqa: PLR2004
             try:
-                status = Status.decode(parts[3])
+                status = Status.decode(parts[2])
             except DecodeError:
                 continue
             living[name.decode("utf-8", "replace")] = status

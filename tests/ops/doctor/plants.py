@@ -201,7 +201,7 @@ def good(row: str) -> list[Words]:
         "crawl_delayed": lambda: [*crawl("processing"), ("HSET", key, "r1", "1")],
         "crawl_counters": lambda: [("HSET", key, "serial", "17", "pushed", "0")],
         "instances": lambda: [
-            ("HSET", key, "a1", "t 1700000000000 60000 在线"), ("EXPIRE", key, 60)
+            ("HSET", key, "a1", "ab.60000 1700000000000 在线"), ("EXPIRE", key, 60)
         ],
     }  # fmt: skip
     if row in special:
@@ -398,7 +398,7 @@ def own_plants() -> Iterator[Plant]:
     roster = f"bls_agent:{{{STATUS}}}:instances"
     yield Plant(
         "roster-endless", "instances", roster,
-        lambda: [("HSET", roster, "a1", "t 1700000000000 60000 在线")],
+        lambda: [("HSET", roster, "a1", "ab.60000 1700000000000 在线")],
     )  # fmt: skip
 
 
