@@ -149,7 +149,7 @@ class _FrameStream(EventSourceResponse):
     ) -> None:
         self._frames = frames  # without comments
         self._heartbeat = heartbeat
-        self._put: Callable[[bytes], Awaitable[None]] | None = None
+        self._send_message: Send  # since the call
         self._waiting = anyio.CancelScope()
         self._is_waiting = False  # else it is sending
         self._sent_at = anyio.current_time()  # when the last send began
@@ -171,16 +171,12 @@ class _FrameStream(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send frames until the run ends, the client leaves, or the server stops."""
-
-        async def put(chunk: bytes) -> None:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-        self._put = put
+        self._send_message = send
         async with anyio.create_task_group() as tasks:
 
             async def give_up() -> None:
                 with suppress(OSError):  # the client left
-                    await self._send_heartbeats(put)
+                    await self._send_heartbeats()
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(self._end_with_server)
@@ -188,6 +184,10 @@ class _FrameStream(EventSourceResponse):
             with suppress(OSError):
                 await super().__call__(scope, receive, send)
             tasks.cancel_scope.cancel()
+
+    async def _put(self, chunk: bytes) -> None:
+        message = {"type": "http.response.body", "body": chunk, "more_body": True}
+        await self._send_message(message)
 
     async def _end_with_server(self) -> None:
         await self._stopping.wait()
@@ -202,8 +202,7 @@ class _FrameStream(EventSourceResponse):
             with self._waiting:
                 async for chunk in self._frames:
                     self._note_sending()
-                    if self._put is not None:
-                        await self._put(chunk)
+                    await self._put(chunk)
                     self._is_waiting = True
         except BlsError as error:  # a client that comes back gets the reason
             logger.warning("a stream ends: %s", error)
@@ -216,7 +215,7 @@ class _FrameStream(EventSourceResponse):
     def _note_sending(self) -> None:
         self._is_waiting, self._sent_at = False, anyio.current_time()
 
-    async def _send_heartbeats(self, put: Callable[[bytes], Awaitable[None]]) -> None:
+    async def _send_heartbeats(self) -> None:
         """Send a comment after each time without an event.
 
         Returns when the client stops reading.
@@ -227,7 +226,7 @@ class _FrameStream(EventSourceResponse):
                 # An event may overtake it: each is a chunk of its own.
                 self._sent_at = anyio.current_time()
                 with anyio.move_on_after(STALLED) as scope:
-                    await put(write_comment())
+                    await self._put(write_comment())
                 if scope.cancelled_caught:
                     return
             elif not self._is_waiting and silence >= STALLED:

@@ -346,10 +346,7 @@ class Hub:
     def join(
         self, keys: RunKeys, place: EventId, known: int | None, *, seen: bool
     ) -> RunTopic:
-        """Give the topic of a run; if there is none, one that begins at a place."""
-        topic = self.find(keys.run_id, keys.events)
-        if topic is not None:
-            return topic
+        """Make the topic of a run that is not followed yet; it begins at a place."""
         slot = self.pool.slot_of(keys.events)
         stream = self._streams.get(slot)
         if stream is None:
