@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import anyio
 from starlette.applications import Starlette
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from bls_agent.core.errors import BlsError, ConfigurationError
@@ -26,14 +26,8 @@ from bls_agent.ops.web.middleware import (
 from bls_agent.ops.web.pages.listings import listing_routes
 from bls_agent.ops.web.pages.projects import project_routes
 from bls_agent.ops.web.pages.rendering import STATIC, CachedFiles, refuse_with
-from bls_agent.ops.web.requests import (
-    RETRY_AFTER,
-    FieldError,
-    status_of,
-)
-from bls_agent.ops.web.security import (
-    with_headers,
-)
+from bls_agent.ops.web.requests import RETRY_AFTER, FieldError, status_of
+from bls_agent.ops.web.security import with_headers
 from bls_agent.ops.web.state import WebState
 from bls_agent.ops.web.streams import stream_routes
 
@@ -70,24 +64,20 @@ def create_app(config: WebConfig | None = None) -> ConsoleApp:
     """
     state = WebState(config or WebConfig())
     app = ConsoleApp(
-        routes=_routes(),
+        routes=[
+            *stream_routes,
+            *login_routes,
+            *api_routes,
+            *project_routes,
+            *listing_routes,
+            Mount("/static", CachedFiles(directory=STATIC, check_dir=False)),
+        ],
         middleware=[Middleware(SecurityMiddleware, state=state)],
-        exception_handlers=_handlers(),
+        exception_handlers=_HANDLERS,
         lifespan=_lifespan,
     )
     app.web = app.state.web = state
     return app
-
-
-def _routes() -> list[BaseRoute]:
-    return [
-        *stream_routes,
-        *login_routes,
-        *api_routes,
-        *project_routes,
-        *listing_routes,
-        Mount("/static", CachedFiles(directory=STATIC, check_dir=False)),
-    ]
 
 
 @asynccontextmanager
@@ -109,16 +99,6 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
             for watch in state.watches:
                 await watch.aclose()
             await state.console.aclose()
-
-
-def _handlers() -> dict[Any, Any]:
-    return {
-        HTTPException: _on_refusal,
-        FieldError: _on_field_error,
-        BlsError: _on_error_of_ours,
-        ClientDisconnect: _on_gone,
-        Exception: _on_surprise,
-    }
 
 
 async def _on_refusal(request: Request, error: HTTPException) -> Response:
@@ -153,3 +133,12 @@ async def _on_surprise(request: Request, _: Exception) -> Response:
     """Answer for a fault of our own; the server's log has its traceback."""
     reason = "something went wrong here; see the console's log"
     return refuse_with(request, 500, reason, shown="")
+
+
+_HANDLERS: Final[Mapping[Any, Any]] = {
+    HTTPException: _on_refusal,
+    FieldError: _on_field_error,
+    BlsError: _on_error_of_ours,
+    ClientDisconnect: _on_gone,
+    Exception: _on_surprise,
+}

@@ -59,45 +59,43 @@ class _PatientProtocol(H11Protocol):
     stall: ClassVar[float]  # seconds for a request's head, or until an answer is taken
     most: ClassVar[int]  # connections that may be open; more are refused
     counts: ClassVar[Counter[str]]  # connections that were dropped, by reason
-    _for_head: TimerHandle | None = None
-    _for_reader: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._timers: dict[str, TimerHandle] = {}  # "requests", "readers"
         self.client = self.client or UNIX
         _watch_peer(transport, self.stall)
         if len(self.connections) > self.most:
             self._refuse("503 Service Unavailable", "too many connections")
             self.counts["connections_refused"] += 1
         else:
-            self._wait_for_head()
+            self._start("requests")
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; the head of a request has to arrive within its time."""
         super().data_received(data)
         if self._is_answering():
-            self._cancel_head()
-        elif self._for_head is None:
-            self._wait_for_head()
+            self._stop("requests")
+        elif "requests" not in self._timers:
+            self._start("requests")
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.conn.trailing_data[0] and not self._is_answering():
-            self._wait_for_head()
+            self._start("requests")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_head()
-        self._cancel_reader()
+        self._stop("requests")
+        self._stop("readers")
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Wait for the peer to read, within a deadline."""
         super().pause_writing()
-        self._cancel_reader()
-        self._for_reader = self.loop.call_later(self.stall, self._give_up, "readers")
+        self._start("readers")
 
     def resume_writing(self) -> None:
-        self._cancel_reader()
+        self._stop("readers")
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -113,24 +111,19 @@ class _PatientProtocol(H11Protocol):
         cycle: Any = self.cycle  # None before the first request
         return cycle is not None and not cycle.response_complete
 
-    def _wait_for_head(self) -> None:
-        self._cancel_head()
-        self._for_head = self.loop.call_later(self.stall, self._give_up, "requests")
+    def _start(self, what: str) -> None:
+        self._stop(what)
+        timer = self.loop.call_later(self.stall, self._give_up, what)
+        self._timers[what] = timer
+
+    def _stop(self, what: str) -> None:
+        if timer := self._timers.pop(what, None):
+            timer.cancel()
 
     def _give_up(self, what: str) -> None:
         if what == "readers" or not self._is_answering():
             self.counts[f"{what}_stalled"] += 1
             self.transport.abort()
-
-    def _cancel_head(self) -> None:
-        if self._for_head is not None:
-            self._for_head.cancel()
-            self._for_head = None
-
-    def _cancel_reader(self) -> None:
-        if self._for_reader is not None:
-            self._for_reader.cancel()
-            self._for_reader = None
 
 
 def _write_refusal(status: str, text: str) -> bytes:

@@ -28,7 +28,6 @@ from bls_agent.ops.web.feeds.assets import (
 from bls_agent.ops.web.requests import quote_name
 from tests.assets.test_library import PATH, SHA, prompt, tool
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
-from tests.harness import execute
 from tests.ops.web.serving import console_of, served
 from tests.ops.web.test_streams import following, next_of
 
@@ -261,17 +260,3 @@ async def test_redis_away() -> None:
         assert (one.status_code, "Not known" in one.text) == (503, True)
         assert (await client.get("/api/assets")).status_code == 503
         assert (await client.get("/api/assets/a")).status_code == 503
-
-
-async def test_a_user_who_may_not_read_them(
-    own_server: DevServer, admin: Redis
-) -> None:
-    """Neither an empty library nor an outage: the page says which rights are missing."""
-    rules = ("on", ">geheim", "+@all", "~bls*")
-    await execute(admin, "ACL", "SETUSER", "op", *rules)
-    url = own_server.url.replace("redis://", "redis://op:geheim@")
-    async with console_of(url) as client:
-        page = (await client.get("/assets?lang=en")).text
-        assert '<div id="forbidden" class="banner" role="alert">' in page
-        assert '<p id="nothing" class="nothing" hidden>' in page
-        assert (await client.get("/api/assets")).status_code == 503

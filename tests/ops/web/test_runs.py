@@ -38,7 +38,7 @@ from bls_agent.runs import (
 )
 from bls_agent.runs.reading import RunKeys
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
-from tests.harness import eventually, execute
+from tests.harness import eventually
 from tests.ops.web.serving import Served, console_of, served
 from tests.ops.web.test_streams import following, next_of
 
@@ -264,31 +264,6 @@ async def test_a_run_that_is_not_there(
             "/events/runs/{}",
         ):
             assert (await client.get(path.format(run_id))).status_code == 409
-
-
-async def test_redis_away() -> None:
-    """The page says so, and the interface is no empty list."""
-    async with console_of("redis://127.0.0.1:1") as client:
-        page = await client.get("/runs?lang=en")
-        assert page.status_code == 200
-        assert '<div id="away" class="banner" role="alert">' in page.text
-        assert '<p id="nothing" class="nothing" hidden>' in page.text
-        for path in ("/runs/1", "/api/runs", "/api/runs/1", "/api/runs/1/events"):
-            assert (await client.get(path)).status_code == 503
-
-
-async def test_a_user_who_may_not_read_them(own_server: DevServer) -> None:
-    """Neither an empty list nor an outage: the page says which rights are missing."""
-    async with Redis.from_url(own_server.url, protocol=2) as redis:
-        await redis.xadd("run:1:events", {"a": "b"})
-        rules = ("on", ">geheim", "+@all", "~bls*")
-        await execute(redis, "ACL", "SETUSER", "op", *rules)
-    url = own_server.url.replace("redis://", "redis://op:geheim@")
-    async with console_of(url) as client:
-        page = (await client.get("/runs?lang=en")).text
-        assert '<div id="forbidden" class="banner" role="alert">' in page
-        assert '<div id="away" class="banner" role="alert" hidden>' in page
-        assert (await client.get("/api/runs")).status_code == 503
 
 
 # --- streams

@@ -15,15 +15,12 @@ from redis.asyncio import Redis
 from bls_agent.devserver import DevServer
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds import workers as worker_feed
-from bls_agent.ops.web.feeds.workers import (
-    STATES,
-    make_worker_card,
-)
+from bls_agent.ops.web.feeds.workers import STATES, make_worker_card
 from bls_agent.ops.web.requests import quote_name
 from bls_agent.workers import Worker, WorkerStatus
 from tests.corpus.heartbeats import HEARTBEATS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
-from tests.harness import eventually, execute
+from tests.harness import eventually
 from tests.ops.web.serving import console_of, served
 from tests.ops.web.test_streams import following, next_of
 
@@ -186,31 +183,3 @@ async def told(events: AsyncIterator[Any], worker: str) -> Any:
         for card in (await change(events))["workers"]:
             if card["id"] == worker:
                 return card
-
-
-async def test_redis_away() -> None:
-    """The page says so, and the interface is no empty list."""
-    async with console_of("redis://127.0.0.1:1") as client:
-        page = await client.get("/workers?lang=en")
-        assert page.status_code == 200
-        assert re.search(r'<div id="away" class="banner" role="alert">', page.text)
-        assert re.search(r'<p id="nothing" class="nothing" hidden>', page.text)
-        assert re.search(
-            r'<div id="forbidden" class="banner" role="alert" hidden>', page.text
-        )
-        assert (await client.get("/api/workers")).status_code == 503
-
-
-async def test_a_user_who_may_not_read_them(own_server: DevServer) -> None:
-    """Neither an empty fleet nor an outage: the page says which rights are missing."""
-    async with Redis.from_url(own_server.url, protocol=2) as redis:
-        await redis.set(f"{KEY}a", beat(), ex=30)
-        rules = ("on", ">geheim", "+@all", "~bls*")
-        await execute(redis, "ACL", "SETUSER", "op", *rules)
-    url = own_server.url.replace("redis://", "redis://op:geheim@")
-    async with console_of(url) as client:
-        page = (await client.get("/workers?lang=en")).text
-        assert '<div id="forbidden" class="banner" role="alert">' in page
-        assert '<div id="away" class="banner" role="alert" hidden>' in page
-        assert '<p id="nothing" class="nothing" hidden>' in page
-        assert (await client.get("/api/workers")).status_code == 503

@@ -1,8 +1,4 @@
-"""Assets: one watch of the library for any number of pages, and the card of an asset.
-
-A card is language-independent. Its texts are safe to show
-(:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
-"""
+"""Assets: one watch of the library for any number of pages, and the card of an asset."""
 
 from __future__ import annotations
 
@@ -14,13 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from bls_agent.assets.library import AssetLibrary
-from bls_agent.assets.records import (
-    CATEGORIES,
-    KEPT,
-    Asset,
-    AssetSummary,
-    SyncState,
-)
+from bls_agent.assets.records import CATEGORIES, KEPT, Asset, AssetSummary, SyncState
 from bls_agent.core.codec import JSONObject, encode, encode_lines, format_timestamp
 from bls_agent.core.errors import DecodeError, WrongTypeError
 from bls_agent.ops.terminal import visible, visible_lines

@@ -1,8 +1,4 @@
-"""Crawl queues: one watch for any number of pages, and the card of a queue.
-
-A card is language-independent. Its texts are safe to show
-(:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
-"""
+"""Crawl queues: one watch for any number of pages, and the card of a queue."""
 
 from __future__ import annotations
 

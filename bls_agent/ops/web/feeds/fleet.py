@@ -1,8 +1,4 @@
-"""All projects: one watch for any number of wallboards, and the card of a project.
-
-A card is language-independent and made once for all followers. Its texts are safe to
-show (:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
-"""
+"""All projects: one watch for any number of wallboards, and the card of a project."""
 
 from __future__ import annotations
 

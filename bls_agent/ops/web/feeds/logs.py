@@ -11,11 +11,7 @@ from anyio.abc import TaskGroup
 
 from bls_agent.console import Console
 from bls_agent.core.codec import encode
-from bls_agent.core.errors import (
-    BlsError,
-    RedisRefusedError,
-    RedisUnavailableError,
-)
+from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.watch import Item, Ring, Shared
 from bls_agent.ops.web.requests import convert, encode_cut

@@ -1,8 +1,4 @@
-"""Runs: one watch for any number of pages, the card of a run, and its events in pages.
-
-A card is language-independent. Its texts are safe to show
-(:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
-"""
+"""Runs: one watch for any number of pages, the card of a run, and its events in pages."""
 
 from __future__ import annotations
 
@@ -17,13 +13,7 @@ from bls_agent.core.codec import JSONObject, JSONValue
 from bls_agent.ops.terminal import visible_lines
 from bls_agent.ops.web.feeds.watch import SharedWatch, clock, pause_after, shorten
 from bls_agent.ops.web.requests import convert, encode_cut
-from bls_agent.runs import (
-    EventPage,
-    EventStore,
-    RunState,
-    RunSummary,
-    StreamEvent,
-)
+from bls_agent.runs import EventPage, EventStore, RunState, RunSummary, StreamEvent
 from bls_agent.runs.reading import PageSize
 
 __all__ = [

@@ -2,6 +2,9 @@
 
 A follower of a ring is a number, its place. One so slow that its place was overwritten
 learns how many items it missed; no memory grows for it.
+
+A card is language-independent and made once for all followers. Its texts are safe to
+show (:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Workers: one watch for any number of pages, and the card of a worker.
-
-A card is language-independent and made once for all followers. Its texts are safe to
-show (:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
-"""
+"""Workers: one watch for any number of pages, and the card of a worker."""
 
 from __future__ import annotations
 

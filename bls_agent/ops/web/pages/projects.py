@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -39,12 +39,7 @@ from bls_agent.ops.web.help import (
     find_manual,
     read_manual,
 )
-from bls_agent.ops.web.pages.rendering import (
-    Words,
-    error_page,
-    render,
-    texts_of,
-)
+from bls_agent.ops.web.pages.rendering import Words, error_page, render, texts_of
 from bls_agent.ops.web.requests import (
     ANY_NAME,
     FIELD,
@@ -126,18 +121,6 @@ async def _show_card(request: Request) -> Response:
 _NOT_ASKED: Final = Manual(entries=(), told_at=0.0, asked=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Filled:
-    """The values of the form, by the names of its inputs."""
-
-    chosen: int = -1  # the place of the command in the manual
-    by_hand: bool = False  # whether the command's name is written by hand
-    typed: Mapping[str, str] = field(default_factory=dict[str, str])
-    errors: Mapping[str, str] = field(default_factory=dict[str, str])
-    note: str = ""  # a sentence below
-    focus: str = ""  # the input that gets the focus; "" leaves it where it is
-
-
 async def _show_commands(request: Request) -> Response:
     """Give the form of the chosen command, or the commands to choose from."""
     project = project_in_query(request.scope)
@@ -148,9 +131,8 @@ async def _show_commands(request: Request) -> Response:
     except RedisUnavailableError:
         manual, note = _NOT_ASKED, texts["js_not_known"]
     chosen = request.query_params.get("chosen", "")
-    return _render_form(
-        request, project, manual, _chosen(manual, chosen, note or _note(manual, texts))
-    )
+    note = note or _note(manual, texts)
+    return _render_form(request, project, manual, chosen, note=note)
 
 
 async def _find_manual(request: Request, project: str) -> Manual:
@@ -177,13 +159,13 @@ def _note(manual: Manual, texts: Texts) -> str:
     return texts["help_known"].format(age=ago)
 
 
-def _chosen(manual: Manual, chosen: str, note: str = "") -> _Filled:
-    """Read which command is chosen; without a manual the user types its name."""
-    if not manual.entries or chosen == OTHER:
-        return _Filled(by_hand=True, note=note)
+def _find_chosen(manual: Manual, chosen: str) -> tuple[int, Entry | None]:
+    """Find the chosen command and its place in the manual; -1 if none is chosen."""
     usable = chosen.isascii() and chosen.isdecimal() and len(chosen) < len("1000")
     place = int(chosen) if usable else -1
-    return _Filled(chosen=place if place < len(manual.entries) else -1, note=note)
+    if 0 <= place < len(manual.entries):
+        return place, manual.entries[place]
+    return -1, None
 
 
 async def _ask_help(request: Request) -> Response:
@@ -202,9 +184,8 @@ async def _ask_help(request: Request) -> Response:
     except BlsError as error:
         note = texts["not_sent"].format(reason=visible(str(error)))
     manual = web_state(request).manuals.put(project, entries, time.monotonic())
-    filled = _chosen(manual, "", note or _note(manual, texts))
-    focus = "chosen" if entries else "command"
-    return _render_form(request, project, manual, replace(filled, focus=focus))
+    note, focus = note or _note(manual, texts), "chosen" if entries else "command"
+    return _render_form(request, project, manual, note=note, focus=focus)
 
 
 async def _review(request: Request) -> Response:
@@ -213,8 +194,8 @@ async def _review(request: Request) -> Response:
     texts = texts_of(request)
     typed = await read_form(request)
     manual = await _find_manual(request, project)
-    filled = _chosen(manual, typed.get("chosen", OTHER))
-    entry = manual.entries[filled.chosen] if filled.chosen >= 0 else None
+    chosen = typed.get("chosen", OTHER)
+    _, entry = _find_chosen(manual, chosen)
     command = entry.name if entry else typed.get("command", "")
     told = read_submission(entry.form if entry else None, typed)
     errors: dict[str, str] = {}  # in the order of the form
@@ -225,8 +206,9 @@ async def _review(request: Request) -> Response:
     }
     if errors:
         focus = next(iter(errors))
-        wrong = replace(filled, typed=typed, errors=errors, focus=focus)
-        return _render_form(request, project, manual, wrong, retarget=True)
+        return _render_form(
+            request, project, manual, chosen, typed=typed, errors=errors, focus=focus
+        )
     return _show_review(request, project, command, told.arguments)
 
 
@@ -300,13 +282,21 @@ def _render_form(
     request: Request,
     project: str,
     manual: Manual,
-    filled: _Filled,
+    chosen: str = "",
     *,
-    retarget: bool = False,
+    typed: Mapping[str, str] = MappingProxyType({}),
+    errors: Mapping[str, str] = MappingProxyType({}),
+    note: str = "",
+    focus: str = "",
 ) -> Response:
-    entry = manual.entries[filled.chosen] if filled.chosen >= 0 else None
-    typed = defaultdict(str, filled.typed)
-    headers = {"hx-retarget": "#command"} if retarget else None
+    """Render the form; without a manual the user types the command's name.
+
+    ``typed`` and ``errors`` are by the names of inputs, ``note`` is a sentence below,
+    ``focus`` the input that gets the focus.
+    """
+    place, entry = _find_chosen(manual, chosen)
+    values = defaultdict(str, typed)
+    headers = {"hx-retarget": "#command"} if errors else None
     return render(
         request,
         "commands.html",
@@ -314,16 +304,16 @@ def _render_form(
         headers,
         query=f"{FIELD}={quote_name(project)}",
         manual=manual.entries,
-        chosen=filled.chosen,
-        by_hand=filled.by_hand,
+        chosen=place,
+        by_hand=not manual.entries or chosen == OTHER,
         entry=entry,
         form=entry.form if entry else None,
-        folded=not manual.asked and not filled.errors,
-        typed=typed,
-        errors=filled.errors,
-        focus=filled.focus,
-        command=typed["command"],
-        note=filled.note,
+        folded=not manual.asked and not errors,
+        typed=values,
+        errors=errors,
+        focus=focus,
+        command=values["command"],
+        note=note,
         show_default=_show_default,
         options=_options,
         limits=_limits,
