@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import anyio
 
@@ -31,9 +31,9 @@ from bls_agent.ops.doctor.access import Role, check_access, roles_of, trials
 from bls_agent.ops.doctor.misencoded_keys import find_meant, name_fault
 from bls_agent.ops.doctor.reading import Kind, Look, kind_of, project_of
 from bls_agent.ops.doctor.report import Report, Tally
-from bls_agent.ops.doctor.rule import Finding, Question, Sample, Severity
+from bls_agent.ops.doctor.rule import Finding, Rule, Sample, Severity, Unanswered
 from bls_agent.ops.doctor.rules.server import SERVER_RULES, Facts
-from bls_agent.ops.doctor.rules.table import ASKING_OF, RULES_OF
+from bls_agent.ops.doctor.rules.table import RULES_OF
 from bls_agent.ops.doctor.server import Server, answer
 
 __all__ = ["Progress", "examine"]
@@ -103,7 +103,6 @@ class _Examination:
         self._total = 0
         self._connected: frozenset[str] | None = frozenset()
         self._offset = 0.0
-        self._answers: dict[Question, Any] = {}
 
     async def run(self) -> Report:
         began = anyio.current_time()
@@ -183,7 +182,7 @@ class _Examination:
         self._unread.update(look.refused for look in looks if look.refused)
         now = self._clock() + self._offset
         samples = [
-            look.sample(now, self._connected, self._answers)
+            look.sample(now, self._connected)
             for look in looks
             if not look.refused and not look.gone
         ]
@@ -208,22 +207,23 @@ class _Examination:
             self._record(rule.judge(sample))
 
     async def _apply(self, samples: Sequence[Sample]) -> None:
-        """Find out what the rules ask for, and apply them."""
-        fitting = [sample for sample in samples if _is_of_its_type(sample)]
-        self._answers.clear()
-        questions = {  # in their order: two about one thing are answered together
-            question: None
-            for sample in fitting
-            for rule in ASKING_OF.get(sample.row, ())
-            for question in rule.asks(sample)
-        }
-        if questions:
-            self._answers.update(await answer(self._pool, questions))
+        """Apply the rules; those that ask about other keys once more, with answers."""
+        waiting: list[tuple[Rule, Sample]] = []
         for sample in samples:
-            of_its_type = _is_of_its_type(sample)
+            of_its_type = KEYS[sample.row].type in (None, sample.type)
             for rule in RULES_OF.get(sample.row, ()):
-                if of_its_type or rule.code == WRONG_TYPE:
+                if not of_its_type and rule.code != WRONG_TYPE:
+                    continue
+                try:
                     self._record(rule.judge(sample))
+                except Unanswered:
+                    waiting.append((rule, sample))
+        # In their order: two questions about one thing are answered together.
+        questions = {one: None for _, sample in waiting for one in sample.questions}
+        answers = await answer(self._pool, questions) if questions else {}
+        for rule, sample in waiting:
+            sample.answers = answers
+            self._record(rule.judge(sample))
 
     def _record_unread(self) -> None:
         if not self._unread:
@@ -281,10 +281,6 @@ class _Access(NamedTuple):
     def worth(self) -> float:
         """Rank by the number of possible roles; no project at all comes last."""
         return sum(role.possible for role in self.roles) + 0.5 * bool(self.roles)
-
-
-def _is_of_its_type(sample: Sample) -> bool:
-    return KEYS[sample.row].type in (None, sample.type)
 
 
 def _server_finding(rule: str, severity: Severity, what: str) -> Finding:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import KEYS, KeyTemplate, RedisType, encode_key, key_beside
-from bls_agent.ops.doctor.rule import Question, Sample, Values
+from bls_agent.ops.doctor.rule import Sample, Values
 
 __all__ = ["Kind", "Look", "is_loose", "kind_of", "project_of"]
 
@@ -141,13 +141,8 @@ class Look:
         mean = self._usage / max(self._size, 1)
         return count if mean * count <= WEIGHT else int(WEIGHT / mean)
 
-    def sample(
-        self,
-        now: float,
-        connected: frozenset[str] | None,
-        answers: Mapping[Question, Any],
-    ) -> Sample:
-        """Make the sample; answers to the rules' questions are filled in later."""
+    def sample(self, now: float, connected: frozenset[str] | None) -> Sample:
+        """Make the sample."""
         expected, content = self._expected, self._type == self._expected
         items, oldest = self._items() if content else ([], 0)
         read = len(items)
@@ -172,7 +167,6 @@ class Look:
             mean_bytes=self._usage / max(self._size, 1),
             now=now,
             connected=connected,
-            answers=answers,
         )
 
     def _items(self) -> tuple[list[bytes], int]:

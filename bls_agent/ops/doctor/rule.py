@@ -1,8 +1,8 @@
 """What a rule of the doctor gets, and what it gives: values only.
 
-``rules/`` has one module for each contract. A rule is a pure function of one
-:class:`Sample`. If it depends on other keys, it names them (:attr:`Rule.asks`); the
-doctor does the I/O.
+``rules/`` has one module for each protocol. A rule is a function of one
+:class:`Sample`. If it depends on other keys, it asks (:meth:`Sample.ask`); the doctor
+does the I/O and applies the rule again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = [
     "Rule",
     "Sample",
     "Severity",
+    "Unanswered",
     "Values",
     "bad_items",
     "bad_objects",
@@ -33,9 +34,9 @@ __all__ = [
     "count_bad",
     "is_no_text",
     "lacks_zone",
-    "no_questions",
     "read_object",
     "show",
+    "shown_if",
 ]
 
 SHOWN = 80  # bytes of a value that a finding quotes
@@ -59,7 +60,11 @@ class Severity(StrEnum):
         return self is not Severity.NOTE
 
 
-@dataclass(frozen=True, kw_only=True)
+class Unanswered(Exception):  # noqa: N818 - a signal: the rule is applied again
+    """A rule has asked about other keys."""
+
+
+@dataclass(kw_only=True)
 class Sample:
     """One key as it was found."""
 
@@ -80,8 +85,9 @@ class Sample:
     now: float  # Unix seconds by the server's clock
     # Instances of agents, from CLIENT LIST; `None` where unknown.
     connected: frozenset[str] | None = None
-    # Replies to `Rule.asks`; a question that could not be answered is missing.
-    answers: Mapping[Question, Any] = field(default_factory=dict[Question, Any])
+    # What rules have asked, and the replies; a question that was refused is missing.
+    questions: dict[Question, None] = field(default_factory=dict[Question, None])
+    answers: Mapping[Question, Any] | None = None
 
     @property
     def value(self) -> bytes:
@@ -98,6 +104,20 @@ class Sample:
         """The items that are JSON objects."""
         return [one for one in self.objects if one is not None]
 
+    def ask(self, *question: str) -> Any:
+        """Give the reply to one question, ``None`` if it was refused."""
+        return self.ask_all([question])[0]
+
+    def ask_all(self, questions: Sequence[Question], refused: Any = None) -> list[Any]:
+        """Give the replies, and ``refused`` for each question that was refused.
+
+        Raises ``Unanswered`` before the questions were sent.
+        """
+        if self.answers is None and questions:
+            self.questions.update(dict.fromkeys(questions))
+            raise Unanswered
+        return [(self.answers or {}).get(question, refused) for question in questions]
+
 
 def read_object(payload: bytes) -> JSONObject | None:
     """Read a JSON object; ``None`` for anything else."""
@@ -113,17 +133,12 @@ class Finding:
 
     rule: str  # its code, key of its texts in the catalogue
     severity: Severity
-    source: str  # contract and section: `002 §2.1`
+    source: str  # contract and section, as in the documents: `002 §2.1`
     key: str = ""  # `""` if the finding is about the server
     values: Values = field(default_factory=dict[str, str])  # the values in its texts
 
 
 Check: TypeAlias = Callable[[Sample], Values | None]
-
-
-def no_questions(sample: Sample) -> Sequence[Question]:  # noqa: ARG001 - by its form
-    """Ask nothing: the sample is enough."""
-    return ()
 
 
 @dataclass(frozen=True)
@@ -133,13 +148,11 @@ class Rule:
     code: str
     row: str  # name of the kind in `KEYS`; `""` for keys of no contract
     severity: Severity
-    source: str  # contract and section: `002 §2.1`
+    source: str  # as in a finding
     check: Check  # gives a finding's values, or `None`
-    # What to find out about other keys.
-    asks: Callable[[Sample], Sequence[Question]] = no_questions
 
     def judge(self, sample: Sample) -> Finding | None:
-        """Apply the rule."""
+        """Apply the rule; raises ``Unanswered`` if it needs answers first."""
         values = self.check(sample)
         if values is None:
             return None
@@ -169,6 +182,11 @@ def show(value: object) -> str:
     if isinstance(value, bytes):
         value = value[: SHOWN * 2].decode("utf-8", "backslashreplace")
     return cut_text(redact(str(value)), SHOWN)
+
+
+def shown_if(is_bad: object, value: object) -> Values | None:
+    """Give the values of a finding that quotes a value, if it is bad."""
+    return {"shown": show(value)} if is_bad else None
 
 
 def bad_items(is_bad: Callable[[bytes], bool]) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -13,7 +14,7 @@ from bls_agent.core.codec import encode
 from bls_agent.core.keys import KEYS
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
-from bls_agent.ops.doctor.rule import Sample
+from bls_agent.ops.doctor.rule import Sample, Unanswered
 from bls_agent.ops.doctor.rules.table import KEY_RULES, RULES_OF
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.ops.doctor.plants import command, heartbeat, key_of, record
@@ -67,14 +68,12 @@ def samples(draw: Any) -> Sample:
         complete=draw(st.booleans()),
         now=draw(st.floats(0, 4e9)),
         connected=draw(st.none() | st.just(frozenset({"a", "b"}))),
-        answers={},
     )
-    asked = [
-        question for rule in RULES_OF.get(row, ()) for question in rule.asks(plain)
-    ]
-    found: dict[Any, Any] = dict(plain.answers)
-    found |= {question: draw(ANSWERS[question[0]]) for question in asked}
-    object.__setattr__(plain, "answers", found)
+    for rule in RULES_OF.get(row, ()):
+        with suppress(Unanswered):
+            rule.judge(plain)
+    answered = [one for one in plain.questions if draw(st.integers(0, 9))]
+    plain.answers = {one: draw(ANSWERS[one[0]]) for one in answered}
     return plain
 
 

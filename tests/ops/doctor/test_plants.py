@@ -14,7 +14,7 @@ from bls_agent.core.keys import KEYS
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
 from bls_agent.ops.doctor.report import Report, word
-from bls_agent.ops.doctor.rule import Finding, Rule, Sample
+from bls_agent.ops.doctor.rule import Finding, Rule, Sample, Unanswered
 from bls_agent.ops.doctor.rules.crawl import RULES as CRAWL_RULES
 from bls_agent.ops.doctor.rules.table import KEY_RULES
 from bls_agent.ops.texts import LANGUAGES, load_texts
@@ -136,7 +136,9 @@ def test_a_request_that_moves_meanwhile_is_no_fault(rule: Rule) -> None:
         key=key, row=rule.row, fields=fields, items=[b"r"], pairs={b"r": b"1"}, now=0.0
     )
     absent = {"HEXISTS": 0, "ZSCORE": None}
-    gone = {question: absent[question[0]] for question in rule.asks(sample)}
+    with pytest.raises(Unanswered):
+        rule.judge(sample)
+    gone = {question: absent[question[0]] for question in sample.questions}
     assert len(gone) == 2
     assert rule.judge(replace(sample, answers=gone)) is None
     side = "ZSCORE" if rule.code == "crawl-no-body" else "HEXISTS"

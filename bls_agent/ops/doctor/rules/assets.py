@@ -1,15 +1,15 @@
-"""The rules about the asset library (contract 000)."""
+"""The rules about the asset library."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from bls_agent.core.codec import JSONObject, decode
 from bls_agent.core.errors import DecodeError
 from bls_agent.core.keys import ASSET_REPORT, KEYS, OWNER, place_beside
 from bls_agent.ops.doctor.rule import (
-    Question,
     Rule,
     Sample,
     Severity,
@@ -17,6 +17,7 @@ from bls_agent.ops.doctor.rule import (
     count_bad,
     read_object,
     show,
+    shown_if,
 )
 
 __all__ = ["RULES"]
@@ -46,8 +47,8 @@ def _text(payload: bytes) -> str:
     return payload.decode("utf-8", "surrogateescape")
 
 
-def _metadata_of(asset: str) -> str:
-    return KEYS["asset_metadata"].locate(id=asset)
+def _metadata_of(asset: bytes) -> str:
+    return KEYS["asset_metadata"].locate(id=_text(asset))
 
 
 def _lacks_fields(sample: Sample) -> Values | None:
@@ -57,21 +58,17 @@ def _lacks_fields(sample: Sample) -> Values | None:
 
 def _other_id(sample: Sample) -> Values | None:
     written = sample.pairs.get(b"id")
-    if not written or _text(written) == sample.fields["id"]:
-        return None
-    return {"shown": show(written)}
+    return shown_if(written and _text(written) != sample.fields["id"], written)
 
 
 def _odd_category(sample: Sample) -> Values | None:
     written = sample.pairs.get(b"category")
-    return {"shown": show(written)} if written and written not in CATEGORIES else None
+    return shown_if(written and written not in CATEGORIES, written)
 
 
 def _odd_version(sample: Sample) -> Values | None:
     written = sample.pairs.get(b"version")
-    if not written or _VERSION.fullmatch(written):
-        return None
-    return {"shown": show(written)}
+    return shown_if(written and not _VERSION.fullmatch(written), written)
 
 
 def _odd_json(sample: Sample) -> Values | None:
@@ -105,72 +102,45 @@ def _is_number(text: bytes) -> bool:
     return text.isdigit() and len(text) <= DIGITS
 
 
-def _in_category(sample: Sample) -> Question:
-    category = KEYS["asset_category"].locate(category=_text(sample.pairs[b"category"]))
-    return ("SISMEMBER", category, sample.fields["id"])
-
-
-def _in_index(sample: Sample) -> Question:
-    return ("HEXISTS", _INDEX, sample.fields["id"])
-
-
-def _ask_where_listed(sample: Sample) -> list[Question]:
-    known = sample.pairs.get(b"category") in CATEGORIES
-    return [_in_index(sample), *([_in_category(sample)] if known else [])]
-
-
 def _uncategorised(sample: Sample) -> Values | None:
-    if sample.pairs.get(b"category") not in CATEGORIES:
+    category = sample.pairs.get(b"category")
+    if category is None or category not in CATEGORIES:
         return None
-    question = _in_category(sample)
-    return {"set": show(question[1])} if sample.answers.get(question) == 0 else None
+    members = KEYS["asset_category"].locate(category=_text(category))
+    listed = sample.ask("SISMEMBER", members, sample.fields["id"])
+    return {"set": show(members)} if listed == 0 else None
 
 
 def _unindexed(sample: Sample) -> Values | None:
-    return {} if sample.answers.get(_in_index(sample)) == 0 else None
+    return {} if sample.ask("HEXISTS", _INDEX, sample.fields["id"]) == 0 else None
 
 
 def _unknown_category(sample: Sample) -> Values | None:
     name = sample.fields["category"]
-    return (
-        None if name.encode("utf-8", "replace") in CATEGORIES else {"shown": show(name)}
-    )
-
-
-def _category_of(asset: bytes) -> Question:
-    return ("HGET", _metadata_of(_text(asset)), "category")
-
-
-def _ask_members(sample: Sample) -> list[Question]:
-    return [_category_of(asset) for asset in sample.items[:ASKED]]
+    return shown_if(name.encode("utf-8", "replace") not in CATEGORIES, name)
 
 
 def _strange_members(sample: Sample) -> Values | None:
     """Find ids without metadata, or whose metadata names another category."""
     expected = sample.fields["category"].encode("utf-8", "surrogateescape")
-    found = [
-        asset
-        for asset in sample.items[:ASKED]
-        if sample.answers.get(_category_of(asset), expected) != expected
-    ]
-    return count_bad(found, sample)
+    members = sample.items[:ASKED]
+    questions = [("HGET", _metadata_of(one), "category") for one in members]
+    told = zip(members, sample.ask_all(questions, refused=expected), strict=True)
+    return count_bad([one for one, category in told if category != expected], sample)
 
 
-def _summary_of(asset: bytes) -> Question:
-    return ("HMGET", _metadata_of(_text(asset)), "id", "name", "category", "version")
-
-
-def _ask_entries(sample: Sample) -> list[Question]:
-    return [_summary_of(asset) for asset in list(sample.pairs)[:ASKED]]
+def _ask_entries(sample: Sample) -> Iterator[tuple[bytes, list[bytes | None]]]:
+    """Give entries of the index with the same fields of their metadata."""
+    entries = list(sample.pairs)[:ASKED]
+    names = ("id", *SUMMARY[1:4])
+    questions = [("HMGET", _metadata_of(one), *names) for one in entries]
+    told = sample.ask_all(questions, refused=[])
+    return ((one, fields) for one, fields in zip(entries, told, strict=True) if fields)
 
 
 def _gone_entries(sample: Sample) -> Values | None:
-    found = [
-        asset
-        for asset in list(sample.pairs)[:ASKED]
-        if sample.answers.get(_summary_of(asset), [asset])[0] is None
-    ]
-    return count_bad(found, sample)
+    gone = [asset for asset, told in _ask_entries(sample) if told[0] is None]
+    return count_bad(gone, sample)
 
 
 def _odd_entries(sample: Sample) -> Values | None:
@@ -191,10 +161,9 @@ def _is_odd_summary(asset: bytes, summary: JSONObject | None) -> bool:
 
 def _differing_entries(sample: Sample) -> Values | None:
     found: list[bytes] = []
-    for asset, payload in list(sample.pairs.items())[:ASKED]:
-        told = sample.answers.get(_summary_of(asset))
-        summary = read_object(payload)
-        if told and told[0] is not None and summary and _differs(summary, told):
+    for asset, told in _ask_entries(sample):
+        summary = read_object(sample.pairs[asset])
+        if told[0] is not None and summary and _differs(summary, told):
             found.append(asset)
     return count_bad(found, sample)
 
@@ -228,29 +197,26 @@ def _odd_sync_numbers(sample: Sample) -> Values | None:
     return _odd_numbers(sample, (b"last_sync_time", b"synced_count"))
 
 
-def _ask_syncer(sample: Sample) -> list[Question]:
-    busy = sample.pairs.get(b"sync_status") in (b"syncing", b"failed")
-    return [_ALIVE, _REPORT] if busy else []
-
-
 def _stuck(sample: Sample) -> Values | None:
     """Find a synchronisation that no process runs any more.
 
     One of this package holds a lease; for other programs its age is a hint at least.
     """
-    alive = sample.answers.get(_ALIVE)
-    if sample.pairs.get(b"sync_status") != b"syncing" or alive:
+    if sample.pairs.get(b"sync_status") != b"syncing":
+        return None
+    alive, report = sample.ask_all([_ALIVE, _REPORT])
+    if alive:
         return None
     written = sample.pairs.get(b"last_sync_time", b"")
     age = sample.now - int(written) if _is_number(written) else STUCK + 1
-    is_ours = alive == 0 and sample.answers.get(_REPORT)
+    is_ours = alive == 0 and report
     return {"hours": f"{age / 3600:,.1f}"} if is_ours or age > STUCK else None
 
 
 def _failed(sample: Sample) -> Values | None:
     if sample.pairs.get(b"sync_status") != b"failed":
         return None
-    report = read_object(sample.answers.get(_REPORT) or b"") or {}
+    report = read_object(sample.ask(*_REPORT) or b"") or {}
     return {"reason": show(str(report.get("reason") or "?"))}
 
 
@@ -269,19 +235,17 @@ RULES: Final = (
     Rule("asset-version", _META, _W, "000 §2.1", _odd_version),
     Rule("asset-json", _META, _E, "000 §2.1", _odd_json),
     Rule("asset-timestamp", _META, _W, "000 §2.1", _odd_times),
-    Rule(
-        "asset-uncategorised", _META, _W, "000 §3.1", _uncategorised, _ask_where_listed
-    ),
-    Rule("asset-unindexed", _META, _W, "000 §4.1", _unindexed, _ask_where_listed),
+    Rule("asset-uncategorised", _META, _W, "000 §3.1", _uncategorised),
+    Rule("asset-unindexed", _META, _W, "000 §4.1", _unindexed),
     Rule("category-unknown", _CATEGORY, _W, "000 §3.1", _unknown_category),
-    Rule("category-members", _CATEGORY, _W, "000 §3.1", _strange_members, _ask_members),
-    Rule("index-gone", _LIST, _W, "000 §4.1", _gone_entries, _ask_entries),
+    Rule("category-members", _CATEGORY, _W, "000 §3.1", _strange_members),
+    Rule("index-gone", _LIST, _W, "000 §4.1", _gone_entries),
     Rule("index-json", _LIST, _E, "000 §4.1", _odd_entries),
-    Rule("index-differs", _LIST, _W, "000 §4.1", _differing_entries, _ask_entries),
+    Rule("index-differs", _LIST, _W, "000 §4.1", _differing_entries),
     Rule("index-description", _LIST, _N, "000 §4.1", _long_descriptions),
     Rule("sync-status", _SYNC, _E, "000 §5.1", _odd_sync_status),
     Rule("sync-numbers", _SYNC, _W, "000 §5.1", _odd_sync_numbers),
-    Rule("sync-stuck", _SYNC, _W, "000 §5.1", _stuck, _ask_syncer),
-    Rule("sync-failed", _SYNC, _W, "000 §5.1", _failed, _ask_syncer),
+    Rule("sync-stuck", _SYNC, _W, "000 §5.1", _stuck),
+    Rule("sync-failed", _SYNC, _W, "000 §5.1", _failed),
     Rule("changes-uncapped", "asset_sync_changed", _W, "000 §5.2", _many_changes),
 )

@@ -1,9 +1,10 @@
-"""The rules about the crawl queue (contract 004): queues and filters."""
+"""The rules about crawl queues and their filters."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 from bls_agent.core.codec import JSONObject
 from bls_agent.core.keys import KEYS, key_beside
@@ -19,6 +20,7 @@ from bls_agent.ops.doctor.rule import (
     count_bad,
     read_object,
     show,
+    shown_if,
 )
 
 __all__ = ["RULES"]
@@ -48,36 +50,30 @@ def _odd_key(sample: Sample) -> Values | None:
     return {} if sample.key.startswith(PREFIX) else None
 
 
-def _has_body(sample: Sample, member: bytes) -> Question:
-    return ("HEXISTS", _beside(sample, QUEUES[sample.row]), _text(member))
+def _ask_both(
+    sample: Sample, members: Sequence[bytes], ask: Callable[[str], tuple[Question, ...]]
+) -> Iterator[tuple[bytes, Any, Any]]:
+    """Ask two questions about each of some members; ``b""`` is a refusal.
 
-
-def _is_queued(sample: Sample, member: bytes) -> Question:
-    return ("ZSCORE", _beside(sample, sample.row), _text(member))
-
-
-def _ask_bodies(sample: Sample) -> list[Question]:
-    """Ask for both sides at once: a request that was taken meanwhile is no fault."""
-    members = sample.items[:ASKED]
-    return [ask(sample, one) for one in members for ask in (_has_body, _is_queued)]
+    At once: a request that was taken meanwhile is no fault.
+    """
+    some = members[:ASKED]
+    questions = [one for member in some for one in ask(_text(member))]
+    told = sample.ask_all(questions, refused=b"")
+    return zip(some, told[::2], told[1::2], strict=True)
 
 
 def _without_body(sample: Sample) -> Values | None:
+    bodies = _beside(sample, QUEUES[sample.row])
+    told = _ask_both(
+        sample,
+        sample.items,
+        lambda member: (("HEXISTS", bodies, member), ("ZSCORE", sample.key, member)),
+    )
     found = [
-        member
-        for member in sample.items[:ASKED]
-        if sample.answers.get(_has_body(sample, member)) == 0
-        and sample.answers.get(_is_queued(sample, member)) is not None
+        member for member, body, score in told if body == 0 and score not in (None, b"")
     ]
     return _among(count_bad(found, sample), sample)
-
-
-def _request_of(sample: Sample, member: bytes) -> Question:
-    return ("ZSCORE", _queue_of(sample), _text(member))
-
-
-def _is_there(sample: Sample, member: bytes) -> Question:
-    return ("HEXISTS", sample.key, _text(member))
 
 
 def _queue_of(sample: Sample) -> str:
@@ -88,20 +84,16 @@ def _queue_of(sample: Sample) -> str:
     return KEYS["crawl_processing"].locate(**fields) if fields else ""
 
 
-def _ask_requests(sample: Sample) -> list[Question]:
-    if not _queue_of(sample):
-        return []
-    members = list(sample.pairs)[:ASKED]
-    return [ask(sample, one) for one in members for ask in (_request_of, _is_there)]
-
-
 def _without_request(sample: Sample) -> Values | None:
-    found = [
-        member
-        for member in list(sample.pairs)[:ASKED]
-        if sample.answers.get(_request_of(sample, member), b"") is None
-        and sample.answers.get(_is_there(sample, member)) == 1
-    ]
+    queue = _queue_of(sample)
+    if not queue:
+        return None
+    told = _ask_both(
+        sample,
+        list(sample.pairs),
+        lambda member: (("ZSCORE", queue, member), ("HEXISTS", sample.key, member)),
+    )
+    found = [member for member, score, here in told if score is None and here == 1]
     return _among(count_bad(found, sample), sample)
 
 
@@ -123,37 +115,22 @@ _SALTED: Final = re.compile(rb"-?\d{12,20}")  # what hash() gives, new in each p
 
 def _odd_retries(sample: Sample) -> Values | None:
     value = sample.value
-    if value.isdigit() and len(value) <= DIGITS:
-        return None
-    return {"shown": show(value)}
-
-
-def _overdue(sample: Sample) -> Question:
-    return ("ZCOUNT", sample.key, "-inf", f"({sample.now - OVERDUE:.0f}")
-
-
-def _ask_overdue(sample: Sample) -> list[Question]:
-    return [_overdue(sample)]
+    return shown_if(not value.isdigit() or len(value) > DIGITS, value)
 
 
 def _are_overdue(sample: Sample) -> Values | None:
-    count = sample.answers.get(_overdue(sample))
-    if not isinstance(count, int) or not count:
+    long_ago = f"({sample.now - OVERDUE:.0f}"
+    count = sample.ask("ZCOUNT", sample.key, "-inf", long_ago)
+    if not count:
         return None
-    return {
-        "count": f"{count:,}",
-        "of": f"{sample.size:,}",
-        "minutes": f"{OVERDUE / 60:.0f}",
-    }
+    minutes = f"{OVERDUE / 60:.0f}"
+    return {"count": f"{count:,}", "of": f"{sample.size:,}", "minutes": minutes}
 
 
 def _is_full(sample: Sample) -> Values | None:
-    size = sample.size
-    return (
-        {"size": f"{size:,}", "cap": f"{FAILED_KEPT:,}"}
-        if size >= FAILED_KEPT
-        else None
-    )
+    if sample.size < FAILED_KEPT:
+        return None
+    return {"size": f"{sample.size:,}", "cap": f"{FAILED_KEPT:,}"}
 
 
 def _is_odd_failure(entry: bytes) -> bool:
@@ -191,18 +168,12 @@ _FILTERS: Final = ("crawl_filter_fingerprint", "crawl_item_fingerprint")
 
 RULES: Final = (
     Rule("crawl-key", "", _W, "004", _odd_key),
-    *(
-        Rule("crawl-no-body", row, _E, "004", _without_body, _ask_bodies)
-        for row in QUEUES
-    ),
-    *(
-        Rule("crawl-no-request", row, _W, "004", _without_request, _ask_requests)
-        for row in BODIES
-    ),
+    *(Rule("crawl-no-body", row, _E, "004", _without_body) for row in QUEUES),
+    *(Rule("crawl-no-request", row, _W, "004", _without_request) for row in BODIES),
     *(Rule("crawl-pickled", row, _W, "004", _pickled) for row in BODIES),
-    Rule("crawl-overdue", "crawl_processing", _W, "004", _are_overdue, _ask_overdue),
+    Rule("crawl-overdue", "crawl_processing", _W, "004", _are_overdue),
     *(
-        Rule("crawl-not-taken", row, _W, _OURS, _without_request, _ask_requests)
+        Rule("crawl-not-taken", row, _W, _OURS, _without_request)
         for row in ("crawl_leases", "crawl_delayed")
     ),
     Rule("crawl-counters", "crawl_counters", _W, _OURS, _odd_counters),

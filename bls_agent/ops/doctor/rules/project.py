@@ -1,4 +1,4 @@
-"""The rules about a project's keys (contract 002), and about ours beside them."""
+"""The rules about a project's keys (console protocol), and about ours beside them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from bls_agent.ops.doctor.misencoded_keys import (
 )
 from bls_agent.ops.doctor.rule import (
     Check,
-    Question,
     Rule,
     Sample,
     Severity,
@@ -36,6 +35,7 @@ from bls_agent.ops.doctor.rule import (
     lacks_zone,
     read_object,
     show,
+    shown_if,
 )
 from bls_agent.project.messages import Level, Status
 
@@ -52,12 +52,11 @@ CONTROL_LIST: Final = "control"
 LEVELS: Final = frozenset(level.value for level in Level)
 
 _STATES: Final = frozenset(status.value.encode() for status in Status)
+_GONE: Final = (None, Status.OFFLINE.value.encode())  # no status, or a normal end's
 
 
 def _unknown_status(sample: Sample) -> Values | None:
-    if sample.value.strip() in _STATES:
-        return None
-    return {"shown": show(sample.value)}
+    return shown_if(sample.value.strip() not in _STATES, sample.value)
 
 
 def _status_in_blanks(sample: Sample) -> Values | None:
@@ -88,50 +87,28 @@ def _broken_name(sample: Sample) -> Values | None:
     return {"name": quote_name(name)} if name_fault(name) else None
 
 
-def _tidied(sample: Sample) -> Question:
-    row = KEYS[sample.row]
-    return ("EXISTS", row.locate(project=tidy_name(sample.fields["project"])))
-
-
-def _ask_for_tidied(sample: Sample) -> list[Question]:
-    name = sample.fields["project"]
-    tidy = "" if name.isascii() else tidy_name(name)
-    return [_tidied(sample)] if tidy not in ("", name) else []
-
-
 def _untidy_name(sample: Sample) -> Values | None:
     """Find a name that looks like another one in use, and breaks no rule itself."""
-    if not _ask_for_tidied(sample) or name_fault(sample.fields["project"]):
+    name = sample.fields["project"]
+    tidy = name if name.isascii() else tidy_name(name)
+    if tidy in ("", name) or name_fault(name):
         return None
-    question = _tidied(sample)
-    if sample.answers.get(question) != 1:
-        return None
-    return {"meant": show(question[1])}
-
-
-def _owner_of(sample: Sample) -> Question:
-    return ("EXISTS", OWNER.locate(place=place_beside(sample.key)))
-
-
-def _membership(sample: Sample) -> Question:
-    lists = INFLIGHT_LISTS.locate(place=sample.fields["place"])
-    return ("SISMEMBER", lists, sample.key)
-
-
-def _ask_about_inflight(sample: Sample) -> list[Question]:
-    return [_owner_of(sample), _membership(sample)]
+    key = KEYS[sample.row].locate(project=tidy)
+    return {"meant": show(key)} if sample.ask("EXISTS", key) == 1 else None
 
 
 def _orphan(sample: Sample) -> Values | None:
-    if sample.answers.get(_owner_of(sample)) != 0:
+    owner = OWNER.locate(place=place_beside(sample.key))
+    if sample.ask("EXISTS", owner) != 0:
         return None
     return {"count": f"{sample.size:,}", "instance": show(sample.fields["instance"])}
 
 
 def _unlisted(sample: Sample) -> Values | None:
-    if sample.answers.get(_membership(sample)) != 0:
+    lists = INFLIGHT_LISTS.locate(place=sample.fields["place"])
+    if sample.ask("SISMEMBER", lists, sample.key) != 0:
         return None
-    return {"count": f"{sample.size:,}", "lists": show(_membership(sample)[1])}
+    return {"count": f"{sample.size:,}", "lists": show(lists)}
 
 
 def _count(sample: Sample) -> Values | None:
@@ -198,9 +175,8 @@ def _is_uncapped(sample: Sample) -> Values | None:
     return {"length": f"{sample.size:,}"} if sample.size > CAP else None
 
 
-def _roster_of(sample: Sample) -> Question:
-    status = PROJECT_STATUS.locate(project=sample.fields["project"])
-    return ("EXISTS", INSTANCES.locate(place=place_beside(status)))
+def _status_key(sample: Sample) -> str:
+    return PROJECT_STATUS.locate(project=sample.fields["project"])
 
 
 def _two_agents(sample: Sample) -> Values | None:
@@ -209,8 +185,6 @@ def _two_agents(sample: Sample) -> Values | None:
     A successor's records come after its predecessor's; where A's come after B's after
     A's, both live. If CLIENT LIST is known, both must be connected.
     """
-    if sample.answers.get(_roster_of(sample)) != 0:
-        return None
     order = _writers(sample)
     returned = any(one in order[: at - 1] for at, one in enumerate(order) if at > 1)
     writers = set(order)
@@ -220,11 +194,10 @@ def _two_agents(sample: Sample) -> Values | None:
         return None
     if len(writers) < 2:  # noqa: PLR2004 - two
         return None
+    roster = INSTANCES.locate(place=place_beside(_status_key(sample)))
+    if sample.ask("EXISTS", roster) != 0:
+        return None
     return {"instances": show(", ".join(sorted(writers)))}
-
-
-def _ask_roster(sample: Sample) -> list[Question]:
-    return [_roster_of(sample)] if len(set(_writers(sample))) > 1 else []
 
 
 def _writers(sample: Sample) -> list[str]:
@@ -272,26 +245,6 @@ def _repeated(sample: Sample) -> Values | None:
     return {"count": str(len(twice)), "shown": show(twice[0])} if twice else None
 
 
-def _status_of(sample: Sample) -> Question:
-    return ("GET", PROJECT_STATUS.locate(project=sample.fields["project"]))
-
-
-def _ask_status(sample: Sample) -> list[Question]:
-    return [_status_of(sample)] if _age(sample) > OLD else []
-
-
-def _log_of(sample: Sample) -> Question:
-    return ("EXISTS", PROJECT_CONSOLE.locate(project=sample.fields["project"]))
-
-
-def _ask_whether_used(sample: Sample) -> list[Question]:
-    """Ask about a list whose oldest command is old or has no time."""
-    first = sample.objects[0] if sample.objects else None
-    if _age(sample) > OLD or _lacks_time(first or {}):
-        return [_status_of(sample), _log_of(sample)]
-    return []
-
-
 def _age(sample: Sample) -> float:
     """Give the seconds for which the oldest command has waited; 0 if it has no time."""
     oldest = sample.objects[0] if sample.objects else None
@@ -299,37 +252,38 @@ def _age(sample: Sample) -> float:
     return 0.0 if moment is None else sample.now - moment.timestamp()
 
 
-def _is_alive(sample: Sample) -> bool:
-    """Whether the project has a status, and not the one of a normal end."""
-    told = sample.answers.get(_status_of(sample))
-    return told is not None and told != Status.OFFLINE.value.encode()
-
-
 def _waiting(sample: Sample) -> Values:
     return {"count": f"{sample.size:,}", "age": _duration(_age(sample))}
 
 
 def _untaken(sample: Sample) -> Values | None:
-    if _age(sample) <= OLD or not _is_alive(sample):
+    if _age(sample) <= OLD:
         return None
-    told = sample.answers[_status_of(sample)]
-    return _waiting(sample) | {"status": show(told)}
+    status = sample.ask("GET", _status_key(sample))
+    if status in _GONE:
+        return None
+    return _waiting(sample) | {"status": show(status)}
 
 
 def _unclaimed(sample: Sample) -> Values | None:
-    if _age(sample) <= OLD or _is_alive(sample) or _to_nobody(sample):
+    if _age(sample) <= OLD or sample.ask("GET", _status_key(sample)) not in _GONE:
         return None
-    return _waiting(sample)
+    return None if _to_nobody(sample) else _waiting(sample)
 
 
 def _to_nobody(sample: Sample) -> Values | None:
-    """Find commands for a project that has neither a status nor a log."""
-    status, log = _status_of(sample), _log_of(sample)
-    if not {status, log} <= sample.answers.keys():
+    """Find commands for a project that has neither a status nor a log.
+
+    The oldest command is old, or has no time.
+    """
+    first = sample.objects[0] if sample.objects else None
+    if _age(sample) <= OLD and not _lacks_time(first or {}):
         return None
-    if sample.answers[status] is not None or sample.answers[log]:
+    name = sample.fields["project"]
+    keys = (_status_key(sample), PROJECT_CONSOLE.locate(project=name))
+    if any(one != 0 for one in sample.ask_all([("EXISTS", key) for key in keys])):
         return None
-    return {"count": f"{sample.size:,}", "name": show(sample.fields["project"])}
+    return {"count": f"{sample.size:,}", "name": show(name)}
 
 
 def _backlog(sample: Sample) -> Values | None:
@@ -364,7 +318,7 @@ _RECORD_RULES: Final = (
     _record_rule("log-metadata", _W, bad_objects(_has_odd_metadata)),
     Rule("log-too-long", LOG, _W, "002 §4", _too_long),
     _record_rule("log-uncapped", _W, _is_uncapped),
-    Rule("two-agents", LOG, _W, "002 §1", _two_agents, _ask_roster),
+    Rule("two-agents", LOG, _W, "002 §1", _two_agents),
 )
 
 _COMMAND_RULES: Final = (
@@ -378,16 +332,9 @@ _COMMAND_RULES: Final = (
     _command_rule("command-repeated", _W, _repeated),
     Rule("command-too-long", CONTROL_LIST, _W, "002 §4", _too_long),
     _command_rule("command-backlog", _W, _backlog),
-    Rule("commands-untaken", CONTROL_LIST, _W, "002 §3.1", _untaken, _ask_status),
-    Rule("commands-unclaimed", CONTROL_LIST, _W, "002 §3.1", _unclaimed, _ask_status),
-    Rule(
-        "commands-to-nobody",
-        CONTROL_LIST,
-        _W,
-        "002 §3.1",
-        _to_nobody,
-        _ask_whether_used,
-    ),
+    _command_rule("commands-untaken", _W, _untaken),
+    _command_rule("commands-unclaimed", _W, _unclaimed),
+    _command_rule("commands-to-nobody", _W, _to_nobody),
 )
 
 _PROJECT_ROWS: Final = ("project_status", "project_console", "control")
@@ -401,14 +348,9 @@ RULES: Final = (
     *_COMMAND_RULES,
     Rule("twin-key", "", _E, "002 §1, §4", _other_bytes),
     *(Rule("name-broken", row, _W, "002 §1", _broken_name) for row in _PROJECT_ROWS),
-    *(
-        Rule("twin-name", row, _W, "002 §1", _untidy_name, _ask_for_tidied)
-        for row in _PROJECT_ROWS
-    ),
-    Rule("inflight-orphan", "inflight", _W, "bls_agent", _orphan, _ask_about_inflight),
-    Rule(
-        "inflight-unlisted", "inflight", _W, "bls_agent", _unlisted, _ask_about_inflight
-    ),
+    *(Rule("twin-name", row, _W, "002 §1", _untidy_name) for row in _PROJECT_ROWS),
+    Rule("inflight-orphan", "inflight", _W, "bls_agent", _orphan),
+    Rule("inflight-unlisted", "inflight", _W, "bls_agent", _unlisted),
     Rule("dead-letters", "dead_letters", _W, "bls_agent", _count),
     Rule("lease-endless", "owner", _E, "bls_agent", _never_ends),
     Rule("roster-endless", "instances", _W, "bls_agent", _never_ends),

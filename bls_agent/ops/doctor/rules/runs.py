@@ -1,23 +1,23 @@
-"""The rules about run events (contract 003), and about our metadata of a run."""
+"""The rules about run events, and about our metadata of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from bls_agent.core.codec import decode_object, parse_timestamp
 from bls_agent.core.errors import DecodeError
 from bls_agent.core.keys import key_beside
 from bls_agent.ops.doctor.rule import (
     Check,
-    Question,
     Rule,
     Sample,
     Severity,
     Values,
     count_bad,
     show,
+    shown_if,
 )
 from bls_agent.runs.events import StreamEvent, find_id
 from bls_agent.runs.reading import RunKeys, run_id_of
@@ -92,9 +92,7 @@ def _sequences(sample: Sample) -> list[int]:
 
 
 def _other_id(sample: Sample) -> Values | None:
-    if _run_id(sample) is not None:
-        return None
-    return {"shown": show(sample.fields.get("run_id"))}
+    return shown_if(_run_id(sample) is None, sample.fields.get("run_id"))
 
 
 def _run_id(sample: Sample) -> int | None:
@@ -173,19 +171,12 @@ def _ahead(sample: Sample) -> Values | None:
     return {"shown": show(number), "hours": f"{ahead / 3600:,.1f}"}
 
 
-def _ask_for_books(sample: Sample) -> list[Question]:
-    run_id = _run_id(sample)
-    if sample.ttl is not None or run_id is None:
-        return []
-    return [("EXISTS", RunKeys(run_id).books)]
-
-
 def _untimed(sample: Sample) -> Values | None:
     """Find a run that our store counts and that does not expire all the same."""
-    questions = _ask_for_books(sample)
-    if not questions or sample.answers.get(questions[0]) != 1:
+    run_id = _run_id(sample)
+    if sample.ttl is not None or run_id is None or _kept_for_ever(sample) is not None:
         return None
-    return {} if _kept_for_ever(sample) is None else None
+    return {} if sample.ask("EXISTS", RunKeys(run_id).books) == 1 else None
 
 
 def _too_long(sample: Sample) -> Values | None:
@@ -212,45 +203,29 @@ def _keys(sample: Sample) -> RunKeys | None:
     return None if run_id is None else RunKeys(run_id)
 
 
-def _ask_of_writer(sample: Sample) -> list[Question]:
-    """Ask whether the writer lives, and what it wrote last."""
-    keys = _keys(sample)
-    if keys is None:
-        return []
-    return [("EXISTS", keys.owner), _last_of(keys)]
-
-
-def _last_of(keys: RunKeys) -> Question:
-    return ("XREVRANGE", keys.events, "+", "-", "COUNT", "1")
+def _ask_about(keys: RunKeys, sample: Sample) -> tuple[bool, list[Any] | None]:
+    """Ask whether the writer has gone, and for what it wrote last."""
+    last = ("XREVRANGE", keys.events, "+", "-", "COUNT", "1")
+    owners, entries = sample.ask_all([("EXISTS", keys.owner), last])
+    return owners == 0, entries
 
 
 def _lost(sample: Sample) -> Values | None:
     """Find a run whose writer has neither ended it nor keeps its lease."""
     keys = _keys(sample)
-    last = None if keys is None else _last_event(keys, sample)
-    if keys is None or last is None or last.closes or not _is_deserted(keys, sample):
+    if keys is None or b"owner" not in sample.pairs:
+        return None
+    gone, entries = _ask_about(keys, sample)
+    last = StreamEvent.decode(keys.run_id, *entries[0]) if entries else None
+    if not gone or last is None or last.closes:
         return None
     return {"run": str(keys.run_id), "shown": show(last.id)}
-
-
-def _is_deserted(keys: RunKeys, sample: Sample) -> bool:
-    owned = b"owner" in sample.pairs
-    return owned and sample.answers.get(("EXISTS", keys.owner)) == 0
-
-
-def _last_event(keys: RunKeys, sample: Sample) -> StreamEvent | None:
-    entries = sample.answers.get(_last_of(keys))
-    if not entries:
-        return None
-    return StreamEvent.decode(keys.run_id, *entries[0])
 
 
 def _gone(sample: Sample) -> Values | None:
     """Find metadata without events; a living writer has it before its first event."""
     keys = _keys(sample)
-    if keys is None or sample.answers.get(_last_of(keys)) != []:
-        return None
-    if sample.answers.get(("EXISTS", keys.owner)) != 0:
+    if keys is None or _ask_about(keys, sample) != (True, []):
         return None
     return {"run": str(keys.run_id), "shown": show(sample.pairs.get(b"sequence"))}
 
@@ -272,8 +247,8 @@ def _is_count(written: bytes) -> bool:
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 _BOOK_RULES: Final = (
-    Rule("run-lost", BOOKS, _W, "bls_agent", _lost, _ask_of_writer),
-    Rule("run-gone", BOOKS, _W, "bls_agent", _gone, _ask_of_writer),
+    Rule("run-lost", BOOKS, _W, "bls_agent", _lost),
+    Rule("run-gone", BOOKS, _W, "bls_agent", _gone),
     Rule("run-books", BOOKS, _E, "bls_agent", _odd_books),
 )
 
@@ -289,7 +264,7 @@ RULES: Final = (
     Rule("run-unclosed", ROW, _N, "003 §3.2", _not_closed),
     Rule("run-after-close", ROW, _W, "003 §3.2", _behind_close),
     Rule("run-kept", ROW, _W, "003 §4.2", _kept_for_ever),
-    Rule("run-untimed", ROW, _W, "003 §4.2", _untimed, _ask_for_books),
+    Rule("run-untimed", ROW, _W, "003 §4.2", _untimed),
     Rule("run-too-long", ROW, _W, "003 §4.1", _too_long),
     Rule("run-large", ROW, _W, "003 §2.1", _too_large),
     Rule("run-heavy", ROW, _W, "003 §4.1", _too_heavy),

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from bls_agent.ops.doctor.rule import Rule, no_questions
+from bls_agent.ops.doctor.rule import Rule
 from bls_agent.ops.doctor.rules.assets import RULES as ASSETS
 from bls_agent.ops.doctor.rules.crawl import RULES as CRAWL
 from bls_agent.ops.doctor.rules.generic import GENERIC_RULES
@@ -14,7 +14,7 @@ from bls_agent.ops.doctor.rules.project import RULES as PROJECT
 from bls_agent.ops.doctor.rules.runs import RULES as RUNS
 from bls_agent.ops.doctor.rules.workers import RULES as WORKERS
 
-__all__ = ["ASKING_OF", "KEY_RULES", "RULES_OF"]
+__all__ = ["KEY_RULES", "RULES_OF"]
 
 KEY_RULES: Final[Sequence[Rule]] = (
     *GENERIC_RULES,
@@ -34,7 +34,3 @@ def _by_row() -> Mapping[str, Sequence[Rule]]:
 
 
 RULES_OF: Final = _by_row()
-ASKING_OF: Final[Mapping[str, Sequence[Rule]]] = {
-    row: [rule for rule in rules if rule.asks is not no_questions]
-    for row, rules in RULES_OF.items()
-}

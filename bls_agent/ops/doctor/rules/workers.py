@@ -1,15 +1,16 @@
-"""The rules about worker heartbeats, tasks and caches (contract 001)."""
+"""The rules about worker heartbeats, tasks and caches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Final
 
-from bls_agent.core.codec import JSONObject, JSONValue, decode, parse_timestamp
+from bls_agent.core.codec import JSONObject, decode, parse_timestamp
 from bls_agent.core.errors import DecodeError
 from bls_agent.core.keys import KEYS, key_beside
 from bls_agent.ops.doctor.rule import (
-    Question,
+    Check,
     Rule,
     Sample,
     Severity,
@@ -17,6 +18,7 @@ from bls_agent.ops.doctor.rule import (
     count_bad,
     lacks_zone,
     show,
+    shown_if,
 )
 from bls_agent.workers.heartbeat_fields import KINDS, WorkerStatus
 from bls_agent.workers.progress import read_days
@@ -35,42 +37,38 @@ TASKS: Final = ("task_status", "backtest_task_progress")
 TEXTS: Final = ("component_heartbeat", "process_heartbeat", *TASKS)
 
 
-def _heartbeat(sample: Sample) -> JSONObject | None:
-    return sample.objects[0] if sample.objects and sample.complete else None
+def _of_beat(check: Callable[[JSONObject, Sample], Values | None]) -> Check:
+    """Make a check of the heartbeats that are whole JSON objects."""
+
+    def check_sample(sample: Sample) -> Values | None:
+        beat = sample.objects[0] if sample.objects and sample.complete else None
+        return None if beat is None else check(beat, sample)
+
+    return check_sample
 
 
 def _no_object(sample: Sample) -> Values | None:
-    if not sample.complete or _heartbeat(sample) is not None:
-        return None
-    return {"shown": show(sample.value)}
+    is_object = bool(sample.objects) and sample.objects[0] is not None
+    return shown_if(sample.complete and not is_object, sample.value)
 
 
-def _odd_status(sample: Sample) -> Values | None:
-    beat = _heartbeat(sample)
-    status: JSONValue = None if beat is None else beat.get("status")
-    if beat is None or (isinstance(status, str) and status in STATES):
-        return None
-    return {"shown": show(status)}
+def _odd_status(beat: JSONObject, _: Sample) -> Values | None:
+    status = beat.get("status")
+    return shown_if(not isinstance(status, str) or status not in STATES, status)
 
 
-def _odd_time(sample: Sample) -> Values | None:
-    beat = _heartbeat(sample)
-    if beat is None or parse_timestamp(beat.get("timestamp")) is not None:
-        return None
-    return {"shown": show(beat.get("timestamp"))}
+def _odd_time(beat: JSONObject, _: Sample) -> Values | None:
+    written = beat.get("timestamp")
+    return shown_if(parse_timestamp(written) is None, written)
 
 
-def _no_zone(sample: Sample) -> Values | None:
-    beat = _heartbeat(sample)
-    if beat is None or not lacks_zone(beat.get("timestamp")):
-        return None
-    return {"shown": show(beat["timestamp"])}
+def _no_zone(beat: JSONObject, _: Sample) -> Values | None:
+    return shown_if(lacks_zone(beat.get("timestamp")), beat.get("timestamp"))
 
 
-def _other_time(sample: Sample) -> Values | None:
-    beat = _heartbeat(sample)
-    moment = None if beat is None else parse_timestamp(beat.get("timestamp"))
-    if beat is None or moment is None or lacks_zone(beat["timestamp"]):
+def _other_time(beat: JSONObject, sample: Sample) -> Values | None:
+    moment = parse_timestamp(beat.get("timestamp"))
+    if moment is None or lacks_zone(beat["timestamp"]):
         return None
     apart = moment.timestamp() - sample.now
     if abs(apart) <= APART:
@@ -78,17 +76,13 @@ def _other_time(sample: Sample) -> Values | None:
     return {"seconds": f"{apart:+,.0f}", "shown": show(beat["timestamp"])}
 
 
-def _lacks_fields(sample: Sample) -> Values | None:
-    beat = _heartbeat(sample)
+def _lacks_fields(beat: JSONObject, sample: Sample) -> Values | None:
     names = [one.name for one in fields(KINDS[sample.row]) if one.name not in TOLD]
-    lacking = [name for name in names if name not in (beat or {})]
-    return {"fields": ", ".join(lacking)} if beat is not None and lacking else None
+    lacking = [name for name in names if name not in beat]
+    return {"fields": ", ".join(lacking)} if lacking else None
 
 
-def _odd_fields(sample: Sample) -> Values | None:
-    beat = _heartbeat(sample)
-    if beat is None:
-        return None
+def _odd_fields(beat: JSONObject, sample: Sample) -> Values | None:
     try:
         KINDS[sample.row].from_json({**beat, "status": WorkerStatus.RUNNING})
     except DecodeError as error:
@@ -96,8 +90,8 @@ def _odd_fields(sample: Sample) -> Values | None:
     return None
 
 
-def _other_id(sample: Sample) -> Values | None:
-    return _not_the_key(_heartbeat(sample), KINDS[sample.row].id_field, sample)
+def _other_id(beat: JSONObject, sample: Sample) -> Values | None:
+    return _not_the_key(beat, KINDS[sample.row].id_field, sample)
 
 
 def _not_the_key(found: JSONObject | None, name: str, sample: Sample) -> Values | None:
@@ -108,12 +102,12 @@ def _not_the_key(found: JSONObject | None, name: str, sample: Sample) -> Values 
     return {"shown": show(found[name]), "expected": show(expected)}
 
 
-def _stale(sample: Sample) -> Values | None:
+def _stale(beat: JSONObject, sample: Sample) -> Values | None:
     """Find heartbeats not refreshed for half a TTL that claim no other one.
 
     A worker that sets less than the contract's TTL looks old all the time.
     """
-    beat, ttl = _heartbeat(sample) or {}, float(KEYS[sample.row].ttl or 0)
+    ttl = float(KEYS[sample.row].ttl or 0)
     if sample.ttl is None or sample.ttl > ttl * STALE:
         return None
     moment = parse_timestamp(beat.get("timestamp"))
@@ -123,24 +117,14 @@ def _stale(sample: Sample) -> Values | None:
     return {"seconds": f"{ttl - sample.ttl:.0f}"}
 
 
-def _owned(sample: Sample) -> str:
-    """Give the heartbeat that a lease is for, ``""`` if it is for something else."""
+def _removed(sample: Sample) -> Values | None:
+    """Find the lease of a heartbeat that is not there, though nobody has ended it."""
     key = key_beside(sample.fields.get("place", ""))
     ended = sample.value.endswith(b" ended")  # stays a moment behind a clean stop
     short = sample.ttl is not None and sample.ttl < LEAVING
-    of_worker = any(KEYS[row].match(key) for row in KINDS)
-    return key if of_worker and not ended and not short else ""
-
-
-def _ask_for_owned(sample: Sample) -> list[Question]:
-    return [("EXISTS", key)] if (key := _owned(sample)) else []
-
-
-def _removed(sample: Sample) -> Values | None:
-    questions = _ask_for_owned(sample)
-    if not questions or sample.answers.get(questions[0]) != 0:
+    if ended or short or not any(KEYS[row].match(key) for row in KINDS):
         return None
-    return {"shown": show(questions[0][1])}
+    return shown_if(sample.ask("EXISTS", key) == 0, key)
 
 
 def _no_text(sample: Sample) -> Values | None:
@@ -158,9 +142,8 @@ def _task(sample: Sample) -> Task | None:
 
 def _unreadable_task(sample: Sample) -> Values | None:
     task = _task(sample)
-    if task is None or task.status or task.reason in ("", "not_utf8"):
-        return None
-    return {"shown": show(sample.value)}
+    bad = task and not task.status and task.reason not in ("", "not_utf8")
+    return shown_if(bad, sample.value)
 
 
 def _odd_progress(sample: Sample) -> Values | None:
@@ -168,9 +151,8 @@ def _odd_progress(sample: Sample) -> Values | None:
     said = None if task is None else task.fields.get("progress")
     if task is None or said is None:
         return None
-    if task.progress is not None and 0 <= task.progress <= WHOLE:
-        return None
-    return {"shown": show(said)}
+    known = task.progress is not None and 0 <= task.progress <= WHOLE
+    return shown_if(not known, said)
 
 
 def _other_task(sample: Sample) -> Values | None:
@@ -181,9 +163,8 @@ def _other_task(sample: Sample) -> Values | None:
 def _odd_moment(found: JSONObject | None) -> Values | None:
     """Find a timestamp that cannot be read or has no time zone."""
     said = (found or {}).get("timestamp")
-    if said is None or (parse_timestamp(said) is not None and not lacks_zone(said)):
-        return None
-    return {"shown": show(said)}
+    good = said is None or (parse_timestamp(said) is not None and not lacks_zone(said))
+    return shown_if(not good, said)
 
 
 def _odd_task_time(sample: Sample) -> Values | None:
@@ -222,9 +203,8 @@ def _entry(sample: Sample) -> JSONObject | None:
 def _other_function(sample: Sample) -> Values | None:
     said = (_entry(sample) or {}).get("func_name")
     readings = KEYS[sample.row].readings(sample.key)
-    if said is None or any(reading["func"] == said for reading in readings):
-        return None
-    return {"shown": show(said)}
+    known = said is None or any(reading["func"] == said for reading in readings)
+    return shown_if(not known, said)
 
 
 def _odd_entry_time(sample: Sample) -> Values | None:
@@ -239,17 +219,17 @@ RULES: Final = (
         for row in KINDS
         for code, severity, check in (
             ("heartbeat-not-json", _E, _no_object),
-            ("heartbeat-status", _W, _odd_status),
-            ("heartbeat-timestamp", _W, _odd_time),
-            ("heartbeat-zone", _N, _no_zone),
-            ("heartbeat-clock", _W, _other_time),
-            ("heartbeat-fields", _W, _lacks_fields),
-            ("heartbeat-values", _W, _odd_fields),
-            ("heartbeat-id", _W, _other_id),
-            ("heartbeat-stale", _N, _stale),
+            ("heartbeat-status", _W, _of_beat(_odd_status)),
+            ("heartbeat-timestamp", _W, _of_beat(_odd_time)),
+            ("heartbeat-zone", _N, _of_beat(_no_zone)),
+            ("heartbeat-clock", _W, _of_beat(_other_time)),
+            ("heartbeat-fields", _W, _of_beat(_lacks_fields)),
+            ("heartbeat-values", _W, _of_beat(_odd_fields)),
+            ("heartbeat-id", _W, _of_beat(_other_id)),
+            ("heartbeat-stale", _N, _of_beat(_stale)),
         )
     ),
-    Rule("heartbeat-removed", "owner", _W, "bls_agent", _removed, _ask_for_owned),
+    Rule("heartbeat-removed", "owner", _W, "bls_agent", _removed),
     *(Rule("worker-not-text", row, _W, "001 §5", _no_text) for row in TEXTS),
     *(
         Rule(code, row, severity, "001 §3", check)
