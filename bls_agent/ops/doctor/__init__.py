@@ -1,1 +1,1 @@
-"""Checks a live Redis against the five contracts; only reads."""
+"""Checks a live Redis against the five protocols; only reads."""

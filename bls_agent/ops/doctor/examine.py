@@ -32,9 +32,8 @@ from bls_agent.ops.doctor.misencoded_keys import find_meant, name_fault
 from bls_agent.ops.doctor.reading import Kind, Look, kind_of, project_of
 from bls_agent.ops.doctor.report import Report, Tally
 from bls_agent.ops.doctor.rule import Finding, Rule, Sample, Severity, Unanswered
-from bls_agent.ops.doctor.rules.server import SERVER_RULES, Facts
 from bls_agent.ops.doctor.rules.table import RULES_OF
-from bls_agent.ops.doctor.server import Server, answer
+from bls_agent.ops.doctor.server import SERVER_RULES, Facts, Server, answer
 
 __all__ = ["Progress", "examine"]
 
@@ -174,18 +173,17 @@ class _Examination:
                 continue
             self._keys[kind.row] += 1
             if kind.row:
-                looks.append(Look(key, kind))
+                found = Sample(key=key, row=kind.row, fields=kind.fields)
+                looks.append(Look(found))
                 self._remember_project(kind)
             else:
                 self._apply_to_foreign(key)
         await server.fill(looks)
         self._unread.update(look.refused for look in looks if look.refused)
-        now = self._clock() + self._offset
-        samples = [
-            look.sample(now, self._connected)
-            for look in looks
-            if not look.refused and not look.gone
-        ]
+        samples = [look.sample for look in looks if not look.refused and not look.gone]
+        for sample in samples:
+            sample.now = self._clock() + self._offset
+            sample.connected = self._connected
         await self._apply(samples)
 
     def _concerns(self, key: str, kind: Kind) -> bool:

@@ -7,8 +7,8 @@ elements or a string of 100 MB costs as much as a short one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
 
 from bls_agent.connection.endpoint import Reply, Request
@@ -46,25 +46,19 @@ _CONSOLE_ROWS: Final = ("project_status", "project_console", "control")
 
 @dataclass
 class Look:
-    """One key, and what was read of it."""
+    """One key that is read, and its sample as far as it is known."""
 
-    key: str
-    kind: Kind
+    sample: Sample
     refused: str = ""  # why it could not be read
     gone: bool = False  # it has vanished meanwhile
-    _type: str = ""
-    _ttl: float | None = None
-    _size: int = 0
-    _usage: int = 0
-    _parts: Sequence[Reply] = field(default_factory=list[Reply])
 
     @property
     def _expected(self) -> RedisType | None:
-        return KEYS[self.kind.row].type
+        return KEYS[self.sample.row].type
 
     def first(self) -> list[Request]:
         """Ask for the TTL, and for the size that a key of the expected type has."""
-        key, expected = encode_key(self.key), self._expected
+        key, expected = encode_key(self.sample.key), self._expected
         if expected is None:
             return [("PTTL", key), ("TYPE", key)]
         if expected is RedisType.STRING:
@@ -82,122 +76,81 @@ class Look:
             self.refused = lives.kind
             return
         self.gone = lives == -2  # noqa: PLR2004 - what PTTL says of no key
-        self._ttl = None if lives < 0 else lives / 1000
+        sample, expected = self.sample, self._expected
+        sample.ttl = None if lives < 0 else lives / 1000
         if isinstance(told, RedisUnavailableError):
             if told.kind != "wrong_type":
                 self.refused = told.kind
             return
-        self._record_reply(told)
-        if usage and isinstance(usage[0], int):
-            self._usage = usage[0]
-
-    def _record_reply(self, told: Reply) -> None:
-        expected = self._expected
-        self._type = str(expected)
+        sample.type = str(expected)
         if expected is None:
-            self._type = cast("bytes", told).decode()
+            sample.type = cast("bytes", told).decode()
         elif expected is RedisType.STRING:
-            self._parts, self._size = [told], len(told)
+            sample.items, sample.size = [told], len(told)
         else:
-            self._size = told
+            sample.size = told
             self.gone |= not told and expected is not RedisType.STREAM
+            if isinstance(usage[0], int):
+                sample.mean_bytes = usage[0] / max(told, 1)
 
     def second(self) -> list[Request]:
         """Ask for content, or for the type if it is not the expected one."""
-        key = encode_key(self.key)
+        sample, expected = self.sample, self._expected
+        key = encode_key(sample.key)
         if self.refused or self.gone:
             return []
-        if not self._type:
+        if not sample.type:
             return [("TYPE", key)]
-        if self._expected is RedisType.STRING:
-            if self._size < BEGINNING:
+        if expected is RedisType.STRING:
+            if sample.size < BEGINNING:
                 return []
             return [("STRLEN", key), ("GETRANGE", key, 0, WHOLE - 1)]
-        if self._expected is None:
+        if expected is None:
             return []
-        return _plan_content(
-            self._expected, key, self.kind.row, self._size, self._fitting
-        )
-
-    def record_second(self, replies: Sequence[Reply]) -> None:
-        """Record the replies to :meth:`second`."""
-        refusal = next(
-            (r for r in replies if isinstance(r, RedisUnavailableError)), None
-        )
-        if refusal is not None:
-            if refusal.kind != "wrong_type":  # it was replaced just now
-                self.refused = refusal.kind
-            self.gone |= refusal.kind == "wrong_type"
-        elif not self._type and replies:
-            self._type = cast("bytes", replies[0]).decode()
-            self.gone |= self._type == "none"
-        elif self._expected is RedisType.STRING and replies:
-            self._size, self._parts = replies[0], [replies[1]]
-        elif replies:
-            self._parts = replies
+        return _plan_content(expected, key, sample.row, sample.size, self._fitting)
 
     def _fitting(self, count: int) -> int:
         """Decide how many elements to read, by their average weight."""
-        mean = self._usage / max(self._size, 1)
+        mean = self.sample.mean_bytes
         return count if mean * count <= WEIGHT else int(WEIGHT / mean)
 
-    def sample(self, now: float, connected: frozenset[str] | None) -> Sample:
-        """Make the sample."""
-        expected, content = self._expected, self._type == self._expected
-        items, oldest = self._items() if content else ([], 0)
-        read = len(items)
-        is_hash = content and expected is RedisType.HASH
-        pairs = self._pairs() if is_hash else dict[bytes, bytes]()
-        if expected is RedisType.STRING:
-            complete = bool(items) and len(items[0]) == self._size
-        else:
-            complete = read == self._size or len(pairs) == self._size
-        return Sample(
-            key=self.key,
-            row=self.kind.row,
-            fields=self.kind.fields,
-            type=self._type,
-            ttl=self._ttl,
-            size=self._size,
-            items=items,
-            oldest=oldest,
-            pairs=pairs,
-            entries=self._entries() if expected is RedisType.STREAM else (),
-            complete=content and complete,
-            mean_bytes=self._usage / max(self._size, 1),
-            now=now,
-            connected=connected,
-        )
+    def record_second(self, replies: Sequence[Reply]) -> None:
+        """Record the replies to :meth:`second`."""
+        sample, expected = self.sample, self._expected
+        refusals = [one for one in replies if isinstance(one, RedisUnavailableError)]
+        if refusals and refusals[0].kind == "wrong_type":  # it was replaced just now
+            self.gone = True
+        elif refusals:
+            self.refused = refusals[0].kind
+        elif not sample.type and replies:
+            sample.type = cast("bytes", replies[0]).decode()
+            self.gone |= sample.type == "none"
+        elif expected is RedisType.STRING and replies:
+            sample.size, sample.items = replies[0], [replies[1]]
+        elif replies:
+            self._record_content(replies)
+        is_text = expected is RedisType.STRING
+        read = len(sample.value) if is_text else len(sample.items) or len(sample.pairs)
+        sample.complete = sample.type == expected and read == sample.size
 
-    def _items(self) -> tuple[list[bytes], int]:
-        """Give the elements, and how many of them are the oldest of a longer list."""
-        parts, expected = self._parts, self._expected
-        if expected is RedisType.STRING:
-            return list(parts), 0
-        if not parts or expected in (None, RedisType.HASH, RedisType.STREAM):
-            return [], 0
-        if expected is RedisType.SET:
-            return list(parts[0][1]), 0
-        if len(parts) == 1:
-            return list(parts[0]), 0
-        return [*parts[0], *parts[1]], len(parts[0])
+    def _record_content(self, replies: Sequence[Reply]) -> None:
+        sample, first = self.sample, replies[0]
+        match self._expected:
+            case RedisType.STREAM:
+                events = [(number, flat) for number, flat in first if flat is not None]
+                sample.entries = [(number, _pairs(flat)) for number, flat in events]
+            case RedisType.HASH:
+                scanned = len(first) == 2 and isinstance(first[1], list)  # noqa: PLR2004 - HSCAN: a cursor in front
+                sample.pairs = _pairs(first[1] if scanned else first)
+            case RedisType.SET:
+                sample.items = first[1]
+            case _:
+                sample.items = [one for part in replies for one in part]
+                sample.oldest = len(first) if len(replies) > 1 else 0
 
-    def _pairs(self) -> Mapping[bytes, bytes]:
-        if not self._parts:
-            return {}
-        flat = self._parts[0]
-        if len(flat) == 2 and isinstance(flat[1], list):  # noqa: PLR2004 - HSCAN: a cursor in front
-            flat = flat[1]
-        return dict(zip(flat[::2], flat[1::2], strict=True))
 
-    def _entries(self) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
-        if not self._parts or self._type != RedisType.STREAM:
-            return []
-        return [
-            (number, dict(zip(flat[::2], flat[1::2], strict=True)))
-            for number, flat in self._parts[0]
-            if flat is not None
-        ]
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _plan_content(

@@ -11,7 +11,7 @@ from bls_agent.core.codec import cut_text
 from bls_agent.core.keys import encode_key
 from bls_agent.ops.doctor.access import Role
 from bls_agent.ops.doctor.rule import Finding, Severity
-from bls_agent.ops.doctor.rules.server import Facts
+from bls_agent.ops.doctor.server import Facts
 from bls_agent.ops.texts import Texts
 
 __all__ = ["Group", "Report", "Tally", "Words", "show_key", "word"]

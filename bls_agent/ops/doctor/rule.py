@@ -82,7 +82,7 @@ class Sample:
     entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]] = ()  # newest first
     complete: bool = False  # whether this is the whole value
     mean_bytes: float = 0.0  # of an element; 0 where unknown
-    now: float  # Unix seconds by the server's clock
+    now: float = 0.0  # Unix seconds by the server's clock
     # Instances of agents, from CLIENT LIST; `None` where unknown.
     connected: frozenset[str] | None = None
     # What rules have asked, and the replies; a question that was refused is missing.

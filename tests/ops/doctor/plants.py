@@ -12,7 +12,7 @@ from typing import TypeAlias
 import orjson
 
 from bls_agent.core.keys import KEYS, RedisType
-from bls_agent.ops.doctor.rules.generic import FAR, TTL_ADVISED, TTL_OPEN
+from bls_agent.ops.doctor.rules.table import FAR, TTL_ADVISED, TTL_OPEN
 from bls_agent.workers.heartbeat_fields import KINDS
 from tests.corpus.heartbeats import SOUND
 from tests.harness import server_version

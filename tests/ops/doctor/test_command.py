@@ -15,8 +15,8 @@ from redis import Redis
 from bls_agent.core.acl import CONSOLE_RIGHTS, RIGHTS
 from bls_agent.devserver import DevServer
 from bls_agent.ops.cli import main
-from bls_agent.ops.doctor.rules.server import SERVER_RULES
 from bls_agent.ops.doctor.rules.table import KEY_RULES
+from bls_agent.ops.doctor.server import SERVER_RULES
 from bls_agent.ops.terminal import count_columns
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import needs_selectors

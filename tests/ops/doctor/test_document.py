@@ -14,9 +14,8 @@ from bls_agent.core.keys import KEYS
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
 from bls_agent.ops.doctor.rule import Rule
-from bls_agent.ops.doctor.rules.generic import GENERIC_RULES
-from bls_agent.ops.doctor.rules.server import SERVER_RULES
-from bls_agent.ops.doctor.rules.table import KEY_RULES
+from bls_agent.ops.doctor.rules.table import GENERIC_RULES, KEY_RULES
+from bls_agent.ops.doctor.server import SERVER_RULES
 from bls_agent.ops.texts import load_texts
 from tests.harness import needs_selectors, url_with_rights
 

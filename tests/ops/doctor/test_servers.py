@@ -24,7 +24,7 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
 from bls_agent.ops.doctor.report import Report, word
-from bls_agent.ops.doctor.rules.server import SERVER_RULES, Facts
+from bls_agent.ops.doctor.server import SERVER_RULES, Facts
 from bls_agent.ops.texts import LANGUAGES, load_texts
 from tests.harness import (
     PASSWORD,

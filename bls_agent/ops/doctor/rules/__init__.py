@@ -1,3 +1,3 @@
-"""The rules about each contract, one module for each."""
+"""The rules about each protocol, one module for each."""
 
 from __future__ import annotations

@@ -1,20 +1,108 @@
-"""The table of the rules about keys: those of every row, and those of each contract."""
+"""The table of the rules about keys, and those for every row: its type and its TTL."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from bls_agent.ops.doctor.rule import Rule
+from bls_agent.core.keys import KEYS, Contract, KeyTemplate
+from bls_agent.ops.doctor.reading import is_loose
+from bls_agent.ops.doctor.rule import Check, Rule, Sample, Severity, Values
 from bls_agent.ops.doctor.rules.assets import RULES as ASSETS
 from bls_agent.ops.doctor.rules.crawl import RULES as CRAWL
-from bls_agent.ops.doctor.rules.generic import GENERIC_RULES
 from bls_agent.ops.doctor.rules.project import RULES as PROJECT
 from bls_agent.ops.doctor.rules.runs import RULES as RUNS
 from bls_agent.ops.doctor.rules.workers import RULES as WORKERS
 
-__all__ = ["KEY_RULES", "RULES_OF"]
+__all__ = [
+    "FAR",
+    "GENERIC_RULES",
+    "KEY_RULES",
+    "RULES_OF",
+    "TTL_ADVISED",
+    "TTL_OPEN",
+]
+
+FAR: Final = 10  # times the row's TTL
+
+# The contract advises a TTL, or sets it late: rules of their own look closer.
+TTL_ADVISED: Final = frozenset({"project_status", "run_events"})
+# Their TTL is left open, or ours and not the same at any time.
+TTL_OPEN: Final = frozenset(
+    {
+        "deliveries", "seen", "broadcast", "instances", "owner",
+        "project_config", "pending_tasks", "queued_task_status",
+        "crawl_failed_retries", "crawl_filter_fingerprint", "crawl_item_fingerprint",
+    }
+)  # fmt: skip
+# Only a default; the caller of the cache sets the TTL.
+TTL_DEFAULT: Final = frozenset({"func_cache"})
+# A key that expires here is data lost without notice.
+_LOST: Final = frozenset({"inflight", "inflight_lists", "dead_letters"})
+
+_SECTIONS: Final = {
+    Contract.ASSETS: "000 §2-5",
+    Contract.WORKERS: "001 §4",
+    Contract.CONSOLE: "002 §2-3",
+    Contract.RUNS: "003 §4",
+    Contract.CRAWL: "004",
+    Contract.OWN: "bls_agent",
+}
+
+
+def _wrong_type(expected: str) -> Check:
+    def check(sample: Sample) -> Values | None:
+        if sample.type == expected:
+            return None
+        return {"type": sample.type, "expected": expected}
+
+    return check
+
+
+def _missing_ttl(row: KeyTemplate) -> Check:
+    def check(sample: Sample) -> Values | None:
+        if sample.ttl is not None or sample.type != row.type:
+            return None
+        return {"expected": f"{row.ttl}"}
+
+    return check
+
+
+def _long_ttl(row: KeyTemplate, ttl: int) -> Check:
+    def check(sample: Sample) -> Values | None:
+        if sample.ttl is None or sample.ttl <= FAR * ttl or sample.type != row.type:
+            return None
+        return {"ttl": f"{sample.ttl:,.0f}", "expected": f"{ttl}"}
+
+    return check
+
+
+def _unwanted_ttl(sample: Sample) -> Values | None:
+    return None if sample.ttl is None else {"ttl": f"{sample.ttl:,.0f}"}
+
+
+def _rules_of(name: str, row: KeyTemplate) -> Iterator[Rule]:
+    source = _SECTIONS[row.contract]
+    loose, lost = is_loose(row), name in _LOST or row.contract is Contract.ASSETS
+    warning = Severity.NOTE if loose else Severity.WARNING
+    error = Severity.NOTE if loose else Severity.ERROR
+    if row.type is None:
+        return
+    yield Rule("wrong-type", name, error, source, _wrong_type(row.type))
+    if row.ttl is not None:
+        if name not in TTL_ADVISED:
+            yield Rule("ttl-missing", name, warning, source, _missing_ttl(row))
+        long = Severity.NOTE if name in TTL_DEFAULT else warning
+        yield Rule("ttl-long", name, long, source, _long_ttl(row, row.ttl))
+    elif name not in TTL_OPEN:
+        severity = Severity.ERROR if lost else Severity.WARNING
+        yield Rule("ttl-unwanted", name, severity, source, _unwanted_ttl)
+
+
+GENERIC_RULES: Final = tuple(
+    rule for name, row in KEYS.items() for rule in _rules_of(name, row)
+)
 
 KEY_RULES: Final[Sequence[Rule]] = (
     *GENERIC_RULES,
