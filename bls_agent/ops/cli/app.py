@@ -1,9 +1,10 @@
 """The program: registers, parses and runs commands, and reports how they failed.
 
 A command is a function of an :class:`Invocation` and of what typer parses; ``--redis``,
-``--json`` and ``--lang`` are added here. Every ``help`` is a key of the catalogue
-``cli``, ``help_NAME`` for a command. A command's module is loaded when it is run or
-listed.
+``--json`` and ``--lang`` are added here, and a parameter of type ``bool`` is a flag.
+Texts stand in the catalogue ``cli``: ``help_COMMAND`` of a command, ``opt_COMMAND_NAME``
+or ``opt_NAME`` of an option, ``arg_…`` of an argument. A command's module is loaded
+when it is run or listed.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _parsed(function: _Handler, *, outer: bool = False) -> Callable[..., int]:
         added.append(
             inspect.Parameter(name, keyword, annotation=annotation, default=default)
         )
-    parameters = [*(one.replace(kind=keyword) for one in own), *added]
+    parameters = [*map(_own_parameter, own), *added]
 
     @wraps(function)
     def parsed(**values: Any) -> int:
@@ -142,20 +143,31 @@ def _parsed(function: _Handler, *, outer: bool = False) -> Callable[..., int]:
     return parsed
 
 
+def _own_parameter(one: inspect.Parameter) -> inspect.Parameter:
+    annotation: Any = one.annotation
+    if annotation is bool:
+        flag = typer.Option(f"--{one.name.replace('_', '-')}")
+        annotation = Annotated[bool, flag]
+    return one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+
+
 def _run(function: Callable[[], Coroutine[Any, Any, Exit | None]]) -> int:
     import anyio
 
     return anyio.run(function) or Exit.DONE
 
 
-def _localise(command: Any, texts: Texts, key: str) -> None:
-    """Replace the keys of texts by the texts, in subcommands as well."""
-    command.help = texts[key]
-    command.short_help = texts[key].partition("\n")[0]
+def _localise(command: Any, texts: Texts, *path: str) -> None:
+    """Give a command, its parameters and its subcommands their texts."""
+    command.help = texts["_".join(["help", *path])]
+    command.short_help = command.help.partition("\n")[0]
     for one in command.params:
-        one.help = texts.get(one.help or "") or texts[f"opt_{one.name}"]
+        kind = "arg" if one.param_type_name == "argument" else "opt"
+        scopes = [path[:end] for end in range(len(path), -1, -1)]
+        keys = ["_".join([kind, *scope, one.name]) for scope in scopes]
+        one.help = next(texts[key] for key in keys if key in texts)
     for name, inner in getattr(command, "commands", {}).items():
-        _localise(inner, texts, f"{key}_{name}")
+        _localise(inner, texts, *path, name)
 
 
 class _Program(_Group):
@@ -170,7 +182,7 @@ class _Program(_Group):
         if cmd_name not in self.commands:
             import_module(f"bls_agent.ops.cli.commands.{COMMANDS[cmd_name]}")
             found = get_command(_REGISTERED[cmd_name])
-            _localise(found, ctx.find_root().obj.texts, f"help_{cmd_name}")
+            _localise(found, ctx.find_root().obj.texts, cmd_name)
             self.commands[cmd_name] = found
         return self.commands[cmd_name]
 
@@ -197,7 +209,7 @@ def _program(
     redis: RedisOption = "",
     json: JsonOption = False,
     lang: LangOption = None,  # noqa: ARG001 - read before the parsing
-    version: Annotated[bool, typer.Option("--version", help="opt_version")] = False,
+    version: Annotated[bool, typer.Option("--version")] = False,
 ) -> int:
     invocation: Invocation = context.obj
     context.obj = replace(invocation, redis=redis or None, json=json)
@@ -225,7 +237,7 @@ def run_program(arguments: Sequence[str]) -> int:
         err=Screen(sys.stderr, os.environ, needed=False),
     )
     program: Any = get_command(app)
-    _localise(program, invocation.texts, "help_program")
+    _localise(program, invocation.texts, "program")
     try:
         code = program.main(
             args=arrange(arguments),

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommandArgument",
-    "ForceOption",
     "JsonOption",
     "LangOption",
     "Language",
+    "LimitOption",
     "ProjectArgument",
     "RedisOption",
     "TimeoutOption",
+    "WatchOption",
     "arrange",
     "complete_command",
     "complete_crawl_project",
@@ -193,22 +194,19 @@ class Language(StrEnum):
     EN = "en"
 
 
-RedisOption: TypeAlias = Annotated[
-    str, Option("--redis", metavar="URL", help="opt_redis", show_default=False)
-]
-JsonOption: TypeAlias = Annotated[bool, Option("--json", help="opt_json")]
-LangOption: TypeAlias = Annotated[
-    Language | None, Option("--lang", metavar="zh|en", help="opt_lang")
-]
+RedisOption: TypeAlias = Annotated[str, Option(metavar="URL", show_default=False)]
+JsonOption: TypeAlias = Annotated[bool, Option("--json")]
+LangOption: TypeAlias = Annotated[Language | None, Option(metavar="zh|en")]
 ProjectArgument: TypeAlias = Annotated[
-    str,
-    Argument(metavar="PROJECT", help="arg_project", autocompletion=complete_project),
+    str, Argument(metavar="PROJECT", autocompletion=complete_project)
 ]
 CommandArgument: TypeAlias = Annotated[
-    str,
-    Argument(metavar="COMMAND", help="arg_command", autocompletion=complete_command),
+    str, Argument(metavar="COMMAND", autocompletion=complete_command)
 ]
-ForceOption: TypeAlias = Annotated[bool, Option("--force", help="opt_force")]
+LimitOption: TypeAlias = Annotated[
+    int, Option("--limit", "-n", metavar="N", min=1, max=10_000)
+]
 TimeoutOption: TypeAlias = Annotated[
-    float, Option("--timeout", "-t", metavar="SECONDS", help="opt_timeout")
+    float, Option("--timeout", "-t", metavar="SECONDS")
 ]
+WatchOption: TypeAlias = Annotated[bool, Option("--watch", "-w")]

@@ -50,21 +50,20 @@ class ModeName(StrEnum):
 @command("acl")
 def acl(
     invocation: Invocation,
-    project: Annotated[str, Argument(metavar="PROJECT", help="arg_project_acl")] = "",
-    mode: Annotated[ModeName, Option(metavar="MODE", help="opt_mode")] = ModeName.AUTO,
-    replicas: Annotated[bool, Option("--replicas", help="opt_replicas")] = False,
-    console: Annotated[bool, Option("--console", help="opt_acl_console")] = False,
-    workers: Annotated[bool, Option("--workers", help="opt_acl_workers")] = False,
-    runs: Annotated[bool, Option("--runs", help="opt_acl_runs")] = False,
-    assets: Annotated[bool, Option("--assets", help="opt_acl_assets")] = False,
-    crawl: Annotated[bool, Option("--crawl", help="opt_acl_crawl")] = False,
-    read_only: Annotated[bool, Option("--read-only", help="opt_read_only")] = False,
-    no_selectors: Annotated[
-        bool, Option("--no-selectors", help="opt_no_selectors")
-    ] = False,
-    forget: Annotated[bool, Option("--forget", help="opt_acl_forget")] = False,
-    user: Annotated[str, Option("--user", metavar="NAME", help="opt_user")] = "",
-    shell: Annotated[bool, Option("--shell", help="opt_shell")] = False,
+    project: Annotated[str, Argument(metavar="PROJECT")] = "",
+    mode: Annotated[ModeName, Option(metavar="MODE")] = ModeName.AUTO,
+    *,
+    replicas: bool = False,
+    console: bool = False,
+    workers: bool = False,
+    runs: bool = False,
+    assets: bool = False,
+    crawl: bool = False,
+    read_only: bool = False,
+    no_selectors: bool = False,
+    forget: bool = False,
+    user: Annotated[str, Option(metavar="NAME")] = "",
+    shell: bool = False,
 ) -> Exit:
     """Print the rights; changes nothing, needs no Redis."""
     project = normalise(invocation, project) if project else ""

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import anyio
 from typer import Argument, Option
@@ -56,19 +56,10 @@ MARKS: Final = {
 # A URL, or the short form user@host:path; everything else is a folder.
 _GIT: Final = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:")
 
-SourceArgument = Annotated[str, Argument(metavar="SOURCE", help="arg_asset_source")]
-BranchOption = Annotated[
-    str, Option("--branch", metavar="NAME", help="opt_asset_branch")
-]
-BaseOption = Annotated[
-    str, Option("--base-path", metavar="PATH", help="opt_asset_base_path")
-]
-UrlOption = Annotated[
-    str, Option("--base-url", metavar="URL", help="opt_asset_base_url")
-]
-CategoryOption = Annotated[
-    str, Option("--category", metavar="NAME", help="opt_asset_category")
-]
+SourceArgument: TypeAlias = Annotated[str, Argument(metavar="SOURCE")]
+NameOption: TypeAlias = Annotated[str, Option(metavar="NAME")]
+PathOption: TypeAlias = Annotated[str, Option(metavar="PATH")]
+UrlOption: TypeAlias = Annotated[str, Option(metavar="URL")]
 
 
 def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Source:
@@ -125,10 +116,8 @@ async def assets(invocation: Invocation) -> Exit:
 @command("assets list")
 async def list_assets(
     invocation: Invocation,
-    category: CategoryOption = "",
-    search: Annotated[
-        str, Option("--search", metavar="TEXT", help="opt_asset_search")
-    ] = "",
+    category: NameOption = "",
+    search: Annotated[str, Option(metavar="TEXT")] = "",
 ) -> Exit:
     """List the assets, or those that hold some words."""
     async with _library(invocation) as library:
@@ -160,7 +149,7 @@ async def list_assets(
 @command("assets get")
 async def get(
     invocation: Invocation,
-    asset: Annotated[str, Argument(metavar="ID", help="arg_asset")],
+    asset: Annotated[str, Argument(metavar="ID")],
 ) -> Exit:
     """Show all that the library holds of one asset."""
     async with _library(invocation) as library:
@@ -207,13 +196,12 @@ async def watch(invocation: Invocation) -> Exit:
 async def sync(
     invocation: Invocation,
     source: SourceArgument,
-    branch: BranchOption = "",
-    base_path: BaseOption = "",
+    branch: NameOption = "",
+    base_path: PathOption = "",
     base_url: UrlOption = "",
-    force: Annotated[bool, Option("--force", help="opt_asset_force")] = False,
-    wait: Annotated[
-        float, Option("--wait", metavar="SECONDS", min=0, help="opt_asset_wait")
-    ] = 0.0,
+    *,
+    force: bool = False,
+    wait: Annotated[float, Option(metavar="SECONDS", min=0)] = 0.0,
 ) -> Exit:
     """Make the library equal to a source."""
     where = _open_source(source, branch, base_path, base_url)
@@ -225,10 +213,11 @@ async def sync(
 async def diff(
     invocation: Invocation,
     source: SourceArgument,
-    branch: BranchOption = "",
-    base_path: BaseOption = "",
+    branch: NameOption = "",
+    base_path: PathOption = "",
     base_url: UrlOption = "",
-    force: Annotated[bool, Option("--force", help="opt_asset_force")] = False,
+    *,
+    force: bool = False,
 ) -> Exit:
     """Show what a synchronisation would change; writes nothing."""
     where = _open_source(source, branch, base_path, base_url)
@@ -302,8 +291,8 @@ def shown_step(texts: Texts, step: SyncStep) -> str:
 async def validate(
     invocation: Invocation,
     source: SourceArgument,
-    branch: BranchOption = "",
-    base_path: BaseOption = "",
+    branch: NameOption = "",
+    base_path: PathOption = "",
     base_url: UrlOption = "",
 ) -> Exit:
     """Check manifests; needs no Redis."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
-
-from typer import Argument
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from bls_agent.core.errors import NoOutcomeError
 from bls_agent.core.settings import check_seconds
@@ -18,9 +16,9 @@ from bls_agent.ops.cli.commands.send import (
 )
 from bls_agent.ops.cli.errors import Exit, find_likely, misspelt, normalise
 from bls_agent.ops.cli.options import (
+    CommandArgument,
     ProjectArgument,
     TimeoutOption,
-    complete_command,
     told_commands,
 )
 from bls_agent.ops.cli.output import Cell, Column, Invocation, json_text
@@ -38,12 +36,7 @@ _Schema = Mapping[str, Any]
 async def commands(
     invocation: Invocation,
     project: ProjectArgument,
-    name: Annotated[
-        str,
-        Argument(
-            metavar="COMMAND", help="arg_one_command", autocompletion=complete_command
-        ),
-    ] = "",
+    name: CommandArgument = "",
     timeout: TimeoutOption = 10.0,
 ) -> Exit:
     """Ask the agent for ``help`` and print the signatures, or one command in full."""

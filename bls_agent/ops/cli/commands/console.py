@@ -32,43 +32,17 @@ LONGEST_LINE: Final = 2_000  # characters of a password that comes through a pip
 def console(
     invocation: Invocation,
     *,
-    host: Annotated[
-        str, Option("--host", metavar="ADDRESS", help="opt_console_host")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, Option("--port", metavar="NUMBER", help="opt_console_port")
-    ] = 8765,
-    unix_socket: Annotated[
-        Path | None,
-        Option("--unix-socket", metavar="PATH", help="opt_console_unix_socket"),
-    ] = None,
-    users: Annotated[
-        Path | None, Option("--users", metavar="FILE", help="opt_console_users")
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None,
-        Option("--allowed-host", metavar="NAME", help="opt_console_allowed_host"),
-    ] = None,
-    behind_proxy: Annotated[
-        bool, Option("--behind-proxy", help="opt_console_behind_proxy")
-    ] = False,
-    root_path: Annotated[
-        str, Option("--root-path", metavar="PATH", help="opt_console_root_path")
-    ] = "",
-    certificate: Annotated[
-        Path | None,
-        Option("--certificate", metavar="FILE", help="opt_console_certificate"),
-    ] = None,
-    private_key: Annotated[
-        Path | None,
-        Option("--private-key", metavar="FILE", help="opt_console_private_key"),
-    ] = None,
-    title: Annotated[
-        str, Option("--title", metavar="TEXT", help="opt_console_title")
-    ] = "",
-    webhook: Annotated[
-        str | None, Option("--webhook", metavar="URL", help="opt_console_webhook")
-    ] = None,
+    host: Annotated[str, Option(metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, Option(metavar="NUMBER")] = 8765,
+    unix_socket: Annotated[Path | None, Option(metavar="PATH")] = None,
+    users: Annotated[Path | None, Option(metavar="FILE")] = None,
+    allowed_host: Annotated[list[str] | None, Option(metavar="NAME")] = None,
+    behind_proxy: bool = False,
+    root_path: Annotated[str, Option(metavar="PATH")] = "",
+    certificate: Annotated[Path | None, Option(metavar="FILE")] = None,
+    private_key: Annotated[Path | None, Option(metavar="FILE")] = None,
+    title: Annotated[str, Option(metavar="TEXT")] = "",
+    webhook: Annotated[str | None, Option(metavar="URL")] = None,
 ) -> Exit:
     """Serve the console until SIGINT or SIGTERM."""
     need_web()
@@ -101,7 +75,7 @@ def console(
 @command("console password")
 def password(
     invocation: Invocation,
-    name: Annotated[str, Argument(metavar="NAME", help="arg_console_name")],
+    name: Annotated[str, Argument(metavar="NAME")],
 ) -> Exit:
     """Make the line of a user for the file of ``--users``."""
     need_web()

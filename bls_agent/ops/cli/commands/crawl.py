@@ -25,7 +25,12 @@ from bls_agent.crawl.overview import (
 from bls_agent.crawl.queue import RequestQueue
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt, normalise
-from bls_agent.ops.cli.options import complete_crawl_project, complete_spider
+from bls_agent.ops.cli.options import (
+    LimitOption,
+    WatchOption,
+    complete_crawl_project,
+    complete_spider,
+)
 from bls_agent.ops.cli.output import Cell, Column, Invocation
 from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
 from bls_agent.ops.cli.text import span
@@ -42,26 +47,11 @@ SHOWN: Final = 3  # spiders that are suggested
 
 _Look: TypeAlias = Callable[[], Awaitable[list[QueueView]]]
 
-ProjectArgument = Annotated[
-    str,
-    Argument(
-        metavar="PROJECT", help="arg_crawl", autocompletion=complete_crawl_project
-    ),
+CrawlArgument: TypeAlias = Annotated[
+    str, Argument(metavar="PROJECT", autocompletion=complete_crawl_project)
 ]
-SpiderOption = Annotated[
-    str,
-    Option(
-        "--spider", metavar="NAME", help="opt_spider", autocompletion=complete_spider
-    ),
-]
-OnlySpiderOption = Annotated[
-    str,
-    Option(
-        "--spider",
-        metavar="NAME",
-        help="opt_only_spider",
-        autocompletion=complete_spider,
-    ),
+SpiderOption: TypeAlias = Annotated[
+    str, Option(metavar="NAME", autocompletion=complete_spider)
 ]
 
 
@@ -74,9 +64,9 @@ async def crawl(invocation: Invocation) -> Exit:
 @command("crawl stats")
 async def stats(
     invocation: Invocation,
-    project: ProjectArgument = "",
-    spider: OnlySpiderOption = "",
-    watch: Annotated[bool, Option("--watch", "-w", help="opt_watch_crawl")] = False,
+    project: CrawlArgument = "",
+    spider: SpiderOption = "",
+    watch: WatchOption = False,
 ) -> Exit:
     """Count what every queue holds, or those of a project; 3 if one cannot be read."""
     if spider and not project:
@@ -193,12 +183,9 @@ async def _queue(
 @command("crawl failed")
 async def failed(
     invocation: Invocation,
-    project: ProjectArgument,
+    project: CrawlArgument,
     spider: SpiderOption = "",
-    limit: Annotated[
-        int,
-        Option("--limit", "-n", metavar="N", min=1, max=10_000, help="opt_failed"),
-    ] = 100,
+    limit: LimitOption = 100,
 ) -> Exit:
     """List what failed, the newest first."""
     async with _queue(invocation, project, spider) as queue:
@@ -242,7 +229,7 @@ def _failure_cells(invocation: Invocation, one: FailedRequest) -> Mapping[str, C
 
 @command("crawl requeue")
 async def requeue(
-    invocation: Invocation, project: ProjectArgument, spider: SpiderOption = ""
+    invocation: Invocation, project: CrawlArgument, spider: SpiderOption = ""
 ) -> Exit:
     """Queue what failed once more; 1 if some of it cannot be read and stays."""
     async with _queue(invocation, project, spider) as queue:
@@ -260,9 +247,9 @@ async def requeue(
 @command("crawl cleanup")
 async def cleanup(
     invocation: Invocation,
-    project: ProjectArgument,
+    project: CrawlArgument,
     spider: SpiderOption = "",
-    yes: Annotated[bool, Option("--yes", "-y", help="opt_yes")] = False,
+    yes: Annotated[bool, Option("--yes", "-y")] = False,
 ) -> Exit:
     """Delete the keys of a queue and its filters; shows first what would be deleted."""
     project = normalise(invocation, project)

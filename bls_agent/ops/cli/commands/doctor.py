@@ -29,12 +29,7 @@ STYLES: Final = {
 @command("doctor")
 async def doctor(
     invocation: Invocation,
-    project: Annotated[
-        str,
-        Option(
-            "--project", metavar="NAME", help="opt_doctor_project", show_default=False
-        ),
-    ] = "",
+    project: Annotated[str, Option(metavar="NAME", show_default=False)] = "",
 ) -> Exit:
     """Check a live Redis against the contracts."""
     texts = load_texts("doctor", invocation.language)

@@ -49,7 +49,7 @@ def keys(invocation: Invocation) -> Exit:
 @command("keys explain")
 def explain(
     invocation: Invocation,
-    key: Annotated[str, Argument(metavar="KEY", help="arg_key")],
+    key: Annotated[str, Argument(metavar="KEY")],
 ) -> Exit:
     """Explain a key: contract, row, parts, type, TTL, and every way to read it."""
     raw = key_bytes(key)

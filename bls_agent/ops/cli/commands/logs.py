@@ -63,19 +63,13 @@ class LevelName(StrEnum):
 async def logs(
     invocation: Invocation,
     project: ProjectArgument,
-    lines: Annotated[
-        int | None, Option("--lines", "-n", metavar="N", min=0, help="opt_lines")
-    ] = None,
-    since: Annotated[
-        str, Option(metavar="TIME", help="opt_since", show_default=False)
-    ] = "",
-    follow: Annotated[bool, Option("--follow", "-f", help="opt_follow")] = False,
+    lines: Annotated[int | None, Option("--lines", "-n", metavar="N", min=0)] = None,
+    since: Annotated[str, Option(metavar="TIME", show_default=False)] = "",
+    follow: Annotated[bool, Option("--follow", "-f")] = False,
     level: Annotated[
-        LevelName, Option(metavar="LEVEL", help="opt_level", case_sensitive=False)
+        LevelName, Option(metavar="LEVEL", case_sensitive=False)
     ] = LevelName.DEBUG,
-    grep: Annotated[
-        str, Option(metavar="TEXT", help="opt_grep", show_default=False)
-    ] = "",
+    grep: Annotated[str, Option(metavar="TEXT", show_default=False)] = "",
 ) -> Exit:
     """Print the newest records, newest last, and follow the log if asked to."""
     wanted = Filter(Level(level.value), grep, _moment(since))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import anyio
-from typer import Option
 
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.pool import default_endpoint
@@ -22,7 +21,7 @@ from bls_agent.core.errors import (
 )
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, normalise, unknown_project
-from bls_agent.ops.cli.options import ProjectArgument
+from bls_agent.ops.cli.options import ProjectArgument, WatchOption
 from bls_agent.ops.cli.output import Cell, Column, Invocation
 from bls_agent.ops.cli.tables import Layout, LiveTable, wants_live
 from bls_agent.ops.cli.text import (
@@ -99,7 +98,7 @@ async def projects(invocation: Invocation) -> Exit:
 async def status(
     invocation: Invocation,
     project: ProjectArgument,
-    watch: Annotated[bool, Option("--watch", "-w", help="opt_watch")] = False,
+    watch: WatchOption = False,
 ) -> Exit:
     """Show a project's status, queue, log and replicas; 3 if it is not well."""
     project = normalise(invocation, project)
@@ -197,7 +196,8 @@ def _print_change(invocation: Invocation, view: ProjectView) -> None:
 @command("top")
 async def top(
     invocation: Invocation,
-    once: Annotated[bool, Option("--once", help="opt_once")] = False,
+    *,
+    once: bool = False,
 ) -> Exit:
     """Show the fleet until q or Ctrl-C; once if the output is no terminal."""
     texts, people = invocation.texts, invocation.out.terminal
@@ -338,7 +338,8 @@ def _rounded(seconds: float | None) -> float | None:
 async def forget(
     invocation: Invocation,
     project: ProjectArgument,
-    force: Annotated[bool, Option("--force", help="opt_forget_force")] = False,
+    *,
+    force: bool = False,
 ) -> Exit:
     """Delete every key of a project: status, log, waiting commands, and our own."""
     project = normalise(invocation, project)

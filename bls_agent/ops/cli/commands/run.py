@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Annotated, Any, Final
 
-from typer import Argument, Option
+from typer import Argument
 
 import bls_agent
 from bls_agent.agent import ProjectAgent
@@ -37,7 +37,7 @@ _TARGET: Final = re.compile(
 @command("run")
 async def run(
     invocation: Invocation,
-    target: Annotated[str, Argument(metavar="MODULE:AGENT", help="arg_target")],
+    target: Annotated[str, Argument(metavar="MODULE:AGENT")],
 ) -> Exit:
     """Serve until a signal; drain; end with the signal's exit code."""
     invocation.export_redis()  # before the import: an agent may read it there
@@ -188,8 +188,9 @@ def _is_ours(filename: str) -> bool:
 @command("demo")
 def demo(
     invocation: Invocation,
-    serve: Annotated[bool, Option("--serve", help="opt_serve")] = False,
-    console: Annotated[bool, Option("--console", help="opt_demo_console")] = False,
+    *,
+    serve: bool = False,
+    console: bool = False,
 ) -> Exit:
     """Run ``python -m bls_agent.demo``."""
     from bls_agent.demo import main

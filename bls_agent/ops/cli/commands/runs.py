@@ -13,6 +13,7 @@ from bls_agent.core.codec import cut_text, format_timestamp
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
+from bls_agent.ops.cli.options import LimitOption, WatchOption
 from bls_agent.ops.cli.output import Cell, Invocation, json_text
 from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
 from bls_agent.ops.cli.text import span
@@ -97,10 +98,8 @@ async def runs(invocation: Invocation) -> Exit:
 @command("runs list")
 async def list_runs(
     invocation: Invocation,
-    limit: Annotated[
-        int, Option("--limit", "-n", metavar="N", min=1, max=10_000, help="opt_runs")
-    ] = 100,
-    watch: Annotated[bool, Option("--watch", "-w", help="opt_watch_runs")] = False,
+    limit: LimitOption = 100,
+    watch: WatchOption = False,
 ) -> Exit:
     """List the runs, the newest first; 3 if one of them has lost its writer."""
     async with EventStore(invocation.redis, timeout=10.0) as store:
@@ -233,9 +232,10 @@ def _say_left_out(left_out: Iterable[tuple[str, int]], texts: Texts) -> str:
 @command("runs follow")
 async def follow(
     invocation: Invocation,
-    run: Annotated[int, Argument(metavar="ID", min=0, help="arg_run")],
-    begin: Annotated[str, Option("--from", metavar="PLACE", help="opt_from")] = "start",
-    raw: Annotated[bool, Option("--raw", help="opt_raw_run")] = False,
+    run: Annotated[int, Argument(metavar="ID", min=0)],
+    begin: Annotated[str, Option("--from", metavar="PLACE")] = "start",
+    *,
+    raw: bool = False,
 ) -> Exit:
     """Print the events of a run as they come, until it ends."""
     if begin not in PLACES and find_id(begin) is None:

@@ -23,12 +23,7 @@ from bls_agent.core.errors import (
 from bls_agent.core.settings import check_seconds
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, hint_likely, likely_names, normalise
-from bls_agent.ops.cli.options import (
-    CommandArgument,
-    ForceOption,
-    ProjectArgument,
-    TimeoutOption,
-)
+from bls_agent.ops.cli.options import CommandArgument, ProjectArgument, TimeoutOption
 from bls_agent.ops.cli.output import Invocation, json_text
 from bls_agent.ops.cli.tables import Layout
 from bls_agent.project.messages import Command, Outcome, Status
@@ -56,18 +51,13 @@ QUEUE: Final = Layout(
 )
 
 _ArgOption: TypeAlias = Annotated[
-    list[str] | None, Option("--arg", "-a", metavar="NAME=VALUE", help="opt_arg")
+    list[str] | None, Option("--arg", "-a", metavar="NAME=VALUE")
 ]
 _TextOption: TypeAlias = Annotated[
-    list[str] | None, Option("--string", "-s", metavar="NAME=TEXT", help="opt_string")
+    list[str] | None, Option("--string", "-s", metavar="NAME=TEXT")
 ]
-_JsonArgsOption: TypeAlias = Annotated[
-    str | None, Option("--json-args", metavar="{…}", help="opt_json_args")
-]
-_ArgsFileOption: TypeAlias = Annotated[
-    str, Option("--args-file", metavar="FILE", help="opt_args_file")
-]
-_RecordOption: TypeAlias = Annotated[bool, Option("--record", help="opt_record")]
+_JsonArgsOption: TypeAlias = Annotated[str | None, Option(metavar="{…}")]
+_ArgsFileOption: TypeAlias = Annotated[str, Option(metavar="FILE")]
 
 
 @command("send")
@@ -79,10 +69,11 @@ async def send(
     string: _TextOption = None,
     json_args: _JsonArgsOption = None,
     args_file: _ArgsFileOption = "",
-    id: Annotated[str, Option("--id", metavar="ID", help="opt_id")] = "",  # noqa: A002 - the contract's name
-    broadcast: Annotated[bool, Option("--broadcast", help="opt_broadcast")] = False,
-    record: _RecordOption = False,
-    force: ForceOption = False,
+    *,
+    id: Annotated[str, Option(metavar="ID")] = "",  # noqa: A002 - the contract's name
+    broadcast: bool = False,
+    record: bool = False,
+    force: bool = False,
 ) -> Exit:
     """Send a command and end without waiting for its outcome."""
     args = _gather_args(arg or (), json_args, args_file, string or ())
@@ -192,9 +183,10 @@ async def call(
     json_args: _JsonArgsOption = None,
     args_file: _ArgsFileOption = "",
     timeout: TimeoutOption = 10.0,
-    broadcast: Annotated[bool, Option("--broadcast", help="opt_call_all")] = False,
-    record: _RecordOption = False,
-    force: ForceOption = False,
+    *,
+    broadcast: bool = False,
+    record: bool = False,
+    force: bool = False,
 ) -> Exit:
     """Wait for the outcome; 0 if the command succeeded, else 1."""
     args = _gather_args(arg or (), json_args, args_file, string or ())
@@ -340,7 +332,7 @@ def _folded(trace: str, text: str) -> Generator[str]:
 async def wait(
     invocation: Invocation,
     project: ProjectArgument,
-    id: Annotated[str, Argument(metavar="ID", help="arg_id")],  # noqa: A002 - the contract's name
+    id: Annotated[str, Argument(metavar="ID")],  # noqa: A002 - the contract's name
     timeout: TimeoutOption = 60.0,
 ) -> Exit:
     """Print the outcome; 0 if the command succeeded, else 1."""
@@ -362,9 +354,7 @@ async def wait(
 async def queue(
     invocation: Invocation,
     project: ProjectArgument,
-    limit: Annotated[
-        int, Option("--limit", "-n", metavar="N", min=1, help="opt_queue_limit")
-    ] = 200,
+    limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1)] = 200,
 ) -> Exit:
     """List what waits, the next one first."""
     project = normalise(invocation, project)
@@ -402,7 +392,7 @@ def _cells(told: dict[str, Any]) -> dict[str, str]:
 async def withdraw(
     invocation: Invocation,
     project: ProjectArgument,
-    number: Annotated[str, Argument(metavar="ID", help="arg_command_id")],
+    number: Annotated[str, Argument(metavar="ID")],
 ) -> Exit:
     """Take it out of the queue; exit code 1 if it does not wait there any more."""
     project = normalise(invocation, project)

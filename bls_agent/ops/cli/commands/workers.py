@@ -7,12 +7,13 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Final
 
 import anyio
-from typer import Argument, Option
+from typer import Argument
 
 from bls_agent.core.codec import cut_text
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
+from bls_agent.ops.cli.options import WatchOption
 from bls_agent.ops.cli.output import Cell, Invocation, json_text
 from bls_agent.ops.cli.tables import Layout, LiveTable, wants_live
 from bls_agent.ops.cli.text import now_clock, span
@@ -77,10 +78,8 @@ def _complete_kind(incomplete: str) -> list[str]:
 @command("workers")
 async def workers(
     invocation: Invocation,
-    kind: Annotated[
-        str, Argument(metavar="KIND", help="arg_kind", autocompletion=_complete_kind)
-    ] = "",
-    watch: Annotated[bool, Option("--watch", "-w", help="opt_watch_workers")] = False,
+    kind: Annotated[str, Argument(metavar="KIND", autocompletion=_complete_kind)] = "",
+    watch: WatchOption = False,
 ) -> Exit:
     """List the workers; 3 if one of them is not well."""
     texts, people = invocation.texts, invocation.out.terminal
