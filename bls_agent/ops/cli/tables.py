@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Hashable,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
@@ -89,6 +98,7 @@ async def poll(
     look: Callable[[], Awaitable[T]],
     seen: Callable[[T], None],
     tell: Callable[[RedisUnavailableError | None], None],
+    interval: float = INTERVAL,
 ) -> None:
     """Call again and again; an outage and its end are reported once.
 
@@ -113,19 +123,20 @@ async def poll(
             away = False
             seen(found)
         took = anyio.current_time() - began
-        await anyio.sleep(max(INTERVAL, REST * took))
+        await anyio.sleep(max(interval, REST * took))
 
 
 @dataclass
-class LiveTable(Generic[T]):
+class LiveTable(Generic[S, T]):
     """A table at a terminal that is redrawn until q is pressed."""
 
     invocation: Invocation
     layout: Layout
-    items: Callable[[], Sequence[T]]  # in their order
+    found: S
+    items: Callable[[S], Sequence[T]]  # in their order
     cells: Callable[[T], Mapping[str, Cell]]
-    summary: Callable[[Sequence[T]], str]
-    more: int = 0  # items that are not among them
+    summary: Callable[[S], str]
+    more: Callable[[S], int] = lambda _: 0  # items that are not among them
     known: bool = False  # Redis has answered
     outage: RedisUnavailableError | None = None
 
@@ -133,23 +144,44 @@ class LiveTable(Generic[T]):
         """Record that Redis answers, or why it does not."""
         self.outage, self.known = outage, self.known or outage is None
 
-    async def show_polled(
-        self, look: Callable[[], Awaitable[S]], seen: Callable[[S], None]
+    async def watch(
+        self,
+        look: Callable[[], Awaitable[S]],
+        describe: Callable[[T], object],
+        state: Callable[[T], tuple[Hashable, object]],
     ) -> None:
-        """Draw the result of a function that is called again and again."""
+        """Look again and again: show the table, or print each item that has changed.
 
-        async def follow(redraw: Callable[[], None]) -> None:
-            def tell(error: RedisUnavailableError | None) -> None:
-                self.record(error)
-                redraw()
+        ``state`` gives what an item is known by, and what changes.
+        """
+        if wants_live(self.invocation):
+            await self.show(partial(self._poll, look))
+            return
+        known: dict[Hashable, object] = {}
 
-            def show(found: S) -> None:
-                seen(found)
-                tell(None)
+        def print_changes(found: S) -> None:
+            nonlocal known
+            items = self.items(found)
+            before, known = known, dict(map(state, items))
+            for item, (key, now) in zip(items, map(state, items), strict=True):
+                if before.get(key) != now:
+                    cells = self.cells(item)
+                    self.layout.write_change(self.invocation, describe(item), cells)
 
-            await poll(look, show, tell)
+        await poll(look, print_changes, self.invocation.tell_outage)
 
-        await self.show(follow)
+    async def _poll(
+        self, look: Callable[[], Awaitable[S]], redraw: Callable[[], None]
+    ) -> None:
+        def tell(error: RedisUnavailableError | None) -> None:
+            self.record(error)
+            redraw()
+
+        def show(found: S) -> None:
+            self.found = found
+            tell(None)
+
+        await poll(look, show, tell)
 
     async def show(self, follow: _Follow) -> None:
         """Draw while ``follow`` runs; its argument redraws at once."""
@@ -191,10 +223,10 @@ class LiveTable(Generic[T]):
         from rich.table import Table
         from rich.text import Text
 
-        texts, items = self.invocation.texts, self.items()
+        texts, items = self.invocation.texts, self.items(self.found)
         names = self.layout.fitting(columns)
         table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
-        table.title = Text(self._head(items), "yellow" if self.outage else "dim")
+        table.title = Text(self._head(), "yellow" if self.outage else "dim")
         table.title_justify = "left"
         for name in names:
             title = Text(texts[f"{self.layout.prefix}_{name}"])
@@ -205,16 +237,16 @@ class LiveTable(Generic[T]):
             cells = (row[name] for name in names)
             pairs = ((one, "") if isinstance(one, str) else one for one in cells)
             table.add_row(*(Text(visible(text), style) for text, style in pairs))
-        if more := max(0, len(items) - room) + self.more:
+        if more := max(0, len(items) - room) + self.more(self.found):
             table.add_row(Text(texts["top_more"].format(count=more), "dim"))
         return table
 
-    def _head(self, items: Sequence[T]) -> str:
+    def _head(self) -> str:
         if self.outage is not None:
             return self.invocation.say("away", kind=visible(self.outage.kind))
         if not self.known:
             return self.invocation.say("waiting_redis")
-        return f"{self.summary(items)} · {self.invocation.say('top_quit')}"
+        return f"{self.summary(self.found)} · {self.invocation.say('top_quit')}"
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
@@ -32,7 +32,7 @@ from bls_agent.ops.cli.options import (
     complete_spider,
 )
 from bls_agent.ops.cli.output import Cell, Column, Invocation
-from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
+from bls_agent.ops.cli.tables import Layout, LiveTable
 from bls_agent.ops.cli.text import span
 
 __all__ = ["cleanup", "crawl", "failed", "requeue", "stats"]
@@ -44,8 +44,6 @@ FAILED: Final = Layout(
 )
 UNKNOWN: Final = "-"
 SHOWN: Final = 3  # spiders that are suggested
-
-_Look: TypeAlias = Callable[[], Awaitable[list[QueueView]]]
 
 CrawlArgument: TypeAlias = Annotated[
     str, Argument(metavar="PROJECT", autocompletion=complete_crawl_project)
@@ -72,18 +70,24 @@ async def stats(
     if spider and not project:
         raise Failure("spider_alone", Exit.USAGE)
     project = normalise(invocation, project) if project else ""
+    table = LiveTable(
+        invocation,
+        QUEUES,
+        list[QueueView](),
+        items=list,
+        cells=partial(_cells, invocation),
+        summary=lambda queues: invocation.say("crawl_count", count=len(queues)),
+    )
     async with _overview(invocation) as overview:
         look = partial(_look, overview, project, spider)
-        if watch and wants_live(invocation):
-            await _show_live(invocation, look)
-            return Exit.DONE
         if watch:
-            await _print_changes(invocation, look)
+            await table.watch(look, _describe, _state)
+            return Exit.DONE
         with invocation.waiting("waiting_redis"):
             found = await look()
             if project and not found:
                 raise await _unknown(overview, project, spider)
-    QUEUES.write(invocation, found, _describe, partial(_cells, invocation))
+    QUEUES.write(invocation, found, _describe, table.cells)
     if not found and not invocation.json:
         invocation.hint("no_queues")
     return Exit.DONE if all(view.stats for view in found) else Exit.UNHEALTHY
@@ -115,37 +119,8 @@ async def _unknown(overview: QueueOverview, project: str, spider: str) -> Failur
     return misspelt("no_such_queue", likely, "hint_queues", queue=shown)
 
 
-async def _print_changes(invocation: Invocation, look: _Look) -> None:
-    """Print each queue whose counts have changed, until a signal."""
-    before: dict[Namespace, dict[str, Any]] = {}
-
-    def show(found: list[QueueView]) -> None:
-        nonlocal before
-        now = {view.name: _describe(view) | {"seen_at": None} for view in found}
-        for view in found:
-            if before.get(view.name) != now[view.name]:
-                cells = _cells(invocation, view)
-                QUEUES.write_change(invocation, _describe(view), cells)
-        before = now
-
-    await poll(look, show, invocation.tell_outage)
-
-
-async def _show_live(invocation: Invocation, look: _Look) -> None:
-    found: list[QueueView] = []
-    table = LiveTable(
-        invocation,
-        QUEUES,
-        items=lambda: found,
-        cells=partial(_cells, invocation),
-        summary=lambda queues: invocation.say("crawl_count", count=len(queues)),
-    )
-
-    def show(seen: list[QueueView]) -> None:
-        nonlocal found
-        found = seen
-
-    await table.show_polled(look, show)
+def _state(view: QueueView) -> tuple[Namespace, object]:
+    return view.name, _describe(view) | {"seen_at": None}
 
 
 def _describe(view: QueueView) -> dict[str, Any]:

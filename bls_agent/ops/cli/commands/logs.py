@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -13,12 +14,7 @@ from typer import Option
 
 from bls_agent.console import Console
 from bls_agent.core.codec import cut_text, encode, parse_timestamp
-from bls_agent.core.errors import (
-    BlsError,
-    ContractError,
-    RedisRefusedError,
-    RedisUnavailableError,
-)
+from bls_agent.core.errors import ContractError, RedisRefusedError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import (
     Exit,
@@ -29,6 +25,7 @@ from bls_agent.ops.cli.errors import (
 )
 from bls_agent.ops.cli.options import ProjectArgument
 from bls_agent.ops.cli.output import Cell, Invocation, json_text
+from bls_agent.ops.cli.tables import poll
 from bls_agent.ops.cli.text import LEVEL_STYLES, describe_entry
 from bls_agent.ops.fleet import Fleet
 from bls_agent.ops.terminal import clock_of
@@ -159,22 +156,14 @@ async def _follow(
 
 async def _watch_outages(invocation: Invocation, project: str) -> None:
     """Report when Redis goes away and comes back: following waits in silence."""
-    outage: RedisUnavailableError | None = None
     async with invocation.console() as console:
-        while True:
-            found: RedisUnavailableError | None = None
-            try:
+
+        async def look() -> None:
+            with suppress(ContractError):  # the key holds no status: Redis answers
                 await console.status(project)
-            except RedisRefusedError:
-                return  # it answers; what is refused is no outage
-            except RedisUnavailableError as error:
-                found = error
-            except BlsError:
-                pass  # what the key holds is no status: Redis answers
-            if (found is None) != (outage is None):
-                invocation.tell_outage(found)
-                outage = found
-            await anyio.sleep(LOOK)
+
+        with suppress(RedisRefusedError):  # it answers; what is refused is no outage
+            await poll(look, lambda _: None, invocation.tell_outage, LOOK)
 
 
 class _Printer:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, Final
-
-import anyio
 
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.pool import default_endpoint
 from bls_agent.console import Console
-from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     ConfigurationError,
     ContractError,
     LeaseHeldError,
     RedisRefusedError,
-    RedisUnavailableError,
 )
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, normalise, unknown_project
 from bls_agent.ops.cli.options import ProjectArgument, WatchOption
 from bls_agent.ops.cli.output import Cell, Column, Invocation
-from bls_agent.ops.cli.tables import Layout, LiveTable, wants_live
+from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
 from bls_agent.ops.cli.text import (
     describe_entry,
     now_clock,
@@ -156,41 +153,22 @@ def _status_rows(
 
 async def _print_changes(invocation: Invocation, fleet: Fleet, project: str) -> None:
     """Print each change until a signal; outages are reported and waited out."""
-    told: tuple[object, ...] | None = None
-    backoff = Backoff()
-    away = False
-    while True:
-        try:
-            view = await fleet.look_at(project)
-        except RedisRefusedError:
-            raise
-        except RedisUnavailableError as error:
-            if not away:
-                invocation.tell_outage(error)
-            away = True
-            await anyio.sleep(backoff.failed())
-            continue
-        if away:
-            invocation.tell_outage(None)
-        away = False
-        backoff.succeeded()
-        now = (view.status, view.status_text, view.presence)
-        if now != told:
-            told = now
-            _print_change(invocation, view)
-        await anyio.sleep(INTERVAL)
-
-
-def _print_change(invocation: Invocation, view: ProjectView) -> None:
-    if invocation.json:
-        invocation.out.json(describe_view(view, seenAt=now_clock(iso=True)))
-        return
     texts, people = invocation.texts, invocation.out.terminal
-    invocation.out.fields(
-        (now_clock(iso=not people), "dim"),
-        _shown_status(view, texts, meaning_too=people),
-        freshness(view, texts),
-    )
+    told: tuple[object, ...] | None = None
+
+    def show(view: ProjectView) -> None:
+        nonlocal told
+        before, told = told, (view.status, view.status_text, view.presence)
+        if told == before:
+            return
+        if invocation.json:
+            invocation.out.json(describe_view(view, seenAt=now_clock(iso=True)))
+            return
+        shown = _shown_status(view, texts, meaning_too=people)
+        clock = now_clock(iso=not people)
+        invocation.out.fields((clock, "dim"), shown, freshness(view, texts))
+
+    await poll(partial(fleet.look_at, project), show, invocation.tell_outage, INTERVAL)
 
 
 @command("top")
@@ -222,21 +200,21 @@ async def _show_live(
     fleet: Fleet,
     cells: Callable[[ProjectView], Mapping[str, Cell]],
 ) -> None:
-    views: dict[str, ProjectView] = {}
     table = LiveTable(
         invocation,
         TOP,
-        items=lambda: arrange(views.values()),
+        dict[str, ProjectView](),
+        items=lambda views: arrange(views.values()),
         cells=cells,
-        summary=lambda ordered: summary(ordered, invocation.texts),
+        summary=lambda views: summary(views.values(), invocation.texts),
     )
 
     async def follow(redraw: Callable[[], None]) -> None:
         async for change in fleet.watch():
             table.record(change.unavailable)
-            views.update(change.views)
+            table.found.update(change.views)
             for project in change.gone:
-                views.pop(project, None)
+                table.found.pop(project, None)
             redraw()
 
     await table.show(follow)
@@ -247,7 +225,7 @@ def arrange(views: Iterable[ProjectView]) -> list[ProjectView]:
     return sorted(views, key=lambda v: (v.condition.place, -v.errors, v.project))
 
 
-def summary(views: Sequence[ProjectView], texts: Texts) -> str:
+def summary(views: Collection[ProjectView], texts: Texts) -> str:
     """Count the projects by condition, in one line."""
     bad = sum(view.condition in ALARMS for view in views)
     silent = sum(view.status is None for view in views)

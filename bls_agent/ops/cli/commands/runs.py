@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Final
 
 from typer import Argument, Option
@@ -15,7 +16,7 @@ from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.options import LimitOption, WatchOption
 from bls_agent.ops.cli.output import Cell, Invocation, json_text
-from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
+from bls_agent.ops.cli.tables import Layout, LiveTable, wants_live
 from bls_agent.ops.cli.text import span
 from bls_agent.ops.terminal import clock_of, visible_lines
 from bls_agent.ops.texts import Texts
@@ -102,25 +103,27 @@ async def list_runs(
     watch: WatchOption = False,
 ) -> Exit:
     """List the runs, the newest first; 3 if one of them has lost its writer."""
+    texts, people = invocation.texts, invocation.out.terminal
+    newest_first = wants_live(invocation) or not watch
+    table = LiveTable(
+        invocation,
+        RUNS,
+        RunList([], 0, {}),
+        items=lambda found: found.runs[:: 1 if newest_first else -1],
+        cells=lambda run: run_cells(run, texts, _now(), people=people),
+        summary=lambda found: count_runs(found, texts),
+        more=lambda found: found.total - len(found),
+    )
     async with EventStore(invocation.redis, timeout=10.0) as store:
-        if watch and wants_live(invocation):
-            await _show_live(invocation, store, limit)
-            return Exit.DONE
         if watch:
-            await _print_changes(invocation, store, limit)
+            look = partial(store.runs, limit)
+            await table.watch(
+                look, _describe_run, lambda run: (run.run_id, (run.state, run.last_id))
+            )
+            return Exit.DONE
         with invocation.waiting("waiting_redis"):
             found = await store.runs(limit)
-    _show(invocation, found)
-    return Exit.DONE if all(map(is_well, found)) else Exit.UNHEALTHY
-
-
-def _show(invocation: Invocation, found: RunList) -> None:
-    texts, people, now = invocation.texts, invocation.out.terminal, _now()
-
-    def cells(run: RunSummary) -> Mapping[str, Cell]:
-        return run_cells(run, texts, now, people=people)
-
-    RUNS.write(invocation, found.runs, _describe_run, cells)
+    RUNS.write(invocation, found.runs, _describe_run, table.cells)
     if not found.total and not invocation.json:
         invocation.hint("no_runs")
     elif people and not invocation.json:
@@ -128,40 +131,7 @@ def _show(invocation: Invocation, found: RunList) -> None:
     if found.left_out:
         told = _say_left_out(sorted(found.left_out.items()), texts)
         invocation.hint("runs_left_out", told=told)
-
-
-async def _print_changes(invocation: Invocation, store: EventStore, limit: int) -> None:
-    """Print each run that is new or has changed, until a signal."""
-    texts, people = invocation.texts, invocation.out.terminal
-    known: dict[int, tuple[str, str]] = {}
-
-    def show(found: RunList) -> None:
-        for run in reversed(found.runs):
-            if known.get(run.run_id) != (run.state.value, run.last_id):
-                cells = run_cells(run, texts, _now(), people=people)
-                RUNS.write_change(invocation, _describe_run(run), cells)
-        known.clear()
-        known.update((one.run_id, (one.state.value, one.last_id)) for one in found)
-
-    await poll(lambda: store.runs(limit), show, invocation.tell_outage)
-
-
-async def _show_live(invocation: Invocation, store: EventStore, limit: int) -> None:
-    texts = invocation.texts
-    seen = RunList([], 0, {})
-    table = LiveTable(
-        invocation,
-        RUNS,
-        items=lambda: seen.runs,
-        cells=lambda run: run_cells(run, texts, _now()),
-        summary=lambda _: count_runs(seen, texts),
-    )
-
-    def show(found: RunList) -> None:
-        nonlocal seen
-        seen, table.more = found, found.total - len(found)
-
-    await table.show_polled(lambda: store.runs(limit), show)
+    return Exit.DONE if all(map(is_well, found)) else Exit.UNHEALTHY
 
 
 def is_well(run: RunSummary) -> bool:

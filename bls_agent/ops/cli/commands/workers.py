@@ -159,9 +159,10 @@ async def _show_live(
     table = LiveTable(
         invocation,
         WORKERS,
-        items=lambda: arrange_workers(worker for worker, _ in seen.values()),
+        seen,
+        items=lambda seen: arrange_workers(worker for worker, _ in seen.values()),
         cells=cells,
-        summary=lambda ordered: count_workers(ordered, texts),
+        summary=lambda seen: count_workers([one for one, _ in seen.values()], texts),
     )
 
     async def follow(redraw: Callable[[], None]) -> None:
