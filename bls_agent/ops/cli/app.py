@@ -159,7 +159,8 @@ def _run(function: Callable[[], Coroutine[Any, Any, Exit | None]]) -> int:
 
 def _localise(command: Any, texts: Texts, *path: str) -> None:
     """Give a command, its parameters and its subcommands their texts."""
-    command.help = texts["_".join(["help", *path])]
+    title = "_".join(["help", *path])
+    command.help = texts[title]
     command.short_help = command.help.partition("\n")[0]
     for one in command.params:
         kind = "arg" if one.param_type_name == "argument" else "opt"

@@ -56,10 +56,10 @@ MARKS: Final = {
 # A URL, or the short form user@host:path; everything else is a folder.
 _GIT: Final = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:")
 
-SourceArgument: TypeAlias = Annotated[str, Argument(metavar="SOURCE")]
-NameOption: TypeAlias = Annotated[str, Option(metavar="NAME")]
-PathOption: TypeAlias = Annotated[str, Option(metavar="PATH")]
-UrlOption: TypeAlias = Annotated[str, Option(metavar="URL")]
+_SourceArgument: TypeAlias = Annotated[str, Argument(metavar="SOURCE")]
+_NameOption: TypeAlias = Annotated[str, Option(metavar="NAME")]
+_PathOption: TypeAlias = Annotated[str, Option(metavar="PATH")]
+_UrlOption: TypeAlias = Annotated[str, Option(metavar="URL")]
 
 
 def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Source:
@@ -116,7 +116,7 @@ async def assets(invocation: Invocation) -> Exit:
 @command("assets list")
 async def list_assets(
     invocation: Invocation,
-    category: NameOption = "",
+    category: _NameOption = "",
     search: Annotated[str, Option(metavar="TEXT")] = "",
 ) -> Exit:
     """List the assets, or those that hold some words."""
@@ -195,10 +195,10 @@ async def watch(invocation: Invocation) -> Exit:
 @command("assets sync")
 async def sync(
     invocation: Invocation,
-    source: SourceArgument,
-    branch: NameOption = "",
-    base_path: PathOption = "",
-    base_url: UrlOption = "",
+    source: _SourceArgument,
+    branch: _NameOption = "",
+    base_path: _PathOption = "",
+    base_url: _UrlOption = "",
     *,
     force: bool = False,
     wait: Annotated[float, Option(metavar="SECONDS", min=0)] = 0.0,
@@ -212,10 +212,10 @@ async def sync(
 @command("assets diff")
 async def diff(
     invocation: Invocation,
-    source: SourceArgument,
-    branch: NameOption = "",
-    base_path: PathOption = "",
-    base_url: UrlOption = "",
+    source: _SourceArgument,
+    branch: _NameOption = "",
+    base_path: _PathOption = "",
+    base_url: _UrlOption = "",
     *,
     force: bool = False,
 ) -> Exit:
@@ -290,10 +290,10 @@ def shown_step(texts: Texts, step: SyncStep) -> str:
 @command("assets validate")
 async def validate(
     invocation: Invocation,
-    source: SourceArgument,
-    branch: NameOption = "",
-    base_path: PathOption = "",
-    base_url: UrlOption = "",
+    source: _SourceArgument,
+    branch: _NameOption = "",
+    base_path: _PathOption = "",
+    base_url: _UrlOption = "",
 ) -> Exit:
     """Check manifests; needs no Redis."""
     is_file = await anyio.Path(source).is_file()

@@ -45,10 +45,10 @@ FAILED: Final = Layout(
 UNKNOWN: Final = "-"
 SHOWN: Final = 3  # spiders that are suggested
 
-CrawlArgument: TypeAlias = Annotated[
+_CrawlArgument: TypeAlias = Annotated[
     str, Argument(metavar="PROJECT", autocompletion=complete_crawl_project)
 ]
-SpiderOption: TypeAlias = Annotated[
+_SpiderOption: TypeAlias = Annotated[
     str, Option(metavar="NAME", autocompletion=complete_spider)
 ]
 
@@ -62,8 +62,8 @@ async def crawl(invocation: Invocation) -> Exit:
 @command("crawl stats")
 async def stats(
     invocation: Invocation,
-    project: CrawlArgument = "",
-    spider: SpiderOption = "",
+    project: _CrawlArgument = "",
+    spider: _SpiderOption = "",
     watch: WatchOption = False,
 ) -> Exit:
     """Count what every queue holds, or those of a project; 3 if one cannot be read."""
@@ -158,8 +158,8 @@ async def _queue(
 @command("crawl failed")
 async def failed(
     invocation: Invocation,
-    project: CrawlArgument,
-    spider: SpiderOption = "",
+    project: _CrawlArgument,
+    spider: _SpiderOption = "",
     limit: LimitOption = 100,
 ) -> Exit:
     """List what failed, the newest first."""
@@ -204,7 +204,7 @@ def _failure_cells(invocation: Invocation, one: FailedRequest) -> Mapping[str, C
 
 @command("crawl requeue")
 async def requeue(
-    invocation: Invocation, project: CrawlArgument, spider: SpiderOption = ""
+    invocation: Invocation, project: _CrawlArgument, spider: _SpiderOption = ""
 ) -> Exit:
     """Queue what failed once more; 1 if some of it cannot be read and stays."""
     async with _queue(invocation, project, spider) as queue:
@@ -222,8 +222,8 @@ async def requeue(
 @command("crawl cleanup")
 async def cleanup(
     invocation: Invocation,
-    project: CrawlArgument,
-    spider: SpiderOption = "",
+    project: _CrawlArgument,
+    spider: _SpiderOption = "",
     yes: Annotated[bool, Option("--yes", "-y")] = False,
 ) -> Exit:
     """Delete the keys of a queue and its filters; shows first what would be deleted."""
