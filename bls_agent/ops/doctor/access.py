@@ -27,6 +27,7 @@ from bls_agent.ops.doctor.rule import Finding, Severity, show
 
 __all__ = ["Role", "Trial", "check_access", "roles_of", "trials"]
 
+SOURCE: Final = "docs/rights.md"
 INSTANCE: Final = "doctor"  # in the place of an instance's name
 _TEXT: Final = "x"
 
@@ -167,14 +168,9 @@ def check_access(user: str, project: str, roles: Iterable[Role]) -> Iterator[Fin
     if not best.possible:
         lacking = [t.shown for t in known["blocking"].missing if t.right.essential]
         values = whose | {"missing": ", ".join(dict.fromkeys(lacking))}
-        yield Finding(
-            rule="rights-none", severity=Severity.ERROR, source="docs/rights.md",
-            values=values,
-        )  # fmt: skip
+        yield Finding("rights-none", Severity.ERROR, SOURCE, values=values)
         return
     for trial in best.missing:
         values = whose | {"right": trial.shown, "weaker": trial.right.weaker}
-        yield Finding(
-            rule="right-missing", severity=Severity.NOTE, source="docs/rights.md",
-            key=trial.key, values=values | {"role": best.name},
-        )  # fmt: skip
+        values["role"] = best.name
+        yield Finding("right-missing", Severity.NOTE, SOURCE, trial.key, values)

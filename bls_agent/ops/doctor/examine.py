@@ -282,4 +282,4 @@ class _Access(NamedTuple):
 
 
 def _server_finding(rule: str, severity: Severity, what: str) -> Finding:
-    return Finding(rule=rule, severity=severity, source="server", values={"what": what})
+    return Finding(rule, severity, "server", values={"what": what})

@@ -28,19 +28,24 @@ __all__ = [
     "Severity",
     "Unanswered",
     "Values",
+    "bad_field",
     "bad_items",
     "bad_objects",
     "bad_texts",
     "count_bad",
     "is_no_text",
+    "is_number",
     "lacks_zone",
+    "longer_than",
     "read_object",
     "show",
     "shown_if",
+    "text_of",
 ]
 
 SHOWN = 80  # bytes of a value that a finding quotes
 ABSENT = "—"
+DIGITS = 20  # of a number of 64 bit
 JSON_LIMIT = 65_536  # bytes of a value that is parsed
 
 Values: TypeAlias = dict[str, str]
@@ -127,7 +132,7 @@ def read_object(payload: bytes) -> JSONObject | None:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One thing that is wrong, or worth knowing."""
 
@@ -156,13 +161,7 @@ class Rule:
         values = self.check(sample)
         if values is None:
             return None
-        return Finding(
-            rule=self.code,
-            severity=self.severity,
-            source=self.source,
-            key=sample.key,
-            values=values,
-        )
+        return Finding(self.code, self.severity, self.source, sample.key, values)
 
 
 def lacks_zone(timestamp: object) -> bool:
@@ -189,6 +188,25 @@ def shown_if(is_bad: object, value: object) -> Values | None:
     return {"shown": show(value)} if is_bad else None
 
 
+def longer_than(limit: int, name: str = "length") -> Check:
+    """Make a check of a value's size, which is told as ``name``."""
+
+    def check(sample: Sample) -> Values | None:
+        return {name: f"{sample.size:,}"} if sample.size > limit else None
+
+    return check
+
+
+def is_number(text: bytes) -> bool:
+    """Whether bytes are a number of 64 bit."""
+    return text.isdigit() and len(text) <= DIGITS
+
+
+def text_of(payload: bytes) -> str:
+    """Give the text; bytes that are not UTF-8 are surrogates, as in keys."""
+    return payload.decode("utf-8", "surrogateescape")
+
+
 def bad_items(is_bad: Callable[[bytes], bool]) -> Check:
     """Make a check of single elements: how many are bad, and the first one."""
 
@@ -213,6 +231,11 @@ def is_no_text(item: bytes) -> bool:
     except UnicodeDecodeError:
         return True
     return False
+
+
+def bad_field(name: str, is_bad: Callable[[Any], bool]) -> Check:
+    """Make a check of one field of the elements that are JSON objects."""
+    return bad_objects(lambda read: is_bad(read.get(name)))
 
 
 def bad_objects(is_bad: Callable[[JSONObject], bool]) -> Check:

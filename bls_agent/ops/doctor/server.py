@@ -268,12 +268,8 @@ class ServerRule:
         values = self.check(facts)
         if values is None:
             return None
-        return Finding(
-            rule=self.code,
-            severity=self.severity,
-            source="server",
-            values={"server": facts.address} | values,
-        )
+        values = {"server": facts.address} | values
+        return Finding(self.code, self.severity, "server", values=values)
 
 
 def _too_old(facts: Facts) -> Values | None:

@@ -18,9 +18,11 @@ from bls_agent.ops.doctor.rule import (
     Values,
     bad_items,
     count_bad,
+    longer_than,
     read_object,
     show,
     shown_if,
+    text_of,
 )
 
 __all__ = ["RULES"]
@@ -36,10 +38,6 @@ QUEUES: Final = {
 }
 BODIES: Final = {body: queue for queue, body in QUEUES.items()}
 PREFIX: Final = KEYS["crawl_requests"].template.partition("{")[0]
-
-
-def _text(payload: bytes) -> str:
-    return payload.decode("utf-8", "surrogateescape")
 
 
 def _beside(sample: Sample, row: str) -> str:
@@ -58,7 +56,7 @@ def _ask_both(
     At once: a request that was taken meanwhile is no fault.
     """
     some = members[:ASKED]
-    questions = [one for member in some for one in ask(_text(member))]
+    questions = [one for member in some for one in ask(text_of(member))]
     told = sample.ask_all(questions, refused=b"")
     return zip(some, told[::2], told[1::2], strict=True)
 
@@ -144,10 +142,6 @@ def _names_request(entry: JSONObject) -> bool:
     return isinstance(entry.get("request"), dict) or "raw_base64" in entry
 
 
-def _wakes_twice(sample: Sample) -> Values | None:
-    return {"size": f"{sample.size:,}"} if sample.size > 1 else None
-
-
 def _odd_counters(sample: Sample) -> Values | None:
     for name, value in sample.pairs.items():
         if not _COUNTER.fullmatch(value):
@@ -177,7 +171,7 @@ RULES: Final = (
         for row in ("crawl_leases", "crawl_delayed")
     ),
     Rule("crawl-counters", "crawl_counters", _W, _OURS, _odd_counters),
-    Rule("crawl-wake", "crawl_wake", _W, _OURS, _wakes_twice),
+    Rule("crawl-wake", "crawl_wake", _W, _OURS, longer_than(1, "size")),
     Rule("crawl-failed-full", "crawl_failed", _W, "004", _is_full),
     Rule("crawl-failed-odd", "crawl_failed", _W, "004", bad_items(_is_odd_failure)),
     Rule("crawl-retries", "crawl_failed_retries", _W, "004", _odd_retries),

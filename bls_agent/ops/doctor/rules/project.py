@@ -28,11 +28,13 @@ from bls_agent.ops.doctor.rule import (
     Sample,
     Severity,
     Values,
+    bad_field,
     bad_items,
     bad_objects,
     bad_texts,
     is_no_text,
     lacks_zone,
+    longer_than,
     read_object,
     show,
     shown_if,
@@ -111,10 +113,6 @@ def _unlisted(sample: Sample) -> Values | None:
     return {"count": f"{sample.size:,}", "lists": show(lists)}
 
 
-def _count(sample: Sample) -> Values | None:
-    return {"count": f"{sample.size:,}"}
-
-
 def _never_ends(sample: Sample) -> Values | None:
     return {} if sample.ttl is None else None
 
@@ -139,18 +137,14 @@ def _too_long(sample: Sample) -> Values | None:
     return {"bytes": f"{longest:,}"} if longest > SIZE_LIMIT else None
 
 
-def _lacks_time(record: JSONObject) -> bool:
-    return parse_timestamp(record.get("timestamp")) is None
-
-
-def _lacks_zone(record: JSONObject) -> bool:
-    return lacks_zone(record.get("timestamp"))
+def _is_no_time(written: JSONValue) -> bool:
+    return parse_timestamp(written) is None
 
 
 def _is_ahead(sample: Sample) -> Values | None:
     newest: JSONObject = sample.records[-1] if sample.records else {}
     moment = parse_timestamp(newest.get("timestamp"))
-    if moment is None or _lacks_zone(newest):
+    if moment is None or lacks_zone(newest["timestamp"]):
         return None
     ahead = moment.timestamp() - sample.now
     if ahead <= AHEAD:
@@ -158,21 +152,28 @@ def _is_ahead(sample: Sample) -> Values | None:
     return {"seconds": f"{ahead:,.0f}", "shown": show(newest["timestamp"])}
 
 
-def _has_other_level(record: JSONObject) -> bool:
-    level = record.get("level")
+def _is_other_level(level: JSONValue) -> bool:
     return not isinstance(level, str) or level not in LEVELS
-
-
-def _lacks_message(record: JSONObject) -> bool:
-    return not isinstance(record.get("message"), str)
 
 
 def _has_odd_metadata(record: JSONObject) -> bool:
     return not isinstance(record.get("metadata", {}), dict)
 
 
-def _is_uncapped(sample: Sample) -> Values | None:
-    return {"length": f"{sample.size:,}"} if sample.size > CAP else None
+def _is_no_args(args: JSONValue) -> bool:
+    return not isinstance(args, dict | None)
+
+
+def _is_no_string(value: JSONValue) -> bool:
+    return not isinstance(value, str)
+
+
+def _is_empty(value: JSONValue) -> bool:
+    return not isinstance(value, str) or not value
+
+
+def _is_blank(value: JSONValue) -> bool:
+    return not isinstance(value, str) or not value.strip()
 
 
 def _status_key(sample: Sample) -> str:
@@ -219,25 +220,6 @@ def _writer_of(record: JSONObject) -> str:
     return name if number.isdecimal() else ""
 
 
-def _lacks_name(command: JSONObject) -> bool:
-    name = command.get("command")
-    return not isinstance(name, str) or not name.strip()
-
-
-def _has_odd_args(command: JSONObject) -> bool:
-    return not isinstance(command.get("args"), dict | None)
-
-
-def _lacks_id(command: JSONObject) -> bool:
-    number = command.get("id")
-    return not isinstance(number, str) or not number
-
-
-def _lacks_source(command: JSONObject) -> bool:
-    source = command.get("source")
-    return not isinstance(source, str) or not source
-
-
 def _repeated(sample: Sample) -> Values | None:
     """Find ids that occur twice in what was read."""
     numbers = Counter(str(one["id"]) for one in sample.records if one.get("id"))
@@ -277,17 +259,13 @@ def _to_nobody(sample: Sample) -> Values | None:
     The oldest command is old, or has no time.
     """
     first = sample.objects[0] if sample.objects else None
-    if _age(sample) <= OLD and not _lacks_time(first or {}):
+    if _age(sample) <= OLD and not _is_no_time((first or {}).get("timestamp")):
         return None
     name = sample.fields["project"]
     keys = (_status_key(sample), PROJECT_CONSOLE.locate(project=name))
     if any(one != 0 for one in sample.ask_all([("EXISTS", key) for key in keys])):
         return None
     return {"count": f"{sample.size:,}", "name": show(name)}
-
-
-def _backlog(sample: Sample) -> Values | None:
-    return {"count": f"{sample.size:,}"} if sample.size > BACKLOG else None
 
 
 def _duration(seconds: float) -> str:
@@ -310,28 +288,28 @@ _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 _RECORD_RULES: Final = (
     Rule("log-not-utf8", LOG, _E, "002 §4", bad_texts),
     _record_rule("log-not-json", _W, _no_objects),
-    _record_rule("log-timestamp", _W, bad_objects(_lacks_time)),
-    _record_rule("log-zone", _N, bad_objects(_lacks_zone)),
+    _record_rule("log-timestamp", _W, bad_field("timestamp", _is_no_time)),
+    _record_rule("log-zone", _N, bad_field("timestamp", lacks_zone)),
     _record_rule("log-ahead", _W, _is_ahead),
-    _record_rule("log-level", _W, bad_objects(_has_other_level)),
-    _record_rule("log-message", _W, bad_objects(_lacks_message)),
+    _record_rule("log-level", _W, bad_field("level", _is_other_level)),
+    _record_rule("log-message", _W, bad_field("message", _is_no_string)),
     _record_rule("log-metadata", _W, bad_objects(_has_odd_metadata)),
     Rule("log-too-long", LOG, _W, "002 §4", _too_long),
-    _record_rule("log-uncapped", _W, _is_uncapped),
+    _record_rule("log-uncapped", _W, longer_than(CAP)),
     Rule("two-agents", LOG, _W, "002 §1", _two_agents),
 )
 
 _COMMAND_RULES: Final = (
     Rule("command-not-utf8", CONTROL_LIST, _E, "002 §4", bad_texts),
     _command_rule("command-not-json", _E, bad_items(_is_no_object)),
-    _command_rule("command-without-name", _E, bad_objects(_lacks_name)),
-    _command_rule("command-args", _E, bad_objects(_has_odd_args)),
-    _command_rule("command-id", _W, bad_objects(_lacks_id)),
-    _command_rule("command-timestamp", _W, bad_objects(_lacks_time)),
-    _command_rule("command-source", _N, bad_objects(_lacks_source)),
+    _command_rule("command-without-name", _E, bad_field("command", _is_blank)),
+    _command_rule("command-args", _E, bad_field("args", _is_no_args)),
+    _command_rule("command-id", _W, bad_field("id", _is_empty)),
+    _command_rule("command-timestamp", _W, bad_field("timestamp", _is_no_time)),
+    _command_rule("command-source", _N, bad_field("source", _is_empty)),
     _command_rule("command-repeated", _W, _repeated),
     Rule("command-too-long", CONTROL_LIST, _W, "002 §4", _too_long),
-    _command_rule("command-backlog", _W, _backlog),
+    _command_rule("command-backlog", _W, longer_than(BACKLOG, "count")),
     _command_rule("commands-untaken", _W, _untaken),
     _command_rule("commands-unclaimed", _W, _unclaimed),
     _command_rule("commands-to-nobody", _W, _to_nobody),
@@ -351,7 +329,7 @@ RULES: Final = (
     *(Rule("twin-name", row, _W, "002 §1", _untidy_name) for row in _PROJECT_ROWS),
     Rule("inflight-orphan", "inflight", _W, "bls_agent", _orphan),
     Rule("inflight-unlisted", "inflight", _W, "bls_agent", _unlisted),
-    Rule("dead-letters", "dead_letters", _W, "bls_agent", _count),
+    Rule("dead-letters", "dead_letters", _W, "bls_agent", longer_than(0, "count")),
     Rule("lease-endless", "owner", _E, "bls_agent", _never_ends),
     Rule("roster-endless", "instances", _W, "bls_agent", _never_ends),
 )

@@ -16,8 +16,11 @@ from bls_agent.ops.doctor.rule import (
     Severity,
     Values,
     count_bad,
+    is_number,
+    longer_than,
     show,
     shown_if,
+    text_of,
 )
 from bls_agent.runs.events import StreamEvent, find_id
 from bls_agent.runs.reading import RunKeys, run_id_of
@@ -34,7 +37,6 @@ LARGE: Final = 256 * 1024  # bytes of one event; readers take hundreds at a time
 HEAVY: Final = 64 * 1024 * 1024  # bytes of a run; 10,000 events of 6 KiB
 AHEAD: Final = 300.0  # seconds that an id may be before the server's clock
 WAITING: Final = 3_600.0  # seconds behind its end after which a run should be closed
-DIGITS: Final = 20  # of a number of 64 bit
 SEQUENCE_DIGITS: Final = 15  # sequences are at most 10^15 - 1
 ROW: Final = "run_events"
 BOOKS: Final = "run_books"
@@ -58,7 +60,7 @@ def _lacks_fields(sample: Sample) -> Values | None:
 
 def _has_odd_time(event: _Event) -> bool:
     written = event.get(b"timestamp")
-    return written is not None and parse_timestamp(_text(written)) is None
+    return written is not None and parse_timestamp(text_of(written)) is None
 
 
 def _has_odd_data(event: _Event) -> bool:
@@ -74,21 +76,13 @@ def _has_odd_data(event: _Event) -> bool:
 
 def _has_odd_sequence(event: _Event) -> bool:
     written = event.get(b"sequence")
-    return written is not None and not _is_number(written)
-
-
-def _is_number(text: bytes) -> bool:
-    return text.isdigit() and len(text) <= DIGITS
-
-
-def _text(payload: bytes) -> str:
-    return payload.decode("utf-8", "replace")
+    return written is not None and not is_number(written)
 
 
 def _sequences(sample: Sample) -> list[int]:
     """Give the sequence numbers, oldest first; other values are left out."""
     written = [event.get(b"sequence", b"") for _, event in reversed(sample.entries)]
-    return [int(one) for one in written if _is_number(one)]
+    return [int(one) for one in written if is_number(one)]
 
 
 def _other_id(sample: Sample) -> Values | None:
@@ -179,10 +173,6 @@ def _untimed(sample: Sample) -> Values | None:
     return {} if sample.ask("EXISTS", RunKeys(run_id).books) == 1 else None
 
 
-def _too_long(sample: Sample) -> Values | None:
-    return {"length": f"{sample.size:,}"} if sample.size > LONGEST else None
-
-
 def _too_large(sample: Sample) -> Values | None:
     sizes = {number: len(event.get(b"data", b"")) for number, event in sample.entries}
     number = max(sizes, key=sizes.__getitem__, default=b"")
@@ -265,7 +255,7 @@ RULES: Final = (
     Rule("run-after-close", ROW, _W, "003 §3.2", _behind_close),
     Rule("run-kept", ROW, _W, "003 §4.2", _kept_for_ever),
     Rule("run-untimed", ROW, _W, "003 §4.2", _untimed),
-    Rule("run-too-long", ROW, _W, "003 §4.1", _too_long),
+    Rule("run-too-long", ROW, _W, "003 §4.1", longer_than(LONGEST)),
     Rule("run-large", ROW, _W, "003 §2.1", _too_large),
     Rule("run-heavy", ROW, _W, "003 §4.1", _too_heavy),
     *_BOOK_RULES,
