@@ -25,6 +25,7 @@ from bls_agent.console import Console
 from bls_agent.core.errors import BlsError, RedisUnavailableError
 from bls_agent.core.redaction import mask_url
 from bls_agent.devserver import DevServer
+from bls_agent.ops import terminal
 from bls_agent.ops.demo_story import (
     STEPS,
     Mark,
@@ -155,7 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--serve", action="store_true", help=texts["opt_serve"])
     what.add_argument("--console", action="store_true", help=texts["opt_console"])
     options = parser.parse_args(given)
-    screen = Screen.on_stdout(os.environ, texts)
+    out = terminal.Screen(sys.stdout, os.environ, needed=False)
+    screen = Screen(out, texts)
     try:
         if options.console:
             from bls_agent.ops.demo_fleet import serve_fleet  # noqa: PLC0415 - the extra web

@@ -1,24 +1,18 @@
 """The story of the demo: an order service, and nine steps that put it to the test.
 
 A step acts at one end, waits for what the console reads at the other, and raises when
-the package breaks a promise; only what was read back from Redis counts. The output
-suits any terminal, in English or Chinese: a narrow one, a pipe, one without colours or
-without Chinese. Control characters from Redis are escaped.
+the package breaks a promise; only what was read back from Redis counts.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Final, TextIO, TypeAlias, TypeVar, cast
+from typing import Final, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -32,11 +26,20 @@ from bls_agent.core.errors import BlsError, ContractError, RedisUnavailableError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.settings import Settings
 from bls_agent.devserver import DevServer
-from bls_agent.ops.terminal import clock_of, count_columns, visible, wrap
+from bls_agent.ops import terminal
+from bls_agent.ops.terminal import (
+    LEVEL_STYLES,
+    STATUS_STYLES,
+    Cell,
+    clock_of,
+    count_columns,
+    metadata_text,
+    visible,
+    wrap,
+)
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import (
     Command,
-    Level,
     LogEntry,
     Outcome,
     OutcomeKind,
@@ -71,32 +74,12 @@ LABEL_COLUMNS: Final = 6
 LOOK_INTERVAL: Final = 0.05  # seconds between two looks of the console
 HANGING: Final = TIME_COLUMNS + LABEL_COLUMNS + 2
 NARROW: Final = 60  # columns below which lines go on at the left
-LEAST_COLUMNS: Final = 20
 LONGEST_METADATA: Final = 400  # bytes of a record's metadata that are shown
 MARKS: Final = ("✓✗-", "√\N{MULTIPLICATION SIGN}-", "+x-")  # the first that it knows
 LONGEST_MESSAGE: Final = 2_000
 UNTOLD: Final = frozenset({"agent", "commandId"})
 
-COLOURS: Final = {
-    "heading": "1",
-    "dim": "2",
-    "red": "31",
-    "green": "32",
-    "yellow": "33",
-    "cyan": "36",
-}
-LEVEL_COLOURS: Final = {
-    Level.DEBUG: "dim",
-    Level.INFO: "cyan",
-    Level.WARN: "yellow",
-    Level.ERROR: "red",
-}
-STATUS_COLOURS: Final = {
-    Status.ONLINE: "green",
-    Status.OFFLINE: "dim",
-    Status.FAULT: "red",
-    Status.ERROR: "yellow",
-}
+STYLES: Final = {0: "green", 1: "red", 2: "yellow"}  # of the marks
 
 
 class Skipped(Exception):  # noqa: N818 - a signal: the step is not possible here
@@ -365,55 +348,35 @@ async def attempt(step: Step, stage: Stage) -> tuple[Mark, str]:
 
 
 class Screen:
-    """Lines for people: time, label, text.
+    """Lines for people: time, label, text."""
 
-    The stream's ``errors`` handler decides about characters that it cannot encode.
-    """
-
-    def __init__(
-        self, stream: TextIO, texts: Texts, *, columns: int, colours: bool
-    ) -> None:
-        self._stream = stream
-        self._columns = max(columns, LEAST_COLUMNS)
-        self._colours = colours
-        self._hanging = HANGING if columns >= NARROW else 2
-        self._marks = _known_marks(stream.encoding or "ascii")
+    def __init__(self, out: terminal.Screen, texts: Texts) -> None:
+        self._out = out
+        self._hanging = HANGING if out.columns >= NARROW else 2
         self._begun = False
         self.texts = texts
-
-    @classmethod
-    def on_stdout(cls, environ: Mapping[str, str], texts: Texts) -> Screen:
-        """Use standard output as it is: a terminal or a pipe, of any encoding."""
-        stream = cast("TextIO", sys.stdout)
-        if reconfigure := getattr(stream, "reconfigure", None):
-            reconfigure(errors="backslashreplace")
-        plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
-        colours = stream.isatty() and not plain
-        columns = shutil.get_terminal_size().columns
-        return cls(stream, texts, columns=columns, colours=colours)
 
     def heading(self, text: str) -> None:
         """Begin a part, after an empty line if it is not the first."""
         if self._begun:
             self.write("")
-        for line in wrap(visible(text), self._columns):
-            self.write(self._paint(line, "heading"))
+        self.text(text, "bold")
 
-    def text(self, text: str) -> None:
+    def text(self, text: str, style: str = "") -> None:
         """Write a paragraph."""
-        for line in wrap(visible(text), self._columns):
-            self.write(line)
+        for line in wrap(visible(text), self._out.columns):
+            self._write((line, style))
 
-    def event(self, label: str, text: str, colour: str) -> None:
+    def event(self, label: str, text: str, style: str) -> None:
         """Write an event: label and text."""
         clock = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
-        self._labelled(clock, label, text, colour)
+        self._labelled(clock, label, text, style)
 
     def entry(self, entry: LogEntry) -> None:
         """Write a log record that the console has read."""
-        label, colour = entry.level.value, LEVEL_COLOURS[entry.level]
         clock = clock_of(entry.timestamp, "%H:%M:%S", TIME_COLUMNS)
-        self._labelled(clock, label, _text_of(entry), colour)
+        style = LEVEL_STYLES[entry.level]
+        self._labelled(clock, entry.level.value, _text_of(entry), style)
 
     def status(self, status: Status | None) -> None:
         """Write the status that the console has read."""
@@ -423,11 +386,11 @@ class Screen:
             return
         meaning = self.texts[f"status_{status.name}"]
         shown = status.value if meaning == status else f"{status.value} ({meaning})"
-        self.event(label, shown, STATUS_COLOURS[status])
+        self.event(label, shown, STATUS_STYLES[status])
 
     def sent(self, text: str) -> None:
         """Write a command that is sent."""
-        self.event(self.texts["label_send"], text, "heading")
+        self.event(self.texts["label_send"], text, "bold")
 
     def redis(self, text: str) -> None:
         """Write what happens to Redis itself."""
@@ -435,46 +398,31 @@ class Screen:
 
     def mark(self, index: int, title: str, detail: str) -> None:
         """Write a row of the table: done (0), failed (1) or skipped (2)."""
-        mark = self._paint(self._marks[index], ("green", "red", "yellow")[index])
-        first, *rest = wrap(title, self._columns - 2)
-        self.write(f"{mark} {first}")
-        details = wrap(visible(detail), self._columns - 4) if detail else []
+        known = next(marks for marks in MARKS if self._out.encodable(marks) == marks)
+        first, *rest = wrap(title, self._out.columns - 2)
+        self._write((known[index], STYLES[index]), f" {first}")
+        details = wrap(visible(detail), self._out.columns - 4) if detail else []
         for line in [*rest, *(f"  {line}" for line in details)]:
-            self.write(f"  {line}")
+            self._write(f"  {line}")
 
     def write(self, line: str) -> None:
-        """Write a line unchanged; a closed pipe is no reason to fail."""
+        """Write a line unchanged."""
         self._begun = True
-        try:
-            print(line, file=self._stream, flush=True)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        self._out.write(line)
 
-    def _labelled(self, clock: str, label: str, text: str, colour: str) -> None:
+    def _write(self, *pieces: Cell) -> None:
+        self._begun = True
+        self._out.line(*pieces)
+
+    def _labelled(self, clock: str, label: str, text: str, style: str) -> None:
         padded = label + " " * (LABEL_COLUMNS - count_columns(label))
         used = TIME_COLUMNS + LABEL_COLUMNS + 2
         words = f"{' ' * (used - self._hanging)}{visible(text)}"
-        first, *rest = wrap(words, self._columns - self._hanging)
+        first, *rest = wrap(words, self._out.columns - self._hanging)
         first = first[used - self._hanging :]
-        head = f"{self._paint(clock, 'dim')} {self._paint(padded, colour)}"
-        self.write(f"{head} {first}".rstrip())
+        self._write((clock, "dim"), " ", (padded, style), f" {first}".rstrip())
         for line in rest:
-            self.write(" " * self._hanging + line)
-
-    def _paint(self, text: str, colour: str) -> str:
-        if not self._colours or not colour:
-            return text
-        return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m"
-
-
-def _known_marks(encoding: str) -> str:
-    for marks in MARKS:
-        try:
-            marks.encode(encoding)
-        except (UnicodeEncodeError, LookupError):
-            continue
-        return marks
-    return MARKS[-1]
+            self._write(" " * self._hanging + line)
 
 
 def _text_of(entry: LogEntry) -> str:
@@ -486,14 +434,9 @@ def _text_of(entry: LogEntry) -> str:
         told = {"result": outcome.result}
     elif "firstBytes" in outcome.error:
         told = {"firstBytes": outcome.error["firstBytes"]}
-    pairs = " ".join(f"{key}={_plain(value)}" for key, value in told.items())
+    pairs = metadata_text(told.items())
     message = cut_text(entry.message, LONGEST_MESSAGE)
     return f"{message}  {cut_text(pairs, LONGEST_METADATA)}".rstrip()
-
-
-def _plain(value: JSONValue) -> str:
-    text = encode(value).decode()
-    return text[1:-1] if re.fullmatch(r'"[\w.:/+-]+"', text) else text
 
 
 class Watch:

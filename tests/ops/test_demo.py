@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 import anyio
 import anyio.abc
@@ -32,6 +32,7 @@ from bls_agent.core.codec import JSONObject, JSONValue
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.demo import at_the_console, conclude, main
 from bls_agent.devserver import DevServer
+from bls_agent.ops import terminal
 from bls_agent.ops.demo_story import STEPS, Mark, Place, Result, Screen, go_through
 from bls_agent.ops.terminal import count_columns, visible, wrap
 from bls_agent.ops.texts import Texts, choose_language, load_texts
@@ -178,9 +179,17 @@ def test_reader_who_goes_away() -> None:
         assert demo.stderr.read() == b""
 
 
+def _screen(
+    stream: TextIO, language: str = "en", *, columns: int = 80, colours: bool = False
+) -> Screen:
+    out = terminal.Screen(stream, {"FORCE_COLOR": "1"} if colours else {})
+    out.columns = columns
+    return Screen(out, load_texts("demo", language))
+
+
 def _conclude(*marks: Mark) -> tuple[int, str]:
     stream = io.StringIO()
-    screen = Screen(stream, load_texts("demo", "en"), columns=80, colours=False)
+    screen = _screen(stream)
     results = [Result(name, mark) for name, mark in zip(STEPS, marks, strict=False)]
     return conclude(results, screen, 1.0), stream.getvalue()
 
@@ -270,7 +279,7 @@ async def test_step_that_never_happens(
 ) -> None:
     """What the console never sees has failed at a deadline, and the story goes on."""
     monkeypatch.setattr(f"bls_agent.ops.demo_story.{deadline}", 0.5)
-    screen = Screen(io.StringIO(), load_texts("demo", "zh"), columns=80, colours=False)
+    screen = _screen(io.StringIO(), "zh")
     steps = {name: STEPS[name] for name in ("online", "stop")}
     rules = ("+@all", "&*", "%R~*_项目状态", "~*_项目控制台", "~*_控制")
     with _restricted(own_server, *rules) as url, anyio.fail_after(PATIENCE):
@@ -449,8 +458,7 @@ def _show(
     """Give what a record looks like on a terminal."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding, errors="backslashreplace")
-    screen = Screen(stream, load_texts("demo", "en"), columns=columns, colours=colours)
-    screen.entry(entry)
+    _screen(stream, columns=columns, colours=colours).entry(entry)
     return raw.getvalue().decode(encoding)
 
 
@@ -597,24 +605,6 @@ def test_colours_only_where_they_are_wanted() -> None:
     assert "\x1b" not in _show(_entry("hello"))
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("environ", "wanted"),
-    [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
-)  # fmt: skip
-def test_a_terminal_may_want_no_colours(
-    environ: dict[str, str], wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the usual variables; an empty NO_COLOR counts as none."""
-    monkeypatch.setattr("sys.stdout", _Terminal())
-    screen = Screen.on_stdout(environ, load_texts("demo", "en"))
-    assert screen._colours is wanted
-
-
 @pytest.mark.parametrize(
     ("encoding", "done", "failed"),
     [("utf-8", "✓", "✗"), ("gbk", "√", "×"), ("ascii", "+", "x")],  # noqa: RUF001 - GBK's own
@@ -623,7 +613,7 @@ def test_marks_that_the_terminal_knows(encoding: str, done: str, failed: str) ->
     """The table uses marks that can be encoded, and escapes what cannot."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding, errors="backslashreplace")
-    screen = Screen(stream, load_texts("demo", "en"), columns=80, colours=False)
+    screen = _screen(stream)
     screen.mark(0, "good", "")
     screen.mark(1, "bad", "for a reason \x1b")
     screen.mark(2, "not here", "")
