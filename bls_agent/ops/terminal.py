@@ -1,15 +1,66 @@
-"""Text from Redis for any terminal: control characters are shown, never sent."""
+"""Text for a terminal or a pipe: lines, tables and JSON, in any encoding.
+
+A terminal gets colours, words and its own width; a pipe gets one line for each record,
+with tabs between the fields and nothing cut. All text goes through :func:`visible`:
+control characters from Redis are shown and never sent, and no markup has an effect.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import unicodedata
-from typing import Final
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final, TextIO, TypeAlias
 
-from bls_agent.core.codec import parse_timestamp
+from bls_agent.core.codec import encode, parse_timestamp
+from bls_agent.project.messages import Level, Status
 
-__all__ = ["CLOCK", "clock_of", "count_columns", "visible", "visible_lines", "wrap"]
+__all__ = [
+    "CLOCK",
+    "LEVEL_STYLES",
+    "STATUS_STYLES",
+    "Cell",
+    "Column",
+    "ReaderGone",
+    "Screen",
+    "clock_of",
+    "count_columns",
+    "escape_json",
+    "json_text",
+    "metadata_text",
+    "visible",
+    "visible_lines",
+    "wrap",
+]
+
+Cell: TypeAlias = "str | tuple[str, str]"  # a text, and perhaps its style
 
 CLOCK: Final = "%m-%d %H:%M:%S"
+LEAST_COLUMNS: Final = 20
+GAP: Final = 2  # columns between two of a table
+LEVEL_STYLES: Final = {
+    Level.DEBUG: "dim",
+    Level.INFO: "cyan",
+    Level.WARN: "yellow",
+    Level.ERROR: "bold red",
+}
+STATUS_STYLES: Final = {
+    Status.ONLINE: "green",
+    Status.OFFLINE: "dim",
+    Status.FAULT: "bold red",
+    Status.ERROR: "bold yellow",
+}
+_CODES: Final = {
+    "bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "blue": 34,
+    "magenta": 35, "cyan": 36,
+}  # fmt: skip
+_UNUSUAL: Final = re.compile(r"[^\x20-\x7e]")
+_BARE: Final = re.compile(r"[\w.:/+-]{1,200}")
 
 
 def visible(text: str) -> str:
@@ -36,8 +87,7 @@ def _width(letter: str) -> int:
 def wrap(text: str, columns: int) -> list[str]:
     """Cut a text into lines: between words, and anywhere between Chinese letters."""
     lines: list[str] = []
-    while count_columns(text) > columns:
-        end = _fitting(text, columns)
+    while (end := _fitting(text, columns)) < len(text):
         blank = text.rfind(" ", end // 2, end + 1)
         cut = end if blank < 0 or _width(text[end]) > 1 else blank
         if cut > 1 and _is_wide_punctuation(text[cut]):  # it begins no line
@@ -74,3 +124,236 @@ def clock_of(timestamp: str, form: str = CLOCK, columns: int = 14) -> str:
     except (OverflowError, OSError, ValueError):  # the year 1, the year 9999
         local = None
     return local.strftime(form)[:columns] if local else f"{'--:--:--':>{columns}}"
+
+
+def metadata_text(items: Iterable[tuple[str, object]]) -> str:
+    """Write metadata in one line: ``name=value``, with quotes where they are needed."""
+    return " ".join(f"{name}={_bare(json_text(value))}" for name, value in items)
+
+
+def _bare(text: str) -> str:
+    return text[1:-1] if text[:1] == '"' and _BARE.fullmatch(text[1:-1]) else text
+
+
+class ReaderGone(Exception):  # noqa: N818 - nothing is wrong: `| head` has enough
+    """The process that read the output has closed it."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table, with its heading at terminals."""
+
+    title: str
+    least: int = 8  # columns of the terminal below which it is no use to squeeze it
+
+
+class Screen:
+    """One stream: standard output for results, standard error for everything else.
+
+    Characters that the stream cannot encode are written as escapes.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None,
+        environ: Mapping[str, str],
+        *,
+        needed: bool = True,
+    ) -> None:
+        self._stream = stream or _nowhere()
+        self._needed = needed  # a command that cannot write results has failed
+        if reconfigure := getattr(self._stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")
+        dumb = environ.get("TERM") == "dumb"
+        self.terminal = self._stream.isatty()
+        wanted = bool(environ.get("FORCE_COLOR")) or (self.terminal and not dumb)
+        self.colours = wanted and not environ.get("NO_COLOR")
+        self.columns = max(shutil.get_terminal_size().columns, LEAST_COLUMNS)
+
+    def line(self, *pieces: Cell, between: str = "") -> None:
+        """Write one line, uncut; pieces are texts, or texts with a style."""
+        self.write(between.join(map(self._shown, pieces)))
+
+    def _shown(self, piece: Cell) -> str:
+        text = visible(_plain(piece))
+        if isinstance(piece, str) or not (self.colours and text and piece[1]):
+            return text
+        codes = ";".join(str(_CODES[word]) for word in piece[1].split())
+        return f"\x1b[{codes}m{text}\x1b[0m"
+
+    def fields(self, *cells: Cell) -> None:
+        """Write one record on a line: with tabs in a pipe."""
+        self.line(*cells, between="  " if self.terminal else "\t")
+
+    def paragraph(self, text: str, style: str = "") -> None:
+        """Write sentences: wrapped at a terminal, one line in a pipe."""
+        for line in wrap(visible(text), self.columns) if self.terminal else [text]:
+            self.line((line, style))
+
+    def table(
+        self,
+        columns: Sequence[Column],
+        rows: Iterable[Sequence[Cell]],
+        *,
+        header: bool = True,
+    ) -> None:
+        """Write a table; in a pipe its rows alone, with tabs between the cells."""
+        cells = [[*row] for row in rows]
+        if not self.terminal:
+            for row in cells:
+                self.line(*row, between="\t")
+            return
+        room = self.columns - GAP * (len(columns) - 1)
+        widths = _widths(columns, cells)
+        leasts = [min(width, c.least) for width, c in zip(widths, columns, strict=True)]
+        if sum(leasts) > room:
+            self._stack(columns, cells, header=header)
+            return
+        widths = _fit_widths(widths, leasts, room)
+        if header:
+            self._write_row([(column.title, "bold") for column in columns], widths)
+        for row in cells:
+            self._write_row(row, widths)
+
+    def _write_row(self, row: Sequence[Cell], widths: Sequence[int]) -> None:
+        """Write cells beside each other; long ones go on below themselves."""
+        folded = [
+            wrap(visible(_plain(cell)), width)
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        for texts in zip_longest(*folded, fillvalue=""):
+            line = ""
+            for text, cell, width in zip(texts, row, widths, strict=True):
+                blanks = " " * (width - count_columns(text) + GAP)
+                line += self._shown(_restyled(cell, text)) + blanks
+            self.write(line.rstrip(" "))
+
+    def _stack(
+        self,
+        columns: Sequence[Column],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        header: bool,
+    ) -> None:
+        """Write a row's cells below each other: the terminal is too narrow."""
+        for number, row in enumerate(rows):
+            if number and header:
+                self.write("")
+            if not header:  # its first cell says what the second is
+                self.line((f"{_plain(row[0])}: ", "dim"), *row[1:])
+                continue
+            for column, cell in zip(columns, row, strict=True):
+                if _plain(cell):
+                    self.line((f"{column.title}: ", "dim"), cell)
+
+    def json(self, value: object) -> None:
+        """Write a value as JSON on one line; UTF-8 unless people read it."""
+        text = json_text(value)
+        raw = getattr(self._stream, "buffer", None)
+        if self.terminal or raw is None:
+            encoding = self._stream.encoding or "utf-8"
+            self.write(escape_json(text, encoding))
+            return
+        with self._writing():
+            self._stream.flush()
+            raw.write(text.encode() + b"\n")
+            raw.flush()
+
+    def write(self, line: str) -> None:
+        """Write a line unchanged: our own text, or one that is escaped already."""
+        self.draw(f"{line}\n")
+
+    def encodable(self, text: str) -> str:
+        """Escape the characters that this stream cannot encode."""
+        encoding = self._stream.encoding or "utf-8"
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+
+    def draw(self, text: str) -> None:
+        """Write without ending the line.
+
+        Raises ``ReaderGone`` for a closed pipe, and ``OSError`` if the disk is full.
+        """
+        with self._writing():
+            self._stream.write(text)
+            self._stream.flush()
+
+    def finish(self) -> None:
+        """Flush, so that nothing can fail at the interpreter's exit."""
+        with self._writing():
+            self._stream.flush()
+
+    def give_up(self) -> None:
+        """Discard all further output: the stream is broken."""
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.give_up()
+            if self._needed and isinstance(error, BrokenPipeError):
+                raise ReaderGone from error  # the parser makes an exit code of its own
+            if self._needed:
+                raise
+
+
+def _nowhere() -> TextIO:
+    """Give a stream for a process that was started without one."""
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - as long as we live
+
+
+def _plain(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell[0]
+
+
+def _restyled(cell: Cell, text: str) -> Cell:
+    return text if isinstance(cell, str) else (text, cell[1])
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[int]:
+    shown = [[column.title for column in columns], *([*map(_plain, r)] for r in rows)]
+    return [
+        max(count_columns(visible(cell)) for cell in column)
+        for column in zip(*shown, strict=True)
+    ]
+
+
+def _fit_widths(widths: Sequence[int], leasts: Sequence[int], room: int) -> list[int]:
+    """Narrow the widest columns until all of them fit."""
+    fitting = [min(width, room) for width in widths]
+    while sum(fitting) > room:
+        shrinkable = [at for at, least in enumerate(leasts) if fitting[at] > least]
+        fitting[max(shrinkable, key=fitting.__getitem__)] -= 1
+    return fitting
+
+
+def escape_json(text: str, encoding: str = "utf-8") -> str:
+    r"""Write what is not printable, or not in an encoding, as JSON's ``\uXXXX``.
+
+    The value stays the same: outside its strings JSON is printable ASCII.
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        letter = found[0]
+        if letter.isprintable() and _can_encode(letter, encoding):
+            return letter
+        units = letter.encode("utf-16-be", "surrogatepass")
+        pairs = zip(units[::2], units[1::2], strict=True)
+        return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs)
+
+    return _UNUSUAL.sub(escape, text)
+
+
+def json_text(value: object) -> str:
+    """Write a value as JSON in which everything is printable, as a part of a line."""
+    return escape_json(encode(value).decode())
+
+
+def _can_encode(letter: str, encoding: str) -> bool:
+    try:
+        letter.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

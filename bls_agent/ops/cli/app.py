@@ -12,8 +12,9 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import shutil
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial, wraps
@@ -26,14 +27,15 @@ from typer.main import get_command
 
 import bls_agent
 from bls_agent.ops.cli.errors import Exit, misspelt, report_failure
-from bls_agent.ops.cli.help import help_page
 from bls_agent.ops.cli.options import JsonOption, LangOption, RedisOption, arrange
-from bls_agent.ops.cli.output import Invocation, Screen
+from bls_agent.ops.cli.output import Invocation
+from bls_agent.ops.terminal import Screen, count_columns, wrap
 from bls_agent.ops.texts import Texts, find_language, find_value, load_texts
 
 __all__ = ["COMMANDS", "command", "run_program"]
 
 _Handler: TypeAlias = Callable[..., "Exit | Coroutine[Any, Any, Exit | None] | None"]
+_Row: TypeAlias = tuple[str, str]
 F = TypeVar("F", bound=_Handler)
 
 NAME: Final = "bls-agent"
@@ -44,7 +46,7 @@ COMMANDS: Final = {
     "projects": "projects",
     "status": "projects",
     "logs": "logs",
-    "commands": "commands",
+    "commands": "send",
     "send": "send",
     "call": "send",
     "queue": "send",
@@ -67,6 +69,10 @@ COMMON: Final[dict[str, tuple[object, object]]] = {
     "json": (JsonOption, False),
     "lang": (LangOption, None),
 }
+WIDEST: Final = 100  # columns of a page: longer lines are hard to read
+NARROW: Final = 60  # columns below which explanations stand on lines of their own
+NAME_COLUMNS: Final = 26
+SHARED: Final = (*COMMON, "help")
 _REGISTERED: Final[dict[str, typer.Typer]] = {}
 
 
@@ -83,8 +89,95 @@ class _Group(TyperGroup):
 def _write_page(command: Any, context: Any, formatter: Any) -> None:
     """Escape what the output cannot encode: the parser assumes UTF-8."""
     invocation: Invocation = context.obj
-    page = help_page(command, context, invocation.texts)
+    page = _help_page(command, context, invocation.texts)
     formatter.write(invocation.out.encodable(page))
+
+
+def _help_page(command: Any, context: Any, texts: Texts) -> str:
+    """Format the ``--help`` page of a command, whose texts are localised already.
+
+    typer's own pages draw boxes, know English alone, and load ten times as much.
+    """
+    columns = min(shutil.get_terminal_size().columns, WIDEST)
+    parameters = command.get_params(context)
+    arguments = [one for one in parameters if one.param_type_name == "argument"]
+    options = [one for one in parameters if one.param_type_name == "option"]
+    own = [one for one in options if one.name not in SHARED]
+    shared = [one for one in options if one.name in SHARED]
+    parts = [
+        wrap(f"{texts['usage']} {_usage(command, context, arguments)}", columns),
+        _paragraphs(command.help or "", columns),
+        _section(texts["arguments"], [_argument(one) for one in arguments], columns),
+        _section(texts["options"], [_option(one, texts) for one in own], columns),
+        _section(texts["commands"], [*_commands(command, context, texts)], columns),
+        _section(texts["options_common"], [_option(o, texts) for o in shared], columns),
+        _paragraphs(command.epilog or "", columns),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _usage(command: Any, context: Any, arguments: Sequence[Any]) -> str:
+    words = [context.command_path, "[OPTIONS]"]
+    for one in arguments:
+        name = one.metavar or one.name.upper()
+        words.append(name if one.required else f"[{name}]")
+    if getattr(command, "commands", None) is not None:
+        words.append(
+            "COMMAND …" if not command.invoke_without_command else "[COMMAND …]"
+        )
+    return " ".join(words)
+
+
+def _paragraphs(text: str, columns: int) -> list[str]:
+    return [line for part in text.splitlines() for line in wrap(part, columns)]
+
+
+def _argument(one: Any) -> _Row:
+    return one.metavar or one.name.upper(), one.help or ""
+
+
+def _option(one: Any, texts: Texts) -> _Row:
+    names = ", ".join([*one.opts, *one.secondary_opts])
+    if one.name == "help":  # the parser has them in a set
+        names = ", ".join(sorted(one.opts))
+    flag = one.is_flag or one.count
+    name = names if flag else f"{names} {one.metavar or one.name.upper()}"
+    told = texts["opt_help"] if one.name == "help" else one.help or ""
+    if one.show_default and not flag and one.default not in (None, "", (), []):
+        told += " " + texts["default"].format(value=_plain_default(one.default))
+    return name, told
+
+
+def _plain_default(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _commands(command: Any, context: Any, texts: Texts) -> Iterator[_Row]:
+    """List the subcommands without loading their modules."""
+    if getattr(command, "commands", None) is None:
+        return
+    path = context.command_path.split()[1:]
+    for name in command.list_commands(context):
+        key = "_".join(["help", *path, name])
+        yield name, texts[key].partition("\n")[0]
+
+
+def _section(title: str, rows: Sequence[_Row], columns: int) -> list[str]:
+    if not rows:
+        return []
+    widest = max(count_columns(name) for name, _ in rows)
+    indent = 4 if columns < NARROW else min(widest, NAME_COLUMNS) + 4
+    lines = [title]
+    for name, told in rows:
+        explained = wrap(told, max(columns - indent, 10))
+        head = f"  {name}"
+        if count_columns(head) + 2 > indent:
+            lines.append(head)
+        else:
+            first, *explained = explained
+            lines.append(head + " " * (indent - count_columns(head)) + first)
+        lines.extend(" " * indent + line for line in explained)
+    return [line.rstrip() for line in lines]
 
 
 def command(path: str, *, group: bool = False) -> Callable[[F], F]:

@@ -25,7 +25,8 @@ from bls_agent.core.errors import (
     WrongTypeError,
 )
 from bls_agent.core.redaction import redact_traceback
-from bls_agent.ops.cli.output import Invocation, ReaderGone
+from bls_agent.ops.cli.output import Invocation
+from bls_agent.ops.terminal import ReaderGone
 from bls_agent.ops.texts import Texts
 
 if TYPE_CHECKING:

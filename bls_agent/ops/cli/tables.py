@@ -19,8 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.ops.cli.output import Cell, Column, Invocation
-from bls_agent.ops.terminal import visible
+from bls_agent.ops.cli.output import Invocation
+from bls_agent.ops.terminal import Cell, Column, visible
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import anyio
 
@@ -31,7 +31,14 @@ from bls_agent.ops.doctor.access import Role, check_access, roles_of, trials
 from bls_agent.ops.doctor.misencoded_keys import find_meant, name_fault
 from bls_agent.ops.doctor.reading import Kind, Look, kind_of, project_of
 from bls_agent.ops.doctor.report import Report, Tally
-from bls_agent.ops.doctor.rule import Finding, Rule, Sample, Severity, Unanswered
+from bls_agent.ops.doctor.rule import (
+    Finding,
+    Question,
+    Rule,
+    Sample,
+    Severity,
+    Unanswered,
+)
 from bls_agent.ops.doctor.rules.table import RULES_OF
 from bls_agent.ops.doctor.server import SERVER_RULES, Facts, Server, answer
 
@@ -218,7 +225,9 @@ class _Examination:
                     waiting.append((rule, sample))
         # In their order: two questions about one thing are answered together.
         questions = {one: None for _, sample in waiting for one in sample.questions}
-        answers = await answer(self._pool, questions) if questions else {}
+        answers: Mapping[Question, Any] = {}
+        if questions:
+            answers = await answer(self._pool, questions)
         for rule, sample in waiting:
             sample.answers = answers
             self._record(rule.judge(sample))

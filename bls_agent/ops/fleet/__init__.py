@@ -1,12 +1,17 @@
 """All projects at one Redis at a glance: status, queue, log and errors, and changes.
 
-``views.py``: the values; ``project_state.py`` and ``log_tail.py``: what follows from a
-project's keys, without I/O; ``fleet.py``: the loop and its reads.
+``project_state.py`` and ``log_tail.py``: what follows from a project's keys, without
+I/O; ``fleet.py``: the loop and its reads.
 """
 
 from __future__ import annotations
 
 from bls_agent.ops.fleet.fleet import Fleet
-from bls_agent.ops.fleet.views import Condition, FleetChange, Presence, ProjectView
+from bls_agent.ops.fleet.project_state import (
+    Condition,
+    FleetChange,
+    Presence,
+    ProjectView,
+)
 
 __all__ = ["Condition", "Fleet", "FleetChange", "Presence", "ProjectView"]

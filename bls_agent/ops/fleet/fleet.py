@@ -26,8 +26,13 @@ from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.settings import check_seconds
-from bls_agent.ops.fleet.project_state import Moment, ProjectState, Sample
-from bls_agent.ops.fleet.views import FleetChange, ProjectView
+from bls_agent.ops.fleet.project_state import (
+    FleetChange,
+    Moment,
+    ProjectState,
+    ProjectView,
+    Sample,
+)
 
 __all__ = ["Fleet", "FleetReader"]
 

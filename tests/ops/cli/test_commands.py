@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
-from bls_agent.ops.cli.commands.commands import signature
+from bls_agent.ops.cli.commands.send import signature
 from tests.harness import execute, records
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import environment, show

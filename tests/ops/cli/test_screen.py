@@ -10,8 +10,7 @@ import pytest
 from bls_agent import LogEntry
 from bls_agent.ops.cli.commands.logs import Filter, for_people, for_pipe
 from bls_agent.ops.cli.errors import find_likely
-from bls_agent.ops.cli.output import Column, Screen, escape_json
-from bls_agent.ops.terminal import clock_of
+from bls_agent.ops.terminal import Column, Screen, clock_of, escape_json
 from bls_agent.project.log.reading import gap_entry
 from bls_agent.project.messages import Level
 

@@ -23,7 +23,7 @@ from bls_agent.ops.cli.commands.projects import (
     project_cells,
     summary,
 )
-from bls_agent.ops.cli.text import span
+from bls_agent.ops.cli.output import span
 from bls_agent.ops.fleet import Presence, ProjectView
 from bls_agent.ops.texts import load_texts
 from bls_agent.project.messages import Level

@@ -317,6 +317,7 @@ async def test_colours(own_server: DevServer, admin: Redis) -> None:
     await plant(admin)
     for more, coloured in (
         ({}, True),
+        ({"NO_COLOR": ""}, True),
         ({"NO_COLOR": "1"}, False),
         ({"TERM": "dumb"}, False),
     ):

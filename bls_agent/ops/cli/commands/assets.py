@@ -18,8 +18,9 @@ from bls_agent.assets import AssetLibrary
 from bls_agent.core.errors import ManifestError, ManifestFault
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt
-from bls_agent.ops.cli.output import Column, Invocation, json_text
+from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.cli.tables import Layout
+from bls_agent.ops.terminal import Column, json_text
 from bls_agent.ops.texts import Texts
 
 if TYPE_CHECKING:

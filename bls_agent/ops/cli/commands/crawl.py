@@ -31,9 +31,9 @@ from bls_agent.ops.cli.options import (
     complete_crawl_project,
     complete_spider,
 )
-from bls_agent.ops.cli.output import Cell, Column, Invocation
+from bls_agent.ops.cli.output import Invocation, span
 from bls_agent.ops.cli.tables import Layout, LiveTable
-from bls_agent.ops.cli.text import span
+from bls_agent.ops.terminal import Cell, Column
 
 __all__ = ["cleanup", "crawl", "failed", "requeue", "stats"]
 

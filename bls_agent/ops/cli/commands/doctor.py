@@ -9,11 +9,11 @@ from typer import Option
 
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit
-from bls_agent.ops.cli.output import Cell, Column, Invocation, Screen
+from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.doctor.examine import examine
 from bls_agent.ops.doctor.report import Group, Report, show_key, word
 from bls_agent.ops.doctor.rule import Severity
-from bls_agent.ops.terminal import visible, wrap
+from bls_agent.ops.terminal import Cell, Column, Screen, visible, wrap
 from bls_agent.ops.texts import Texts, load_texts
 
 __all__ = ["doctor"]

@@ -11,7 +11,8 @@ from typer import Argument
 from bls_agent.core.keys import KEYS, find_templates
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
-from bls_agent.ops.cli.output import Column, Invocation
+from bls_agent.ops.cli.output import Invocation
+from bls_agent.ops.terminal import Column
 
 __all__ = ["explain", "find_nearest", "key_bytes", "keys"]
 

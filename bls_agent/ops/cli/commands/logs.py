@@ -24,11 +24,16 @@ from bls_agent.ops.cli.errors import (
     unknown_project,
 )
 from bls_agent.ops.cli.options import ProjectArgument
-from bls_agent.ops.cli.output import Cell, Invocation, json_text
+from bls_agent.ops.cli.output import Invocation, describe_entry
 from bls_agent.ops.cli.tables import poll
-from bls_agent.ops.cli.text import LEVEL_STYLES, describe_entry
 from bls_agent.ops.fleet import Fleet
-from bls_agent.ops.terminal import clock_of
+from bls_agent.ops.terminal import (
+    LEVEL_STYLES,
+    Cell,
+    clock_of,
+    json_text,
+    metadata_text,
+)
 from bls_agent.project.messages import Level, LogEntry
 
 __all__ = ["Filter", "LevelName", "for_people", "for_pipe", "logs"]
@@ -44,7 +49,6 @@ LONGEST_METADATA: Final = 400  # bytes of it at a terminal
 LONGEST_MESSAGE: Final = 4_000
 LEVEL_COLUMNS: Final = 5
 UNTOLD: Final = frozenset({"agent", "commandId"})  # of use to programs alone
-_BARE: Final = re.compile(r"[\w.:/+-]{1,200}")
 
 
 class LevelName(StrEnum):
@@ -215,7 +219,7 @@ class Filter:
 def for_people(entry: LogEntry) -> tuple[list[Cell], bool]:
     """Format a record for a terminal; the flag says whether something was cut."""
     level = entry.level.value.ljust(LEVEL_COLUMNS)
-    pairs = " ".join(f"{key}={_plain(value)}" for key, value in _told_metadata(entry))
+    pairs = metadata_text(_told_metadata(entry))
     message = cut_text(entry.message, LONGEST_MESSAGE)
     shown = cut_text(pairs, LONGEST_METADATA)
     style = "yellow" if entry.is_gap else ""
@@ -246,8 +250,3 @@ def _told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
     if outcome.succeeded:
         return told if outcome.result is None else [*told, ("result", outcome.result)]
     return told + [item for item in outcome.error.items() if item[0] != "message"]
-
-
-def _plain(value: Any) -> str:
-    text = json_text(value)
-    return text[1:-1] if text[:1] == '"' and _BARE.fullmatch(text[1:-1]) else text

@@ -19,16 +19,17 @@ from bls_agent.core.errors import (
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, normalise, unknown_project
 from bls_agent.ops.cli.options import ProjectArgument, WatchOption
-from bls_agent.ops.cli.output import Cell, Column, Invocation
-from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
-from bls_agent.ops.cli.text import (
+from bls_agent.ops.cli.output import (
+    Invocation,
     describe_entry,
     now_clock,
     span,
     status_cell,
     status_name,
 )
+from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
 from bls_agent.ops.fleet import Condition, Fleet, Presence, ProjectView
+from bls_agent.ops.terminal import Cell, Column
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import Status
 

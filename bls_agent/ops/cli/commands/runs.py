@@ -15,10 +15,9 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.options import LimitOption, WatchOption
-from bls_agent.ops.cli.output import Cell, Invocation, json_text
+from bls_agent.ops.cli.output import Invocation, span
 from bls_agent.ops.cli.tables import Layout, LiveTable, wants_live
-from bls_agent.ops.cli.text import span
-from bls_agent.ops.terminal import clock_of, visible_lines
+from bls_agent.ops.terminal import Cell, clock_of, json_text, visible_lines
 from bls_agent.ops.texts import Texts
 from bls_agent.runs import (
     EventStore,

@@ -1,4 +1,4 @@
-"""``bls-agent send``, ``call``, ``wait``, ``queue`` and ``withdraw``."""
+"""``bls-agent commands``, ``send``, ``call``, ``wait``, ``queue``, ``withdraw``."""
 
 from __future__ import annotations
 
@@ -22,25 +22,38 @@ from bls_agent.core.errors import (
 )
 from bls_agent.core.settings import check_seconds
 from bls_agent.ops.cli.app import command
-from bls_agent.ops.cli.errors import Exit, Failure, hint_likely, likely_names, normalise
-from bls_agent.ops.cli.options import CommandArgument, ProjectArgument, TimeoutOption
-from bls_agent.ops.cli.output import Invocation, json_text
+from bls_agent.ops.cli.errors import (
+    Exit,
+    Failure,
+    find_likely,
+    hint_likely,
+    likely_names,
+    misspelt,
+    normalise,
+)
+from bls_agent.ops.cli.options import (
+    CommandArgument,
+    ProjectArgument,
+    TimeoutOption,
+    told_commands,
+)
+from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.cli.tables import Layout
+from bls_agent.ops.terminal import Cell, Column, json_text
 from bls_agent.project.messages import Command, Outcome, Status
 
 __all__ = [
-    "SOURCE",
     "call",
-    "no_outcome",
+    "commands",
     "queue",
-    "refusing_unseen",
     "send",
-    "show_outcome",
+    "signature",
     "wait",
     "withdraw",
 ]
 
 SOURCE: Final = "bls-agent cli"  # the `source` of a command
+DEEPEST: Final = 4  # levels of a schema that are shown
 LONGEST_FILE: Final = 64 * 1024 * 1024
 NEWEST: Final = 10_000  # records that are searched for an outcome
 WORD: Final = re.compile(r"[\w.-]+")  # what no shell takes for more
@@ -50,6 +63,7 @@ QUEUE: Final = Layout(
     "queue", dict.fromkeys(("time", "id", "command", "args", "source"), 0), least=8
 )
 
+_Schema: TypeAlias = Mapping[str, Any]
 _ArgOption: TypeAlias = Annotated[
     list[str] | None, Option("--arg", "-a", metavar="NAME=VALUE")
 ]
@@ -58,6 +72,121 @@ _TextOption: TypeAlias = Annotated[
 ]
 _JsonArgsOption: TypeAlias = Annotated[str | None, Option(metavar="{…}")]
 _ArgsFileOption: TypeAlias = Annotated[str, Option(metavar="FILE")]
+
+
+@command("commands")
+async def commands(
+    invocation: Invocation,
+    project: ProjectArgument,
+    name: CommandArgument = "",
+    timeout: TimeoutOption = 10.0,
+) -> Exit:
+    """Ask the agent for ``help`` and print the signatures, or one command in full."""
+    project = normalise(invocation, project)
+    outcome = await _ask(invocation, project, timeout)
+    if not outcome.succeeded or outcome.truncated:
+        _show_outcome(invocation, outcome)
+        return Exit.FAILED
+    found = told_commands(outcome.result)
+    if name and name not in found:
+        likely = find_likely(name, found)
+        raise misspelt("no_such_command_there", likely, "", word=name)
+    chosen = [found[name]] if name else [*found.values()]
+    if invocation.json:
+        for one in chosen:
+            invocation.out.json(one)
+    elif name:
+        _show_one(invocation, found[name])
+    else:
+        texts = invocation.texts
+        columns = [
+            Column(texts["column_command"], 20),
+            Column(texts["column_description"], 20),
+        ]
+        rows = [(signature(one), _first_line(one)) for one in chosen]
+        invocation.out.table(columns, rows)
+    return Exit.DONE
+
+
+async def _ask(invocation: Invocation, project: str, timeout: float) -> Outcome:
+    seconds = check_seconds("timeout", timeout)
+    async with invocation.console() as console:
+        with invocation.waiting("waiting_outcome", seconds=f"{seconds:g}"):
+            try:
+                async with _refusing_unseen(console):
+                    return await console.call(
+                        project, "help", timeout=seconds, source=SOURCE
+                    )
+            except NoOutcomeError as error:
+                raise _no_outcome(invocation, project, error, seconds) from None
+
+
+def _show_one(invocation: Invocation, told: _Schema) -> None:
+    texts, out = invocation.texts, invocation.out
+    if out.terminal:
+        out.line((signature(told), "bold"))
+        out.paragraph(str(told.get("description") or ""))
+    columns = [
+        Column(texts["column_argument"], 12),
+        Column(texts["column_type"], 12),
+        Column(texts["column_default"]),
+        Column(texts["column_description"], 20),
+    ]
+    rows: list[list[Cell]] = []
+    for name, schema in _properties(told).items():
+        needed = texts["argument_required"] if name in _required(told) else ""
+        default = json_text(schema["default"]) if "default" in schema else needed
+        description = str(schema.get("description") or "")
+        rows.append([name, _type_of(schema), default, description])
+    if rows:
+        out.table(columns, rows)
+
+
+def signature(told: _Schema) -> str:
+    """Write a command as a function: ``reload(force: boolean = false)``."""
+    words: list[str] = []
+    for name, schema in _properties(told).items():
+        default = f" = {json_text(schema['default'])}" if "default" in schema else ""
+        optional = "" if default or name in _required(told) else "?"
+        words.append(f"{name}{optional}: {_type_of(schema)}{default}")
+    return f"{told.get('name')}({', '.join(words)})"
+
+
+def _first_line(told: _Schema) -> str:
+    return str(told.get("description") or "").partition("\n")[0]
+
+
+def _properties(told: _Schema) -> dict[str, _Schema]:
+    """Give the schemas of the arguments; other agents may send anything."""
+    found = _dict(_dict(told.get("parameters")).get("properties"))
+    return {str(name): _dict(schema) for name, schema in found.items()}
+
+
+def _required(told: _Schema) -> list[Any]:
+    found: list[Any] | None = _dict(told.get("parameters")).get("required")
+    return found if isinstance(found, list) else []
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _type_of(schema: _Schema, depth: int = 0) -> str:
+    """Name a type in JSON's words: ``string``, ``list of integer``, ``"a" | "b"``."""
+    several = schema.get("anyOf") or schema.get("oneOf")
+    if depth > DEEPEST:
+        return "…"
+    if isinstance(schema.get("enum"), list):
+        return " | ".join(map(json_text, schema["enum"]))
+    if isinstance(several, list):
+        each = cast("list[object]", several)
+        return " | ".join(_type_of(_dict(one), depth + 1) for one in each)
+    if schema.get("type") == "array":
+        items = _dict(schema.get("items"))
+        return f"list of {_type_of(items, depth + 1)}" if items else "list"
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    return str(schema.get("type") or schema.get("const") or "any")
 
 
 @command("send")
@@ -80,7 +209,7 @@ async def send(
     project = normalise(invocation, project)
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):
-            async with refusing_unseen(console):
+            async with _refusing_unseen(console):
                 sent = await console.send(
                     project,
                     name,
@@ -161,7 +290,7 @@ def _read_file(name: str) -> bytes:
 
 
 @asynccontextmanager
-async def refusing_unseen(console: Console) -> AsyncGenerator[None]:
+async def _refusing_unseen(console: Console) -> AsyncGenerator[None]:
     """End the command if the project does not exist, and suggest similar names."""
     try:
         yield
@@ -204,20 +333,20 @@ async def call(
             _interrupted(invocation),
         ):
             try:
-                async with refusing_unseen(console):
+                async with _refusing_unseen(console):
                     if broadcast:
                         return await _call_all(
                             invocation, console, project, name, options
                         )
                     outcome = await console.call(project, name, **options)
             except NoOutcomeError as error:
-                raise no_outcome(invocation, project, error, timeout) from None
-    show_outcome(invocation, outcome)
+                raise _no_outcome(invocation, project, error, timeout) from None
+    _show_outcome(invocation, outcome)
     _hint_text(invocation, args, outcome)
     return Exit.DONE if outcome.succeeded else Exit.FAILED
 
 
-def no_outcome(
+def _no_outcome(
     invocation: Invocation, project: str, error: NoOutcomeError, waited: float
 ) -> Failure:
     """Make the failure of a command without outcome; hints at a longer wait."""
@@ -252,7 +381,7 @@ async def _call_all(
     expected = await console.instances(project)
     outcomes = await console.call_all(project, name, **options)
     for instance, outcome in outcomes.items():
-        show_outcome(invocation, outcome, instance)
+        _show_outcome(invocation, outcome, instance)
     missing = sorted(expected.keys() - outcomes.keys())
     for instance in missing:
         if invocation.json:
@@ -273,7 +402,7 @@ def _hint_text(invocation: Invocation, args: dict[str, Any], outcome: Outcome) -
             invocation.hint("hint_string", name=name, value=json_text(sent))
 
 
-def show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") -> None:
+def _show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") -> None:
     """Write one outcome: kind, time, and result or error."""
     told: dict[str, Any] = {"instance": instance} if instance else {}
     told |= outcome.metadata
@@ -345,9 +474,9 @@ async def wait(
                 async for entry in console.follow_logs(project, last=NEWEST):
                     outcome = entry.outcome
                     if outcome is not None and outcome.command_id == id:
-                        show_outcome(invocation, outcome)
+                        _show_outcome(invocation, outcome)
                         return Exit.DONE if outcome.succeeded else Exit.FAILED
-    raise no_outcome(invocation, project, NoOutcomeError("", id, seconds), seconds)
+    raise _no_outcome(invocation, project, NoOutcomeError("", id, seconds), seconds)
 
 
 @command("queue")

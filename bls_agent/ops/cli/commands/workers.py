@@ -14,9 +14,9 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.options import WatchOption
-from bls_agent.ops.cli.output import Cell, Invocation, json_text
+from bls_agent.ops.cli.output import Invocation, now_clock, span
 from bls_agent.ops.cli.tables import Layout, LiveTable, wants_live
-from bls_agent.ops.cli.text import now_clock, span
+from bls_agent.ops.terminal import Cell, json_text
 from bls_agent.ops.texts import Texts
 from bls_agent.workers import Worker, WorkerRegistry, WorkerStatus
 from bls_agent.workers.worker import HEARTBEATS
