@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast
@@ -85,11 +85,7 @@ def _command_of(arguments: Sequence[str]) -> str:
 
 def complete_project(context: Context, incomplete: str) -> list[str]:
     """Offer the projects in Redis; none if it does not answer."""
-
-    async def find(console: Console) -> list[str]:
-        return [*await console.projects()]
-
-    return _offer(context, incomplete, find, _make_console)
+    return _offer(context, incomplete, _make_console, lambda made: made.projects())
 
 
 def complete_command(context: Context, incomplete: str) -> list[str]:
@@ -99,36 +95,35 @@ def complete_command(context: Context, incomplete: str) -> list[str]:
     """
 
     async def find(console: Console) -> list[str]:
-        found: dict[str, None] = dict.fromkeys(BUILTINS)
+        found = [*BUILTINS]
         for entry in await console.logs(context.params.get("project") or "", RECORDS):
             outcome = entry.outcome
             if outcome is None or outcome.kind.value in {"unknown", "discarded"}:
                 continue
-            found[outcome.command] = None
+            found.append(outcome.command)
             if outcome.command == "help":
-                found |= dict.fromkeys(told_commands(outcome.result))
-        return [*found]
+                found += told_commands(outcome.result)
+        return found
 
-    return _offer(context, incomplete, find, _make_console)
+    return _offer(context, incomplete, _make_console, find)
 
 
 def complete_crawl_project(context: Context, incomplete: str) -> list[str]:
     """Offer the projects that have crawl queues."""
 
     async def find(overview: QueueOverview) -> list[str]:
-        return [*dict.fromkeys(one.project for one in await overview.find())]
+        return [one.project for one in await overview.find()]
 
-    return _offer(context, incomplete, find, _make_overview)
+    return _offer(context, incomplete, _make_overview, find)
 
 
 def complete_spider(context: Context, incomplete: str) -> list[str]:
     """Offer the spiders of all projects: the parser drops the words before --spider."""
 
     async def find(overview: QueueOverview) -> list[str]:
-        found = await overview.find()
-        return [*dict.fromkeys(one.spider for one in found if one.spider)]
+        return [one.spider for one in await overview.find() if one.spider]
 
-    return _offer(context, incomplete, find, _make_overview)
+    return _offer(context, incomplete, _make_overview, find)
 
 
 def told_commands(result: object) -> dict[str, dict[str, Any]]:
@@ -153,38 +148,29 @@ def _make_overview(redis: str) -> QueueOverview:
 def _offer(
     context: Context,
     incomplete: str,
-    find: Callable[[T], Awaitable[list[str]]],
     make: Callable[[str], AbstractAsyncContextManager[T]],
-) -> list[str]:
-    given = context.params.get("redis") or context.find_root().params.get("redis")
-    try:
-        names = _find_names(given, find, make)
-    except Exception:  # noqa: BLE001 - whatever it is, a shell shows nothing of it
-        return []
-    return [
-        name for name in names if name.startswith(incomplete) and name.isprintable()
-    ]
-
-
-def _find_names(
-    redis: str | None,
-    find: Callable[[T], Awaitable[list[str]]],
-    make: Callable[[str], AbstractAsyncContextManager[T]],
+    find: Callable[[T], Awaitable[Iterable[str]]],
 ) -> list[str]:
     import anyio
 
     from bls_agent.core.settings import Settings
 
-    # Made beforehand: loading the client must not count as the server's silence.
-    made = make(redis or Settings.from_env(os.environ).redis_url)
-
-    async def ask() -> list[str]:
+    async def ask(made: AbstractAsyncContextManager[T]) -> Iterable[str]:
         with anyio.move_on_after(DEADLINE):
             async with made as opened:
                 return await find(opened)
-        return []
+        return ()
 
-    return anyio.run(ask)
+    given = context.params.get("redis") or context.find_root().params.get("redis")
+    try:
+        # Made beforehand: loading the client must not count as the server's silence.
+        made = make(given or Settings.from_env(os.environ).redis_url)
+        names = dict.fromkeys(anyio.run(ask, made))
+    except Exception:  # noqa: BLE001 - whatever it is, a shell shows nothing of it
+        return []
+    return [
+        name for name in names if name.startswith(incomplete) and name.isprintable()
+    ]
 
 
 class Language(StrEnum):

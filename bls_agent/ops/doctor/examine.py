@@ -28,7 +28,6 @@ from bls_agent.core.keys import (
 )
 from bls_agent.core.settings import check_seconds
 from bls_agent.ops.doctor.access import Role, check_access, roles_of, trials
-from bls_agent.ops.doctor.misencoded_keys import find_meant, name_fault
 from bls_agent.ops.doctor.reading import Kind, Look, kind_of, project_of
 from bls_agent.ops.doctor.report import Report, Tally
 from bls_agent.ops.doctor.rule import (
@@ -39,6 +38,7 @@ from bls_agent.ops.doctor.rule import (
     Severity,
     Unanswered,
 )
+from bls_agent.ops.doctor.rules.project import find_meant, name_fault
 from bls_agent.ops.doctor.rules.table import RULES_OF
 from bls_agent.ops.doctor.server import SERVER_RULES, Facts, Server, answer
 

@@ -306,28 +306,22 @@ def _policy(facts: Facts) -> str:
     )
 
 
-def _evicts_all(facts: Facts) -> Values | None:
-    policy = _policy(facts)
-    return {"policy": show(policy)} if policy.startswith("allkeys") else None
+def _evicts(which: str) -> Callable[[Facts], Values | None]:
+    def check(facts: Facts) -> Values | None:
+        policy = _policy(facts)
+        return {"policy": show(policy)} if policy.startswith(which) else None
+
+    return check
 
 
-def _evicts_timed(facts: Facts) -> Values | None:
-    policy = _policy(facts)
-    return {"policy": show(policy)} if policy.startswith("volatile") else None
+def _nearly(limit_name: str, used_name: str) -> Callable[[Facts], Values | None]:
+    def check(facts: Facts) -> Values | None:
+        limit, used = facts.number(limit_name), facts.number(used_name)
+        if not limit or used < NEARLY * limit:
+            return None
+        return {"used": f"{used:,}", "limit": f"{limit:,}"}
 
-
-def _memory_full(facts: Facts) -> Values | None:
-    limit, used = facts.number("maxmemory"), facts.number("used_memory")
-    if not limit or used < NEARLY * limit:
-        return None
-    return {"used": f"{used:,}", "limit": f"{limit:,}"}
-
-
-def _clients_full(facts: Facts) -> Values | None:
-    limit, used = facts.number("maxclients"), facts.number("connected_clients")
-    if not limit or used < NEARLY * limit:
-        return None
-    return {"used": f"{used:,}", "limit": f"{limit:,}"}
+    return check
 
 
 def _not_persistent(facts: Facts) -> Values | None:
@@ -392,10 +386,10 @@ SERVER_RULES: Final = (
     ServerRule("server-family", _N, _other_family),
     ServerRule("server-slow", _W, _slow),
     ServerRule("server-clock", _W, _other_clock),
-    ServerRule("evicts-all", _E, _evicts_all),
-    ServerRule("evicts-timed", _W, _evicts_timed),
-    ServerRule("memory-full", _W, _memory_full),
-    ServerRule("clients-full", _W, _clients_full),
+    ServerRule("evicts-all", _E, _evicts("allkeys")),
+    ServerRule("evicts-timed", _W, _evicts("volatile")),
+    ServerRule("memory-full", _W, _nearly("maxmemory", "used_memory")),
+    ServerRule("clients-full", _W, _nearly("maxclients", "connected_clients")),
     ServerRule("not-persistent", _N, _not_persistent),
     ServerRule("save-failed", _E, _save_failed),
     ServerRule("read-only", _E, _is_replica),

@@ -2,8 +2,7 @@
 
 Most looks read the length and the newest record alone. A window is read when these have
 changed, as long as the growth asks for and never longer than the caller allows. Records
-before it are counted by their numbers, by the growth of the list or, as the last
-resort, by the timestamps in the window.
+before it are counted by their numbers or by the growth of the list.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class LogTail:
         self._numbers: dict[str, int] = {}
         self._mean = 0.0  # bytes of a record
         self._usual = FIRST
-        self._looked_at = 0.0
 
     def wants(self, length: int, last: bytes | None, room: int) -> int:
         """Decide how many records of the tail to read in ``room`` bytes; 0: no news."""
@@ -78,7 +76,7 @@ class LogTail:
             return grown + OVERLAP
         return max(grown, self._usual) + OVERLAP
 
-    def take(self, window: Sequence[bytes], length: int, now: float) -> News | None:
+    def take(self, window: Sequence[bytes], length: int) -> News | None:
         """Pick what is new in a window of the tail, and count all that is new.
 
         ``None``: the window does not reach back to the look before, and a longer one,
@@ -97,28 +95,15 @@ class LogTail:
         elif place is not None or (whole and not self._seen):
             news = News(entries, len(entries), counted=True)
         else:
-            news = self._estimate(entries, grown, numbered, now - self._looked_at)
-        self._remember(window, marks, length, len(entries), now)
+            count = grown if numbered is None else numbered
+            news = News(entries, max(count, len(entries)), numbered is not None)
+        self._remember(window, marks, length, len(entries))
         return news
 
     def _find_place(self, marks: Sequence[int], grown: int) -> int | None:
         """Find the end of what was seen; as many follow it as the list has grown."""
         before = marks[: len(marks) - max(grown, 0)] if grown < len(marks) else ()
         return find_end(self._seen, before, 0) if self._seen and before else None
-
-    def _estimate(
-        self, entries: Sequence[LogEntry], grown: int, numbered: int | None, gap: float
-    ) -> News:
-        """Count what was written while the window was too short to show all of it."""
-        if numbered is not None:
-            return News(entries, max(numbered, len(entries)), counted=True)
-        if grown > 0:
-            return News(entries, max(grown, len(entries)), counted=False)
-        moments = [written_at(entry) for entry in entries]
-        known = [moment for moment in moments if moment is not None]
-        span = max(known) - min(known) if len(known) > 1 else 0.0
-        count = round(len(known) * gap / span) if 0.0 < span < gap else 0
-        return News(entries, max(count, len(entries)), counted=False)
 
     def _record_numbers(self, entries: Sequence[LogEntry]) -> int | None:
         """Count by the records' numbers; ``None`` if they do not cover all."""
@@ -150,12 +135,10 @@ class LogTail:
         marks: Sequence[int],
         length: int,
         new: int,
-        now: float,
     ) -> None:
         self.started = True
         self._seen = list(marks[-SEEN:])
         self._length = length
-        self._looked_at = now
         self._usual = max(OVERLAP, 2 * new)
         if window:
             self._mean = sum(map(len, window)) / len(window)

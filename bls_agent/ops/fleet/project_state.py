@@ -286,7 +286,7 @@ class ProjectState:
     def record_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
         """Record the tail; give how many records to read instead, or 0."""
         first = not self._tail.started
-        news = self._tail.take(window, length, at.now)
+        news = self._tail.take(window, length)
         if news is None:
             return self._tail.most
         self._activity.turn(at.now)
@@ -328,7 +328,7 @@ class ProjectState:
                 then = at.now if written is None else at.now - (at.unix - written)
                 then = max(self._since, min(then, at.now))
                 self._activity.record(then, 1, int(is_error))
-            self._activity.spread(self._since, at.now, unseen, unseen_wrong)
+            self._activity.record(at.now, unseen, unseen_wrong)
         if not news.complete:
             self._activity.record_estimate(at.now)
 
@@ -479,13 +479,6 @@ class Activity:
             self._records[min(place, -1)] += records
             self._errors[min(place, -1)] += errors
 
-    def spread(self, since: float, now: float, records: int, errors: int) -> None:
-        """Count records that were written at unknown times between two looks."""
-        parts = int((now - since) // BUCKET) + 1
-        for part in range(parts):
-            share = _share(records, part, parts), _share(errors, part, parts)
-            self.record(since + (now - since) * (part + 1) / parts, *share)
-
     def record_estimate(self, at: float) -> None:
         """Record that a count at that time is an estimate."""
         self._sampled_at = at
@@ -524,8 +517,3 @@ class Activity:
     def is_estimated(self, now: float) -> bool:
         """Whether the counts include an estimate."""
         return now - self._sampled_at < SPAN
-
-
-def _share(count: int, part: int, parts: int) -> int:
-    """Divide a count so that the parts add up to it."""
-    return count * (part + 1) // parts - count * part // parts

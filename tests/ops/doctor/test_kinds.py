@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from bls_agent.core.keys import KEYS, find_templates
-from bls_agent.ops.doctor.misencoded_keys import (
+from bls_agent.ops.doctor.reading import kind_of, project_of
+from bls_agent.ops.doctor.rules.project import (
     find_meant,
     name_fault,
     quote_name,
     tidy_name,
 )
-from bls_agent.ops.doctor.reading import kind_of, project_of
 from tests.ops.doctor.plants import key_of
 
 CONTROL = "订单系统_控制"

@@ -454,16 +454,3 @@ def test_an_estimate_is_one_for_five_minutes() -> None:
     activity.record_estimate(10.0)
     assert activity.is_estimated(309.0)
     assert not activity.is_estimated(310.0)
-
-
-def test_what_came_during_an_outage_is_spread() -> None:
-    """Between the looks before and after it, nothing lost by rounding."""
-    activity = Activity(1_000.0)
-    activity.turn(1_035.0)
-    activity.spread(1_000.0, 1_035.0, 103, 7)
-    assert sum(activity.rates) == 103
-    assert activity.errors == 7
-    assert all(24 <= count <= 27 for count in activity.rates[-4:])
-    activity.turn(9_000.0)
-    activity.spread(1_000.0, 9_000.0, 8_000, 0)
-    assert sum(activity.rates) == pytest.approx(300, abs=15)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 from bls_agent.connection.connection import client_name
 from bls_agent.core.codec import JSONObject, JSONValue, parse_timestamp
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import (
     INFLIGHT_LISTS,
     INSTANCES,
@@ -14,13 +17,8 @@ from bls_agent.core.keys import (
     OWNER,
     PROJECT_CONSOLE,
     PROJECT_STATUS,
+    check_name,
     place_beside,
-)
-from bls_agent.ops.doctor.misencoded_keys import (
-    find_meant,
-    name_fault,
-    quote_name,
-    tidy_name,
 )
 from bls_agent.ops.doctor.rule import (
     Check,
@@ -41,7 +39,7 @@ from bls_agent.ops.doctor.rule import (
 )
 from bls_agent.project.messages import Level, Status
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "find_meant", "name_fault", "quote_name", "tidy_name"]
 
 LAPSING: Final = 2.0  # seconds before a status vanishes
 SIZE_LIMIT: Final = 65_536  # bytes of one message
@@ -53,8 +51,81 @@ LOG: Final = "project_console"
 CONTROL_LIST: Final = "control"
 LEVELS: Final = frozenset(level.value for level in Level)
 
+_INVISIBLE: Final = frozenset({"Cc", "Cf"})
+_PROJECT_ROWS: Final = ("project_status", "project_console", "control")
 _STATES: Final = frozenset(status.value.encode() for status in Status)
 _GONE: Final = (None, Status.OFFLINE.value.encode())  # no status, or a normal end's
+
+
+def find_meant(key: str) -> str | None:
+    """Find the key of a project that a foreign key was meant to be, or ``None``.
+
+    A peer that writes GBK, full-width letters or a trailing newline puts its status
+    under a key that no console reads. ``key`` has surrogates for bytes that are not
+    UTF-8.
+    """
+    if key.isascii():  # also UTF-16 has bytes that are not
+        return None
+    for meant in _other_readings(key):
+        tidied = tidy_name(meant)
+        if tidied != key and any(KEYS[row].match(tidied) for row in _PROJECT_ROWS):
+            return tidied
+    return None
+
+
+def _other_readings(key: str) -> Iterator[str]:
+    """Decode and tidy the bytes in other ways, the likeliest first."""
+    yield key
+    raw = key.encode("utf-8", "surrogateescape")
+    for encoding in ("gb18030", "big5", "utf-16-le", "utf-16"):
+        yield from _decoded(raw, encoding)
+    for encoding in ("gb18030", "cp1252", "latin-1"):  # UTF-8, read as that, written
+        try:
+            once = key.encode(encoding)
+        except UnicodeEncodeError:
+            continue
+        yield from _decoded(once, "utf-8")
+
+
+def _decoded(raw: bytes, encoding: str) -> Iterator[str]:
+    try:
+        yield raw.decode(encoding)
+    except UnicodeDecodeError:
+        return
+
+
+def tidy_name(text: str) -> str:
+    """Write a name as people type it: NFKC, nothing invisible, no outer blanks."""
+    if text.isprintable() and unicodedata.is_normalized("NFKC", text):
+        return text.strip()
+    plain = unicodedata.normalize("NFKC", text)
+    kept = (
+        letter for letter in plain if unicodedata.category(letter) not in _INVISIBLE
+    )
+    return "".join(kept).strip()
+
+
+def name_fault(project: str) -> str:
+    """Give the rule that a project's name breaks, ``""`` if none.
+
+    Agents of this package refuse such a name: typed elsewhere it would be another key.
+    """
+    try:
+        check_name("project", project)
+    except ConfigurationError as error:
+        return error.rule
+    return ""
+
+
+def quote_name(project: str) -> str:
+    """Quote a project's name, with what it says in GBK if its bytes are not UTF-8."""
+    raw = project.encode("utf-8", "surrogateescape")
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        read = next(_decoded(raw, "gb18030"), "")
+        return f"{show(raw)} (GBK: {show(read)})" if read else show(raw)
+    return show(repr(project))
 
 
 def _unknown_status(sample: Sample) -> Values | None:
@@ -314,8 +385,6 @@ _COMMAND_RULES: Final = (
     _command_rule("commands-unclaimed", _W, _unclaimed),
     _command_rule("commands-to-nobody", _W, _to_nobody),
 )
-
-_PROJECT_ROWS: Final = ("project_status", "project_console", "control")
 
 RULES: Final = (
     Rule("status-unknown", "project_status", _E, "002 §2.1", _unknown_status),
