@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import io
 import os
 import re
 import select
 import shutil
 import signal
-import string
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -34,8 +31,8 @@ from bls_agent.demo import at_the_console, conclude, main
 from bls_agent.devserver import DevServer
 from bls_agent.ops import terminal
 from bls_agent.ops.demo_story import STEPS, Mark, Place, Result, Screen, go_through
-from bls_agent.ops.terminal import count_columns, visible, wrap
-from bls_agent.ops.texts import Texts, choose_language, load_texts
+from bls_agent.ops.terminal import count_columns
+from bls_agent.ops.texts import load_texts
 from bls_agent.project.log.reading import gap_entry
 from bls_agent.project.messages import Level, LogEntry, Status
 
@@ -97,15 +94,6 @@ def test_everything_happens() -> None:
     assert (done.returncode, done.stderr) == (0, b""), shown
     assert _rows(shown, "en") == dict.fromkeys(STEPS, "✓")
     _assert_plain(shown)
-
-
-def test_main_gives_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Called as a function the demo leaves the process alive and gives its code."""
-    monkeypatch.delenv("BLS_REDIS_URL", raising=False)
-    assert main(["--lang", "en"]) == 0
-    assert _rows(capsys.readouterr().out, "en") == dict.fromkeys(STEPS, "✓")
 
 
 def test_locale_chooses_the_language_and_columns_the_width() -> None:
@@ -468,92 +456,12 @@ def _entry(message: str, **metadata: JSONValue) -> LogEntry:
     return LogEntry(timestamp=stamp, level=level, message=message, metadata=metadata)
 
 
-def _fields(texts: Texts) -> dict[str, set[str]]:
-    """Give the name of each text and the fields in it."""
-    parse = string.Formatter().parse
-    return {
-        name: {field for _, field, _, _ in parse(text) if field}
-        for name, text in texts.items()
-    }
-
-
-def test_catalogue_has_both_languages() -> None:
-    """Both languages say the same things, with the same fields, and nothing else is there."""
-    file = importlib.resources.files("bls_agent.ops") / "locale" / "demo.toml"
-    tables = tomllib.loads(file.read_text("utf-8"))
-    assert set(tables) == {"en", "zh"}
-    assert _fields(tables["en"]) == _fields(tables["zh"])
-    assert all(tables["zh"].values())
-
-
 def test_catalogue_names_each_step_and_status() -> None:
     """Every step and every status has a text, and no text is of a step that is gone."""
     texts = load_texts("demo", "zh")
     steps = {name.removeprefix("step_") for name in texts if name.startswith("step_")}
     assert steps == set(STEPS)
     assert [texts[f"status_{status.name}"] for status in Status] == list(Status)
-
-
-@pytest.mark.parametrize(
-    ("environ", "language"),
-    [
-        ({}, "en"),
-        ({"LANG": "zh_CN.UTF-8"}, "zh"),
-        ({"LANG": "en_GB.UTF-8", "LC_MESSAGES": "zh_TW"}, "zh"),
-        ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}, "en"),
-        ({"LANG": "zh_CN.GBK", "LC_ALL": "", "LC_MESSAGES": ""}, "zh"),
-        ({"LANG": "de_DE.UTF-8"}, "en"),
-    ],
-    ids=["none", "lang", "messages", "all-wins", "empty-is-absent", "other"],
-)
-def test_language_of_the_locale(environ: dict[str, str], language: str) -> None:
-    """The first of LC_ALL, LC_MESSAGES and LANG that says anything decides."""
-    assert choose_language(environ) == language
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("订单 ok", "订单 ok"),
-        ("\x1b[2J", r"\x1b[2J"),
-        ("\x9b31m", r"\x9b31m"),
-        ("a\r\nb\tc", r"a\r\nb\tc"),
-        ("\u202eolleh", r"\u202eolleh"),
-        ("\udcff", r"\udcff"),
-        ("\x00\x07\x7f", r"\x00\x07\x7f"),
-    ],
-    ids=["plain", "escape", "c1", "lines", "bidi", "surrogate", "controls"],
-)
-def test_control_characters_are_shown(text: str, shown: str) -> None:
-    """What a terminal would obey is made visible."""
-    assert visible(text) == shown
-
-
-@pytest.mark.parametrize("columns", [1, 2, 3, 10, 24, 80])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "the quick brown fox jumps over the lazy dog " * 3,
-        "x" * 100,
-        "一二三四五，六七八九十。" * 4,
-        "reload 被拒绝，没有丢失：会一直重发，直到 Redis 收下",
-        "e\u0301" * 50,
-        "，，，，，，",
-    ],
-    ids=["empty", "words", "long", "chinese", "mixed", "combining", "punctuation"],
-)
-def test_wrapping(text: str, columns: int) -> None:
-    """Lines fit, nothing but blanks at their ends is lost, and there is an end."""
-    lines = wrap(text, columns)
-    assert all(count_columns(line) <= max(columns, 2) for line in lines)
-    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-
-
-def test_words_stay_whole() -> None:
-    """A line ends between two words, and no line begins with a full stop."""
-    assert wrap("hello big world", 10) == ["hello big", "world"]
-    assert wrap("一二三四，五", 8) == ["一二三", "四，五"]
 
 
 @pytest.mark.parametrize("columns", [40, 80])
@@ -564,16 +472,6 @@ def test_record_from_a_stranger(columns: int) -> None:
     assert all(count_columns(line) <= columns for line in shown.splitlines())
     assert all(letter == "\n" or letter.isprintable() for letter in shown)
     assert r"\x1b]0;owned\x07" in shown.replace("\n", "").replace(" ", "")
-
-
-@pytest.mark.parametrize(
-    "stamp", ["", "yesterday", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"]
-)
-def test_record_with_an_odd_time(stamp: str) -> None:
-    """A record without a usable time is shown all the same."""
-    entry = LogEntry(timestamp=stamp, level=Level.WARN, message="odd")
-    line = _show(entry)
-    assert line.rstrip().endswith("warn   odd")
 
 
 def test_long_record_is_cut() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import string
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,6 @@ TABLES: dict[str, dict[str, str]] = tomllib.loads(
     (PACKAGE / "ops/locale/cli.toml").read_text("utf-8")
 )
 PAGES = [*([name] for name in COMMANDS), ["keys", "explain"], []]
-
-
-def fields_of(text: str) -> set[str]:
-    return {field for _, field, _, _ in string.Formatter().parse(text) if field}
-
-
-def test_both_languages_say_the_same() -> None:
-    """The same keys, each with the same fields; and no text is forgotten."""
-    assert TABLES.keys() == {"zh", "en"}
-    assert TABLES["zh"].keys() == TABLES["en"].keys()
-    for key, text in TABLES["en"].items():
-        assert text.strip(), key
-        assert TABLES["zh"][key].strip(), key
-        if not key.startswith(("help_", "opt_", "arg_")):  # shown as they are
-            assert fields_of(text) == fields_of(TABLES["zh"][key]), key
 
 
 def test_every_sentence_that_is_used_is_there() -> None:

@@ -70,6 +70,9 @@ def test_json_has_two_meanings_for_send_and_call(
         (["send", "a", "b", "--", "--lang", "zh"], {}, "en"),
         (["projects", "--lang"], {}, "en"),
         (["projects", "--lang", "fr"], {"LANG": "zh"}, "zh"),
+        ([], {"LANG": "en_GB.UTF-8", "LC_MESSAGES": "zh_TW"}, "zh"),
+        ([], {"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}, "en"),
+        ([], {"LANG": "zh_CN.GBK", "LC_ALL": "", "LC_MESSAGES": ""}, "zh"),
     ],
 )
 def test_the_language(given: list[str], environ: dict[str, str], language: str) -> None:
