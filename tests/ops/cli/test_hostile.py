@@ -170,6 +170,8 @@ async def test_colours(own_server: DevServer, admin: Redis) -> None:
     await admin.set(PROJECT_STATUS.build(project="订单系统"), "故障")
     url: dict[str, Any] = {"BLS_REDIS_URL": own_server.url}
     assert b"\x1b[1;31m" in (await at_terminal("projects", **url)).out
+    shown = await at_terminal("projects", **url, NO_COLOR="")
+    assert b"\x1b[1;31m" in shown.out
     settings: list[dict[str, Any]] = [
         {"NO_COLOR": "1"},
         {"TERM": "dumb"},

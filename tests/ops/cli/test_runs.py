@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from functools import partial
@@ -287,27 +286,6 @@ async def test_a_run_that_is_awaited(own_server: DevServer) -> None:
     finally:
         process.kill()
         process.communicate()
-
-
-async def test_ctrl_c_is_quiet(own_server: DevServer) -> None:
-    """No traceback; the code of every interrupted command."""
-    arguments = ["runs", "follow", "3", "--redis", own_server.url]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bls_agent", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
-    )  # fmt: skip
-    assert process.stderr is not None
-    try:
-        await anyio.to_thread.run_sync(process.stderr.readline)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
-        assert process.stderr.read() == b""
-    finally:
-        process.kill()
-        process.communicate()
-
-
-# --- hostile texts
 
 
 async def plant_hostile(store: EventStore, admin: Redis) -> None:

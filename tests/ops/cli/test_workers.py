@@ -310,17 +310,3 @@ async def test_one_worker_is_one_line(
     told = [orjson.loads(line) for line in ran.out.splitlines()]
     assert {one["id"] for one in told} == set(HOSTILE_TEXTS.values())
     assert {one["heartbeat"]["status"] for one in told} == set(HOSTILE_TEXTS.values())
-
-
-async def test_colours(own_server: DevServer, admin: Redis) -> None:
-    """Unless the terminal, or its user, says no."""
-    await plant(admin)
-    for more, coloured in (
-        ({}, True),
-        ({"NO_COLOR": ""}, True),
-        ({"NO_COLOR": "1"}, False),
-        ({"TERM": "dumb"}, False),
-    ):
-        env: dict[str, Any] = {"BLS_REDIS_URL": own_server.url, **more}
-        ran = await anyio.to_thread.run_sync(partial(show, "workers", **env))
-        assert (b"\x1b[1;31m" in ran.out) is coloured
