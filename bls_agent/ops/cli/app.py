@@ -60,7 +60,7 @@ COMMANDS: Final = {
     "crawl": "crawl",
     "keys": "keys",
     "doctor": "doctor",
-    "acl": "acl",
+    "acl": "keys",
     "console": "console",
     "demo": "run",
 }
