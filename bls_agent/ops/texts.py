@@ -15,7 +15,6 @@ from typing import Final, TypeAlias, cast
 __all__ = [
     "LANGUAGES",
     "Texts",
-    "choose_language",
     "find_language",
     "find_value",
     "load_texts",
@@ -27,13 +26,6 @@ Texts: TypeAlias = Mapping[str, str]
 LANGUAGES: Final = ("zh", "en")
 
 
-def choose_language(environ: Mapping[str, str]) -> str:
-    """Decide by the locale whether the reader wants ``zh`` or ``en``."""
-    names = ("LC_ALL", "LC_MESSAGES", "LANG")
-    wanted = next((environ[name] for name in names if environ.get(name)), "")
-    return "zh" if wanted.lower().startswith("zh") else "en"
-
-
 def find_language(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     """Decide the language by ``--lang``, ``BLS_LANG`` and the locale.
 
@@ -43,7 +35,9 @@ def find_language(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     for word in [*wanted, environ.get("BLS_LANG", "").strip().lower()]:
         if word in LANGUAGES:
             return word
-    return choose_language(environ)
+    names = ("LC_ALL", "LC_MESSAGES", "LANG")
+    locale = next((environ[name] for name in names if environ.get(name)), "")
+    return "zh" if locale.lower().startswith("zh") else "en"
 
 
 def find_value(option: str, arguments: Sequence[str]) -> str:

@@ -240,7 +240,7 @@ def normalise(invocation: Invocation, name: str) -> str:
 
 async def unknown_project(console: Console, name: str) -> Failure:
     """Make the failure of a command about a project without any key."""
-    likely = find_likely(name, await _known(console))
+    likely = await likely_names(console, name)
     return misspelt("no_such_project", likely, "hint_projects", project=name)
 
 
@@ -259,8 +259,7 @@ def misspelt(
 
 async def likely_names(console: Console, name: str) -> list[str]:
     """Find the projects with names similar to a missing one."""
-    known = await _known(console)
-    return [] if name in known else find_likely(name, known)
+    return find_likely(name, await _known(console))
 
 
 async def hint_likely(invocation: Invocation, console: Console, name: str) -> None:
