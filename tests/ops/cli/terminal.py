@@ -96,6 +96,18 @@ def start_at_terminal(
     return watched(process), user
 
 
+def start_piped(
+    *arguments: str, directory: Path | None = None, **env: str
+) -> subprocess.Popen[bytes]:
+    """Start a command whose output is read by a program; the test's end ends it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bls_agent", *arguments],
+        env=environment(**env), cwd=directory, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    return watched(process)
+
+
 _STARTED: list[subprocess.Popen[bytes]] = []
 
 
@@ -111,7 +123,7 @@ def end_all() -> None:
         process = _STARTED.pop()
         if process.poll() is None:
             process.kill()
-            process.communicate()
+        process.communicate()
 
 
 def run_at_terminal(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from bls_agent.ops.texts import load_texts
 from tests.assets.memory_source import manifest
 from tests.harness import are_blocked, eventually
 from tests.ops.cli.conftest import Bls
-from tests.ops.cli.terminal import environment, watched
+from tests.ops.cli.terminal import start_piped
 
 BROKEN = b"id: writer\nversion: 1.0\ncategory: promt\nname: Writer\n"
 
@@ -154,15 +152,8 @@ async def test_a_source_that_is_none(
 
 async def test_watch(own_server: DevServer, admin: Redis) -> None:
     """A line for each change, until it is ended."""
-    command = [sys.executable, "-m", "bls_agent", "assets", "watch"]
     made = AssetManifest(id="a1", version="1.0.0", category="prompt", name="总结")
-    process = watched(
-        subprocess.Popen(
-            [*command, "--redis", own_server.url],
-            stdout=subprocess.PIPE,
-            env=environment(BLS_LANG="en"),
-        )
-    )
+    process = start_piped("assets", "watch", "--redis", own_server.url, BLS_LANG="en")
     assert process.stdout is not None
     async with AssetLibrary(own_server.url) as library:
         await eventually(partial(are_blocked, admin, 1), 20)
@@ -174,7 +165,6 @@ async def test_watch(own_server: DevServer, admin: Redis) -> None:
         assert line == b"a1\t-\t-\t\n"
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 130
-    process.stdout.close()
 
 
 def test_how_far_it_has_come() -> None:

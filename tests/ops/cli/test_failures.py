@@ -35,6 +35,7 @@ from tests.ops.cli.terminal import (
     run_at_terminal,
     run_piped,
     start_at_terminal,
+    start_piped,
 )
 
 EVERY = [
@@ -305,10 +306,7 @@ def test_ctrl_c_while_it_waits() -> None:
     """Exit code 130, and nothing said."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bls_agent", "projects", "--redis", url],
-            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        process = start_piped("projects", "--redis", url)
         connection, _ = silent.accept()
         with connection:
             process.send_signal(signal.SIGINT)
@@ -320,11 +318,7 @@ def test_ctrl_c_while_it_waits() -> None:
 async def test_ctrl_c_while_a_command_runs(own_server: DevServer, admin: Redis) -> None:
     """Said that it may still run: nothing takes it back."""
     await admin.set(PROJECT_STATUS.build(project="订单系统"), "在线")
-    words = ["call", "订单系统", "reload", "--redis", own_server.url]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bls_agent", *words],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    process = start_piped("call", "订单系统", "reload", "--redis", own_server.url)
 
     async def sent() -> bool:
         return bool(await admin.exists(CONTROL.build(project="订单系统")))

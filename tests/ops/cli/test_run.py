@@ -19,7 +19,7 @@ from bls_agent.ops.cli.errors import Failure, unwrap
 from bls_agent.project.session import AgentSession
 from tests.harness import eventually, status_of
 from tests.ops.cli.conftest import Bls
-from tests.ops.cli.terminal import environment, run_piped, watched
+from tests.ops.cli.terminal import run_piped, start_piped
 
 SERVICE = """
 import logging, os
@@ -79,11 +79,7 @@ def _here(service: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def start(service: Path, url: str, *words: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bls_agent", "run", *words, "--redis", url],
-        env=environment(), cwd=service, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    return watched(process)
+    return start_piped("run", *words, "--redis", url, directory=service)
 
 
 @pytest.mark.parametrize(

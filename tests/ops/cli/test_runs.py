@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -42,11 +40,11 @@ from tests.harness import next_millisecond
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import (
     SGR,
-    environment,
     obeyed,
     read_all,
     show,
     start_at_terminal,
+    start_piped,
 )
 from tests.ops.cli.test_top import Seen
 
@@ -255,37 +253,29 @@ async def test_at_a_terminal(own_server: DevServer) -> None:
 
 async def test_a_run_that_is_awaited(own_server: DevServer) -> None:
     """It is told that there is none yet, an outage is told once, and nothing is lost."""
-    arguments = ["runs", "follow", "3", "--json", "--redis", own_server.url]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bls_agent", *arguments, "--lang", "en"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
-    )  # fmt: skip
+    process = start_piped(
+        "runs", "follow", "3", "--json", "--redis", own_server.url, "--lang", "en"
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     wait = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
     say, read = (
         partial(wait, one.readline) for one in (process.stderr, process.stdout)
     )
-    try:
-        with anyio.fail_after(60):
-            assert b"no run 3 yet" in await say()
-            async with EventStore(own_server.url) as store:
-                await store.add(3, "a", "b", {"n": 1})
-                assert orjson.loads(await read())["data"] == {"n": 1}
-                own_server.kill()
-                assert b"does not answer" in await say()
-                own_server.restart()
-                assert b"answers again" in await say()
-                await store.add(3, "a", "b", {"n": 2})
-                assert orjson.loads(await read())["data"] == {"n": 2}
-                await store.delete(3)
-            assert (
-                b"no longer exists" in await say() or b"no longer exists" in await say()
-            )
-            assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.communicate()
+    with anyio.fail_after(60):
+        assert b"no run 3 yet" in await say()
+        async with EventStore(own_server.url) as store:
+            await store.add(3, "a", "b", {"n": 1})
+            assert orjson.loads(await read())["data"] == {"n": 1}
+            own_server.kill()
+            assert b"does not answer" in await say()
+            own_server.restart()
+            assert b"answers again" in await say()
+            await store.add(3, "a", "b", {"n": 2})
+            assert orjson.loads(await read())["data"] == {"n": 2}
+            await store.delete(3)
+        assert b"no longer exists" in await say() or b"no longer exists" in await say()
+        assert process.wait(20) == 0
 
 
 async def plant_hostile(store: EventStore, admin: Redis) -> None:

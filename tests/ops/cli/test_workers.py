@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -38,11 +36,11 @@ from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import (
     SGR,
-    environment,
     obeyed,
     read_all,
     show,
     start_at_terminal,
+    start_piped,
 )
 from tests.ops.cli.test_top import Seen
 
@@ -217,28 +215,22 @@ async def test_json(bls: Bls, own_server: DevServer, admin: Redis) -> None:
 async def test_a_watch_in_a_pipe(own_server: DevServer, admin: Redis) -> None:
     """Each change on a line, outages beside them, until it is ended."""
     await plant(admin, well=True)
-    arguments = ["workers", "backtest", "--watch", "--json", "--redis", own_server.url]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bls_agent", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
-    )  # fmt: skip
+    process = start_piped(
+        "workers", "backtest", "--watch", "--json", "--redis", own_server.url
+    )
     assert process.stdout is not None
     assert process.stderr is not None
-    try:
-        read = partial(anyio.to_thread.run_sync, process.stdout.readline)
-        told = orjson.loads(await read())
-        assert (told["what"], told["id"]) == ("joined", "回测-1")
-        assert told["seenAt"].endswith("Z")
-        await admin.delete(WELL.key)
-        assert orjson.loads(await read())["what"] == "left"
-        own_server.kill()
-        said = await anyio.to_thread.run_sync(process.stderr.readline)
-        assert b"does not answer" in said
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
-    finally:
-        process.kill()
-        process.communicate()
+    read = partial(anyio.to_thread.run_sync, process.stdout.readline)
+    told = orjson.loads(await read())
+    assert (told["what"], told["id"]) == ("joined", "回测-1")
+    assert told["seenAt"].endswith("Z")
+    await admin.delete(WELL.key)
+    assert orjson.loads(await read())["what"] == "left"
+    own_server.kill()
+    said = await anyio.to_thread.run_sync(process.stderr.readline)
+    assert b"does not answer" in said
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
 
 
 async def test_a_live_table(own_server: DevServer, admin: Redis) -> None:
