@@ -205,7 +205,7 @@ DOUBTS: dict[str, tuple[list[Words], set[tuple[str, str]]]] = {
         {("command-timestamp", CONTROL), ("commands-to-nobody", CONTROL)},
     ),
     "a command that was sent before its agent starts": (
-        [("RPUSH", CONTROL, command())],
+        [("RPUSH", CONTROL, command(timestamp=at(600)))],  # this module may wait
         set(),
     ),
     "a lease that a clean stop has left": (
