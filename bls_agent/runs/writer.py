@@ -47,7 +47,7 @@ from bls_agent.runtime.loop_thread import (
     refuse_in_event_loop,
     wait_for,
 )
-from bls_agent.runtime.tasks import start_background
+from bls_agent.runtime.tasks import call_in, start_background
 
 if TYPE_CHECKING:
     import asyncio
@@ -332,7 +332,7 @@ class RunWriter:
         writing = self._writing
         if writing is not None and not writing.is_gone:
             flush = partial(writing.flush, timeout)
-            flushed = await writing.call(flush, timeout + LEAVE_GRACE)
+            flushed = await call_in(writing.loop, flush, timeout + LEAVE_GRACE)
             if flushed is not None:
                 return flushed
         return self._unflushed()
@@ -452,7 +452,7 @@ class RunWriter:
             return
         self._put_end(writing, error)
         within = self._options.shutdown_timeout + LEAVE_GRACE
-        await writing.call(partial(self._end, writing, pool), within)
+        await call_in(writing.loop, partial(self._end, writing, pool), within)
 
     async def _end(self, writing: RunWriterTask, pool: WriterPool) -> None:
         writing.end(self._options.shutdown_timeout)

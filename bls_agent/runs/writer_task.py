@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -425,23 +425,6 @@ class RunWriterTask:
             await anyio.lowlevel.checkpoint()
             await self._delivery.flush(FINAL_WRITE)
             tasks.cancel_scope.cancel()
-
-    async def call(
-        self, function: Callable[[], Coroutine[Any, Any, T]], within: float
-    ) -> T | None:
-        """Await something in this task's event loop; ``None`` if that took too long.
-
-        ``within`` counts only where that is another loop than the caller's: it may
-        hang.
-        """
-        import asyncio  # noqa: PLC0415 - as above
-
-        if self.loop is asyncio.get_running_loop():
-            return await function()
-        future = asyncio.run_coroutine_threadsafe(function(), self.loop)
-        with anyio.move_on_after(within):
-            return await asyncio.wrap_future(future)
-        return None
 
     async def flush(self, timeout: float) -> Flushed:
         """Wait until what was put so far is written or given up."""

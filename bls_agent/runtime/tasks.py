@@ -17,7 +17,7 @@ from bls_agent.connection.after_fork import register
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["ThreadSafeEvent", "start_background", "start_soon"]
+__all__ = ["ThreadSafeEvent", "call_in", "start_background", "start_soon"]
 
 T = TypeVar("T")
 
@@ -107,6 +107,25 @@ def start_background(
     import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
     return asyncio.get_running_loop().create_task(function(), name=name)
+
+
+async def call_in(
+    loop: asyncio.AbstractEventLoop,
+    function: Callable[[], Coroutine[Any, Any, T]],
+    within: float | None,
+) -> T | None:
+    """Await a function in the event loop of its object; ``None`` if that took too long.
+
+    ``within`` seconds count only where that is not the running loop: it may hang.
+    """
+    import asyncio  # noqa: PLC0415 - anyio knows one loop
+
+    if loop is asyncio.get_running_loop():
+        return await function()
+    future = asyncio.run_coroutine_threadsafe(function(), loop)
+    with anyio.move_on_after(within):
+        return await asyncio.wrap_future(future)
+    return None
 
 
 def start_soon(

@@ -31,6 +31,7 @@ from bls_agent.runtime.loop_thread import (
     result_of,
     wait_for,
 )
+from bls_agent.runtime.tasks import call_in
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
 from bls_agent.workers.heartbeat_state import (
     CurrentHeartbeat,
@@ -254,12 +255,9 @@ class Heartbeat:
             ConfigurationError: It is not open.
         """
         state, writer = self._opened(), self._writer
-        if writer is not None and writer.is_elsewhere:
-            within = None if timeout is None else timeout + LEAVE_GRACE
-            await writer.run_in_its_loop(partial(self.ready, timeout), within)
-        else:
+        if writer is not None:
             with anyio.move_on_after(timeout):
-                await state.settled.wait()
+                await call_in(writer.loop, state.settled.wait, timeout)
         self._opened()
         if not state.is_written:
             why = _NOT_READY.get(state.claim.standing, "Redis has not answered yet")
@@ -375,8 +373,11 @@ class Heartbeat:
         state, writer = self._state, self._writer
         if state is None or writer is None:
             return
-        if writer.is_elsewhere:
-            await writer.run_in_its_loop(self.aclose, self._timeout + LEAVE_GRACE)
+        close = partial(self._close, state, writer)
+        await call_in(writer.loop, close, self._timeout + LEAVE_GRACE)
+
+    async def _close(self, state: HeartbeatState, writer: HeartbeatWriter) -> None:
+        if self._state is not state:
             return
         self._state = self._writer = None
         with anyio.CancelScope(shield=True):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -72,7 +72,6 @@ class HeartbeatWriter:
         self._generation = 0
         self._complaints = Complaints()
         self._task: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self._ended = anyio.Event()
         self._publisher: _StallPublisher | None = None
@@ -88,7 +87,7 @@ class HeartbeatWriter:
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         register(self)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._task = start_background(self._run, NAME)
         self._task.add_done_callback(self._handle_task_end)
 
@@ -99,29 +98,9 @@ class HeartbeatWriter:
             state.ended.set()
         self._ended.set()
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether it lives in another event loop than the running one."""
-        import asyncio  # noqa: PLC0415 - as above
-
-        return self._loop is not asyncio.get_running_loop()
-
-    async def run_in_its_loop(
-        self,
-        function: Callable[[], Coroutine[Any, Any, None]],
-        timeout: float | None,
-    ) -> None:
-        """Await something in the writer's event loop, another one that may hang."""
-        import asyncio  # noqa: PLC0415 - anyio knows one loop
-
-        assert self._loop is not None  # noqa: S101 - for the type checker
-        future = asyncio.run_coroutine_threadsafe(function(), self._loop)
-        with anyio.move_on_after(timeout):
-            await asyncio.wrap_future(future)
-
     def detach_from_closed_loop(self) -> bool:
         """Let go of everything if the event loop was closed before the writer's end."""
-        if self._loop is None or not self._loop.is_closed():
+        if not self.loop.is_closed():
             return False
         self.is_over = True
         self.states = set()
