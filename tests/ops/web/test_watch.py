@@ -16,7 +16,7 @@ from bls_agent.ops.web.feeds.assets import AssetFeed
 from bls_agent.ops.web.feeds.crawl import CrawlFeed
 from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.runs import RunFeed
-from bls_agent.ops.web.feeds.watch import Item, Ring, SharedWatch
+from bls_agent.ops.web.feeds.watch import Item, Ring, Shared, SharedWatch
 from bls_agent.ops.web.feeds.workers import WorkerFeed
 from bls_agent.ops.web.requests import project_path
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
@@ -95,6 +95,24 @@ async def test_waiting_ends_with_more_or_with_its_time() -> None:
             tasks.start_soon(wait, 60)
             await anyio.wait_all_tasks_blocked()
             ring.wake()
+
+
+class _Once(Shared):
+    runs = 0
+
+    async def _run(self) -> None:
+        self.runs += 1
+
+
+async def test_what_has_ended_does_not_begin_again_for_who_leaves() -> None:
+    """It begins with a follower, and not with the end of one."""
+    once = _Once(Ring(most=1, size=1), 60.0)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            once.open(tasks)
+            with once.wanted():
+                await anyio.wait_all_tasks_blocked()
+    assert (once.runs, once.running) == (1, False)
 
 
 @pytest.mark.parametrize("feed", [AssetFeed, CrawlFeed, FleetFeed, RunFeed, WorkerFeed])

@@ -159,7 +159,7 @@ class Shared(ABC):
             yield
         finally:
             self._followers -= 1
-            self._keep_running()
+            self._wanted_until = anyio.current_time() + self._grace
 
     def _keep_running(self) -> None:
         self._wanted_until = anyio.current_time() + self._grace
