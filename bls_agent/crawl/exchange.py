@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Final
 
 import anyio
 
@@ -21,7 +21,13 @@ from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.reconnect import Complaints
-from bls_agent.connection.scripts import CRAWL_PUSH, CRAWL_SETTLE, CRAWL_TAKE, Script
+from bls_agent.connection.scripts import (
+    CRAWL_PUSH,
+    CRAWL_SETTLE,
+    CRAWL_TAKE,
+    ScriptRun,
+    run_scripts,
+)
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     BlsError,
@@ -52,8 +58,6 @@ MOST_TAKEN: Final = 100
 WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
 RENEWALS: Final = 3  # of a lease, before it would end
 
-_Run: TypeAlias = tuple[Script, list[str], Sequence[Argument]]
-
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
@@ -73,9 +77,9 @@ class _Write:
     token: str  # of the leases of what is taken; none where it is taken for good
     sent_at: float = field(default_factory=boot_seconds)  # by the clock of leases
 
-    def runs(self, keys: QueueKeys, options: QueueOptions) -> list[_Run]:
+    def runs(self, keys: QueueKeys, options: QueueOptions) -> list[ScriptRun]:
         """Give scripts, keys and arguments."""
-        found: list[_Run] = []
+        found: list[ScriptRun] = []
         words: list[Argument]
         if self.settlements:
             words = [FAILED_KEPT, keys.retries]
@@ -392,23 +396,9 @@ class Exchange:
         self._takes += 1
         return f"{self._name}.{self._takes}"
 
-    async def _send(self, runs: Sequence[_Run]) -> list[Reply]:
-        requests = [script.request(keys, words) for script, keys, words in runs]
+    async def _send(self, runs: Sequence[ScriptRun]) -> list[Reply]:
         async with self._pool.to(self._wake) as connection:
-            replies = await connection.call_many(requests)
-            unknown = [at for at, reply in enumerate(replies) if _is_unknown(reply)]
-            if unknown:  # the server was restarted: the texts of the scripts go along
-                texts = [
-                    script.request(keys, words, known=False)
-                    for script, keys, words in (runs[at] for at in unknown)
-                ]
-                try:
-                    found = await connection.call_many(texts)
-                except RedisUnavailableError as error:
-                    error.ambiguous = True  # of the others, which were executed
-                    raise
-                for at, reply in zip(unknown, found, strict=True):
-                    replies[at] = reply
+            replies = await run_scripts(connection, runs)
         return [await self._explain(reply) for reply in replies]
 
     def _keep(self, settlements: Iterable[Settlement], *, in_doubt: bool) -> None:
@@ -523,8 +513,3 @@ def _closed(*, ambiguous: bool = False) -> RedisUnavailableError:
     return RedisUnavailableError(
         "connection", "the queue was closed", ambiguous=ambiguous
     )
-
-
-def _is_unknown(reply: Reply) -> bool:
-    """Tell whether the server does not know a script."""
-    return isinstance(reply, RedisUnavailableError) and reply.kind == "no_script"
