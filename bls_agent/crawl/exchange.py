@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import time
+from base64 import b64encode
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
 
@@ -29,6 +31,7 @@ from bls_agent.connection.scripts import (
     run_scripts,
 )
 from bls_agent.core.backoff import Backoff
+from bls_agent.core.codec import JSONObject, cut_text, decode, encode
 from bls_agent.core.errors import (
     BlsError,
     ContractError,
@@ -38,18 +41,21 @@ from bls_agent.core.errors import (
     WrongTypeError,
 )
 from bls_agent.core.keys import KEYS
+from bls_agent.core.redaction import redact
 from bls_agent.crawl.fingerprint import CrawlRequest
-from bls_agent.crawl.records import (
-    Batch,
-    Held,
-    Push,
-    QueueKeys,
-    QueueOptions,
-    Settlement,
-)
+from bls_agent.crawl.keys import QueueKeys
 from bls_agent.runtime.lease import boot_seconds, valid_until
 
-__all__ = ["FAILED_KEPT", "MOST_BYTES", "MOST_PUSHES", "Exchange"]
+__all__ = [
+    "FAILED_KEPT",
+    "MOST_BYTES",
+    "MOST_PUSHES",
+    "Exchange",
+    "Held",
+    "Push",
+    "QueueOptions",
+    "Settlement",
+]
 
 FAILED_KEPT: Final = 10_000  # entries of the failed list
 MOST_PUSHES: Final = 500  # in one write
@@ -57,6 +63,90 @@ MOST_BYTES: Final = 2**20
 MOST_TAKEN: Final = 100
 WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
 RENEWALS: Final = 3  # of a lease, before it would end
+REASON_BYTES: Final = 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions:
+    """How a queue is used; see :class:`~bls_agent.crawl.RequestQueue`."""
+
+    lease: float
+    max_retries: int
+    retry_delay: float
+    leased: bool
+    timeout: float
+
+
+class Push(NamedTuple):
+    """A request on its way into the queue: what the script takes of each."""
+
+    priority: str
+    body: bytes
+    fingerprint: str = ""
+    entry: bytes = b""  # of the failed list, from which it is moved
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """A request that was taken, and the right of this worker to it."""
+
+    member: bytes  # by which it stands in the sorted sets
+    token: str  # of its lease; none where it was taken for good
+    body: bytes = b""  # as it stands in Redis; nothing where there was none
+    priority: float = 0.0  # with which it was taken
+    attempt: int = 1  # 1 for the first
+    request: CrawlRequest | None = None  # the decoded body
+    valid_until: float = math.inf  # by the clock of leases
+
+    def failed_entry(self, reason: str) -> bytes:
+        """Write the entry of the failed list."""
+        entry: JSONObject = {"request": None}
+        if self.request is not None:
+            entry["request"] = decode(self.body)
+        elif self.body:
+            entry["raw_base64"] = b64encode(self.body).decode()
+        entry |= {
+            "reason": cut_text(redact(reason), REASON_BYTES),
+            "attempts": self.attempt,
+            "failed_at": time.time(),  # noqa: TID251 - for people
+            "priority": self.priority,
+            "member": self.member.decode("utf-8", "replace"),
+        }
+        return encode(entry)
+
+
+@dataclass(eq=False, slots=True)
+class Settlement:
+    """The end of a lease, on its way to Redis."""
+
+    what: str
+    held: Held
+    value: Argument = ""
+    future: asyncio.Future[bool] | None = None
+    in_doubt: bool = False  # whether it may have been executed already
+
+    @property
+    def words(self) -> tuple[Argument, ...]:
+        """The arguments for the script."""
+        return (self.what, self.held.member, self.held.token, self.value)
+
+    def answer(self, *, done: bool) -> None:
+        """Give the waiting task whether the request was still ours."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(done)
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """Requests that one task pushes, on their way to Redis."""
+
+    pushes: Sequence[Push]
+    future: asyncio.Future[list[int]]
+
+    def fail(self, error: Exception) -> None:
+        """Fail the waiting task: as far as is known, nothing was pushed."""
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 @dataclass(eq=False, slots=True)
@@ -72,7 +162,7 @@ class _Write:
     """One write to Redis: up to three runs of scripts, in this order."""
 
     settlements: Sequence[Settlement]  # ends and renewals of leases
-    batches: Sequence[Batch]  # requests that are pushed
+    batches: Sequence[_Batch]  # requests that are pushed
     count: int  # how many requests are taken; -1 if none is looked for
     token: str  # of the leases of what is taken; none where it is taken for good
     sent_at: float = field(default_factory=boot_seconds)  # by the clock of leases
@@ -114,7 +204,7 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._name = secrets.token_hex(8)
         self._held: set[Held] = set()
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[_Batch] = deque()
         self._settlements: list[Settlement] = []
         self._waiters: deque[_Waiter] = deque()
         self._asked = asyncio.Event()
@@ -140,7 +230,7 @@ class Exchange:
         RedisUnavailableError: nothing was queued, unless ``error.ambiguous``.
         WrongTypeError if a key holds another type.
         """
-        batch = Batch(pushes, self._loop.create_future())
+        batch = _Batch(pushes, self._loop.create_future())
         self._batches.append(batch)
         self._start()
         return await batch.future
@@ -203,12 +293,16 @@ class Exchange:
                 await asyncio.wait(tasks)
             await self._blocking.aclose()
 
-    def _end_waits(self, error: Exception) -> None:
-        """Fail every task that waits for a request."""
-        for waiter in self._waiters:
-            if not waiter.future.done():
+    def _end_waits(self, error: Exception | None, now: float = math.inf) -> None:
+        """End the waits whose time is over; with an error, or without a request."""
+        for waiter in [one for one in self._waiters if one.until <= now]:
+            self._waiters.remove(waiter)
+            if waiter.future.done():
+                continue
+            if error is None:
+                waiter.future.set_result(None)
+            else:
                 waiter.future.set_exception(error)
-        self._waiters.clear()
 
     def _end_all(self, error: Exception) -> None:
         """Fail every task that waits for a request or pushes."""
@@ -291,11 +385,7 @@ class Exchange:
     async def _pause_after(self, error: BlsError, backoff: Backoff) -> None:
         """Fail the tasks whose time is over, and wait before the next attempt."""
         final = isinstance(error, RedisRefusedError | ContractError)
-        now = self._loop.time()
-        for waiter in [one for one in self._waiters if final or one.until <= now]:
-            self._waiters.remove(waiter)
-            if not waiter.future.done():
-                waiter.future.set_exception(error)
+        self._end_waits(error, math.inf if final else self._loop.time())
         kept: list[Settlement] = []
         for one in self._settlements:
             if final or one.held.valid_until <= boot_seconds():
@@ -321,7 +411,8 @@ class Exchange:
         count = self._count_wanted(pushing=bool(batches))
         if count or self._must_look:
             write.count = count
-            write.token = self._next_token() if self.options.leased else ""
+            self._takes += 1
+            write.token = f"{self._name}.{self._takes}" if self.options.leased else ""
         runs = write.runs(self._keys, self.options)
         if not runs:
             return
@@ -368,12 +459,12 @@ class Exchange:
     def _plan_renewal(self) -> None:
         self._renew_at = self._loop.time() + self.options.lease / RENEWALS
 
-    def _next_batches(self) -> list[Batch]:
-        found: list[Batch] = []
+    def _next_batches(self) -> list[_Batch]:
+        found: list[_Batch] = []
         pushes = size = 0
         while self._batches:
             pushes += len(self._batches[0].pushes)
-            size += self._batches[0].size
+            size += sum(len(push.body) for push in self._batches[0].pushes)
             if found and (pushes > MOST_PUSHES or size > MOST_BYTES):
                 break
             found.append(self._batches.popleft())
@@ -391,10 +482,6 @@ class Exchange:
         ):
             return min(len(self._waiters), MOST_TAKEN)
         return 0
-
-    def _next_token(self) -> str:
-        self._takes += 1
-        return f"{self._name}.{self._takes}"
 
     async def _send(self, runs: Sequence[ScriptRun]) -> list[Reply]:
         async with self._pool.to(self._wake) as connection:
@@ -450,10 +537,7 @@ class Exchange:
             self._look_at = now
             return None
         self._look_at = now + reply[0] / 1000 if reply[0] >= 0 else math.inf
-        for waiter in [one for one in self._waiters if one.until <= now]:
-            self._waiters.remove(waiter)
-            if not waiter.future.done():
-                waiter.future.set_result(None)
+        self._end_waits(None, now)
         return None
 
     def _fault_of(self, held: Held) -> str:
@@ -488,7 +572,7 @@ class Exchange:
             nobody = self._loop.create_future()
             nobody.cancel()
             push = Push(repr(held.priority), held.body)
-            self._batches.append(Batch([push], nobody))
+            self._batches.append(_Batch([push], nobody))
 
     async def _explain(self, reply: Reply) -> Reply:
         """Name the key that holds another type, if that is what an error says."""

@@ -18,6 +18,7 @@ from bls_agent.core.keys import (
 __all__ = [
     "CrawlKey",
     "CrawlSettings",
+    "QueueKeys",
     "RedisKeyManager",
     "RedisKeyValidator",
     "create_redis_key_manager",
@@ -192,6 +193,37 @@ class RedisKeyManager:
         """Read the spider out of a key; ``None`` if there is none."""
         found = _read_contract(key)
         return found.spider if found else None
+
+
+class QueueKeys(NamedTuple):
+    """The keys of one queue, as its scripts take them."""
+
+    by_row: dict[str, str]
+    pushing: list[str]
+    taking: list[str]
+    settling: list[str]
+    retries: str  # without the member
+
+    @classmethod
+    def of(cls, manager: RedisKeyManager) -> QueueKeys:
+        """Give the keys of a namespace."""
+        found = {
+            row.removeprefix("crawl_"): key
+            for key, row in manager.single_keys().items()
+            if row not in ("crawl_item_fingerprint", "crawl_bloom")
+        }
+
+        def some(rows: str) -> list[str]:
+            return [found[row] for row in rows.split()]
+
+        both = "requests requests_data processing processing_data"
+        return cls(
+            found,
+            some("requests requests_data counters wake filter_fingerprint failed"),
+            some(f"{both} leases delayed counters wake"),
+            some(f"{both} leases delayed counters wake failed"),
+            manager.get_failed_retries_key("-")[:-1],
+        )
 
 
 class CrawlKey(NamedTuple):

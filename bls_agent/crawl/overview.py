@@ -15,8 +15,7 @@ from bls_agent.core.codec import decode_object, encode
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
 from bls_agent.core.keys import KEYS, encode_key
 from bls_agent.crawl.fingerprint import CrawlRequest
-from bls_agent.crawl.keys import RedisKeyManager, read_key
-from bls_agent.crawl.records import QueueKeys
+from bls_agent.crawl.keys import QueueKeys, RedisKeyManager, read_key
 
 __all__ = [
     "STATS",

@@ -24,11 +24,14 @@ from bls_agent.crawl.exchange import (
     MOST_BYTES,
     MOST_PUSHES,
     Exchange,
+    Held,
+    Push,
+    QueueOptions,
+    Settlement,
 )
 from bls_agent.crawl.fingerprint import CrawlRequest, fingerprint
-from bls_agent.crawl.keys import RedisKeyManager
+from bls_agent.crawl.keys import QueueKeys, RedisKeyManager
 from bls_agent.crawl.overview import STATS, FailedRequest, QueueStats
-from bls_agent.crawl.records import Held, Push, QueueKeys, QueueOptions, Settlement
 from bls_agent.runtime.lease import boot_seconds
 
 __all__ = ["RequestQueue", "TakenRequest"]
