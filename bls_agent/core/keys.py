@@ -341,33 +341,23 @@ def check_name(field: str, value: str) -> str:
     or not NFC, begins or ends with a blank, or holds a control character or a lone
     surrogate.
     """
-    rule, remedy = _name_fault(value)
-    if rule:
-        raise ConfigurationError(field, value, rule, remedy)
+    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
+        rule = f"a name is text, not {type(value).__name__}"  # type: ignore[unreachable]
+        raise ConfigurationError(field, value, rule)
+    for broken, rule, remedy in _NAME_RULES:
+        if broken(value):
+            raise ConfigurationError(field, value, rule, remedy)
     return value
 
 
-def _name_fault(value: str) -> tuple[str, str]:
-    """Give the rule that a name breaks and what to do; two empty texts if none."""
-    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
-        return f"a name is text, not {type(value).__name__}", ""  # type: ignore[unreachable]
-    for broken, rule, remedy in _NAME_RULES:
-        if broken(value):
-            return rule, remedy
-    return "", ""
-
-
-def _has_lone_surrogate(name: str) -> bool:
-    return any(unicodedata.category(character) == "Cs" for character in name)
-
-
-def _has_control_character(name: str) -> bool:
-    return any(unicodedata.category(character) == "Cc" for character in name)
+def _has(category: str) -> Callable[[str], bool]:
+    """Tell of a name whether it has a character of a Unicode category."""
+    return lambda name: any(unicodedata.category(one) == category for one in name)
 
 
 _NAME_RULES: Final[tuple[tuple[Callable[[str], bool], str, str], ...]] = (
     (lambda name: not name, "a name must not be empty", ""),
-    (_has_lone_surrogate, "a name must be valid Unicode", "Remove lone surrogates."),
+    (_has("Cs"), "a name must be valid Unicode", "Remove lone surrogates."),
     (
         lambda name: len(name.encode()) > MAX_NAME_BYTES,
         f"a name has at most {MAX_NAME_BYTES} bytes of UTF-8",
@@ -379,7 +369,7 @@ _NAME_RULES: Final[tuple[tuple[Callable[[str], bool], str, str], ...]] = (
         "Strip it.",
     ),
     (
-        _has_control_character,
+        _has("Cc"),
         "a name holds no control characters",
         "Remove newlines, tabs and NULs.",
     ),

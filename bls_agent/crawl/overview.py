@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple, cast
 
 from bls_agent.connection.access import Store
-from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import decode_object, encode
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
@@ -29,7 +29,6 @@ __all__ = [
     "find_queues",
 ]
 
-BATCH: Final = 500  # keys in one UNLINK
 RETRIES: Final = "crawl_failed_retries"
 ALL: Final = f"*{KEYS['crawl_requests'].template.partition('{')[0]}*"
 STATS: Final = (  # the reads for QueueStats: row and command
@@ -361,17 +360,8 @@ async def _count_in_flight(pool: ConnectionPool, manager: RedisKeyManager) -> in
 
 
 async def _remove(pool: ConnectionPool, keys: Iterable[bytes]) -> int:
-    by_slot: dict[int, list[bytes]] = {}
-    for key in keys:
-        slot = pool.slot_of(key.decode("utf-8", "surrogateescape"))
-        by_slot.setdefault(slot, []).append(key)
-    requests: list[Request] = [
-        ("UNLINK", *some[begin : begin + BATCH])
-        for some in by_slot.values()
-        for begin in range(0, len(some), BATCH)
-    ]
-    replies = map(_taken, await pool.call_many(requests))
-    return sum(cast("list[int]", list(replies)))
+    replies = await pool.call_many([("UNLINK", key) for key in keys])
+    return sum(cast("int", _taken(reply)) for reply in replies)
 
 
 def _taken(reply: Reply) -> Reply:
