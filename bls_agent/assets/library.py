@@ -42,7 +42,14 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.keys import ASSET_FEED, ASSET_REPORT, KEYS, OWNER, place_beside
+from bls_agent.core.keys import (
+    ASSET_FEED,
+    ASSET_REPORT,
+    KEYS,
+    OWNER,
+    checked_reply,
+    place_beside,
+)
 
 if TYPE_CHECKING:
     from bls_agent.assets.manifest import AssetManifest
@@ -56,7 +63,6 @@ __all__ = [
     "category_key",
     "metadata_key",
     "portions",
-    "taken",
 ]
 
 _Summaries: TypeAlias = list[AssetSummary]  # a method has the name list, too
@@ -155,10 +161,7 @@ class AssetLibrary(Store):
         try:
             return await self.pool.read(key, name, *rest)
         except RedisUnavailableError as error:
-            if error.kind == "wrong_type":
-                row = next(row for row in KEYS.values() if row.match(key) and row.type)
-                raise WrongTypeError(key, str(row.type)) from error
-            raise
+            return checked_reply(error, key)
 
     async def list(self, category: str | None = None) -> _Summaries:
         """Give the summaries of all assets, or of one category, sorted by id.
@@ -329,7 +332,7 @@ class AssetLibrary(Store):
             ("GET", REPORT),
         ]
         state, owned, report = await self.pool.read_many(requests)
-        pairs = pair(taken(state, STATE, "hash"))
+        pairs = pair(checked_reply(state, STATE))
         status = read_text(pairs.get(b"sync_status", b""))
         return SyncState(
             last_sync_time=read_whole(pairs.get(b"last_sync_time")),
@@ -337,7 +340,7 @@ class AssetLibrary(Store):
             synced_count=read_whole(pairs.get(b"synced_count")),
             sync_status=status,
             is_interrupted=status == "syncing" and owned == 0,
-            report=self._report(taken(report, REPORT, "string")),
+            report=self._report(checked_reply(report, REPORT)),
         )
 
     def _report(self, payload: bytes | None) -> SyncReport | None:
@@ -435,7 +438,7 @@ class _Watching:
         ]
         tail, newest = await self._pool.read_many(requests)
         self._look_at = anyio.current_time() + LOOK
-        return taken(tail, CHANGED, "list"), taken(newest, FEED, "stream")
+        return checked_reply(tail, CHANGED), checked_reply(newest, FEED)
 
 
 def portions(writes: Sequence[AssetWrite]) -> Iterator[list[AssetWrite]]:
@@ -473,12 +476,3 @@ def _keys_of(write: AssetWrite) -> list[str]:
 
 def _outcome_of(reply: Reply) -> str | RedisUnavailableError:
     return reply if isinstance(reply, RedisUnavailableError) else read_text(reply)
-
-
-def taken(reply: Reply, key: str, expected: str) -> Any:
-    """Give one reply of several, or raise the error that stands in its place."""
-    if isinstance(reply, RedisUnavailableError):
-        if reply.kind == "wrong_type":
-            raise WrongTypeError(key, expected) from reply
-        raise reply
-    return reply

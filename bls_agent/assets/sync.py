@@ -27,7 +27,6 @@ from bls_agent.assets.library import (
     category_key,
     metadata_key,
     portions,
-    taken,
 )
 from bls_agent.assets.manifest import AssetManifest, parse_manifest
 from bls_agent.assets.plan import (
@@ -60,6 +59,7 @@ from bls_agent.core.errors import (
     SourceError,
     WrongTypeError,
 )
+from bls_agent.core.keys import checked_reply
 from bls_agent.core.redaction import redact
 from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import Lease
@@ -327,10 +327,8 @@ class AssetSync:
         requests: list[Request] = [("HGETALL", INDEX)]
         requests += (("SMEMBERS", key) for key in asked[1:])
         replies = await self.library.pool.read_many(requests)
-        for key, reply, kind in zip(
-            asked, replies, ["hash", *["set"] * 3], strict=True
-        ):
-            taken(reply, key, kind)
+        for key, reply in zip(asked, replies, strict=True):
+            checked_reply(reply, key)
         index = pair(replies[0])
         sets: dict[str, set[bytes]] = {
             name: set(ids) for name, ids in zip(CATEGORIES, replies[1:], strict=True)
@@ -400,7 +398,7 @@ class AssetSync:
 
     async def _send(self, requests: Sequence[Request]) -> None:
         for reply in await self.library.pool.call_many(requests):
-            taken(reply, STATE, "hash")
+            checked_reply(reply, STATE)
 
     def _step(self, step: SyncStep) -> None:
         if self._on_progress is not None:

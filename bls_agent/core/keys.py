@@ -18,9 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Final, cast
+from typing import Any, Final, cast
 
-from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.errors import (
+    ConfigurationError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 
 __all__ = [
     "ASSET_FEED",
@@ -49,6 +53,7 @@ __all__ = [
     "KeyTemplate",
     "RedisType",
     "check_name",
+    "checked_reply",
     "encode_key",
     "escape_glob",
     "find_templates",
@@ -313,6 +318,19 @@ def find_templates(key: str | bytes) -> list[str]:
     """Name every row of the table that a key may belong to, exact rows first."""
     rows = [(row.ambiguous, name) for name, row in KEYS.items() if row.match(key)]
     return [name for _, name in sorted(rows, key=lambda found: found[0])]
+
+
+def checked_reply(reply: Any, key: str) -> Any:
+    """Give a reply about a key of the table, or raise the error in its place.
+
+    WrongTypeError if the key holds another type than the table says.
+    """
+    if isinstance(reply, RedisUnavailableError):
+        if reply.kind == "wrong_type":
+            expected = str(KEYS[find_templates(key)[0]].type)
+            raise WrongTypeError(key, expected) from reply
+        raise reply
+    return reply
 
 
 # --- what may become part of a key, and how it is written there

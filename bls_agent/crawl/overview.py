@@ -13,7 +13,7 @@ from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import decode_object, encode
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
-from bls_agent.core.keys import KEYS, encode_key
+from bls_agent.core.keys import KEYS, checked_reply, encode_key
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.keys import QueueKeys, RedisKeyManager, read_key
 
@@ -32,11 +32,11 @@ __all__ = [
 RETRIES: Final = "crawl_failed_retries"
 ALL: Final = f"*{KEYS['crawl_requests'].template.partition('{')[0]}*"
 STATS: Final = (  # the reads for QueueStats: row and command
-    "requests ZCARD",
-    "delayed HLEN",
-    "leases HLEN",
-    "failed LLEN",
-    "counters HGETALL",
+    ("requests", "ZCARD"),
+    ("delayed", "HLEN"),
+    ("leases", "HLEN"),
+    ("failed", "LLEN"),
+    ("counters", "HGETALL"),
 )
 
 
@@ -192,8 +192,7 @@ class QueueOverview(Store):
             return []
         pool = self.pool
         keys = [QueueKeys.of(RedisKeyManager(*name)).by_row for name in names]
-        words = [question.split() for question in STATS]
-        requests = [(name, by_row[row]) for by_row in keys for row, name in words]
+        requests = [(name, by_row[row]) for by_row in keys for row, name in STATS]
         async with pool.to(keys[0]["requests"]) as connection:
             clock = await connection.read("TIME")
         replies = await pool.read_many(requests)
@@ -339,7 +338,7 @@ async def _look(
     there: dict[str, str] = {}
     odd: list[str] = []
     for (key, row), reply in zip(rows.items(), replies, strict=True):
-        kind = cast("bytes", _taken(reply)).decode()
+        kind: str = checked_reply(reply, key).decode()
         if kind != "none":
             there[key] = row
         if (expected := KEYS[row].type) and kind not in {expected, "none"}:
@@ -361,10 +360,4 @@ async def _count_in_flight(pool: ConnectionPool, manager: RedisKeyManager) -> in
 
 async def _remove(pool: ConnectionPool, keys: Iterable[bytes]) -> int:
     replies = await pool.call_many([("UNLINK", key) for key in keys])
-    return sum(cast("int", _taken(reply)) for reply in replies)
-
-
-def _taken(reply: Reply) -> Reply:
-    if isinstance(reply, RedisUnavailableError):
-        raise reply
-    return reply
+    return sum(checked_reply(reply, ALL) for reply in replies)  # of any type

@@ -11,12 +11,8 @@ from typing import ClassVar, Final, Literal
 from bls_agent.connection.access import LoopLocal, Store
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.reconnect import Complaints
-from bls_agent.core.errors import (
-    ConfigurationError,
-    RedisUnavailableError,
-    WrongTypeError,
-)
-from bls_agent.core.keys import KEYS, slot_of
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.keys import checked_reply, slot_of
 from bls_agent.core.redaction import redact
 from bls_agent.core.settings import check_seconds
 from bls_agent.crawl.exchange import (
@@ -343,11 +339,11 @@ class RequestQueue(Store):
             RedisUnavailableError: Redis cannot answer.
             WrongTypeError: As :meth:`push`.
         """
-        return int((await self._read("requests ZCARD"))[0])
+        return int((await self._read(("requests", "ZCARD")))[0])
 
     async def stats(self) -> QueueStats:
         """Give what it holds and what happened to it; raises as :meth:`size`."""
-        *replies, clock = await self._read(*STATS, "")
+        *replies, clock = await self._read(*STATS, ("", "TIME"))
         return QueueStats.read(replies, clock)
 
     async def failed(self, limit: int = 100) -> list[FailedRequest]:
@@ -361,7 +357,7 @@ class RequestQueue(Store):
         """
         if not 1 <= limit <= FAILED_KEPT:
             raise ConfigurationError("limit", limit, f"between 1 and {FAILED_KEPT:,}")
-        (entries,) = await self._read(f"failed LRANGE {-limit} -1")
+        (entries,) = await self._read(("failed", "LRANGE", -limit, -1))
         return [FailedRequest.read(raw) for raw in reversed(entries)]
 
     async def requeue_failed(self) -> int:
@@ -378,7 +374,8 @@ class RequestQueue(Store):
         """
         count = start = seen = 0
         while seen < FAILED_KEPT:
-            (entries,) = await self._read(f"failed LRANGE {start} {start + PAGE - 1}")
+            page = ("failed", "LRANGE", start, start + PAGE - 1)
+            (entries,) = await self._read(page)
             found = map(FailedRequest.read, entries)
             moved = await self._push(
                 Push(_score(one.priority), one.request.encode(), "", one.raw)
@@ -392,24 +389,17 @@ class RequestQueue(Store):
                 break
         return count
 
-    async def _read(self, *questions: str) -> list[Reply]:
-        """Read several keys, each by row, command and arguments; ``""`` is TIME."""
-        requests: list[Request] = []
-        for question in questions:
-            row, command, *rest = question.split() or ("", "TIME")
-            keys = [self._keys.by_row[row]] if row else []
-            requests.append((command, *keys, *rest))
+    async def _read(self, *questions: tuple[str | int, ...]) -> list[Reply]:
+        """Read several keys, each by row, command and arguments; TIME has no row."""
+        keys = [self._keys.by_row.get(str(row), "") for row, *_ in questions]
+        requests: list[Request] = [
+            (command, *filter(None, [key]), *rest)
+            for (_, command, *rest), key in zip(questions, keys, strict=True)
+        ]
         self._check_slots()
         async with self._access.pool.to(self._keys.by_row["requests"]) as connection:
             replies = await connection.read_many(requests)
-        for question, reply in zip(questions, replies, strict=True):
-            if isinstance(reply, RedisUnavailableError):
-                row = question.partition(" ")[0]
-                if reply.kind == "wrong_type":
-                    key, kind = self._keys.by_row[row], KEYS[f"crawl_{row}"].type
-                    raise WrongTypeError(key, str(kind)) from reply
-                raise reply
-        return replies
+        return [checked_reply(*one) for one in zip(replies, keys, strict=True)]
 
     async def aclose(self) -> None:
         """Give back what this event loop holds, and close its connections."""
