@@ -16,7 +16,6 @@ from bls_agent.ops.web.auth import (
     BusyError,
     Sessions,
     Verifier,
-    cookie_name,
     hash_password,
     parse_users,
     read_users,
@@ -217,18 +216,6 @@ def test_a_session_ends_when_it_is_idle() -> None:
     assert len(sessions) == 0
 
 
-def test_who_holds_a_session_learns_of_its_end() -> None:
-    """A stream that is open sees the logout."""
-    sessions = make()
-    token = sessions.start("operator", 0.0)
-    session = sessions.find(token, 1.0)
-    assert session is not None
-    sessions.end(token)
-    sessions.end(token)
-    assert sessions.is_over(session, 1.0)
-    assert sessions.find(token, 1.0) is None
-
-
 def test_the_table_is_bounded() -> None:
     """The one used longest ago makes room, of the same user first."""
     sessions = make(most=3)
@@ -245,9 +232,3 @@ def test_the_table_is_bounded() -> None:
         sessions.start("operator", float(n) / 10)
     assert len(sessions) == USER_SESSIONS + 1
     assert sessions.find(other, 10.0) is not None
-
-
-def test_the_cookie_of_tls_belongs_to_the_host() -> None:
-    """The prefix makes browsers refuse it from anywhere else."""
-    assert cookie_name(secure=True).startswith("__Host-")
-    assert not cookie_name(secure=False).startswith("__")
