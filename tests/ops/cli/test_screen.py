@@ -59,7 +59,7 @@ def test_a_table_by_width(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_markup_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """rich interprets nothing."""
+    """Nothing interprets it."""
     screen, stream = make_screen(monkeypatch, 80)
     screen.table([Column("[b]x[/]")], [(":smile: [red]a[/] [link=x]b[/]",)])
     screen.line(("[bold]a[/]", "red"), ":skull:")
