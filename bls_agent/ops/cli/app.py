@@ -102,12 +102,13 @@ def _help_page(command: Any, context: Any, texts: Texts) -> str:
     parameters = command.get_params(context)
     arguments = [one for one in parameters if one.param_type_name == "argument"]
     options = [one for one in parameters if one.param_type_name == "option"]
+    told = [(one.metavar or one.name.upper(), one.help or "") for one in arguments]
     own = [one for one in options if one.name not in SHARED]
     shared = [one for one in options if one.name in SHARED]
     parts = [
         wrap(f"{texts['usage']} {_usage(command, context, arguments)}", columns),
         _paragraphs(command.help or "", columns),
-        _section(texts["arguments"], [_argument(one) for one in arguments], columns),
+        _section(texts["arguments"], told, columns),
         _section(texts["options"], [_option(one, texts) for one in own], columns),
         _section(texts["commands"], [*_commands(command, context, texts)], columns),
         _section(texts["options_common"], [_option(o, texts) for o in shared], columns),
@@ -132,10 +133,6 @@ def _paragraphs(text: str, columns: int) -> list[str]:
     return [line for part in text.splitlines() for line in wrap(part, columns)]
 
 
-def _argument(one: Any) -> _Row:
-    return one.metavar or one.name.upper(), one.help or ""
-
-
 def _option(one: Any, texts: Texts) -> _Row:
     names = ", ".join([*one.opts, *one.secondary_opts])
     if one.name == "help":  # the parser has them in a set
@@ -144,12 +141,9 @@ def _option(one: Any, texts: Texts) -> _Row:
     name = names if flag else f"{names} {one.metavar or one.name.upper()}"
     told = texts["opt_help"] if one.name == "help" else one.help or ""
     if one.show_default and not flag and one.default not in (None, "", (), []):
-        told += " " + texts["default"].format(value=_plain_default(one.default))
+        default = f"{one.default:g}" if isinstance(one.default, float) else one.default
+        told += " " + texts["default"].format(value=default)
     return name, told
-
-
-def _plain_default(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _commands(command: Any, context: Any, texts: Texts) -> Iterator[_Row]:

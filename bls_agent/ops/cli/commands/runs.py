@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Final
@@ -128,7 +128,10 @@ async def list_runs(
     elif people and not invocation.json:
         invocation.hint("plain", text=count_runs(found, texts))
     if found.left_out:
-        told = _say_left_out(sorted(found.left_out.items()), texts)
+        told = ", ".join(
+            texts[f"runs_left_out_{why}"].format(count=count)
+            for why, count in sorted(found.left_out.items())
+        )
         invocation.hint("runs_left_out", told=told)
     return Exit.DONE if all(map(is_well, found)) else Exit.UNHEALTHY
 
@@ -189,13 +192,6 @@ def count_runs(found: RunList, texts: Texts) -> str:
     )
     more = found.total - len(found)
     return f"{told} · {texts['runs_more'].format(count=more)}" if more > 0 else told
-
-
-def _say_left_out(left_out: Iterable[tuple[str, int]], texts: Texts) -> str:
-    """Report in one line the keys that look like runs and are none."""
-    return ", ".join(
-        texts[f"runs_left_out_{why}"].format(count=count) for why, count in left_out
-    )
 
 
 @command("runs follow")
