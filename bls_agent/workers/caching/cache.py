@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, ParamSpec, Protocol, TypeVar, cast, overload
 from weakref import WeakValueDictionary
@@ -214,11 +213,9 @@ class FunctionCache(Store):
             check_function(function)
             shown = name_of(function) if name is None else name
             arguments = Arguments(shown, function, ignore=ignore, key=key)
-            counts, clock = Counts(self._counts), time.time  # noqa: TID251 - the public face
+            counts = Counts(self._counts)
             return self._wrap(
-                CachedFunction(
-                    shown, function, policy, arguments, dump, load, counts, clock
-                )
+                CachedFunction(shown, function, policy, arguments, dump, load, counts)
             )
 
         return decorate if function is None else decorate(function)

@@ -218,7 +218,6 @@ class CachedFunction:
     dump: Callable[[Any], Any] | None  # result → what JSON can hold
     load: Callable[[Any], Any] | None  # and back
     counts: Counts
-    clock: Callable[[], float]  # Unix seconds
     generation: int = 0  # grows when its entries are cleared
     # results that are being written: ``clear`` lets them arrive first
     writes: set[object] = field(default_factory=set[object])
@@ -294,7 +293,8 @@ class CachedFunction:
         """Encode a result; ``None``, logged once, if it would not come back equal."""
         try:
             plain = self._dumped(value)
-            return _encode_entry(self.name, plain, self.clock(), self.policy.size_limit)
+            now = time.time()  # noqa: TID251 - the host's clock
+            return _encode_entry(self.name, plain, now, self.policy.size_limit)
         except _UnstorableError as error:
             self.counts.add("not_stored", error.reason)
             if not self._logged_unstorable:

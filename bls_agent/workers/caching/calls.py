@@ -76,9 +76,6 @@ class _SharedLoop:
 
     def find(self) -> LoopThread:
         """Give the thread; raise ``RedisUnavailableError`` if the interpreter ends."""
-        thread = self._thread
-        if thread is not None:
-            return thread
         with self._lock:
             if self._thread is None:
                 register(self)
