@@ -33,7 +33,7 @@ from tests.harness import eventually, execute, needs_selectors, server_version
 from tests.ops.doctor.plants import PLANTS, UNAVOIDABLE, at, good
 
 # What the documents show, typed into redis-cli by somebody who has nothing else; a
-# status without a TTL, too, which contract 002 allows.
+# status without a TTL, too, which the console protocol allows.
 BY_THE_DOCUMENTS = """
 SET 订单系统_项目状态 在线
 SET 库存系统_项目状态 离线 EX 60
@@ -118,7 +118,7 @@ async def test_live_agents(own_server: DevServer) -> None:
 
 
 async def test_live_workers(own_server: DevServer) -> None:
-    """What the room of workers writes keeps contract 001: meanwhile, and afterwards."""
+    """Worker heartbeats and tasks keep their protocol: meanwhile, and afterwards."""
     kinds: tuple[Any, ...] = (
         BacktestWorkerHeartbeat, DataWorkerHeartbeat, ExecutionNodeHeartbeat,
         SchedulerHeartbeat, TaskTimerHeartbeat,
@@ -156,7 +156,7 @@ async def test_live_workers(own_server: DevServer) -> None:
 
 
 async def test_live_runs(own_server: DevServer) -> None:
-    """What the room of runs writes keeps contract 003: meanwhile, and afterwards."""
+    """Run events keep their protocol: meanwhile, and afterwards."""
     url = own_server.url
     async with EventStore(url) as store:
         await store.add_many(1, [("dispatch", "assigned", {"to": "研究小组"})] * 3)
@@ -177,7 +177,7 @@ async def test_live_runs(own_server: DevServer) -> None:
 
 
 async def test_live_crawlers(own_server: DevServer) -> None:
-    """Queues, filters and leases keep contract 004: waiting, taken, delayed, failed."""
+    """Queues, filters and leases keep their protocol: waiting, taken, delayed, failed."""
     url = own_server.url
     async with (
         RequestQueue(url, "新闻", "daily", max_retries=0) as queue,
