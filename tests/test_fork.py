@@ -686,47 +686,6 @@ run_loop(main())
     run(code, project, redis_url)
 
 
-def test_a_fork_while_it_connects(redis_url: str, project: str) -> None:
-    """A socket of which nobody could tell the child is given up; it does not live on."""
-    code = """
-from redis.asyncio import Connection, ConnectionPool, Redis
-
-class Forking(Connection):
-    async def connect(self):
-        await super().connect()
-        if not children:
-            number = os.dup(self._writer.get_extra_info("socket").fileno())
-            children.append(fork(lambda: os.read(wait, 1)))  # lives on with its copy
-            os.close(number)
-
-async def main():
-    pool = ConnectionPool.from_url(url, connection_class=Forking)
-    async with Console(Redis.from_pool(pool)) as console, Redis.from_url(url) as admin:
-
-        async def count():
-            names = [client["name"] for client in await admin.client_list()]
-            return names.count(console._pool.pick().name)
-
-        console._pool.pick().name = project.encode().hex()
-        await console.projects()
-        assert children and os.waitpid(children[0], os.WNOHANG) == (0, 0)
-        used = await count()
-        await console.aclose()
-        async with asyncio.timeout(10):
-            while left := await count():
-                await asyncio.sleep(0.005)
-        tell(used=used, left=left)
-    os.write(go, b".")
-    reap(children[0])
-
-children = []
-wait, go = os.pipe()
-run_loop(main())
-"""
-    (told,) = run(code, project, redis_url)
-    assert told == {"used": 1, "left": 0}
-
-
 async def test_a_job_that_forks_in_its_thread() -> None:
     """In the child its thread ends with it, tells no loop, and others are made anew."""
     threads = HandlerThreads()
@@ -766,12 +725,3 @@ def test_a_severed_connection() -> None:
         with pytest.raises(OSError, match="ocket"):
             ours.send(b"to nobody")
     after_fork.sever(-1)
-
-
-def test_hanging_up_reaches_every_copy() -> None:
-    """The peer hears of it although a copy of the socket is still open."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs, ours.dup():
-        after_fork.hang_up(ours.fileno())
-        assert theirs.recv(1) == b""
-    after_fork.hang_up(-1)

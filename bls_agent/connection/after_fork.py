@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-__all__ = ["Heir", "count_forks", "cut_off", "hang_up", "keep", "register", "sever"]
+__all__ = ["Heir", "cut_off", "keep", "register", "sever"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,6 @@ class _Heirs:
     def __init__(self) -> None:
         self._by_id: WeakValueDictionary[int, Heir] = WeakValueDictionary()
         self._watching = False
-        self.forks = 0  # grows before and after each fork of this process
         # Objects that the child must keep: a finaliser would be noisy, or worse.
         self.inherited: list[object] = []
 
@@ -46,14 +45,7 @@ class _Heirs:
         if not self._watching:
             self._watching = True
             if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-                os.register_at_fork(
-                    before=self._count,
-                    after_in_parent=self._count,
-                    after_in_child=self._forget_parent,
-                )
-
-    def _count(self) -> None:
-        self.forks += 1
+                os.register_at_fork(after_in_child=self._forget_parent)
 
     def _forget_parent(self) -> None:
         """Reset the youngest first: the connections of a session before the session."""
@@ -83,14 +75,6 @@ def keep(inherited: object) -> None:
     _HEIRS.inherited.append(inherited)
 
 
-def count_forks() -> int:
-    """Give a number that changes when this process forks.
-
-    A socket that was opened between two equal counts has no copy in a child.
-    """
-    return _HEIRS.forks
-
-
 def sever(descriptor: int) -> None:
     """Close a socket without its transport, which belongs to the parent's loop.
 
@@ -107,17 +91,6 @@ def sever(descriptor: int) -> None:
             os.close(nowhere)
 
 
-def hang_up(descriptor: int) -> None:
-    """Shut a connection down for every process that holds a copy of its socket.
-
-    Does nothing if the descriptor is no socket (any more).
-    """
-    if os.name != "posix":
-        return
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-        copy.shutdown(socket.SHUT_RDWR)
-
-
 def cut_off(shown: object) -> None:
     """End a connection whose transport lives in a loop that was closed.
 
@@ -126,5 +99,6 @@ def cut_off(shown: object) -> None:
     """
     real: object = getattr(shown, "_sock", None)  # asyncio's; uvloop has closed its own
     if isinstance(real, socket.socket) and real.fileno() >= 0:
-        hang_up(real.fileno())
+        with suppress(OSError):
+            real.shutdown(socket.SHUT_RDWR)  # also for a child that holds a copy
         socket.close(real.detach())

@@ -26,9 +26,7 @@ from typing import Final, NamedTuple
 import anyio
 
 from bls_agent.connection.after_fork import (
-    count_forks,
     cut_off,
-    hang_up,
     keep,
     register,
     sever,
@@ -56,7 +54,6 @@ __all__ = ["Connection", "Lost", "client_name"]
 
 logger = logging.getLogger(__name__)
 
-UNSHARED_TRIES: Final = 3  # of connecting, in a process that forks and forks
 ASKING: Final = ("ASKING",)  # says that a slot on its way is meant
 REDIRECTS: Final = 3  # that one request follows before its caller is told
 REMEMBERED: Final = 8  # connections that were lost and that the server may still serve
@@ -429,9 +426,9 @@ class Connection:
             if channel is None or not channel.usable:
                 self._channel = None
                 if self._gate is None:
-                    channel = await self._connect_unshared()
+                    channel = await self._connect()
                 else:
-                    channel = await self._gate.enter(self._connect_unshared)
+                    channel = await self._gate.enter(self._connect)
             return channel
         finally:
             opening.release()
@@ -456,25 +453,10 @@ class Connection:
                 ) from None
         return lock
 
-    async def _connect_unshared(self) -> Channel:
-        """Connect, and again if a child was forked meanwhile.
-
-        The child would hold a copy of a socket that it does not know. Such a connection
-        would live on at the server when ours is closed; hanging up ends it for both.
-        """
+    async def _connect(self) -> Channel:
         if self.retired:
             await anyio.sleep_forever()
         register(self)
-        for _ in range(UNSHARED_TRIES):
-            before = count_forks()
-            channel = await self._connect()
-            if count_forks() == before:
-                return channel
-            hang_up(channel.descriptor)
-            await self.aclose()
-        return await self._connect()
-
-    async def _connect(self) -> Channel:
         self._connecting_since = anyio.current_time()
         try:
             return await self._connect_to(await self._find())

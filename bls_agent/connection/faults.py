@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Reply
 
 __all__ = [
-    "Fault",
     "classify",
     "ends_connection",
     "is_error_reply",
@@ -27,68 +26,65 @@ ECHO: Final = ", with args beginning"  # what Redis says in front of our argumen
 CHAIN: Final = 10  # causes that are looked at; a chain of them may be a circle
 
 
-class Fault(NamedTuple):
-    """The class of a foreign error."""
-
-    kind: str  # one word for messages, counters and tests
-    permanent: bool  # trying again soon does not help
-    drop: bool  # the connection must not be used again
-
-
-# Class name (anywhere in the error's ancestry), beginning of its text → fault.
+# Class name (anywhere in the error's ancestry), beginning of its text → kind.
 # The first row that fits decides; redis-py's own tree is no help, because there
 # a wrong password is a ConnectionError and READONLY is not.
-_FAULTS: Final = (
-    ("AuthenticationError", "", Fault("auth", permanent=True, drop=True)),
-    ("NoPermissionError", "", Fault("no_permission", permanent=True, drop=False)),
-    ("InvalidResponse", "", Fault("not_redis", permanent=True, drop=True)),
-    ("BusyLoadingError", "", Fault("loading", permanent=False, drop=False)),
-    ("ReadOnlyError", "", Fault("read_only", permanent=False, drop=True)),
-    ("MasterDownError", "", Fault("master_down", permanent=False, drop=True)),
-    ("ClusterDownError", "", Fault("cluster_down", permanent=False, drop=True)),
-    ("TryAgainError", "", Fault("try_again", permanent=False, drop=False)),
-    ("MovedError", "", Fault("moved", permanent=False, drop=True)),
-    ("AskError", "", Fault("ask", permanent=False, drop=False)),
-    ("ClusterCrossSlotError", "", Fault("cross_slot", permanent=True, drop=False)),
+_KINDS: Final = (
+    ("AuthenticationError", "", "auth"),
+    ("NoPermissionError", "", "no_permission"),
+    ("InvalidResponse", "", "not_redis"),
+    ("BusyLoadingError", "", "loading"),
+    ("ReadOnlyError", "", "read_only"),
+    ("MasterDownError", "", "master_down"),
+    ("ClusterDownError", "", "cluster_down"),
+    ("TryAgainError", "", "try_again"),
+    ("MovedError", "", "moved"),
+    ("AskError", "", "ask"),
+    ("ClusterCrossSlotError", "", "cross_slot"),
     # redis-py 5 has no classes for the errors of clusters: the text decides.
     # A script of Redis 6.2 hides the class of the error in it.
-    ("ResponseError", "READONLY", Fault("read_only", permanent=False, drop=True)),
-    ("ResponseError", "MASTERDOWN", Fault("master_down", permanent=False, drop=True)),
-    ("ResponseError", "CLUSTERDOWN", Fault("cluster_down", permanent=False, drop=True)),
-    ("ResponseError", "TRYAGAIN", Fault("try_again", permanent=False, drop=False)),
-    ("ResponseError", "MOVED ", Fault("moved", permanent=False, drop=True)),
-    ("ResponseError", "ASK ", Fault("ask", permanent=False, drop=False)),
-    ("ResponseError", "CROSSSLOT", Fault("cross_slot", permanent=True, drop=False)),
-    ("OutOfMemoryError", "", Fault("out_of_memory", permanent=False, drop=False)),
-    ("NoScriptError", "", Fault("no_script", permanent=False, drop=False)),
-    ("ResponseError", "WRONGTYPE", Fault("wrong_type", permanent=True, drop=False)),
-    ("ResponseError", "UNBLOCKED", Fault("role_changed", permanent=False, drop=True)),
-    ("ResponseError", "MISCONF", Fault("disk", permanent=False, drop=False)),
-    ("ResponseError", "NOREPLICAS", Fault("no_replicas", permanent=False, drop=False)),
-    ("ResponseError", "BUSY", Fault("busy", permanent=False, drop=False)),
-    ("ResponseError", "NOAUTH", Fault("auth", permanent=True, drop=True)),
-    ("ResponseError", "NOPERM", Fault("no_permission", permanent=True, drop=False)),
-    (
-        "ResponseError",
-        "ACL failure",
-        Fault("no_permission", permanent=True, drop=False),
-    ),
-    (
-        "ResponseError",
-        "The user exec",
-        Fault("no_permission", permanent=True, drop=False),
-    ),
-    ("ResponseError", "OOM", Fault("out_of_memory", permanent=False, drop=False)),
-    ("ResponseError", "unknown", Fault("unknown_command", permanent=True, drop=False)),
-    ("ResponseError", "Protocol error", Fault("protocol", permanent=True, drop=True)),
-    ("ResponseError", "wrong number", Fault("unsupported", permanent=True, drop=False)),
-    ("ResponseError", "syntax", Fault("unsupported", permanent=True, drop=False)),
-    ("ResponseError", "", Fault("refused", permanent=True, drop=False)),
-    ("SSLCertVerificationError", "", Fault("tls", permanent=True, drop=True)),
-    ("TimeoutError", "", Fault("timeout", permanent=False, drop=True)),
-    ("ConnectionError", "max number", Fault("max_clients", permanent=False, drop=True)),
-    ("Exception", "", Fault("connection", permanent=False, drop=True)),
+    ("ResponseError", "READONLY", "read_only"),
+    ("ResponseError", "MASTERDOWN", "master_down"),
+    ("ResponseError", "CLUSTERDOWN", "cluster_down"),
+    ("ResponseError", "TRYAGAIN", "try_again"),
+    ("ResponseError", "MOVED ", "moved"),
+    ("ResponseError", "ASK ", "ask"),
+    ("ResponseError", "CROSSSLOT", "cross_slot"),
+    ("OutOfMemoryError", "", "out_of_memory"),
+    ("NoScriptError", "", "no_script"),
+    ("ResponseError", "WRONGTYPE", "wrong_type"),
+    ("ResponseError", "UNBLOCKED", "role_changed"),
+    ("ResponseError", "MISCONF", "disk"),
+    ("ResponseError", "NOREPLICAS", "no_replicas"),
+    ("ResponseError", "BUSY", "busy"),
+    ("ResponseError", "NOAUTH", "auth"),
+    ("ResponseError", "NOPERM", "no_permission"),
+    ("ResponseError", "ACL failure", "no_permission"),
+    ("ResponseError", "The user exec", "no_permission"),
+    ("ResponseError", "OOM", "out_of_memory"),
+    ("ResponseError", "unknown", "unknown_command"),
+    ("ResponseError", "Protocol error", "protocol"),
+    ("ResponseError", "wrong number", "unsupported"),
+    ("ResponseError", "syntax", "unsupported"),
+    ("ResponseError", "", "refused"),
+    ("SSLCertVerificationError", "", "tls"),
+    ("TimeoutError", "", "timeout"),
+    ("ConnectionError", "max number", "max_clients"),
+    ("Exception", "", "connection"),
 )
+
+_PERMANENT: Final = frozenset(  # trying again soon does not help
+    {
+        "auth", "cross_slot", "no_permission", "not_redis", "protocol", "refused", "tls",
+        "unknown_command", "unsupported", "wrong_type",
+    }
+)  # fmt: skip
+_ENDING: Final = frozenset(  # the connection must not be used again
+    {
+        "auth", "cluster_down", "connection", "master_down", "max_clients", "moved",
+        "not_redis", "protocol", "read_only", "role_changed", "timeout", "tls",
+    }
+)  # fmt: skip
 
 
 # Errors of OpenSSL that are permanent; redis-py hides them in its own error.
@@ -109,16 +105,16 @@ _IN_SCRIPT: Final = re.compile(
 )
 
 
-def classify(error: BaseException) -> Fault:
-    """Find the class of a foreign error in the table of this module."""
+def classify(error: BaseException) -> str:
+    """Find the kind of a foreign error in the table of this module."""
     names = {base.__name__ for base in type(error).__mro__}
     text = _IN_SCRIPT.sub("", str(error).removeprefix("ERR ").lower(), count=1)
     if "ResponseError" not in names and any(word in text for word in _TLS):
-        return Fault("tls", permanent=True, drop=True)
-    for name, start, fault in _FAULTS:
+        return "tls"
+    for name, start, kind in _KINDS:
         if name in names and text.startswith(start.lower()):
-            return fault
-    return Fault("connection", permanent=False, drop=True)
+            return kind
+    return "connection"
 
 
 def translate(
@@ -133,16 +129,16 @@ def translate(
             ambiguous=ambiguous,
             connecting=connecting,
         )
-    fault = classify(error)
-    if fault.kind == "not_redis" and not connecting:
+    kind = classify(error)
+    if kind == "not_redis" and not connecting:
         # A moment ago it was Redis; the next connection shows whether it still is.
-        fault = Fault("garbled", permanent=False, drop=True)
+        kind = "garbled"
     reason = str(error).split(ECHO, 1)[0] or type(error).__name__
-    kind = RedisRefusedError if fault.permanent else RedisUnavailableError
+    ours = RedisRefusedError if kind in _PERMANENT else RedisUnavailableError
     if connecting:
         reason += _advise(reason, address)
-    return kind(
-        fault.kind, reason, address=address, ambiguous=ambiguous, connecting=connecting
+    return ours(
+        kind, reason, address=address, ambiguous=ambiguous, connecting=connecting
     )
 
 
@@ -189,7 +185,7 @@ def port_was_closed(error: BaseException | None) -> bool:
 
 def is_error_reply(error: Exception) -> bool:
     """Tell an error that the server sent from a failure of the connection."""
-    return classify(error).kind not in ("connection", "timeout", "tls", "not_redis")
+    return classify(error) not in ("connection", "timeout", "tls", "not_redis")
 
 
 def redirects(reply: Reply) -> bool:
@@ -199,7 +195,4 @@ def redirects(reply: Reply) -> bool:
 
 def ends_connection(reply: Reply) -> bool:
     """Tell whether the connection must not be used after this error reply."""
-    return isinstance(reply, RedisUnavailableError) and reply.kind in _DROP_KINDS
-
-
-_DROP_KINDS: Final = frozenset(fault.kind for _, _, fault in _FAULTS if fault.drop)
+    return isinstance(reply, RedisUnavailableError) and reply.kind in _ENDING

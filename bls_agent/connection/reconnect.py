@@ -178,7 +178,8 @@ class Gate:
         # process, and connection ids of the former one mean nothing.
         self.lives: Counter[str] = Counter()
         self.last_error = "nothing went wrong so far"
-        self.on_connected: Callable[[], None] = _nothing  # called after each success
+        # Called after each success.
+        self.on_connected: Callable[[], object] = lambda: None
 
     async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:
         """Run one try to connect as soon as the backoff allows it.
@@ -222,7 +223,3 @@ class Gate:
                 logger.info("Redis is back after %.1f s", away)
             self._away_since = None
             self._told = False
-
-
-def _nothing() -> None:
-    pass

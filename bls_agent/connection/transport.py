@@ -15,8 +15,6 @@ redis-py's private attributes (``_reader``, ``_writer``, ``_parser``; tried with
 from __future__ import annotations
 
 import math
-import socket
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -47,7 +45,6 @@ MOST_PATIENT: Final = 16  # times the timeout, at that rate: replies may be lost
 SECOND_LOOK: Final = (
     0.02  # seconds for what has arrived while the event loop stood still
 )
-RECEIVED: Final = slice(128, 136)  # tcpi_bytes_received in Linux's struct tcp_info
 CLOSED: Final = "Connection closed by server."
 CLOCK_STEP: Final = 0.001  # seconds: the clocks of some event loops are no finer
 OUTBOX: Final = 65_536  # bytes that may wait for the end of the loop's turn
@@ -158,7 +155,6 @@ class Channel:
         self._outbox_size = 0
         self._timer: asyncio.TimerHandle | None = None
         self._bytes = 0
-        self._tls = self._transport.get_extra_info("ssl_object") is not None
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Event | None = None
         self.error: Exception | None = None  # why it ended
@@ -200,11 +196,7 @@ class Channel:
 
     @property
     def received(self) -> int:
-        """Bytes that have arrived; with TLS also those of an incomplete record."""
-        if self._tls:
-            told = _tcp_bytes_received(self.socket)
-            if told is not None:
-                return told
+        """Bytes that have arrived; with TLS only those of complete records."""
         return self._bytes
 
     @property
@@ -460,7 +452,7 @@ class Channel:
         batch.began = batch.sent_at if self._pace.strict else now
         if batch.posted:
             return
-        batch.received = self.received if self._tls else self._bytes
+        batch.received = self._bytes
         if self._timer is None:
             self._watch(batch.began + self._pace.time_for(batch.size))
 
@@ -488,8 +480,8 @@ class Channel:
         elif batch.extended is None:
             batch.extended = now + SECOND_LOOK
             self._watch(batch.extended)
-        elif not self._pace.strict and (received := self.received) != batch.received:
-            batch.received, batch.extended = received, now + self._pace.timeout
+        elif not self._pace.strict and self._bytes != batch.received:
+            batch.received, batch.extended = self._bytes, now + self._pace.timeout
             self._watch(batch.extended)
         else:
             self._pace.learn(batch.size, None)
@@ -508,15 +500,3 @@ def socket_of(raw: RawConnection | None) -> Any:
     """Give the socket of a connection that redis-py is opening, if there is one."""
     writer = getattr(raw, "_writer", None)
     return writer.get_extra_info("socket") if writer is not None else None
-
-
-def _tcp_bytes_received(connection: Any) -> int | None:
-    """Count what has arrived over TCP; ``None`` where the system does not say."""
-    asked = getattr(socket, "TCP_INFO", None)
-    if asked is None or connection is None or sys.platform != "linux":
-        return None
-    with suppress(OSError, ValueError, AttributeError, NotImplementedError):
-        told = connection.getsockopt(socket.IPPROTO_TCP, asked, RECEIVED.stop)
-        if len(told) == RECEIVED.stop:
-            return int.from_bytes(told[RECEIVED], sys.byteorder)
-    return None

@@ -24,9 +24,8 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from bls_agent.connection.after_fork import keep, register
-from bls_agent.connection.agent_connections import AgentConnections
+from bls_agent.connection.agent_connections import AgentConnections, Patrol
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.patrol import Patrol
 from bls_agent.connection.reconnect import MOST_TOPICS, REMIND_EVERY
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError

@@ -34,7 +34,7 @@ from bls_agent.connection.cluster import SlotRange, read_redirection, read_slots
 from bls_agent.connection.connection import Connection, Lost
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.engines import Routes
-from bls_agent.connection.faults import classify
+from bls_agent.connection.faults import ends_connection, translate
 from bls_agent.connection.pool import KEPT
 from bls_agent.connection.scripts import END_LEASE
 from bls_agent.core.acl import acl_rules
@@ -173,7 +173,9 @@ def test_what_a_changing_server_says_is_classed(
 ) -> None:
     """All of it passes by itself, but for keys of two slots; who says so is left."""
     parse: Any = BaseParser.parse_error
-    assert classify(parse(text)) == fault
+    error = translate(parse(text), "")
+    permanent = isinstance(error, RedisRefusedError)
+    assert (error.kind, permanent, ends_connection(error)) == fault
 
 
 # --- agents and consoles

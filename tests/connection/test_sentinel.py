@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
 
 from bls_agent import Console, NoOutcomeError, ProjectAgent, RedisRefusedError, Status
-from bls_agent.connection import patrol
+from bls_agent.connection import agent_connections
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.engines import Routes
@@ -337,7 +337,7 @@ async def test_an_old_master_that_still_answers_is_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Cut off from the others, it keeps its connections; the sentinels know better."""
-    monkeypatch.setattr(patrol, "ROUND", 0.2)
+    monkeypatch.setattr(agent_connections, "ROUND", 0.2)
     with DevServer() as old, DevServer() as new:
         async with SentinelTopology.alone(old) as alone:
             agent = ProjectAgent(project, redis=alone.url, mode=mode)
