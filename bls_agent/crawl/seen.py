@@ -134,8 +134,8 @@ class SeenFilter(Store):
                         [(verb, self.key, member) for member in members]
                     )
                 else:
-                    runs = [(self._ttl, verb, member) for member in members]
-                    replies = await ADD_SEEN.run_each(connection, [self.key], runs)
+                    runs = [([self.key], (self._ttl, verb, one)) for one in members]
+                    replies = await ADD_SEEN.run_many(connection, runs)
         except RedisUnavailableError as error:
             replies = [error] * len(members)
         return [bool(self._checked(reply, self._answer)) for reply in replies]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from bls_agent.connection.access import Access
-    from bls_agent.connection.connection import Connection
+    from bls_agent.connection.pool import ConnectionPool
 
 __all__ = ["HighWaterMarks", "RunLease", "WriterPool", "WriterPools"]
 
@@ -267,15 +267,10 @@ class WriterPool:
         """Run ``add_events.lua``."""
         pool = self._access.pool
         try:
-            if pool.is_cluster:
-                run = (keys.all, arguments)
-                reply = (await ADD_EVENTS.run_many(pool, [run]))[0]
-                if isinstance(reply, RedisUnavailableError):
-                    raise reply
-            else:
-                async with pool.to(keys.events) as connection:
-                    await self._open(connection)
-                    reply = await ADD_EVENTS.run(connection, keys.all, arguments)
+            await self._open(pool)
+            reply = (await ADD_EVENTS.run_many(pool, [(keys.all, arguments)]))[0]
+            if isinstance(reply, RedisUnavailableError):
+                raise reply
         except RedisUnavailableError as error:
             self._warn(error, await self._find_wrong(error, keys))
             if error.connecting and pool.is_cluster:  # no gate has paced it
@@ -283,10 +278,11 @@ class WriterPool:
             raise
         return reply
 
-    async def _open(self, connection: Connection) -> None:
+    async def _open(self, pool: ConnectionPool) -> None:
         """Connect; while Redis is away one attempt serves all runs."""
-        if not connection.connected:
-            await self._gate.enter(connection.open)
+        if not pool.is_cluster and not pool.pick().connected:
+            async with pool.to("") as connection:
+                await self._gate.enter(connection.open)
 
     async def _find_wrong(
         self, error: RedisUnavailableError, keys: RunKeys
@@ -333,9 +329,7 @@ class WriterPool:
         for lease in leases:  # if this fails: not at once again
             lease.due = anyio.current_time() + RETRY
         try:
-            if not pool.is_cluster:
-                async with pool.to("") as connection:
-                    await self._open(connection)
+            await self._open(pool)
             sent_at = boot_seconds()
             replies = await HOLD_RUN.run_many(
                 pool, [lease.request() for lease in leases]

@@ -191,10 +191,10 @@ class SyncProgress(Store):
                 ``error.ambiguous``.
         """
         key, ttl = _key(type, code), KEYS["sync_progress"].ttl
-        runs = [(cast("int", ttl), *part) for part in _portions(dates)]
+        runs = [([key], (cast("int", ttl), *part)) for part in _portions(dates)]
         async with self._access.pool.to(key) as connection:
             with checking_type(key, "set"):
-                replies = await ADD_MEMBERS.run_each(connection, [key], runs)
+                replies = await ADD_MEMBERS.run_many(connection, runs)
         return _sum(key, replies)
 
     async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema's name

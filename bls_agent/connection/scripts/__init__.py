@@ -84,42 +84,13 @@ class Script:
                 raise
         return await connection.call("EVAL", self.text, len(keys), *keys, *arguments)
 
-    async def run_each(
-        self,
-        connection: Connection,
-        keys: Sequence[Argument],
-        runs: Sequence[Sequence[Argument]],
-    ) -> list[Reply]:
-        """Run the script once for each list of arguments, in one write.
-
-        Raises as :meth:`Connection.call_many`: error replies stand in the list, but for
-        those of a server that did not know the script yet.
-        """
-        return await run_scripts(connection, [(self, keys, run) for run in runs])
-
     async def run_many(
         self,
-        pool: ConnectionPool | Connection,
-        runs: Sequence[tuple[list[str], Sequence[Argument]]],
+        where: ConnectionPool | Connection,
+        runs: Sequence[tuple[Sequence[Argument], Sequence[Argument]]],
     ) -> list[Reply]:
-        """Run the script for many groups of keys, a thousand in one write.
-
-        Each run has the keys of one slot and its arguments. Raises as
-        :meth:`ConnectionPool.call_many`; error replies stand in the list.
-        """
-        requests = [self.request(keys, arguments) for keys, arguments in runs]
-        replies = await pool.call_many(requests)
-        unknown = [
-            at
-            for at, reply in enumerate(replies)
-            if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script"
-        ]
-        # Each such run sends the text: one of several servers may have lost it.
-        texts = [self.request(*runs[at], known=False) for at in unknown]
-        if texts:
-            for at, reply in zip(unknown, await pool.call_many(texts), strict=True):
-                replies[at] = reply
-        return replies
+        """Run the script for many groups of keys, each of one slot, with arguments."""
+        return await run_scripts(where, [(self, *run) for run in runs])
 
     def request(
         self,
@@ -137,20 +108,34 @@ class Script:
 ScriptRun: TypeAlias = "tuple[Script, Sequence[Argument], Sequence[Argument]]"
 
 
-async def run_scripts(connection: Connection, runs: Sequence[ScriptRun]) -> list[Reply]:
-    """Run several scripts in one write; see :meth:`Script.run_each`."""
-    replies = await connection.call_many(
+async def run_scripts(
+    where: ConnectionPool | Connection, runs: Sequence[ScriptRun]
+) -> list[Reply]:
+    """Run several scripts in one write, or a thousand in each.
+
+    Raises as ``call_many`` of the pool or the connection; error replies stand in the
+    list.
+    """
+    replies = await where.call_many(
         [script.request(keys, arguments) for script, keys, arguments in runs]
     )
-    for number, reply in enumerate(replies):
-        if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script":
-            script, keys, arguments = runs[number]
-            try:
-                replies[number] = await script.run(connection, keys, arguments)
-            except RedisUnavailableError as error:
-                if error.ambiguous:
-                    raise
-                replies[number] = error
+    unknown = [
+        at
+        for at, reply in enumerate(replies)
+        if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script"
+    ]
+    # Each such run sends the text: one of several servers may have lost it.
+    texts = [
+        script.request(keys, arguments, known=False)
+        for script, keys, arguments in (runs[at] for at in unknown)
+    ]
+    try:
+        found = await where.call_many(texts) if texts else []
+    except RedisUnavailableError as error:
+        error.ambiguous |= len(unknown) < len(runs)  # the others were executed
+        raise
+    for at, reply in zip(unknown, found, strict=True):
+        replies[at] = reply
     return replies
 
 
