@@ -15,6 +15,7 @@ import os
 import socket
 import stat
 from contextlib import suppress
+from functools import cache
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -31,35 +32,9 @@ class Heir(Protocol):
         ...
 
 
-class _Heirs:
-    """All objects of this process that are reset in a forked child."""
-
-    def __init__(self) -> None:
-        self._by_id: WeakValueDictionary[int, Heir] = WeakValueDictionary()
-        self._watching = False
-        # Objects that the child must keep: a finaliser would be noisy, or worse.
-        self.inherited: list[object] = []
-
-    def add(self, heir: Heir) -> None:
-        self._by_id[id(heir)] = heir
-        if not self._watching:
-            self._watching = True
-            if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-                os.register_at_fork(after_in_child=self._forget_parent)
-
-    def _forget_parent(self) -> None:
-        """Reset the youngest first: the connections of a session before the session."""
-        for reference in reversed(self._by_id.valuerefs()):
-            heir = reference()
-            if heir is None:
-                continue
-            try:
-                heir.forget_parent()
-            except Exception:  # the others must not suffer
-                logger.exception("%r could not forget the parent process", heir)
-
-
-_HEIRS: Final = _Heirs()
+_HEIRS: Final[WeakValueDictionary[int, Heir]] = WeakValueDictionary()
+# Objects that the child must keep: a finaliser would be noisy, or worse.
+_INHERITED: Final[list[object]] = []
 
 
 def register(heir: Heir) -> None:
@@ -67,12 +42,31 @@ def register(heir: Heir) -> None:
 
     Only a weak reference is kept. Registering again changes nothing. Takes about 2 µs.
     """
-    _HEIRS.add(heir)
+    _HEIRS[id(heir)] = heir
+    _watch_forks()
+
+
+@cache
+def _watch_forks() -> None:
+    if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+        os.register_at_fork(after_in_child=_forget_parent)
+
+
+def _forget_parent() -> None:
+    """Reset the youngest first: the connections of a session before the session."""
+    for reference in reversed(_HEIRS.valuerefs()):
+        heir = reference()
+        if heir is None:
+            continue
+        try:
+            heir.forget_parent()
+        except Exception:  # the others must not suffer
+            logger.exception("%r could not forget the parent process", heir)
 
 
 def keep(inherited: object) -> None:
     """Never release an inherited object, so that no finaliser runs on it."""
-    _HEIRS.inherited.append(inherited)
+    _INHERITED.append(inherited)
 
 
 def sever(descriptor: int) -> None:

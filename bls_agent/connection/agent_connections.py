@@ -63,15 +63,11 @@ class AgentConnections:
         self._timeout = timeout
         self._keys = keys
         self.routes = Routes(endpoint)
-        self.data = self._connection(
-            "data"
-        )  # console list: log batches, anything large
-        self.liveness = self._connection(
-            "liveness"
-        )  # status: never behind anything large
-        self.blocking = self._connection(
-            "blocking", "control"
-        )  # a receiver waits on it
+        # data: to the console list, for log batches and anything large. liveness: to the
+        # status, never behind anything large. blocking: a receiver waits on it.
+        self.data = self._connection("data")
+        self.liveness = self._connection("liveness")
+        self.blocking = self._connection("blocking", "control")
         # To the control list: control is small and urgent, intake looks at commands
         # and cuts them without waiting.
         if endpoint.is_cluster:
@@ -175,12 +171,9 @@ class AgentConnections:
             request[1:] = ["KILL", "ID", lost.client_id]
         async with self.beside(lost.server) as beside:
             try:
-                ours = (
-                    connection.is_at(server) and connection.client_id == lost.client_id
-                )
-                if ours or not await _is_served(
-                    beside, connection.name, lost.client_id
-                ):
+                number = lost.client_id
+                ours = connection.is_at(server) and connection.client_id == number
+                if ours or not await _is_served(beside, connection.name, number):
                     return True  # it is gone, or another connection has its id now
             except RedisRefusedError:  # before Redis 6.2, or without the right to look
                 if not lost.address:

@@ -19,7 +19,7 @@ import logging
 import math
 import string
 import weakref
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -273,13 +273,7 @@ class Connection:
         return await self.call_many(requests)
 
     async def _prepare(self) -> Channel:
-        """Give the open connection when large requests before this one have left.
-
-        Raises:
-            RedisUnavailableError: They have not within the timeout. Behind a gate the
-                caller waits until they have, or the connection is lost.
-        """
-        wait = self._timeout if self._gate is None else None
+        """Give the open connection when large requests before this one have left."""
         while True:
             channel = await self._opened()
             if channel.error is not None:  # it ended before this caller's turn came
@@ -287,11 +281,22 @@ class Connection:
             congested = channel.congested
             if congested is None:
                 return channel
-            with anyio.move_on_after(wait) as scope:
-                await congested.wait()
-            if scope.cancelled_caught:
-                said = f"the requests before it take more than {wait:g} s to leave"
-                raise RedisUnavailableError("timeout", said, address=self.address)
+            said = "the requests before it take more than {} s to leave"
+            await self._await_others(congested.wait, said)
+
+    async def _await_others(
+        self, wait: Callable[[], Awaitable[object]], said: str
+    ) -> None:
+        """Wait for other callers of this connection; RedisUnavailableError if too long.
+
+        Waiting counts against the deadline. Behind a gate there is none.
+        """
+        most = self._timeout if self._gate is None else None
+        with anyio.move_on_after(most) as scope:
+            await wait()
+        if scope.cancelled_caught:
+            reason = said.format(f"{most:g}")
+            raise RedisUnavailableError("timeout", reason, address=self.address)
 
     def _note_refused(
         self, channel: Channel, requests: Sequence[Request], replies: Sequence[Reply]
@@ -420,7 +425,8 @@ class Connection:
     async def _opened(self) -> Channel:
         if (channel := self._channel) is not None and channel.usable:
             return channel
-        opening = await self._take_turn()
+        opening = self._opening
+        await self._await_others(opening.acquire, "connecting takes more than {} s")
         try:
             channel = self._channel
             if channel is None or not channel.usable:
@@ -433,26 +439,6 @@ class Connection:
         finally:
             opening.release()
 
-    async def _take_turn(self) -> anyio.Lock:
-        """Wait until no other caller connects, and give the lock to release.
-
-        Waiting counts against the deadline, too: RedisUnavailableError if the turn has
-        not come within it. Behind a gate all wait until it opens.
-        """
-        lock = self._opening
-        try:
-            lock.acquire_nowait()
-        except anyio.WouldBlock:
-            wait = self._timeout if self._gate is None else None
-            with anyio.move_on_after(wait) as scope:
-                await lock.acquire()
-            if scope.cancelled_caught:
-                said = f"connecting takes more than {wait:g} s"
-                raise RedisUnavailableError(
-                    "timeout", said, address=self.address
-                ) from None
-        return lock
-
     async def _connect(self) -> Channel:
         if self.retired:
             await anyio.sleep_forever()
@@ -461,11 +447,11 @@ class Connection:
         try:
             return await self._connect_to(await self._find())
         finally:
-            self._connecting_since = None
+            self._attempt = self._connecting_since = None
 
     async def _find(self) -> Endpoint:
         try:
-            with anyio.fail_after(CONNECT_TIMEOUT):
+            with anyio.fail_after(CONNECT_TIMEOUT) as self._attempt:
                 self.server = await self.route.find()
         except Exception as error:
             self.server = None
@@ -488,7 +474,7 @@ class Connection:
                 raise translate(error, self.address, connecting=True) from cause
             raise
         finally:
-            self._attempt = self._raw = self._greeting = None
+            self._raw = self._greeting = None
         channel.life = self._gate.lives[self.address] if self._gate else 0
         channel.server = server
         channel.established = True

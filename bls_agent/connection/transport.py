@@ -18,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from bls_agent.connection.after_fork import cut_off, keep, sever
 from bls_agent.connection.endpoint import (
@@ -125,11 +125,8 @@ class Batch:
         self.received = 0  # bytes that had arrived when it began
 
 
-class Collected(NamedTuple):
-    """A reply to a posted request."""
-
-    reply: Reply
-    request: Request
+# A reply to a posted request, and the request.
+Collected: TypeAlias = tuple[Reply, Request]
 
 
 class Channel:
@@ -413,7 +410,7 @@ class Channel:
         batch = self._batches[0]
         batch.left -= 1
         if batch.posted:
-            self._arrived.append(Collected(reply, batch.requests[0]))
+            self._arrived.append((reply, batch.requests[0]))
             self._wake()
         else:
             batch.replies.append(reply)

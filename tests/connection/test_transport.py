@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from bls_agent import RedisUnavailableError
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, pack
+from bls_agent.connection.route import Direct
 from bls_agent.connection.transport import FAST, SLOWEST, Pace
 from bls_agent.devserver import DevServer
 from tests.harness import are_blocked, eventually, execute
@@ -360,7 +361,25 @@ async def test_closing_tells_whoever_waits(
     await eventually(lambda: are_blocked(admin, 0))
 
 
-async def test_a_wire_that_nobody_holds_is_closed(
+async def test_closing_while_the_server_is_sought(own_server: DevServer) -> None:
+    """No connection is left that was opened after the end."""
+
+    class SlowRoute(Direct):
+        async def find(self) -> Endpoint:
+            await anyio.sleep(0.2)
+            return await super().find()
+
+    route = SlowRoute(Endpoint.of(own_server.url))
+    connection = Connection(route, "test", timeout=1)
+    asking = asyncio.create_task(connection.call("PING"))
+    await asyncio.sleep(0.05)
+    await connection.aclose()
+    with pytest.raises(RedisUnavailableError):
+        await asking
+    assert not connection.engaged
+
+
+async def test_a_connection_that_nobody_holds_is_closed(
     own_server: DevServer, admin: Redis
 ) -> None:
     """The event loop alone keeps no connection open."""
