@@ -8,7 +8,7 @@ from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.route import Direct, Route
 
 if TYPE_CHECKING:
-    from bls_agent.connection.cluster import ClusterMap
+    from bls_agent.connection.topology import ClusterMap
 
 __all__ = ["Routes"]
 
@@ -23,14 +23,13 @@ class Routes:
         topology = endpoint.topology
         if topology is None:
             self._shared = Direct(endpoint)
-        elif topology.kind == "sentinel":
-            from bls_agent.connection.sentinel import SentinelRoute  # noqa: PLC0415 - rarely used
+            return
+        from bls_agent.connection import topology as several  # noqa: PLC0415 - rarely used
 
-            self._shared = SentinelRoute(endpoint.address, topology)
+        if topology.kind == "sentinel":
+            self._shared = several.SentinelRoute(endpoint.address, topology)
         else:
-            from bls_agent.connection.cluster import ClusterMap  # noqa: PLC0415 - rarely used
-
-            self.cluster = ClusterMap(endpoint.address, topology)
+            self.cluster = several.ClusterMap(endpoint.address, topology)
 
     def to(self, key: str) -> Route:
         """Give the route to the server that serves a key."""

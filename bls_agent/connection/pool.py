@@ -26,7 +26,7 @@ from bls_agent.core.keys import slot_of
 from bls_agent.core.settings import Settings
 
 if TYPE_CHECKING:
-    from bls_agent.connection.cluster import ClusterMap
+    from bls_agent.connection.topology import ClusterMap
 
 __all__ = ["ConnectionPool", "default_endpoint"]
 

@@ -30,13 +30,13 @@ from bls_agent import (
 )
 from bls_agent.connection.access import Access
 from bls_agent.connection.agent_connections import AgentConnections
-from bls_agent.connection.cluster import SlotRange, read_redirection, read_slots
 from bls_agent.connection.connection import Connection, Lost
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.engines import Routes
 from bls_agent.connection.faults import ends_connection, translate
 from bls_agent.connection.pool import KEPT
 from bls_agent.connection.scripts import END_LEASE
+from bls_agent.connection.topology import SlotRange, read_redirection, read_slots
 from bls_agent.core.acl import acl_rules
 from bls_agent.core.keys import slot_of
 from bls_agent.devserver import DevServer

@@ -1,0 +1,315 @@
+"""Several servers behind one URL: the master of Sentinel, the nodes of a Cluster.
+
+* **Sentinel.** One sentinel's answer is enough to connect, because the server itself is
+  asked its role before it is used. Before an open connection is left, most sentinels
+  have to agree.
+* **Cluster.** A connect asks any known node for the map of slots, unless the map is
+  fresh. MOVED overrides the map, once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeVar, cast
+from urllib.parse import urlsplit
+
+import anyio
+
+from bls_agent.connection.connection import Connection
+from bls_agent.connection.endpoint import Endpoint, Reply, Request, Topology
+from bls_agent.connection.route import Node, Route
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.core.keys import slot_of
+
+__all__ = [
+    "ClusterMap",
+    "KeyRoute",
+    "SentinelRoute",
+    "SlotRange",
+    "read_redirection",
+    "read_slots",
+]
+
+SENTINEL_TIMEOUT: Final = 0.5  # seconds until the next sentinel is asked
+NODE_TIMEOUT: Final = 1.0  # seconds until the next node is asked for the map
+FRESH: Final = 1.0  # seconds during which all connections believe one map
+
+T = TypeVar("T")
+
+_Failures = list[RedisUnavailableError]
+
+
+async def _ask_in_turn(
+    servers: Iterable[Endpoint],
+    ask: Callable[[Endpoint], Awaitable[T | None]],
+    failures: _Failures,
+) -> T | None:
+    """Give the first answer; ``None`` if no server has one, or all failed."""
+    for server in servers:
+        try:
+            answer = await ask(server)
+        except RedisUnavailableError as error:
+            failures.append(error)
+        else:
+            if answer is not None:
+                return answer
+    return None
+
+
+def _sum_up(
+    kind: str, reason: str, failures: _Failures, address: str
+) -> RedisUnavailableError:
+    """Make one error of those of all servers; for good if each of them is."""
+    refused = all(isinstance(error, RedisRefusedError) for error in failures)
+    said = "; ".join(str(error) for error in failures[:3])
+    error = RedisRefusedError if refused else RedisUnavailableError
+    return error(kind, f"{reason}: {said}", address=address)
+
+
+class SentinelRoute(Route):
+    """The route to the master of one service, shared by all connections of an agent."""
+
+    greeting: tuple[Request, ...] = (("ROLE",),)
+
+    def __init__(self, address: str, topology: Topology) -> None:
+        super().__init__(address)
+        self._topology = topology
+        self._sentinels = list(topology.seeds)  # in the order in which they are asked
+        self._glancing: tuple[Endpoint, Connection] | None = None
+
+    async def find(self) -> Endpoint:
+        """Ask the sentinels in turn; the first that knows a master is believed.
+
+        RedisRefusedError if they answer and none knows the service,
+        RedisUnavailableError if none answers.
+        """
+        failures: _Failures = []
+        asked = list(self._sentinels)
+        master = await _ask_in_turn(asked, self._ask, failures)
+        if master is not None:
+            return self._topology.node(*master)
+        if len(failures) == len(asked):
+            raise _sum_up("no_sentinel", "no sentinel answers", failures, self.address)
+        reason = f"no sentinel knows a master named {self._topology.service!r}"
+        raise RedisRefusedError("no_such_service", reason, address=self.address)
+
+    async def _ask(self, sentinel: Endpoint) -> Node | None:
+        """Ask one sentinel; one that fails is asked last from now on."""
+        connection = _connection_to(sentinel)
+        try:
+            return await self._ask_over(connection)
+        except RedisUnavailableError:
+            self._ask_last(sentinel)
+            raise
+        finally:
+            await connection.aclose()
+
+    async def _ask_over(self, connection: Connection) -> Node | None:
+        reply = await connection.call(
+            "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._topology.service
+        )
+        return None if reply is None else (reply[0].decode(), int(reply[1]))
+
+    def _ask_last(self, sentinel: Endpoint) -> None:
+        self._sentinels = [s for s in self._sentinels if s is not sentinel] + [sentinel]
+
+    def check(self, replies: Sequence[Reply]) -> None:
+        """Refuse a server that is no master (any more, or not yet)."""
+        role = replies[0]
+        if isinstance(role, RedisRefusedError):
+            return  # without the right to ask: a replica answers READONLY
+        if isinstance(role, RedisUnavailableError):
+            raise role
+        if role[0] != b"master":
+            reason = "the server that the sentinels name is no master"
+            raise RedisUnavailableError("not_master", reason)
+
+    def look_anew(self, error: RedisUnavailableError | None = None) -> None:  # noqa: ARG002
+        """Ask the next sentinel first from now on: this one may lag behind."""
+        self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
+
+    async def look(self) -> Endpoint | None:
+        """Ask all sentinels, and believe the master that most of them name."""
+        voices: Counter[Node] = Counter()
+        for sentinel in self._topology.seeds:
+            try:
+                if master := await self._ask(sentinel):
+                    voices[master] += 1
+            except RedisUnavailableError:
+                continue
+        for master, count in voices.most_common(1):
+            if count * 2 > len(self._topology.seeds):
+                return self._topology.node(*master)
+        return None
+
+    async def glance(self, server: Endpoint) -> bool:
+        """Ask one sentinel, over a connection that stays open, which master it names.
+
+        After ``SENTINEL FAILOVER`` the old master lives on, and learns only some 8 s
+        later that it is none any more.
+        """
+        sentinel, connection = self._glancing or (
+            self._sentinels[0],
+            _connection_to(self._sentinels[0]),
+        )
+        self._glancing = sentinel, connection
+        try:
+            master = await self._ask_over(connection)
+        except RedisUnavailableError:
+            self._ask_last(sentinel)
+            await self.aclose()
+            return False
+        named = None if master is None else self._topology.node(*master)
+        return named is not None and named.address != server.address
+
+    async def aclose(self) -> None:
+        """Close the connection for glances."""
+        glancing, self._glancing = self._glancing, None
+        if glancing is not None:
+            await glancing[1].aclose()
+
+
+def _connection_to(sentinel: Endpoint) -> Connection:
+    return Connection(
+        sentinel,
+        "bls-agent:sentinel",
+        timeout=SENTINEL_TIMEOUT,
+        patience=SENTINEL_TIMEOUT,
+    )
+
+
+class SlotRange(NamedTuple):
+    """Consecutive slots and the nodes that hold them, master first."""
+
+    first: int
+    last: int
+    nodes: tuple[Node, ...]
+
+
+def read_slots(reply: Reply, asked: str) -> list[SlotRange]:
+    """Read the reply to CLUSTER SLOTS; a node without a host is at ``asked``."""
+    ranges: list[SlotRange] = []
+    for first, last, *nodes in cast("Sequence[Sequence[Reply]]", reply):
+        named = tuple((_host_or(node[0], asked), node[1]) for node in nodes)
+        ranges.append(SlotRange(cast("int", first), cast("int", last), named))
+    return ranges
+
+
+def _host_or(host: bytes | None, asked: str) -> str:
+    return host.decode() if host and host != b"?" else asked
+
+
+def read_redirection(reason: str, asked: str) -> Node | None:
+    """Read the target of MOVED or ASK: ``3999 127.0.0.1:6381``, maybe without host."""
+    host, _, port = reason.rpartition(" ")[2].rpartition(":")
+    return (host or asked, int(port)) if port.isdecimal() else None
+
+
+def _host_of(address: str) -> str:
+    return urlsplit(address).hostname or ""
+
+
+class ClusterMap:
+    """What is known of a cluster, shared by all connections of an agent."""
+
+    def __init__(self, address: str, topology: Topology) -> None:
+        self.address = address
+        self.node = topology.node
+        self._seeds = topology.seeds
+        self._ranges: list[SlotRange] = []
+        self._last: Endpoint | None = None  # that answered; asked first
+        self._fetched = float("-inf")
+
+    def route(self, key: str) -> KeyRoute:
+        """Give the route to the node that serves a key."""
+        return KeyRoute(self, slot_of(key))
+
+    def distrust(self) -> None:
+        """Have the map fetched anew before it is used again."""
+        self._fetched = float("-inf")
+
+    async def master_of(self, slot: int) -> Node:
+        """Give the node that serves a slot.
+
+        RedisUnavailableError if no node answers, or if none serves the slot.
+        """
+        await self._refresh()
+        for first, last, nodes in self._ranges:
+            if first <= slot <= last:
+                return nodes[0]
+        reason = f"no node serves slot {slot}"
+        raise RedisUnavailableError("cluster_down", reason, address=self.address)
+
+    async def masters(self) -> list[Node]:
+        """Give every node that serves slots, each once."""
+        await self._refresh()
+        return list(dict.fromkeys(nodes[0] for _, _, nodes in self._ranges))
+
+    async def _refresh(self) -> None:
+        if anyio.current_time() - self._fetched < FRESH:
+            return
+        failures: _Failures = []
+        found = await _ask_in_turn(self._candidates(), self._ask, failures)
+        if found is None:
+            reason = "no node tells which serves what"
+            raise _sum_up("no_map", reason, failures, self.address)
+        self._last, self._ranges = found
+        self._fetched = anyio.current_time()
+
+    def _candidates(self) -> Iterator[Endpoint]:
+        """Give every server worth asking, once: the last to answer, seeds, others."""
+        last = [] if self._last is None else [self._last]
+        named = (self.node(*node) for _, _, nodes in self._ranges for node in nodes)
+        seen: set[str] = set()
+        for server in (*last, *self._seeds, *named):
+            if server.address not in seen:
+                seen.add(server.address)
+                yield server
+
+    async def _ask(self, server: Endpoint) -> tuple[Endpoint, list[SlotRange]]:
+        connection = Connection(
+            server, "bls-agent:map", timeout=NODE_TIMEOUT, patience=NODE_TIMEOUT
+        )
+        try:
+            reply = await connection.call("CLUSTER", "SLOTS")
+        finally:
+            await connection.aclose()
+        ranges = read_slots(reply, _host_of(server.address))
+        if not ranges:
+            reason = "the node serves no cluster"
+            raise RedisUnavailableError("cluster_down", reason, address=server.address)
+        return server, ranges
+
+
+class KeyRoute(Route):
+    """The route to the node that serves one slot."""
+
+    def __init__(self, slots: ClusterMap, slot: int) -> None:
+        super().__init__(slots.address)
+        self._map = slots
+        self._slot = slot
+        self._moved_to: Endpoint | None = None
+
+    async def find(self) -> Endpoint:
+        """Follow the last MOVED, once; else use the map."""
+        moved_to, self._moved_to = self._moved_to, None
+        return moved_to or self._map.node(*await self._map.master_of(self._slot))
+
+    def look_anew(self, error: RedisUnavailableError | None = None) -> None:
+        """Distrust the map; remember where the slot has moved to."""
+        self._map.distrust()
+        moved = error is not None and error.kind == "moved"
+        self._moved_to = self.target_of(error) if error is not None and moved else None
+
+    def target_of(self, redirection: RedisUnavailableError) -> Endpoint | None:
+        """Give the node that MOVED or ASK names."""
+        node = read_redirection(redirection.reason, _host_of(redirection.address))
+        return None if node is None else self._map.node(*node)
+
+    async def look(self) -> Endpoint | None:
+        """Ask the cluster which node serves the slot now."""
+        try:
+            return self._map.node(*await self._map.master_of(self._slot))
+        except RedisUnavailableError:
+            return None
