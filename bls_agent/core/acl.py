@@ -175,7 +175,6 @@ RIGHTS: Final = (
     Right("blpop", _COMMANDS, _BLOCKING, "no command is received in mode blocking", essential=True),
     Right("lpop", _COMMANDS, _BLOCKING, "no prefetch: commands are taken one by one"),
     Right("lpush", _COMMANDS, _BLOCKING, "at the stop, what was taken and not started is run, or reported as cancelled"),
-    Right("lrange", _COMMANDS, _BLOCKING, "what was given back at the stop is reported as cancelled if the answer is lost"),
     Right("lrange", _COMMANDS, _COMPAT, "no command is received in mode compat", essential=True),
     Right("evalsha", _COMMANDS, _COMPAT, _TWO_STEPS),
     Right("eval", _COMMANDS, _COMPAT, _TWO_STEPS),

@@ -12,13 +12,11 @@ import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import CONNECT_TIMEOUT, Reply, Request
-from bls_agent.connection.faults import redirects
 from bls_agent.core.errors import (
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.project.messages import find_id
 from bls_agent.project.receive.receiver import Message, Receiver
 
 __all__ = ["BLOCK", "BlockingRead", "BlockingReceiver"]
@@ -29,8 +27,6 @@ BLOCK: Final = 2  # seconds a read is parked at the server; Redis 5 wants an int
 MARGIN: Final = 1.0  # seconds a reply may be late before the server is asked
 FIRST_PAUSE: Final = 0.05  # seconds from one UNBLOCK to the next, then twice as many
 PATIENCE: Final = 1.5  # seconds a PING may take before another connection is asked
-GIVE_BACK_TRIES: Final = 3
-LONGEST_LOOK: Final = 1_048_576  # bytes in which an id is searched
 
 _Handle = Callable[[Reply], None]
 
@@ -48,16 +44,6 @@ class BlockingRead:
         self._connection = connections.blocking
         self._handlers: Sequence[_Handle] = ()
         self._on_refused: Callable[[], None] | None = None
-        self._was_redirected = False
-
-    def retry_at_once(self, failure: Exception) -> bool:
-        """Whether this failure is a redirection, and the one before was none."""
-        before, self._was_redirected = self._was_redirected, redirects(failure)
-        return self._was_redirected and not before
-
-    def succeeded(self) -> None:
-        """Allow the next redirection to be followed at once again."""
-        self._was_redirected = False
 
     async def send(
         self,
@@ -216,8 +202,7 @@ class BlockingReceiver(Receiver):
             try:
                 await self._read(limit)
             except RedisUnavailableError as error:
-                again = self._blocking_read.retry_at_once(error)
-                if not (again or self._taken):
+                if not self._taken:
                     if error.kind == "wrong_type":
                         raise WrongTypeError(self._key, "list") from error
                     raise
@@ -237,7 +222,6 @@ class BlockingReceiver(Receiver):
                 return
             await self._send(limit)
         await self._blocking_read.wait()
-        self._blocking_read.succeeded()
 
     async def _send(self, limit: int) -> None:
         more = limit - 1 if self._can_prefetch else 0
@@ -265,40 +249,15 @@ class BlockingReceiver(Receiver):
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
         """LPUSH the commands to the head of the list, in their order."""
-        if not messages:
+        payloads = [message.payload for message in reversed(messages)]
+        if not payloads:
             return True
-        payloads = [message.payload for message in messages]
-        in_doubt = False
-        for _ in range(GIVE_BACK_TRIES):
-            try:
-                stand = await self._stand_at_head(payloads) if in_doubt else False
-                if stand is None:
-                    return None
-                if not stand:
-                    await self._connections.control.call(
-                        "LPUSH", self._key, *reversed(payloads)
-                    )
-            except RedisUnavailableError as error:
-                logger.warning("%d commands not given back: %s", len(payloads), error)
-                in_doubt |= error.ambiguous
-                if not in_doubt:
-                    return False
-            else:
-                return True
-        return None
-
-    async def _stand_at_head(self, payloads: Sequence[bytes]) -> bool | None:
-        """Find out whether a doubtful LPUSH was executed; kill its connection first.
-
-        ``None`` if it seems so and no command has an id: they may be other commands.
-        """
-        control = self._connections.control
-        await self._connections.forget_lost(control, kill=True)
-        found = await control.call("LRANGE", self._key, 0, len(payloads) - 1)
-        if found != payloads:
-            return False
-        named = any(find_id(payload, limit=LONGEST_LOOK) for payload in payloads)
-        return True if named else None
+        try:
+            await self._connections.control.call("LPUSH", self._key, *payloads)
+        except RedisUnavailableError as error:
+            logger.warning("%d commands not given back: %s", len(payloads), error)
+            return None if error.ambiguous else False
+        return True
 
     async def stop(self) -> None:
         """Release the parked read; what it brings is in :meth:`leftovers`."""

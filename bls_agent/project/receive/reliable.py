@@ -125,12 +125,9 @@ class ReliableReceiver(Receiver):
             try:
                 await self._receive(limit)
             except (RedisUnavailableError, WrongTypeError) as error:
-                again = self._read.retry_at_once(error)
-                told = error if again else await self._explain(error)
-                if not (again or self._taken):
+                told = await self._explain(error)
+                if not self._taken:
                     raise told from error
-            else:
-                self._read.succeeded()
         return self.leftovers()
 
     def leftovers(self) -> list[Message]:
