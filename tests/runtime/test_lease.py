@@ -29,7 +29,6 @@ from bls_agent.runtime.lease import (
     Run,
     ValueLease,
 )
-from tests.harness import eventually
 
 
 @pytest.fixture
@@ -426,16 +425,6 @@ async def test_taking_over_what_is_over(own_connection: Connection) -> None:
     assert not first.valid
     assert not await first.renew()
     assert second.valid
-
-
-async def test_our_clock_runs_out_first(
-    own_connection: Connection, admin: Redis
-) -> None:
-    """Valid is never said longer than the server says it."""
-    lease = Lease(own_connection, KEY, 0.5)
-    await lease.acquire()
-    await eventually(lambda: not lease.valid)
-    assert await admin.get(OWNER_KEY) == lease.token.encode()
 
 
 @pytest.mark.parametrize("told", ["", "ab12.300@m.1", "poison"])
