@@ -329,10 +329,11 @@ class Connection:
             channel = await self._opened()
         channel.post(requests)
 
-    async def collect(self) -> Reply:
+    async def collect(self, patience: float | None = None) -> Reply:
         """Wait for the next pending reply.
 
-        RedisUnavailableError for an error reply or a lost connection.
+        RedisUnavailableError for an error reply or a lost connection; TimeoutError if
+        nothing has come after ``patience`` seconds.
 
         Cancelling loses nothing: the reply stays pending and the next call gets it.
         """
@@ -342,23 +343,27 @@ class Connection:
                 "connection", "the connection is closed", address=self.address
             )
         try:
-            reply, request = await channel.collect()
+            reply, request = await channel.collect(patience)
         except Exception as error:
+            if channel.error is None:
+                raise
             if channel is self._channel:
                 self._channel = None
             raise translate(error, self.address, ambiguous=True) from error
-        failed = isinstance(reply, RedisUnavailableError)
         # Else another task has dropped the connection, and its pending replies.
         if channel is self._channel:
-            channel.pending -= 1
-            if failed:
-                self._note_refused(channel, [request], [reply])
-            if channel.drains and not channel.pending and channel is self._channel:
-                self._channel = None
-                channel.drain()
-        if failed:
+            self._note_collected(channel, request, reply)
+        if isinstance(reply, RedisUnavailableError):
             raise reply
         return reply
+
+    def _note_collected(self, channel: Channel, request: Request, reply: Reply) -> None:
+        channel.pending -= 1
+        if isinstance(reply, RedisUnavailableError):
+            self._note_refused(channel, [request], [reply])
+        if channel.drains and not channel.pending and channel is self._channel:
+            self._channel = None
+            channel.drain()
 
     # --- opening and closing
 

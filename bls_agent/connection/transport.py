@@ -240,14 +240,23 @@ class Channel:
         batches = [Batch([one], 0, make(), posted=True) for one in requests]
         self._write(packed, batches)
 
-    async def collect(self) -> Collected:
-        """Wait for the next reply to a posted request; cancelling loses nothing."""
-        while not self._arrived:
-            if self.error is not None:
-                raise self.error
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        return self._arrived.popleft()
+    async def collect(self, patience: float | None = None) -> Collected:
+        """Wait for the next reply to a posted request; cancelling loses nothing.
+
+        TimeoutError after ``patience`` seconds. A timer of the loop costs a tenth of a
+        cancel scope, and there is one for each command that an agent takes.
+        """
+        if not self._arrived and self.error is None:
+            waiter = self._waiter = self._loop.create_future()
+            timer = patience and self._loop.call_later(patience, _resolve, waiter)
+            try:
+                await waiter
+            finally:
+                if timer:
+                    timer.cancel()
+        if self._arrived:
+            return self._arrived.popleft()
+        raise self.error or TimeoutError
 
     def drain(self) -> None:
         """Send nothing more, and close when everything is answered."""
@@ -439,8 +448,8 @@ class Channel:
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if waiter is not None:
+            _resolve(waiter)
 
     # --- the deadline of the oldest unanswered request
 
@@ -484,6 +493,11 @@ class Channel:
             self._pace.learn(batch.size, None)
             said = "a request before it was not answered"
             self.fail(ConnectionError(said), oldest=TimeoutError())
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def abort(raw: RawConnection) -> None:

@@ -88,9 +88,9 @@ async def test_a_reply_that_arrives_while_the_connection_is_left(
         channel: Any = connection._channel
         read = channel.collect
 
-        async def read_and_leave() -> Any:
+        async def read_and_leave(patience: float | None = None) -> Any:
             try:
-                return await read()
+                return await read(patience)
             finally:
                 await connection.drop()
                 if reconnects:

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import anyio
+
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.connection import Lost
 from bls_agent.connection.endpoint import Argument, Endpoint, Request
@@ -225,8 +227,12 @@ class ModelWire:
         if cut == "after":
             self.break_link()
 
-    async def collect(self) -> Any:
+    async def collect(self, patience: float | None = None) -> Any:
         """Wait for the next owed reply."""
+        with anyio.fail_after(patience):
+            return await self._next_reply()
+
+    async def _next_reply(self) -> Any:
         while True:
             if self._link is None:
                 raise self._gone()

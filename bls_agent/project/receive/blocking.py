@@ -72,11 +72,12 @@ class BlockingRead:
         deadline = BLOCK + MARGIN + link
         released, received = False, self._connection.received
         while self._connection.pending:
-            with anyio.move_on_after(deadline) as scope:
-                await self._read_all()
-            if not scope.cancelled_caught:
+            try:
+                await self._read_all(deadline)
+            except TimeoutError:
+                deadline = BLOCK + MARGIN
+            else:
                 continue
-            deadline = BLOCK + MARGIN
             before, received = received, self._connection.received
             if received != before:
                 continue
@@ -87,22 +88,25 @@ class BlockingRead:
                 released = True
                 deadline = MARGIN + link
 
-    async def _read_all(self) -> None:
-        """Raise a failure at the end only: the other replies may hold commands."""
+    async def _read_all(self, patience: float) -> None:
+        """Read all pending replies; TimeoutError if one takes ``patience`` seconds.
+
+        A failure is raised at the end only: the other replies may hold commands.
+        """
         failure: RedisUnavailableError | None = None
         while self._connection.pending:
             try:
-                await self._read_one()
+                await self._read_one(patience)
             except RedisUnavailableError as error:
                 failure = failure or error
         if failure is not None:
             raise failure
 
-    async def _read_one(self) -> None:
+    async def _read_one(self, patience: float) -> None:
         """Read one pending reply and handle it before anything is awaited."""
         at = len(self._handlers) - self._connection.pending
         try:
-            reply = await self._connection.collect()
+            reply = await self._connection.collect(patience)
         except RedisRefusedError as error:
             if self._on_refused is None or not at or error.kind == "wrong_type":
                 raise
@@ -166,11 +170,12 @@ class BlockingRead:
             released = await self._unblock()
             # Where it cannot be released the block ends by itself.
             wait = pause if released else BLOCK + MARGIN
-            with anyio.move_on_after(wait) as scope, suppress(RedisUnavailableError):
-                await self._read_all()
-            if not scope.cancelled_caught:
+            try:
+                with suppress(RedisUnavailableError):
+                    await self._read_all(wait)
                 continue
-            pause, waited = 2 * pause, waited + wait
+            except TimeoutError:
+                pause, waited = 2 * pause, waited + wait
             if waited >= grace and (released or await self._server_answers()):
                 await self._connection.drop()
 
