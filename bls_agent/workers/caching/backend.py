@@ -157,7 +157,7 @@ class CacheBackend:
         if isinstance(refusal, RedisUnavailableError):
             self.availability.refused(refusal)
 
-    def wire_to(self, key: str) -> AbstractAsyncContextManager[Connection]:
+    def connection_to(self, key: str) -> AbstractAsyncContextManager[Connection]:
         """Give the locks' own connection to a key's server: its requests may take longer."""
         return self._locks.pool.to(key)
 
@@ -293,7 +293,7 @@ class DistributedLock:
 
     async def _prepare(self) -> tuple[Connection, Lease]:
         if self._connection is None:
-            connection = self._backend.wire_to(self._key)
+            connection = self._backend.connection_to(self._key)
             self._connection = await self._exit.enter_async_context(connection)
         if self._lease is None:
             ttl = self._function.policy.lock_ttl

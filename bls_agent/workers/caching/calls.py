@@ -335,6 +335,9 @@ class _LoopCalls:
             flight.lock = DistributedLock(self._backend, function, job.key)
             if not await flight.lock.try_once():
                 return None
+            found = await self._backend.read(function, job.key)
+            if found.left > function.policy.early:
+                return None  # another process has computed it meanwhile
         function.counts.add("refreshed_early")
         outcome = await self._run(job, flight, MISSING)
         if isinstance(outcome.error, Exception):
