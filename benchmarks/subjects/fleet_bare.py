@@ -41,7 +41,8 @@ async def run(options: Options) -> dict[str, float]:
             raise RuntimeError("a project has ended before its time")
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
+        # A read may keep its cancellation to itself, and its task goes on.
+        await asyncio.wait(tasks, timeout=5)
     return found
 
 
