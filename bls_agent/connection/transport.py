@@ -248,11 +248,13 @@ class Channel:
         """
         if not self._arrived and self.error is None:
             waiter = self._waiter = self._loop.create_future()
-            timer = patience and self._loop.call_later(patience, _resolve, waiter)
+            timer = None
+            if patience is not None:
+                timer = self._loop.call_later(patience, _resolve, waiter)
             try:
                 await waiter
             finally:
-                if timer:
+                if timer is not None:
                     timer.cancel()
         if self._arrived:
             return self._arrived.popleft()
