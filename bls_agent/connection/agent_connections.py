@@ -35,9 +35,9 @@ BESIDE_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gon
 class AgentConnections:
     """The connections of one agent, one for each use, behind one gate.
 
-    A connection leads to the server of one key. On a cluster the status, the console list and
-    the control list lie on different nodes, so there are four connections; elsewhere
-    ``control`` is ``liveness`` and ``intake`` is ``data``, and there are three.
+    A connection leads to the server of one key. On a cluster the status, the console
+    list and the control list lie on different nodes, so there are four connections;
+    elsewhere ``control`` is ``liveness`` and ``intake`` is ``data``: there are three.
     """
 
     def __init__(

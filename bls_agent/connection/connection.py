@@ -25,12 +25,7 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from bls_agent.connection.after_fork import (
-    cut_off,
-    keep,
-    register,
-    sever,
-)
+from bls_agent.connection.after_fork import cut_off, keep, register, sever
 from bls_agent.connection.endpoint import (
     CONNECT_TIMEOUT,
     Argument,
@@ -314,7 +309,7 @@ class Connection:
         self._leave(channel)
 
     def _leave(self, channel: Channel) -> None:
-        """Open another connection for what comes next; this one answers what it was sent."""
+        """Open another connection for what comes next; this one answers its requests."""
         if channel is self._channel:
             self._channel = None
         channel.drain()

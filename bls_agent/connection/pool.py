@@ -22,7 +22,7 @@ from bls_agent.connection.engines import Routes
 from bls_agent.connection.faults import redirects
 from bls_agent.connection.route import Direct, Node, Route
 from bls_agent.core.errors import RedisUnavailableError
-from bls_agent.core.keys import slot_of
+from bls_agent.core.keys import encode_key, slot_of
 from bls_agent.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _Ask: TypeAlias = Callable[[Connection, Sequence[Request]], Awaitable[list[Reply
 
 
 class ConnectionPool:
-    """One connection for all keys; on a cluster one for each slot, the latest are kept."""
+    """One connection for all keys; on a cluster one for each slot, the latest few."""
 
     def __init__(
         self, endpoint: Endpoint, name: str, *, timeout: float, strict: bool = False
@@ -64,7 +64,7 @@ class ConnectionPool:
 
     @asynccontextmanager
     async def to(self, key: str) -> AsyncGenerator[Connection]:
-        """Give the connection to the server of a key, for as long as the block lasts."""
+        """Give the connection to the server of a key, as long as the block lasts."""
         slot, connection = self.slot_of(key), self.pick(key)
         self._users[slot] += 1
         try:
@@ -91,7 +91,7 @@ class ConnectionPool:
         self._glance_at = now + GLANCE
 
     def pick(self, key: str = "") -> Connection:
-        """Give the connection to the server of a key; on a cluster it may soon be closed."""
+        """Give the connection to a key's server; on a cluster it may soon be closed."""
         slot = self.slot_of(key)
         connection = self._connections.pop(slot, None)
         if connection is None:
@@ -147,7 +147,7 @@ class ConnectionPool:
         return sum(connection.generation for connection in connections)
 
     async def masters(self) -> AsyncGenerator[Connection]:
-        """Give a connection to each server that holds keys; it stays open until the next."""
+        """Give a connection to each server that holds keys, open until the next."""
         cluster = self._routes.cluster
         if cluster is None:
             async with self.to("") as connection:
@@ -217,12 +217,12 @@ class ConnectionPool:
     async def read(self, key: str, name: str, *rest: Argument) -> Reply:
         """Send one request that changes nothing, about one key."""
         async with self.to(key) as connection:
-            return await connection.read(name, _encode(key), *rest)
+            return await connection.read(name, encode_key(key), *rest)
 
     async def call(self, key: str, name: str, *rest: Argument) -> Reply:
         """Send one request about one key, once."""
         async with self.to(key) as connection:
-            return await connection.call(name, _encode(key), *rest)
+            return await connection.call(name, encode_key(key), *rest)
 
     def forget_loop(self) -> None:
         """Become as never opened: the loop was closed under the connections."""
@@ -269,7 +269,3 @@ def _key_of(request: Request) -> str:
     return (
         key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else str(key)
     )
-
-
-def _encode(key: str) -> bytes:
-    return key.encode("utf-8", "surrogateescape")

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Reply, Request
 
 __all__ = [
-    "MOST_TOPICS",
     "REMIND_EVERY",
     "Complaints",
     "Gate",
+    "Reminders",
     "nobody_listens",
     "show_log",
 ]
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REMIND_EVERY: Final = 60.0  # seconds between two warnings of the same cause
-MOST_TOPICS: Final = 1_000  # causes to remember, before the expired ones are dropped
+MOST_TOPICS: Final = 1_000  # causes to remember; the oldest is forgotten first
 
 # Failures that depend on the request. All others are a state of the server, which all
 # connections of an agent meet at the same time: one warning stands for all.
@@ -89,12 +89,34 @@ def show_log() -> Generator[None]:
         logger.setLevel(level)
 
 
-class Complaints:
-    """Warns of what is wrong with Redis, for all connections of one agent together."""
+class Reminders:
+    """Decides what to say again: of each topic something once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._said_at: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._said_at)
+
+    def is_due(self, topic: str) -> bool:
+        """Tell whether to speak of a topic now; then it is not due for a minute."""
+        now = self._clock()
+        if now - self._said_at.get(topic, -REMIND_EVERY) < REMIND_EVERY:
+            return False
+        self._said_at.pop(topic, None)
+        if len(self._said_at) >= MOST_TOPICS:  # one for each key of another type
+            self._said_at.pop(next(iter(self._said_at)), None)
+        self._said_at[topic] = now
+        return True
+
+
+class Complaints:
+    """Warns of what is wrong with Redis, for all connections of one agent together."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._reminders = Reminders(clock)
+        self._weaker: set[str] = set()  # what missing rights weaken, as it was told
         self.quiet = False  # whether it logs nothing at all
 
     def say(self, consequence: str, error: BlsError) -> bool:
@@ -136,22 +158,15 @@ class Complaints:
             return  # no operator needs to grant it
         shown = right.shown if right else str(request[0])
         weaker = right.weaker if right else "it is not among the rights of an agent"
-        if weaker not in self._said_at and not self.quiet:
-            self._said_at[weaker] = self._clock()
+        if weaker not in self._weaker and not self.quiet:
+            self._weaker.add(weaker)
             text = "Redis at %s refuses %s to this user (no_permission): %s. "
             text += "`bls-agent acl` prints what to grant"
             logger.warning(text, error.address, shown, weaker)
 
     def _say_now(self, topic: str, text: str, *arguments: object) -> bool:
-        now = self._clock()
-        lately = now - self._said_at.get(topic, -REMIND_EVERY) < REMIND_EVERY
-        if lately or self.quiet:
+        if self.quiet or not self._reminders.is_due(topic):
             return False
-        if len(self._said_at) >= MOST_TOPICS:  # one for each key of another type
-            self._said_at = {
-                one: at for one, at in self._said_at.items() if now - at < REMIND_EVERY
-            }
-        self._said_at[topic] = now
         logger.warning(text, *arguments)
         return True
 

@@ -1,7 +1,7 @@
 """Where the connection for a key leads to: found anew at each connect.
 
-Always the same server, the master that sentinels name (``sentinel.py``), or the node of
-a cluster that serves the key (``cluster.py``).
+Always the same server, or one that ``topology.py`` finds: the master that sentinels
+name, the node of a cluster that serves the key.
 """
 
 from __future__ import annotations

@@ -243,8 +243,8 @@ class Channel:
     async def collect(self, patience: float | None = None) -> Collected:
         """Wait for the next reply to a posted request; cancelling loses nothing.
 
-        TimeoutError after ``patience`` seconds. A timer of the loop costs a tenth of a
-        cancel scope, and there is one for each command that an agent takes.
+        TimeoutError after ``patience`` seconds. A timer of the loop costs less than half
+        of a cancel scope, and there is one for each command that an agent takes.
         """
         if not self._arrived and self.error is None:
             waiter = self._waiter = self._loop.create_future()

@@ -432,4 +432,4 @@ def shares_slot(key: str) -> bool:
 
 def slot_of(key: str) -> int:
     """Give a key's slot on a cluster: CRC16 (XMODEM) of its hash tag."""
-    return crc_hqx(hash_tag(key).encode("utf-8", "surrogateescape"), 0) % SLOTS
+    return crc_hqx(encode_key(hash_tag(key)), 0) % SLOTS

@@ -8,7 +8,6 @@ running handlers get their time, the log is flushed, the last status is written.
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import sys
 import threading
@@ -26,7 +25,7 @@ from anyio.abc import TaskStatus
 from bls_agent.connection.after_fork import keep, register
 from bls_agent.connection.agent_connections import AgentConnections, Patrol
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.reconnect import MOST_TOPICS, REMIND_EVERY
+from bls_agent.connection.reconnect import Reminders
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
@@ -91,7 +90,7 @@ class AgentSession:
         self.opened = anyio.Event()  # set when the loops run
         self.closed = anyio.Event()  # set when everything is over
         self._status_key = PROJECT_STATUS.build(project=state.project)
-        self._warned_at: dict[str, float] = {}
+        self._reminders = Reminders()
         self._control_key = CONTROL.build(project=state.project)
         self._console_key = PROJECT_CONSOLE.build(project=state.project)
         self.connections = self._connect(endpoint)
@@ -326,12 +325,8 @@ class AgentSession:
 
     def _warn(self, text: str, metadata: dict[str, object]) -> None:
         """Warn operator and host, of the same thing once a minute."""
-        topic, now = f"{text} {metadata}", time.monotonic()
-        if now - self._warned_at.get(topic, -math.inf) < REMIND_EVERY:
+        if not self._reminders.is_due(f"{text} {metadata}"):
             return
-        if len(self._warned_at) >= MOST_TOPICS:
-            self._warned_at.clear()
-        self._warned_at[topic] = now
         self._state.stream.emit(Level.WARN, text, metadata)
         logger.warning("%s: %s", self._state.project, text)
 

@@ -199,9 +199,8 @@ class StreamReader:
 
     async def _check_silence(self) -> None:
         """Give up a connection over which nothing has come for too long."""
-        if (
-            self.connection.received != self._received
-        ):  # a large reply over a narrow link
+        # It may be a large reply over a narrow link.
+        if self.connection.received != self._received:
             self._posted_at = anyio.current_time() - BLOCK
             return
         await self.connection.drop()

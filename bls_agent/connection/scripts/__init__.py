@@ -75,14 +75,10 @@ class Script:
         arguments: Sequence[Argument],
     ) -> Reply:
         """Run the script; raises as :meth:`Connection.call`."""
-        try:
-            return await connection.call(
-                "EVALSHA", self.digest, len(keys), *keys, *arguments
-            )
-        except RedisUnavailableError as error:
-            if error.kind != "no_script":
-                raise
-        return await connection.call("EVAL", self.text, len(keys), *keys, *arguments)
+        (reply,) = await run_scripts(connection, [(self, keys, arguments)])
+        if isinstance(reply, RedisUnavailableError):
+            raise reply
+        return reply
 
     async def run_many(
         self,

@@ -24,7 +24,12 @@ from bls_agent.connection.endpoint import Endpoint, Reply, Request
 from bls_agent.connection.pool import ConnectionPool, default_endpoint
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.core.keys import (
+    CONTROL,
+    PROJECT_CONSOLE,
+    PROJECT_STATUS,
+    encode_key,
+)
 from bls_agent.core.settings import check_seconds
 from bls_agent.ops.fleet.project_state import (
     FleetChange,
@@ -299,7 +304,7 @@ class _Keys(NamedTuple):
     @classmethod
     def of(cls, project: str) -> _Keys:
         located = (template.locate(project=project) for template in TEMPLATES)
-        return cls(*(key.encode("utf-8", "surrogateescape") for key in located))
+        return cls(*map(encode_key, located))
 
 
 class FleetReader:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from bls_agent.core.errors import BlsError, RedisUnavailableError, WrongTypeError
-from bls_agent.core.keys import PROJECT_CONSOLE, KeyTemplate
+from bls_agent.core.keys import PROJECT_CONSOLE, KeyTemplate, encode_key
 from bls_agent.project.messages import LogEntry
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class LogReader:
     def __init__(self, pool: ConnectionPool, project: str) -> None:
         self._pool = pool
         self._key = PROJECT_CONSOLE.locate(project=project)
-        self._encoded = self._key.encode("utf-8", "surrogateescape")
+        self._encoded = encode_key(self._key)
 
     async def look(self, follower: Follower) -> list[LogEntry]:
         """Read windows of the tail until the follower finds its place again.

@@ -58,7 +58,7 @@ async def find_projects(pool: ConnectionPool) -> dict[str, Status | None]:
     found = sorted(names)
     keys = [PROJECT_STATUS.locate(project=name) for name in found]
     # Not MGET: one key that may not be read would refuse the others, too.
-    requests = [("GET", key.encode("utf-8", "surrogateescape")) for key in keys]
+    requests = [("GET", encode_key(key)) for key in keys]
     replies = await pool.read_many(requests)
     refused = [reply for reply in replies if _is_refusal(reply)]
     if refused and len(refused) == len(replies):

@@ -84,9 +84,8 @@ class BLSHandler(logging.Handler):
         ConfigurationError: ``agent`` has no log, or there is no such level.
     """
 
-    ships_away: Final = (
-        True  # for :func:`~bls_agent.connection.reconnect.nobody_listens`
-    )
+    # For :func:`~bls_agent.connection.reconnect.nobody_listens`.
+    ships_away: Final = True
 
     def __init__(self, agent: HasLog, level: int | str = logging.NOTSET) -> None:
         log = getattr(agent, "log", None)

@@ -21,7 +21,12 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.keys import INSTANCES, PROJECT_STATUS, place_beside
+from bls_agent.core.keys import (
+    INSTANCES,
+    PROJECT_STATUS,
+    encode_key,
+    place_beside,
+)
 from bls_agent.project.messages import LogEntry, Outcome, Status
 from bls_agent.project.receive.receiver import Say
 from bls_agent.runtime.lease import belongs_to_dead, make_token
@@ -107,7 +112,7 @@ def _key_of(project: str) -> str:
 async def read_replicas(connection: Connection, project: str) -> dict[str, Status]:
     """Read the living instances of a project."""
     key = _key_of(project)
-    requests = [("HGETALL", key.encode("utf-8", "surrogateescape")), ("TIME",)]
+    requests = [("HGETALL", encode_key(key)), ("TIME",)]
     replies = await connection.read_many(requests)
     for reply in replies:
         if isinstance(reply, RedisUnavailableError):

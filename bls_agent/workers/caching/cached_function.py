@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, cast
 
 from bls_agent.connection.endpoint import Argument, Reply, Request
+from bls_agent.connection.reconnect import Reminders
 from bls_agent.core.codec import decode_object, encode_strictly, format_timestamp
 from bls_agent.core.errors import (
     ConfigurationError,
@@ -51,7 +52,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FUNC_CACHE: Final = KEYS["func_cache"]
-REMIND_EVERY: Final = 60.0  # seconds between two warnings of one function's failures
 FOR_EVER: Final = -1  # PTTL of a key that never expires
 LEAST_SIZE: Final = 256  # bytes
 MAX_DEPTH: Final = 120  # levels of a result
@@ -225,7 +225,7 @@ class CachedFunction:
     def __post_init__(self) -> None:
         self._prefix = FUNC_CACHE.build(func=self.name, key="0")[:-1]
         self._logged_unstorable = False
-        self._logged_at: dict[str, float] = {}
+        self._reminders = Reminders()
 
     def key_of(self, args: Sequence[object], kwargs: dict[str, Any]) -> str | None:
         """Give the key for a call, or ``None`` if the function cannot be called so."""
@@ -330,9 +330,7 @@ class CachedFunction:
         self._log("type", "%s: a result is not cached: %s", self.name, error)
 
     def _log(self, topic: str, text: str, *arguments: object) -> None:
-        now = time.monotonic()
-        if now - self._logged_at.get(topic, -inf) >= REMIND_EVERY:
-            self._logged_at[topic] = now
+        if self._reminders.is_due(topic):
             logger.warning(text, *arguments)
 
 
