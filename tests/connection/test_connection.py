@@ -54,6 +54,19 @@ async def test_a_cancelled_read_stays_owed(
     assert connection.pending == 0
 
 
+async def test_an_impatient_read_stays_pending(
+    connection: Connection, admin: Redis
+) -> None:
+    """When the patience is over the reply is still pending, and comes to the next."""
+    await connection.post([("BLPOP", "队列", 5)])
+    with pytest.raises(TimeoutError):
+        await connection.collect(0.01)
+    assert connection.pending == 1
+    await admin.rpush("队列", "一")
+    assert await connection.collect(5) == ["队列".encode(), "一".encode()]
+    assert connection.pending == 0
+
+
 async def test_who_waits_for_a_turn_is_told_in_time(
     connection: Connection, own_server: DevServer
 ) -> None:
