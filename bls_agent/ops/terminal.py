@@ -13,7 +13,6 @@ import shutil
 import unicodedata
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, TextIO, TypeAlias
 
@@ -25,7 +24,6 @@ __all__ = [
     "LEVEL_STYLES",
     "STATUS_STYLES",
     "Cell",
-    "Column",
     "ReaderGone",
     "Screen",
     "clock_of",
@@ -42,7 +40,8 @@ Cell: TypeAlias = "str | tuple[str, str]"  # a text, and perhaps its style
 
 CLOCK: Final = "%m-%d %H:%M:%S"
 LEAST_COLUMNS: Final = 20
-GAP: Final = 2  # columns between two of a table
+GAP: Final = 2  # between two columns of a table
+LEAST: Final = 10  # of a table's column: it is no use to squeeze it further
 LEVEL_STYLES: Final = {
     Level.DEBUG: "dim",
     Level.INFO: "cyan",
@@ -139,14 +138,6 @@ class ReaderGone(Exception):  # noqa: N818 - nothing is wrong: `| head` has enou
     """The process that read the output has closed it."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of a table, with its heading at terminals."""
-
-    title: str
-    least: int = 8  # columns of the terminal below which it is no use to squeeze it
-
-
 class Screen:
     """One stream: standard output for results, standard error for everything else.
 
@@ -175,10 +166,10 @@ class Screen:
         self.write(between.join(map(self._shown, pieces)))
 
     def _shown(self, piece: Cell) -> str:
-        text = visible(_plain(piece))
-        if isinstance(piece, str) or not (self.colours and text and piece[1]):
+        text, style = visible(_plain(piece)), _style(piece)
+        if not (self.colours and text and style):
             return text
-        codes = ";".join(str(_CODES[word]) for word in piece[1].split())
+        codes = ";".join(str(_CODES[word]) for word in style.split())
         return f"\x1b[{codes}m{text}\x1b[0m"
 
     def fields(self, *cells: Cell) -> None:
@@ -190,29 +181,28 @@ class Screen:
         for line in wrap(visible(text), self.columns) if self.terminal else [text]:
             self.line((line, style))
 
-    def table(
-        self,
-        columns: Sequence[Column],
-        rows: Iterable[Sequence[Cell]],
-        *,
-        header: bool = True,
-    ) -> None:
-        """Write a table; in a pipe its rows alone, with tabs between the cells."""
-        cells = [[*row] for row in rows]
+    def table(self, rows: Iterable[Sequence[Cell]], titles: Sequence[str] = ()) -> None:
+        """Write a table; in a pipe its rows alone, with tabs between the cells.
+
+        Without titles the first cell of a row says what the second one is.
+        """
         if not self.terminal:
-            for row in cells:
-                self.line(*row, between="\t")
+            for row in rows:
+                self.fields(*row)
             return
-        room = self.columns - GAP * (len(columns) - 1)
-        widths = _widths(columns, cells)
-        leasts = [min(width, c.least) for width, c in zip(widths, columns, strict=True)]
-        if sum(leasts) > room:
-            self._stack(columns, cells, header=header)
+        cells = [*rows]
+        head: list[Cell] = [(title, "bold") for title in titles]
+        shown = [head, *cells] if head else cells
+        columns = zip(*shown, strict=True)
+        widths = [max(map(_cell_columns, column)) for column in columns]
+        room = self.columns - GAP * (len(widths) - 1)
+        if sum(min(width, LEAST) for width in widths) > room:
+            self._stack(cells, titles)
             return
-        widths = _fit_widths(widths, leasts, room)
-        if header:
-            self._write_row([(column.title, "bold") for column in columns], widths)
-        for row in cells:
+        widths = [min(width, room) for width in widths]
+        while sum(widths) > room:
+            widths[widths.index(max(widths))] -= 1
+        for row in shown:
             self._write_row(row, widths)
 
     def _write_row(self, row: Sequence[Cell], widths: Sequence[int]) -> None:
@@ -225,26 +215,20 @@ class Screen:
             line = ""
             for text, cell, width in zip(texts, row, widths, strict=True):
                 blanks = " " * (width - count_columns(text) + GAP)
-                line += self._shown(_restyled(cell, text)) + blanks
+                line += self._shown((text, _style(cell))) + blanks
             self.write(line.rstrip(" "))
 
-    def _stack(
-        self,
-        columns: Sequence[Column],
-        rows: Sequence[Sequence[Cell]],
-        *,
-        header: bool,
-    ) -> None:
+    def _stack(self, rows: Sequence[Sequence[Cell]], titles: Sequence[str]) -> None:
         """Write a row's cells below each other: the terminal is too narrow."""
         for number, row in enumerate(rows):
-            if number and header:
-                self.write("")
-            if not header:  # its first cell says what the second is
+            if not titles:
                 self.line((f"{_plain(row[0])}: ", "dim"), *row[1:])
                 continue
-            for column, cell in zip(columns, row, strict=True):
+            if number:
+                self.write("")
+            for title, cell in zip(titles, row, strict=True):
                 if _plain(cell):
-                    self.line((f"{column.title}: ", "dim"), cell)
+                    self.line((f"{title}: ", "dim"), cell)
 
     def json(self, value: object) -> None:
         """Write a value as JSON on one line; UTF-8 unless people read it."""
@@ -308,25 +292,12 @@ def _plain(cell: Cell) -> str:
     return cell if isinstance(cell, str) else cell[0]
 
 
-def _restyled(cell: Cell, text: str) -> Cell:
-    return text if isinstance(cell, str) else (text, cell[1])
+def _style(cell: Cell) -> str:
+    return "" if isinstance(cell, str) else cell[1]
 
 
-def _widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[int]:
-    shown = [[column.title for column in columns], *([*map(_plain, r)] for r in rows)]
-    return [
-        max(count_columns(visible(cell)) for cell in column)
-        for column in zip(*shown, strict=True)
-    ]
-
-
-def _fit_widths(widths: Sequence[int], leasts: Sequence[int], room: int) -> list[int]:
-    """Narrow the widest columns until all of them fit."""
-    fitting = [min(width, room) for width in widths]
-    while sum(fitting) > room:
-        shrinkable = [at for at, least in enumerate(leasts) if fitting[at] > least]
-        fitting[max(shrinkable, key=fitting.__getitem__)] -= 1
-    return fitting
+def _cell_columns(cell: Cell) -> int:
+    return count_columns(visible(_plain(cell)))
 
 
 def escape_json(text: str, encoding: str = "utf-8") -> str:
@@ -337,7 +308,8 @@ def escape_json(text: str, encoding: str = "utf-8") -> str:
 
     def escape(found: re.Match[str]) -> str:
         letter = found[0]
-        if letter.isprintable() and _can_encode(letter, encoding):
+        known = letter.encode(encoding, "ignore")
+        if letter.isprintable() and known:
             return letter
         units = letter.encode("utf-16-be", "surrogatepass")
         pairs = zip(units[::2], units[1::2], strict=True)
@@ -349,11 +321,3 @@ def escape_json(text: str, encoding: str = "utf-8") -> str:
 def json_text(value: object) -> str:
     """Write a value as JSON in which everything is printable, as a part of a line."""
     return escape_json(encode(value).decode())
-
-
-def _can_encode(letter: str, encoding: str) -> bool:
-    try:
-        letter.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -14,10 +14,9 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial, wraps
 from importlib import import_module
 from typing import Annotated, Any, Final, TypeAlias, TypeVar, cast
 
@@ -64,121 +63,96 @@ COMMANDS: Final = {
     "console": "console",
     "demo": "run",
 }
-COMMON: Final[dict[str, tuple[object, object]]] = {
-    "redis": (RedisOption, ""),
-    "json": (JsonOption, False),
-    "lang": (LangOption, None),
-}
 WIDEST: Final = 100  # columns of a page: longer lines are hard to read
 NARROW: Final = 60  # columns below which explanations stand on lines of their own
 NAME_COLUMNS: Final = 26
-SHARED: Final = (*COMMON, "help")
+SECTIONS: Final = ("arguments", "options", "commands", "options_common")
+SHARED: Final = ("redis", "json", "lang", "help")  # options of every command
 _REGISTERED: Final[dict[str, typer.Typer]] = {}
 
 
+def _write_page(self: Any, ctx: Any, formatter: Any) -> None:
+    """Write the ``--help`` page of a command, whose texts are localised already.
+
+    typer's own pages draw boxes, know English alone, and load ten times as much.
+    Escapes what the output cannot encode: the parser assumes UTF-8.
+    """
+    texts: Texts = ctx.obj.texts
+    columns = min(shutil.get_terminal_size().columns, WIDEST)
+    usage = [texts["usage"], ctx.command_path, "[OPTIONS]"]
+    told: dict[str, list[_Row]] = {name: [] for name in SECTIONS}
+    for one in self.get_params(ctx):
+        if one.param_type_name == "argument":
+            usage.append(one.metavar if one.required else f"[{one.metavar}]")
+            told["arguments"].append((one.metavar, one.help))
+        else:
+            section = "options_common" if one.name in SHARED else "options"
+            told[section].append(_option(one, texts))
+    if isinstance(self, _Group):
+        usage.append("[COMMAND …]")
+        path = ctx.command_path.split()[1:]
+        for name in self.list_commands(ctx):  # loads no module
+            key = "_".join(["help", *path, name])
+            told["commands"].append((name, texts[key].partition("\n")[0]))
+    parts = [
+        wrap(" ".join(usage), columns),
+        [line for part in self.help.splitlines() for line in wrap(part, columns)],
+        *(_section(texts[name], rows, columns) for name, rows in told.items() if rows),
+    ]
+    page = "\n\n".join("\n".join(part) for part in parts)
+    formatter.write(ctx.obj.out.encodable(page))
+
+
 class _Command(TyperCommand):
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _write_page(self, ctx, formatter)
+    format_help = _write_page
 
 
 class _Group(TyperGroup):
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _write_page(self, ctx, formatter)
+    format_help = _write_page
 
-
-def _write_page(command: Any, context: Any, formatter: Any) -> None:
-    """Escape what the output cannot encode: the parser assumes UTF-8."""
-    invocation: Invocation = context.obj
-    page = _help_page(command, context, invocation.texts)
-    formatter.write(invocation.out.encodable(page))
-
-
-def _help_page(command: Any, context: Any, texts: Texts) -> str:
-    """Format the ``--help`` page of a command, whose texts are localised already.
-
-    typer's own pages draw boxes, know English alone, and load ten times as much.
-    """
-    columns = min(shutil.get_terminal_size().columns, WIDEST)
-    parameters = command.get_params(context)
-    arguments = [one for one in parameters if one.param_type_name == "argument"]
-    options = [one for one in parameters if one.param_type_name == "option"]
-    told = [(one.metavar or one.name.upper(), one.help or "") for one in arguments]
-    own = [one for one in options if one.name not in SHARED]
-    shared = [one for one in options if one.name in SHARED]
-    parts = [
-        wrap(f"{texts['usage']} {_usage(command, context, arguments)}", columns),
-        _paragraphs(command.help or "", columns),
-        _section(texts["arguments"], told, columns),
-        _section(texts["options"], [_option(one, texts) for one in own], columns),
-        _section(texts["commands"], [*_commands(command, context, texts)], columns),
-        _section(texts["options_common"], [_option(o, texts) for o in shared], columns),
-        _paragraphs(command.epilog or "", columns),
-    ]
-    return "\n\n".join("\n".join(part) for part in parts if part)
-
-
-def _usage(command: Any, context: Any, arguments: Sequence[Any]) -> str:
-    words = [context.command_path, "[OPTIONS]"]
-    for one in arguments:
-        name = one.metavar or one.name.upper()
-        words.append(name if one.required else f"[{name}]")
-    if getattr(command, "commands", None) is not None:
-        words.append(
-            "COMMAND …" if not command.invoke_without_command else "[COMMAND …]"
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word, names = args[0], self.list_commands(ctx)
+        if word in names or word.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        likely = get_close_matches(word, names)
+        path = ctx.command_path
+        raise misspelt(
+            "no_such_command", likely, "hint_help", Exit.USAGE, word=word, command=path
         )
-    return " ".join(words)
-
-
-def _paragraphs(text: str, columns: int) -> list[str]:
-    return [line for part in text.splitlines() for line in wrap(part, columns)]
 
 
 def _option(one: Any, texts: Texts) -> _Row:
-    names = ", ".join([*one.opts, *one.secondary_opts])
-    if one.name == "help":  # the parser has them in a set
-        names = ", ".join(sorted(one.opts))
-    flag = one.is_flag or one.count
-    name = names if flag else f"{names} {one.metavar or one.name.upper()}"
-    told = texts["opt_help"] if one.name == "help" else one.help or ""
-    if one.show_default and not flag and one.default not in (None, "", (), []):
-        default = f"{one.default:g}" if isinstance(one.default, float) else one.default
-        told += " " + texts["default"].format(value=default)
-    return name, told
+    """Give an option's names and its text; the parser has those of help in a set."""
+    name = ", ".join(sorted(one.opts))
+    if one.is_flag:
+        return name, texts["opt_help"] if one.name == "help" else one.help
+    told, default = one.help, one.default
+    if one.show_default and default not in (None, ""):
+        shown = f"{default:g}" if isinstance(default, float) else default
+        told += " " + texts["default"].format(value=shown)
+    return f"{name} {one.metavar}", told
 
 
-def _commands(command: Any, context: Any, texts: Texts) -> Iterator[_Row]:
-    """List the subcommands without loading their modules."""
-    if getattr(command, "commands", None) is None:
-        return
-    path = context.command_path.split()[1:]
-    for name in command.list_commands(context):
-        key = "_".join(["help", *path, name])
-        yield name, texts[key].partition("\n")[0]
-
-
-def _section(title: str, rows: Sequence[_Row], columns: int) -> list[str]:
-    if not rows:
-        return []
+def _section(title: str, rows: Iterable[_Row], columns: int) -> list[str]:
     widest = max(count_columns(name) for name, _ in rows)
     indent = 4 if columns < NARROW else min(widest, NAME_COLUMNS) + 4
     lines = [title]
     for name, told in rows:
         explained = wrap(told, max(columns - indent, 10))
         head = f"  {name}"
-        if count_columns(head) + 2 > indent:
-            lines.append(head)
-        else:
-            first, *explained = explained
-            lines.append(head + " " * (indent - count_columns(head)) + first)
-        lines.extend(" " * indent + line for line in explained)
+        if count_columns(head) + 2 <= indent:
+            head += " " * (indent - count_columns(head)) + explained.pop(0)
+        lines += [head, *(" " * indent + line for line in explained)]
     return [line.rstrip() for line in lines]
 
 
-def command(path: str, *, group: bool = False) -> Callable[[F], F]:
+def command(
+    path: str, *, group: bool = False, default: bool = False
+) -> Callable[[F], F]:
     """Register a function, or a coroutine function, as a command; it stays as it is.
 
-    ``"runs list"`` is a subcommand; with ``group`` the function runs when no subcommand
-    is named.
+    ``"runs list"`` is a subcommand. With ``group`` the function runs when no subcommand
+    is named; a ``default`` subcommand runs then, too, without options of its own.
     """
     name, _, inner = path.partition(" ")
     if name not in _REGISTERED:
@@ -188,9 +162,15 @@ def command(path: str, *, group: bool = False) -> Callable[[F], F]:
     app = _REGISTERED[name]
 
     def register(function: F) -> F:
-        if group:
-            app.callback(invoke_without_command=True)(_parsed(function, outer=True))
-        else:
+        outer: _Handler = function
+        if default:
+
+            def outer(invocation: Invocation) -> Any:
+                return function(invocation)
+
+        if group or default:
+            app.callback(invoke_without_command=True)(_parsed(outer, outer=True))
+        if not group:
             app.command(inner or name, cls=_Command)(_parsed(function))
         return function
 
@@ -198,36 +178,40 @@ def command(path: str, *, group: bool = False) -> Callable[[F], F]:
 
 
 def _parsed(function: _Handler, *, outer: bool = False) -> Callable[..., int]:
-    signature = inspect.signature(function, eval_str=True)
-    _, *own = signature.parameters.values()  # the first is the invocation
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    added = [inspect.Parameter("context", keyword, annotation=typer.Context)]
-    for name, (annotation, default) in COMMON.items():
-        added.append(
-            inspect.Parameter(name, keyword, annotation=annotation, default=default)
-        )
-    parameters = [*map(_own_parameter, own), *added]
+    """Make what typer calls: with the context and the common options beside its own."""
 
-    @wraps(function)
     def parsed(**values: Any) -> int:
         context: typer.Context = values.pop("context")
-        given = {name: values.pop(name) for name in COMMON}
         before = cast("Invocation", context.obj)
         # Options behind the command win over those before it.
-        redis, json = given["redis"] or before.redis, given["json"] or before.json
+        redis = values.pop("redis") or before.redis
+        json = values.pop("json") or before.json
+        values.pop("lang")  # read before the parsing
         invocation = replace(before, redis=redis, json=json)
         if outer and context.invoked_subcommand is not None:
             context.obj = invocation
             return Exit.DONE
-        if inspect.iscoroutinefunction(function):
-            return _run(partial(function, invocation, **values))
-        return cast("Exit | None", function(invocation, **values)) or Exit.DONE
+        ended = function(invocation, **values)
+        if inspect.iscoroutine(ended):
+            ended = _run(ended)
+        return cast("Exit | None", ended) or Exit.DONE
 
-    parsed.__dict__.pop("__wrapped__")
-    shown = signature.replace(parameters=parameters, return_annotation=int)
-    parsed.__dict__["__signature__"] = shown
+    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    common = inspect.signature(_common, eval_str=True).parameters.values()
+    parameters = [*map(_own_parameter, own), *common]
+    parsed.__dict__["__signature__"] = inspect.Signature(parameters)
     parsed.__annotations__ = {one.name: one.annotation for one in parameters}
     return parsed
+
+
+def _common(
+    *,
+    context: typer.Context,
+    redis: RedisOption = "",
+    json: JsonOption = False,
+    lang: LangOption = None,
+) -> None:
+    """Only a signature: what every command takes."""
 
 
 def _own_parameter(one: inspect.Parameter) -> inspect.Parameter:
@@ -238,10 +222,13 @@ def _own_parameter(one: inspect.Parameter) -> inspect.Parameter:
     return one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
 
 
-def _run(function: Callable[[], Coroutine[Any, Any, Exit | None]]) -> int:
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
     import anyio
 
-    return anyio.run(function) or Exit.DONE
+    async def finish() -> Any:
+        return await work
+
+    return anyio.run(finish)
 
 
 def _localise(command: Any, texts: Texts, *path: str) -> None:
@@ -273,15 +260,6 @@ class _Program(_Group):
             _localise(found, ctx.find_root().obj.texts, cmd_name)
             self.commands[cmd_name] = found
         return self.commands[cmd_name]
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        word = args[0]
-        if word in COMMANDS or word.startswith("-") or ctx.resilient_parsing:
-            return super().resolve_command(ctx, args)
-        likely = get_close_matches(word, COMMANDS)
-        raise misspelt(
-            "no_such_command", likely, "hint_help", Exit.USAGE, word=word, command=NAME
-        )
 
 
 app = typer.Typer(

@@ -1,8 +1,4 @@
-"""How a command fails: exit codes, sentences, and suggestions of similar names.
-
-:func:`decide` decides without I/O; a traceback is shown for faults of this package
-alone.
-"""
+"""How a command fails: exit codes, sentences, and suggestions of similar names."""
 
 from __future__ import annotations
 
@@ -49,6 +45,11 @@ __all__ = [
 
 # Answers after which nothing can be read or written at all.
 _SHUT_OUT: Final = frozenset({"auth", "tls", "not_redis", "protocol"})
+# Errors with a sentence of the catalogue; the other ones have their own, in English.
+_SENTENCES: Final[Mapping[type[BaseException], str]] = {
+    WrongTypeError: "wrong_type",
+    MissingExtraError: "missing_extra",
+}
 MOST: Final = 3  # names that are suggested
 LIKENESS: Final = 0.5  # of difflib: 1 for equal names
 
@@ -98,7 +99,7 @@ class Verdict:
     code: int
     text: str
     hint: str = ""
-    internal: bool = False  # a fault of this package
+    details: str = ""  # a traceback: of a user's code, or of a fault of this package
 
 
 def report_failure(error: BaseException, invocation: Invocation) -> int:
@@ -110,10 +111,7 @@ def report_failure(error: BaseException, invocation: Invocation) -> int:
         return Exit.INTERRUPTED
     verdict = decide(error, invocation.texts, os.environ, redis=invocation.redis)
     err = invocation.err
-    details = error.details if isinstance(error, Failure) else ""
-    if verdict.internal:
-        details = redact_traceback(error)
-    for line in details.splitlines():
+    for line in verdict.details.splitlines():
         err.line(line)
     err.paragraph(invocation.say("error", text=verdict.text), "red")
     if verdict.hint:
@@ -134,26 +132,24 @@ def decide(
     *,
     redis: str | None,
 ) -> Verdict:
-    """Decide what to print; ``redis`` is the value of ``--redis``."""
+    """Decide what to print, without I/O; ``redis`` is the value of ``--redis``."""
     if isinstance(error, Failure):
         hint = texts[error.hint].format(**error.values) if error.hint else ""
-        return Verdict(error.code, texts[error.text].format(**error.values), hint)
+        text = texts[error.text].format(**error.values)
+        return Verdict(error.code, text, hint, error.details)
     if hasattr(error, "format_message"):
-        return _decide_usage(error, texts)
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "bls-agent"
+        hint = texts["hint_help"].format(command=path)
+        return Verdict(Exit.USAGE, _usage_text(error, texts), hint)
     if isinstance(error, RedisUnavailableError):
         return _decide_outage(error, texts, environ, redis)
     if isinstance(error, BlsError | OSError):
         code = Exit.USAGE if isinstance(error, ConfigurationError) else Exit.FAILED
-        return Verdict(code, _text_of(error, texts))
-    return Verdict(Exit.FAILED, texts["internal"], internal=True)
-
-
-def _text_of(error: Exception, texts: Texts) -> str:
-    if isinstance(error, WrongTypeError):
-        return texts["wrong_type"].format(key=error.key, expected=error.expected)
-    if isinstance(error, MissingExtraError):
-        return texts["missing_extra"].format(**vars(error))
-    return str(error)
+        name = _SENTENCES.get(type(error))
+        text = texts[name].format(**vars(error)) if name else str(error)
+        return Verdict(code, text)
+    return Verdict(Exit.FAILED, texts["internal"], details=redact_traceback(error))
 
 
 def _decide_outage(
@@ -178,43 +174,29 @@ def _decide_outage(
     return Verdict(Exit.UNAVAILABLE, texts[text].format(**values), hint)
 
 
-def _decide_usage(error: Any, texts: Texts) -> Verdict:
-    """Describe what typer could not parse, in the reader's language where possible."""
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context else "bls-agent"
-    hint = texts["hint_help"].format(command=path)
-    return Verdict(Exit.USAGE, _usage_text(error, texts), hint)
-
-
 def _usage_text(error: Any, texts: Texts) -> str:
-    kind = type(error).__name__
+    """Say what typer could not parse, in the reader's language where possible."""
     param = getattr(error, "param", None)
-    name = param.get_error_hint() if param is not None else ""
-    values = {"name": str(name).replace("'", ""), "message": error.format_message()}
-    if kind == "MissingParameter" and name:
-        return texts["usage_missing"].format(**values)
-    if kind == "NoSuchOption":
-        values["name"] = error.option_name
-        likely = ", ".join(sorted(error.possibilities or ()))
-        text = texts["usage_no_option"].format(**values)
-        advice = texts["did_you_mean"].format(names=likely) if likely else ""
-        return f"{text} {advice}".rstrip()
-    text = str(values["message"]).replace("Value error, ", "")
+    name = str(param.get_error_hint()) if param is not None else ""
+    message = str(error.format_message())
     for pattern, key in _USAGE:
-        if found := pattern.search(text):
-            told = {
-                name: word.replace("'", "") for name, word in found.groupdict().items()
-            }
-            return texts[key].format(**{**values, **told})
-    return text
+        if found := pattern.search(message):
+            values = {"name": name, **found.groupdict()}
+            told = {word: value.replace("'", "") for word, value in values.items()}
+            text = texts[key].format(**told)
+            likely = ", ".join(sorted(getattr(error, "possibilities", None) or ()))
+            advice = texts["did_you_mean"].format(names=likely) if likely else ""
+            return f"{text} {advice}".rstrip()
+    return message.replace("Value error, ", "")
 
 
 # What the parser says, in its words, and the sentences of the catalogue for it.
 _USAGE: Final = tuple(
     (re.compile(pattern), key)
     for pattern, key in (
+        (r"^Missing \w+ '", "usage_missing"),
+        (r"^No such option: (?P<name>\S+)", "usage_no_option"),
         (r"unexpected extra argument\S* \((?P<word>.*)\)$", "usage_extra"),
-        (r"^No such command '(?P<word>.*)'\.$", "no_such_command"),
         (r"^Option '(?P<name>.*)' requires an argument", "usage_value_missing"),
         (r"^Option '(?P<name>.*)' does not take a value", "usage_no_value"),
         (r"'(?P<word>[^']*)' is not one of (?P<choices>.*)\.$", "usage_choice"),
@@ -259,23 +241,18 @@ def misspelt(
 
 async def likely_names(console: Console, name: str) -> list[str]:
     """Find the projects with names similar to a missing one."""
-    return find_likely(name, await _known(console))
+    known: list[str] = []
+    with suppress(RedisRefusedError):  # a user without the right to SCAN
+        known = [*await console.projects()]
+    return find_likely(name, known)
 
 
 async def hint_likely(invocation: Invocation, console: Console, name: str) -> None:
     """Suggest the projects with names similar to a missing one."""
-    known = await _known(console)
-    if name in known:
-        return
-    names = find_likely(name, known)
-    text = "did_you_mean" if names else "hint_projects"
-    invocation.hint(text, names=", ".join(names))
-
-
-async def _known(console: Console) -> list[str]:
-    with suppress(RedisRefusedError):  # a user without the right to SCAN
-        return [*await console.projects()]
-    return []
+    names = await likely_names(console, name)
+    if name not in names:
+        text = "did_you_mean" if names else "hint_projects"
+        invocation.hint(text, names=", ".join(names))
 
 
 def find_likely(name: str, known: Iterable[str]) -> list[str]:

@@ -37,50 +37,30 @@ BUILTINS: Final = ("ping", "help", "stats", "set_log_level")
 # Seconds: a shell that waits is worse than one that knows nothing.
 DEADLINE: Final = 0.5
 
-_VALUES: Final = frozenset({"--redis", "--lang"})  # common options with a value
-_WITH_ARGUMENTS: Final = frozenset({"send", "call"})  # of a command, as JSON
-_BEGINS_JSON: Final = ("{", "[", '"')
+_BEGINS_JSON: Final = ("{", "[", '"', "")  # an empty text is reported later
 
 T = TypeVar("T")
 
 
 def arrange(arguments: Sequence[str]) -> list[str]:
-    """Split the two meanings that ``--json`` has for ``send`` and ``call``.
+    """Rename ``--json`` to ``--json-args`` where a value that begins like JSON follows.
 
-    With a value that begins like JSON it gives the command's arguments, and becomes
-    ``--json-args``; without one it asks for output as JSON. No parser knows such an
-    option.
+    ``send`` and ``call`` take a command's arguments so. No parser knows an option with
+    two meanings.
     """
-    if _command_of(arguments) not in _WITH_ARGUMENTS:
-        return list(arguments)
-    arranged: list[str] = []
-    plain = False  # behind "--" nothing is an option
+    arranged = list(arguments)
+    if not {"send", "call"}.intersection(arguments):
+        return arranged
     for index, word in enumerate(arguments):
-        plain = plain or word == "--"
-        following = arguments[index + 1 : index + 2]
-        if not plain and word == "--json" and following and _is_json(following[0]):
-            arranged.append("--json-args")
-        elif not plain and word.startswith("--json="):
-            arranged.append(f"--json-args={word.partition('=')[2]}")
-        else:
-            arranged.append(word)
+        if word == "--":  # nothing behind it is an option
+            break
+        name, equals, value = word.partition("=")
+        if not equals:
+            value = next(iter(arguments[index + 1 :]), "none")
+        begins = value.lstrip()[:1]
+        if name == "--json" and begins in _BEGINS_JSON:
+            arranged[index] = word.replace("--json", "--json-args", 1)
     return arranged
-
-
-def _is_json(word: str) -> bool:
-    """Whether a word looks like an object; an invalid one is reported later."""
-    return not word.strip() or word.lstrip().startswith(_BEGINS_JSON)
-
-
-def _command_of(arguments: Sequence[str]) -> str:
-    """Find the command: the first word that is no option and no option's value."""
-    words = iter(arguments)
-    for word in words:
-        if word in _VALUES:
-            next(words, None)
-        elif not word.startswith("-"):
-            return word
-    return ""
 
 
 def complete_project(context: Context, incomplete: str) -> list[str]:

@@ -30,6 +30,7 @@ __all__ = [
     "Progress",
     "describe_entry",
     "now_clock",
+    "rounded",
     "span",
     "status_cell",
     "status_name",
@@ -119,6 +120,13 @@ class Invocation:
         else:
             self.out.line(*pieces)
 
+    def record(self, value: object, *cells: Cell) -> None:
+        """Write one of several results: as JSON, or its fields on a line."""
+        if self.json:
+            self.out.json(value)
+        else:
+            self.out.fields(*cells)
+
     def tell_outage(self, error: RedisUnavailableError | None) -> None:
         """Report that Redis went away, or with ``None`` that it answers again."""
         if error is None:
@@ -179,6 +187,11 @@ def span(seconds: float | None) -> str:
     if whole < DAY:
         return f"{whole // HOUR}h{whole % HOUR // MINUTE:02d}m"
     return f"{whole // DAY}d{whole % DAY // HOUR:02d}h"
+
+
+def rounded(seconds: float | None) -> float | None:
+    """Round a time to milliseconds, for programs."""
+    return None if seconds is None else round(seconds, 3)
 
 
 def describe_entry(entry: LogEntry | None) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.cli.output import Invocation
-from bls_agent.ops.terminal import Cell, Column, visible
+from bls_agent.ops.terminal import Cell, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,7 +49,6 @@ class Layout:
     prefix: str
     fields: Mapping[str, int]
     shares: Mapping[str, int] = field(default_factory=dict[str, int])
-    least: int = 6  # columns below which it is no use to squeeze a field
 
     def fitting(self, columns: int) -> list[str]:
         """Choose the fields that fit a terminal; the least important ones go first."""
@@ -61,8 +60,15 @@ class Layout:
         items: Sequence[T],
         describe: Callable[[T], object],
         cells: Callable[[T], Mapping[str, Cell]],
+        *,
+        empty: str = "",
+        summary: str = "",
+        **values: object,
     ) -> None:
-        """Write each item as JSON, or as a row."""
+        """Write each item as JSON, or as a row.
+
+        Then, for people, the hint ``empty`` if there is none, or a summary.
+        """
         out = invocation.out
         if invocation.json:
             for item in items:
@@ -70,8 +76,11 @@ class Layout:
             return
         names = self.fitting(out.columns) if out.terminal else [*self.fields]
         titles = [invocation.texts[f"{self.prefix}_{name}"] for name in names]
-        rows = [[row[name] for name in names] for row in map(cells, items)]
-        out.table([Column(title, self.least) for title in titles], rows)
+        out.table([[row[name] for name in names] for row in map(cells, items)], titles)
+        if empty and not items:
+            invocation.hint(empty, **values)
+        elif summary and out.terminal:
+            invocation.hint("plain", text=summary)
 
     def write_change(
         self,
@@ -81,11 +90,8 @@ class Layout:
         *before: Cell,
     ) -> None:
         """Write a changed item: as JSON, or as its row behind the given cells."""
-        if invocation.json:
-            invocation.out.json(described)
-        else:
-            row = [cells[name] for name in self.fields]
-            invocation.out.fields(*before, *row)
+        row = [cells[name] for name in self.fields]
+        invocation.record(described, *before, *row)
 
 
 def wants_live(invocation: Invocation) -> bool:
@@ -269,23 +275,14 @@ def _keys_pressed() -> Generator[int | None]:
 
 
 async def _wait_for_q(number: int | None) -> None:
-    """Wait until q is pressed, or the terminal is closed."""
+    """Wait until q or Ctrl-D is pressed, or the terminal is closed."""
     import anyio
 
     if number is None:
         await anyio.sleep_forever()
         return
-    pressed = b"any"
-    while pressed and pressed.lower() not in (b"q", b"\x04"):
-        await anyio.wait_readable(number)
-        with suppress(BlockingIOError):
-            pressed = _read_keys(number)
-
-
-def _read_keys(number: int) -> bytes:
-    try:
-        return os.read(number, 64)
-    except BlockingIOError:
-        raise
-    except OSError:  # EIO: the other end is closed
-        return b""
+    with suppress(OSError):  # EIO: the other end is closed
+        pressed = b"any"
+        while pressed.lower() not in (b"", b"q", b"\x04"):
+            await anyio.wait_readable(number)
+            pressed = os.read(number, 64)

@@ -26,7 +26,7 @@ PAGES = [*([name] for name in COMMANDS), ["keys", "explain"], []]
 def test_every_sentence_that_is_used_is_there() -> None:
     """No key in the code is misspelt."""
     pattern = re.compile(
-        r'(?:\.(?:say|hint|warn|waiting)\(|texts\[|(?:Failure|misspelt)\(|hint=|help=)\s*"(\w+)"'
+        r'(?:\.(?:say|hint|warn|waiting)\(|texts\[|(?:Failure|misspelt)\(|hint=|help=|empty=)\s*"(\w+)"'
     )
     used = {
         (path.name, key)

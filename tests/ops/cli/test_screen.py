@@ -10,7 +10,7 @@ import pytest
 from bls_agent import LogEntry
 from bls_agent.ops.cli.commands.logs import Filter, for_people, for_pipe
 from bls_agent.ops.cli.errors import find_likely
-from bls_agent.ops.terminal import Column, Screen, clock_of, escape_json
+from bls_agent.ops.terminal import Screen, clock_of, escape_json
 from bls_agent.project.log.reading import gap_entry
 from bls_agent.project.messages import Level
 
@@ -45,11 +45,10 @@ def test_json_keeps_its_value(value: str) -> None:
 
 def test_a_table_by_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns side by side, folded, then one below the other; nothing is lost."""
-    columns = [Column("project", 6), Column("message", 10)]
     rows = [("订单系统", "a message that is long"), ("b", "")]
     for width, lines in ((80, 3), (24, 5), (20, None)):
         screen, stream = make_screen(monkeypatch, width)
-        screen.table([*columns, Column("x", 8)], [(*row, "y") for row in rows])
+        screen.table([(*row, "y") for row in rows], ["project", "message", "x"])
         shown = stream.getvalue()
         assert "订单系统" in shown.replace("\n", "")
         for word in ("message", "that", "long"):
@@ -61,7 +60,7 @@ def test_a_table_by_width(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_markup_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing interprets it."""
     screen, stream = make_screen(monkeypatch, 80)
-    screen.table([Column("[b]x[/]")], [(":smile: [red]a[/] [link=x]b[/]",)])
+    screen.table([(":smile: [red]a[/] [link=x]b[/]",)], ["[b]x[/]"])
     screen.line(("[bold]a[/]", "red"), ":skull:")
     assert ":smile: [red]a[/] [link=x]b[/]" in stream.getvalue()
     assert "[bold]a[/]:skull:" in stream.getvalue()

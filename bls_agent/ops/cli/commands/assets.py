@@ -20,7 +20,7 @@ from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.cli.tables import Layout
-from bls_agent.ops.terminal import Column, json_text
+from bls_agent.ops.terminal import json_text
 from bls_agent.ops.texts import Texts
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from bls_agent.assets.sync import SyncStep
 
 __all__ = [
-    "assets",
     "diff",
     "get",
     "list_assets",
@@ -43,9 +42,7 @@ TOKENS: Final = ("BLS_GITHUB_TOKEN", "GITHUB_TOKEN")
 GITHUB: Final = "github:"
 BAR: Final = 20  # columns
 LIST: Final = Layout(
-    "asset",
-    dict.fromkeys(("id", "category", "version", "name", "description"), 0),
-    least=8,
+    "asset", dict.fromkeys(("id", "category", "version", "name", "description"), 0)
 )
 MARKS: Final = {
     "created": ("+", "green"),
@@ -108,13 +105,7 @@ def _told(invocation: Invocation) -> Generator[None]:
         logger.removeHandler(handler)
 
 
-@command("assets", group=True)
-async def assets(invocation: Invocation) -> Exit:
-    """List the assets, if nothing else is asked for."""
-    return await list_assets(invocation)
-
-
-@command("assets list")
+@command("assets list", default=True)
 async def list_assets(
     invocation: Invocation,
     category: _NameOption = "",
@@ -135,9 +126,8 @@ async def list_assets(
         found,
         describe=lambda one: one._asdict(),
         cells=lambda one: {name: str(value) for name, value in one._asdict().items()},
+        empty="no_assets_found" if search or category else "no_assets",
     )
-    if not found and not invocation.json:
-        invocation.hint("no_assets_found" if search or category else "no_assets")
     # The library may be behind its source; it can be read all the same.
     if state.is_interrupted:
         invocation.warn("asset_interrupted")
@@ -149,8 +139,7 @@ async def list_assets(
 
 @command("assets get")
 async def get(
-    invocation: Invocation,
-    asset: Annotated[str, Argument(metavar="ID")],
+    invocation: Invocation, asset: Annotated[str, Argument(metavar="ID")]
 ) -> Exit:
     """Show all that the library holds of one asset."""
     async with _library(invocation) as library:
@@ -168,8 +157,7 @@ async def get(
         for name, value in asdict(found).items()
         if value not in ("", None, [])
     ]
-    heads = [Column(""), Column("", 20)]
-    invocation.out.table(heads, rows, header=False)
+    invocation.out.table(rows)
     return Exit.DONE
 
 
@@ -186,10 +174,7 @@ async def watch(invocation: Invocation) -> Exit:
             else:
                 gone = invocation.texts["asset_gone"]
                 cells = [asset_id, "-", "-", gone if invocation.out.terminal else ""]
-            if invocation.json:
-                invocation.out.json(value)
-            else:
-                invocation.out.fields(*cells)
+            invocation.record(value, *cells)
     return Exit.DONE
 
 

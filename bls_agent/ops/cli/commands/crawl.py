@@ -33,14 +33,14 @@ from bls_agent.ops.cli.options import (
 )
 from bls_agent.ops.cli.output import Invocation, span
 from bls_agent.ops.cli.tables import Layout, LiveTable
-from bls_agent.ops.terminal import Cell, Column
+from bls_agent.ops.terminal import Cell
 
-__all__ = ["cleanup", "crawl", "failed", "requeue", "stats"]
+__all__ = ["cleanup", "failed", "requeue", "stats"]
 
 COUNTS: Final = ("waiting", "delayed", "in_flight", "failed", "pushed", "acknowledged")
 QUEUES: Final = Layout("crawl", dict.fromkeys(("project", "spider", *COUNTS), 0))
 FAILED: Final = Layout(
-    "crawl", dict.fromkeys(("age", "attempts", "request", "reason"), 0), least=8
+    "crawl", dict.fromkeys(("age", "attempts", "request", "reason"), 0)
 )
 UNKNOWN: Final = "-"
 SHOWN: Final = 3  # spiders that are suggested
@@ -53,13 +53,7 @@ _SpiderOption: TypeAlias = Annotated[
 ]
 
 
-@command("crawl", group=True)
-async def crawl(invocation: Invocation) -> Exit:
-    """List the queues, if nothing else is asked for."""
-    return await stats(invocation)
-
-
-@command("crawl stats")
+@command("crawl stats", default=True)
 async def stats(
     invocation: Invocation,
     project: _CrawlArgument = "",
@@ -87,9 +81,7 @@ async def stats(
             found = await look()
             if project and not found:
                 raise await _unknown(overview, project, spider)
-    QUEUES.write(invocation, found, _describe, table.cells)
-    if not found and not invocation.json:
-        invocation.hint("no_queues")
+    QUEUES.write(invocation, found, _describe, table.cells, empty="no_queues")
     return Exit.DONE if all(view.stats for view in found) else Exit.UNHEALTHY
 
 
@@ -166,11 +158,8 @@ async def failed(
     async with _queue(invocation, project, spider) as queue:
         with invocation.waiting("waiting_redis"):
             found = await queue.failed(limit)
-    FAILED.write(
-        invocation, found, _describe_failure, partial(_failure_cells, invocation)
-    )
-    if not found and not invocation.json:
-        invocation.hint("nothing_failed")
+    cells = partial(_failure_cells, invocation)
+    FAILED.write(invocation, found, _describe_failure, cells, empty="nothing_failed")
     return Exit.DONE
 
 
@@ -255,8 +244,8 @@ def _show_report(invocation: Invocation, report: CleanupReport) -> None:
         return
     texts = invocation.texts
     rows = [[str(n), row, texts[f"key_{row}"]] for row, n in report.keys.items()]
-    heads = [Column(texts[f"crawl_{name}"], 4) for name in ("keys", "row", "purpose")]
-    invocation.out.table(heads, rows)
+    titles = [texts[f"crawl_{name}"] for name in ("keys", "row", "purpose")]
+    invocation.out.table(rows, titles)
     for key in report.odd:
         invocation.warn("cleanup_odd", key=key)
 

@@ -13,7 +13,7 @@ from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.doctor.examine import examine
 from bls_agent.ops.doctor.report import Group, Report, show_key, word
 from bls_agent.ops.doctor.rule import Severity
-from bls_agent.ops.terminal import Cell, Column, Screen, visible, wrap
+from bls_agent.ops.terminal import Cell, Screen, visible, wrap
 from bls_agent.ops.texts import Texts, load_texts
 
 __all__ = ["doctor"]
@@ -68,7 +68,7 @@ def _write_rows(report: Report, texts: Texts, invocation: Invocation) -> None:
         if group.more:
             more = texts["more"].format(count=f"{group.more:,}")
             rows.append([group.severity, group.rule, "", more, "", "", ""])
-    invocation.out.table([Column("")] * 7, rows)
+    invocation.out.table(rows)
     for sentence, style in _summary(report, texts):
         invocation.err.paragraph(sentence, style)
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, Final
 
 from typer import Argument, Option
@@ -23,7 +24,6 @@ from bls_agent.core.keys import KEYS, find_templates
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, normalise
 from bls_agent.ops.cli.output import Invocation
-from bls_agent.ops.terminal import Column
 
 __all__ = ["ModeName", "acl", "explain", "find_nearest", "key_bytes", "keys"]
 
@@ -54,20 +54,12 @@ def keys(invocation: Invocation) -> Exit:
         for name in KEYS:
             invocation.out.json(_describe(invocation, name))
         return Exit.DONE
-    columns = [
-        Column(texts["key_template"], 24),
-        Column(texts["contract"], 4),
-        Column(texts["type"], 6),
-        Column(texts["ttl"], 4),
-        Column(texts["row"], 10),
-        Column(texts["purpose"], 16),
-    ]
+    names = ("key_template", "contract", "type", "ttl", "row", "purpose")
     rows: list[list[str]] = []
-    for name in KEYS:
-        told = _describe(invocation, name)
-        rows.append([told["template"], told["contract"], *_type_and_ttl(told)])
-        rows[-1] += [name, told["purpose"]]
-    invocation.out.table(columns, rows)
+    for told in map(partial(_describe, invocation), KEYS):
+        place = [told["template"], told["contract"], *_type_and_ttl(told)]
+        rows.append([*place, told["row"], told["purpose"]])
+    invocation.out.table(rows, [texts[name] for name in names])
     return Exit.DONE
 
 
@@ -157,7 +149,7 @@ def _show(invocation: Invocation, told: dict[str, Any]) -> None:
     for reading in told["readings"]:
         parts = ", ".join(f"{name} = {value}" for name, value in reading.items())
         rows.append([texts["parts"], parts or texts["no_parts"]])
-    invocation.out.table([Column(""), Column("", 20)], rows, header=False)
+    invocation.out.table(rows)
 
 
 class ModeName(StrEnum):

@@ -23,13 +23,14 @@ from bls_agent.ops.cli.output import (
     Invocation,
     describe_entry,
     now_clock,
+    rounded,
     span,
     status_cell,
     status_name,
 )
 from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
 from bls_agent.ops.fleet import Condition, Fleet, Presence, ProjectView
-from bls_agent.ops.terminal import Cell, Column
+from bls_agent.ops.terminal import Cell
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import Status
 
@@ -78,13 +79,11 @@ async def projects(invocation: Invocation) -> Exit:
             invocation.out.json(told | {"statusName": status_name(status)})
         return Exit.DONE
     texts, people = invocation.texts, invocation.out.terminal
-    invocation.out.table(
-        [Column(texts["project"], 12), Column(texts["status"])],
-        [
-            (name, status_cell(status, texts, meaning_too=people))
-            for name, status in found.items()
-        ],
-    )
+    rows = [
+        (name, status_cell(status, texts, meaning_too=people))
+        for name, status in found.items()
+    ]
+    invocation.out.table(rows, [texts["project"], texts["status"]])
     if not found:
         given = invocation.redis
         where = Endpoint.of(given) if given else default_endpoint(os.environ)
@@ -111,9 +110,7 @@ async def status(
     if invocation.json:
         invocation.out.json(describe_view(view, instances=instances))
     else:
-        columns = [Column(""), Column("", 20)]
-        rows = _status_rows(invocation, view, instances)
-        invocation.out.table(columns, rows, header=False)
+        invocation.out.table(_status_rows(invocation, view, instances))
     return Exit.DONE if is_healthy(view) else Exit.UNHEALTHY
 
 
@@ -162,53 +159,21 @@ async def _print_changes(invocation: Invocation, fleet: Fleet, project: str) -> 
         before, told = told, (view.status, view.status_text, view.presence)
         if told == before:
             return
-        if invocation.json:
-            invocation.out.json(describe_view(view, seenAt=now_clock(iso=True)))
-            return
+        described = describe_view(view, seenAt=now_clock(iso=True))
         shown = _shown_status(view, texts, meaning_too=people)
         clock = now_clock(iso=not people)
-        invocation.out.fields((clock, "dim"), shown, freshness(view, texts))
+        invocation.record(described, (clock, "dim"), shown, freshness(view, texts))
 
     await poll(partial(fleet.look_at, project), show, invocation.tell_outage, INTERVAL)
 
 
 @command("top")
-async def top(
-    invocation: Invocation,
-    *,
-    once: bool = False,
-) -> Exit:
+async def top(invocation: Invocation, *, once: bool = False) -> Exit:
     """Show the fleet until q or Ctrl-C; once if the output is no terminal."""
     texts, people = invocation.texts, invocation.out.terminal
 
     def cells(view: ProjectView) -> Mapping[str, Cell]:
         return project_cells(view, texts, people=people)
-
-    async with Fleet(invocation.redis) as fleet:
-        if wants_live(invocation) and not once:
-            await _show_live(invocation, fleet, cells)
-            return Exit.DONE
-        with invocation.waiting("waiting_redis"):
-            ordered = arrange((await fleet.look()).values())
-    TOP.write(invocation, ordered, describe_view, cells)
-    if people and not invocation.json:
-        invocation.hint("plain", text=summary(ordered, texts))
-    return Exit.DONE
-
-
-async def _show_live(
-    invocation: Invocation,
-    fleet: Fleet,
-    cells: Callable[[ProjectView], Mapping[str, Cell]],
-) -> None:
-    table = LiveTable(
-        invocation,
-        TOP,
-        dict[str, ProjectView](),
-        items=lambda views: arrange(views.values()),
-        cells=cells,
-        summary=lambda views: summary(views.values(), invocation.texts),
-    )
 
     async def follow(redraw: Callable[[], None]) -> None:
         async for change in fleet.watch():
@@ -218,7 +183,23 @@ async def _show_live(
                 table.found.pop(project, None)
             redraw()
 
-    await table.show(follow)
+    table = LiveTable(
+        invocation,
+        TOP,
+        dict[str, ProjectView](),
+        items=lambda views: arrange(views.values()),
+        cells=cells,
+        summary=lambda views: summary(views.values(), texts),
+    )
+    async with Fleet(invocation.redis) as fleet:
+        if wants_live(invocation) and not once:
+            await table.show(follow)
+            return Exit.DONE
+        with invocation.waiting("waiting_redis"):
+            ordered = arrange((await fleet.look()).values())
+    told = summary(ordered, texts)
+    TOP.write(invocation, ordered, describe_view, cells, summary=told)
+    return Exit.DONE
 
 
 def arrange(views: Iterable[ProjectView]) -> list[ProjectView]:
@@ -294,23 +275,19 @@ def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
         "statusText": view.status_text,
         "healthy": is_healthy(view),
         "presence": view.presence,
-        "age": _rounded(view.age),
+        "age": rounded(view.age),
         "ageExact": view.age_exact,
-        "ttl": _rounded(view.ttl),
+        "ttl": rounded(view.ttl),
         "queue": view.queue,
         "records": view.records,
         "rate": round(view.rate, 3),
         "errors": view.errors,
         "estimated": view.estimated,
-        "lastRecordAge": _rounded(view.last_record_age),
+        "lastRecordAge": rounded(view.last_record_age),
         "lastRecord": describe_entry(view.last_record),
         "lastError": describe_entry(view.last_error),
     }
     return {**told, **more}
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
 
 
 @command("forget")

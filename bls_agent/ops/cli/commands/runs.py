@@ -41,7 +41,6 @@ __all__ = [
     "is_well",
     "list_runs",
     "run_cells",
-    "runs",
     "text_of",
 ]
 
@@ -89,13 +88,7 @@ def _now() -> float:
     return time.time()  # noqa: TID251 - the outermost place
 
 
-@command("runs", group=True)
-async def runs(invocation: Invocation) -> Exit:
-    """List the runs, if nothing else is asked for."""
-    return await list_runs(invocation)
-
-
-@command("runs list")
+@command("runs list", default=True)
 async def list_runs(
     invocation: Invocation,
     limit: LimitOption = 100,
@@ -122,11 +115,14 @@ async def list_runs(
             return Exit.DONE
         with invocation.waiting("waiting_redis"):
             found = await store.runs(limit)
-    RUNS.write(invocation, found.runs, _describe_run, table.cells)
-    if not found.total and not invocation.json:
-        invocation.hint("no_runs")
-    elif people and not invocation.json:
-        invocation.hint("plain", text=count_runs(found, texts))
+    RUNS.write(
+        invocation,
+        found.runs,
+        _describe_run,
+        table.cells,
+        empty="" if found.total else "no_runs",
+        summary=count_runs(found, texts),
+    )
     if found.left_out:
         told = ", ".join(
             texts[f"runs_left_out_{why}"].format(count=count)
@@ -177,8 +173,8 @@ def _stamp(at: float | None) -> str:
     return "-" if at is None else format_timestamp(at)
 
 
-def _describe_run(run: RunSummary, **more: object) -> dict[str, Any]:
-    return {**run.to_dict(), "healthy": is_well(run), **more}
+def _describe_run(run: RunSummary) -> dict[str, Any]:
+    return {**run.to_dict(), "healthy": is_well(run)}
 
 
 def count_runs(found: RunList, texts: Texts) -> str:

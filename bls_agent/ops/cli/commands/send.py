@@ -39,7 +39,7 @@ from bls_agent.ops.cli.options import (
 )
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.cli.tables import Layout
-from bls_agent.ops.terminal import Cell, Column, json_text
+from bls_agent.ops.terminal import Cell, json_text
 from bls_agent.project.messages import Command, Outcome, Status
 
 __all__ = [
@@ -60,7 +60,7 @@ WORD: Final = re.compile(r"[\w.-]+")  # what no shell takes for more
 FRAME: Final = re.compile(r'  File ".*?([/\\]bls_agent[/\\][^"]*)?", line ')
 # The fields of a command that waits, and of its JSON.
 QUEUE: Final = Layout(
-    "queue", dict.fromkeys(("time", "id", "command", "args", "source"), 0), least=8
+    "queue", dict.fromkeys(("time", "id", "command", "args", "source"), 0)
 )
 
 _Schema: TypeAlias = Mapping[str, Any]
@@ -99,12 +99,9 @@ async def commands(
         _show_one(invocation, found[name])
     else:
         texts = invocation.texts
-        columns = [
-            Column(texts["column_command"], 20),
-            Column(texts["column_description"], 20),
-        ]
+        titles = [texts["column_command"], texts["column_description"]]
         rows = [(signature(one), _first_line(one)) for one in chosen]
-        invocation.out.table(columns, rows)
+        invocation.out.table(rows, titles)
     return Exit.DONE
 
 
@@ -126,12 +123,6 @@ def _show_one(invocation: Invocation, told: _Schema) -> None:
     if out.terminal:
         out.line((signature(told), "bold"))
         out.paragraph(str(told.get("description") or ""))
-    columns = [
-        Column(texts["column_argument"], 12),
-        Column(texts["column_type"], 12),
-        Column(texts["column_default"]),
-        Column(texts["column_description"], 20),
-    ]
     rows: list[list[Cell]] = []
     for name, schema in _properties(told).items():
         needed = texts["argument_required"] if name in _required(told) else ""
@@ -139,7 +130,8 @@ def _show_one(invocation: Invocation, told: _Schema) -> None:
         description = str(schema.get("description") or "")
         rows.append([name, _type_of(schema), default, description])
     if rows:
-        out.table(columns, rows)
+        names = ("argument", "type", "default", "description")
+        out.table(rows, [texts[f"column_{name}"] for name in names])
 
 
 def signature(told: _Schema) -> str:
@@ -493,9 +485,7 @@ async def queue(
             if not waiting:
                 await hint_likely(invocation, console, project)
     told = [_describe(one, console) for one in waiting]
-    QUEUE.write(invocation, told, dict, _cells)
-    if not waiting and not invocation.json:
-        invocation.hint("nothing_waits", project=project)
+    QUEUE.write(invocation, told, dict, _cells, empty="nothing_waits", project=project)
     return Exit.DONE
 
 

@@ -14,7 +14,7 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.options import WatchOption
-from bls_agent.ops.cli.output import Invocation, now_clock, span
+from bls_agent.ops.cli.output import Invocation, now_clock, rounded, span
 from bls_agent.ops.cli.tables import Layout, LiveTable, wants_live
 from bls_agent.ops.terminal import Cell, json_text
 from bls_agent.ops.texts import Texts
@@ -96,11 +96,14 @@ async def workers(
     def cells(worker: Worker) -> Mapping[str, Cell]:
         return worker_cells(worker, texts, people=people)
 
-    WORKERS.write(invocation, found, describe_worker, cells)
-    if not found and not invocation.json:
-        invocation.hint("no_workers")
-    elif people and not invocation.json:
-        invocation.hint("plain", text=count_workers(found, texts))
+    WORKERS.write(
+        invocation,
+        found,
+        describe_worker,
+        cells,
+        empty="no_workers",
+        summary=count_workers(found, texts),
+    )
     return Exit.DONE if all(map(is_well, found)) else Exit.UNHEALTHY
 
 
@@ -287,7 +290,7 @@ def describe_worker(worker: Worker, **more: object) -> dict[str, Any]:
         "healthy": is_well(worker),
         "stale": worker.stale,
         "problem": worker.problem,
-        "age": None if worker.age is None else round(worker.age, 3),
+        "age": rounded(worker.age),
         "ttl": worker.ttl,
         "heartbeat": worker.raw,
     }
