@@ -22,7 +22,7 @@ from typing import Final
 import anyio
 
 from bls_agent.console import Console
-from bls_agent.core.errors import BlsError, RedisUnavailableError
+from bls_agent.core.errors import BlsError
 from bls_agent.core.redaction import mask_url
 from bls_agent.devserver import DevServer
 from bls_agent.ops import terminal
@@ -33,7 +33,6 @@ from bls_agent.ops.demo_story import (
     Result,
     Screen,
     Stage,
-    Watch,
     go_through,
     make_agent,
 )
@@ -69,41 +68,34 @@ async def play(place: Place, screen: Screen) -> int:
 
 @asynccontextmanager
 async def at_the_console(place: Place, screen: Screen) -> AsyncGenerator[Stage]:
-    """Open the console and watch the project as it does."""
+    """Open the console and watch the project as it does.
+
+    Its keys are deleted at the end, if the server stays.
+    """
     packed = anyio.Event()
     agent = make_agent(place, screen.texts, packed)
     async with Console(place.url) as console:
         await console.status(place.project)  # without Redis there is nothing to see
-        watch = Watch(console, place.project, screen)
-        async with tidied_up(place, screen), anyio.create_task_group() as watching:
-            watching.start_soon(watch.follow_logs)
-            watching.start_soon(watch.follow_status)
-            yield Stage(place, agent, console, watch, screen, packed)
-            watching.cancel_scope.cancel()
+        stage = Stage(place, agent, console, screen, packed)
+        try:
+            async with anyio.create_task_group() as watching:
+                watching.start_soon(stage.follow_logs)
+                watching.start_soon(stage.follow_status)
+                yield stage
+                watching.cancel_scope.cancel()
+        finally:
+            if place.server is None:
+                with anyio.move_on_after(TIDY_DEADLINE, shield=True):
+                    await tidy_up(stage)
 
 
-@asynccontextmanager
-async def tidied_up(place: Place, screen: Screen) -> AsyncGenerator[None]:
-    """Delete the keys at the end, if the server stays."""
+async def tidy_up(stage: Stage) -> None:
+    """Delete the project's keys; name them where Redis refuses that."""
     try:
-        yield
-    finally:
-        if place.server is None:
-            with anyio.move_on_after(TIDY_DEADLINE, shield=True):
-                await delete_keys(place, screen)
-
-
-async def delete_keys(place: Place, screen: Screen) -> None:
-    """Delete the project's keys one by one, and name those that stay."""
-    left: list[str] = []
-    async with place.connection() as connection:
-        for key in place.keys:
-            try:
-                await connection.call("DEL", key)
-            except RedisUnavailableError:
-                left.append(key)
-    if left:
-        screen.text(screen.texts["not_deleted"].format(keys=", ".join(left)))
+        await stage.console.forget(stage.place.project, force=True)
+    except BlsError:
+        keys = ", ".join(stage.place.keys)
+        stage.screen.text(stage.texts["not_deleted"].format(keys=keys))
 
 
 def conclude(results: Sequence[Result], screen: Screen, seconds: float) -> int:
@@ -163,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from bls_agent.ops.demo_fleet import serve_fleet  # noqa: PLC0415 - the extra web
 
             return serve_fleet(screen, os.environ.get("BLS_REDIS_URL", ""))
-        screen.heading(texts["title"])
+        screen.text(texts["title"], "bold")
         with find_place(os.environ, texts) as place:
             whose = texts["our_server" if place.server else "your_server"]
             screen.text(whose.format(url=mask_url(place.url), project=place.project))

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import random
 import signal
-import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Final, Literal
 
 import anyio
+from anyio import to_thread
 
 from bls_agent.agent import ProjectAgent
 from bls_agent.core.errors import ConfigurationError, Reject
@@ -43,7 +44,6 @@ WELL: Final = 50.0  # seconds between two errors of the risk service
 BETWEEN_RUNS: Final = 10.0  # seconds
 STEP: Final = 0.05  # seconds between two words of a run, and two steps of a task
 START_TIMEOUT: Final = 20.0  # seconds
-END_TIMEOUT: Final = 5.0  # seconds
 
 
 def serve_fleet(screen: Screen, redis_url: str) -> int:
@@ -57,44 +57,42 @@ def serve_fleet(screen: Screen, redis_url: str) -> int:
     try:
         if redis_url:
             screen.text(texts["your_server_unused"])
-        with _console(server.url) as page:
-            anyio.run(_live, screen, server.url, page)
+        anyio.run(_live, screen, server.url)
     finally:
         server.stop()
     screen.text(texts["fleet_ended"])
     return 0
 
 
-@contextmanager
-def _console(redis: str) -> Generator[str]:
+@asynccontextmanager
+async def _console(redis: str) -> AsyncGenerator[str]:
     """Serve the console in a thread, so that signals are ours; give its address."""
     from bls_agent.ops.web.app import create_app  # noqa: PLC0415 - the extra
     from bls_agent.ops.web.config import WebConfig  # noqa: PLC0415 - it, too
     from bls_agent.ops.web.server import make_server, open_sockets  # noqa: PLC0415 - it, too
 
     listening = SimpleQueue[Sequence[str]]()
+    config = WebConfig(redis=redis)
     with ExitStack() as stack:
-        config = WebConfig(redis=redis)
         try:
             sockets = stack.enter_context(open_sockets(config))
         except ConfigurationError:  # the port is taken: any other one will do
             config = WebConfig(redis=redis, port=0)
             sockets = stack.enter_context(open_sockets(config))
         server = make_server(create_app(config), sockets, listening.put)
-        thread = threading.Thread(
-            target=server.run, args=(sockets,), name="demo-console", daemon=True
-        )
-        thread.start()
-        try:
-            yield listening.get(timeout=START_TIMEOUT)[0]
-        finally:
-            server.should_exit = True
-            thread.join(END_TIMEOUT)
+        async with anyio.create_task_group() as serving:
+            serving.start_soon(to_thread.run_sync, server.run, sockets)
+            try:
+                wait = partial(listening.get, timeout=START_TIMEOUT)
+                yield (await to_thread.run_sync(wait))[0]
+            finally:
+                server.should_exit = True
 
 
-async def _live(screen: Screen, redis: str, page: str) -> None:
+async def _live(screen: Screen, redis: str) -> None:
     texts = screen.texts
     async with AsyncExitStack() as stack:
+        page = await stack.enter_async_context(_console(redis))
         packed = anyio.Event()
         packed.set()
         orders = make_agent(Place(redis, texts["fleet_orders"], None), texts, packed)
@@ -112,7 +110,7 @@ async def _live(screen: Screen, redis: str, page: str) -> None:
             work.start_soon(_count_quotes, redis, texts)
             work.start_soon(_compute, redis, texts)
             work.start_soon(_write_runs, store, texts)
-            screen.heading(texts["fleet_serving"].format(url=page))
+            screen.text(texts["fleet_serving"].format(url=page), "bold")
             for name in ("cards", "workers", "runs"):
                 screen.text(texts[f"fleet_{name}"])
             screen.heading(texts["fleet_terminal"])

@@ -7,12 +7,12 @@ the package breaks a promise; only what was read back from Redis counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -22,7 +22,7 @@ from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.console import Console
 from bls_agent.core.codec import JSONValue, cut_text, encode
-from bls_agent.core.errors import BlsError, ContractError, RedisUnavailableError
+from bls_agent.core.errors import BlsError, RedisUnavailableError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.settings import Settings
 from bls_agent.devserver import DevServer
@@ -30,7 +30,6 @@ from bls_agent.ops import terminal
 from bls_agent.ops.terminal import (
     LEVEL_STYLES,
     STATUS_STYLES,
-    Cell,
     clock_of,
     count_columns,
     metadata_text,
@@ -53,7 +52,6 @@ __all__ = [
     "Result",
     "Screen",
     "Stage",
-    "Watch",
     "go_through",
     "make_agent",
 ]
@@ -73,13 +71,12 @@ TIME_COLUMNS: Final = 8
 LABEL_COLUMNS: Final = 6
 LOOK_INTERVAL: Final = 0.05  # seconds between two looks of the console
 HANGING: Final = TIME_COLUMNS + LABEL_COLUMNS + 2
-NARROW: Final = 60  # columns below which lines go on at the left
 LONGEST_METADATA: Final = 400  # bytes of a record's metadata that are shown
 MARKS: Final = ("✓✗-", "√\N{MULTIPLICATION SIGN}-", "+x-")  # the first that it knows
 LONGEST_MESSAGE: Final = 2_000
 UNTOLD: Final = frozenset({"agent", "commandId"})
 
-STYLES: Final = {0: "green", 1: "red", 2: "yellow"}  # of the marks
+STYLES: Final = ("green", "red", "yellow")  # of the marks
 
 
 class Skipped(Exception):  # noqa: N818 - a signal: the step is not possible here
@@ -98,8 +95,7 @@ class Mark(IntEnum):
     SKIPPED = 2
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A row of the table at the end."""
 
     name: str
@@ -121,59 +117,87 @@ class Place:
         templates = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
         return [template.build(project=self.project) for template in templates]
 
-    @asynccontextmanager
-    async def connection(self) -> AsyncGenerator[Connection]:
-        """A bare connection, for what a console does not do."""
-        connection = Connection(Endpoint.of(self.url), "bls-demo")
-        try:
-            yield connection
-        finally:
-            await connection.aclose()
-
 
 @dataclass
 class Stage:
-    """What the steps of the story share."""
+    """What the steps share: both ends, and what the console has seen so far."""
 
     place: Place
     agent: ProjectAgent
     console: Console
-    watch: Watch
     screen: Screen
     packed: anyio.Event  # lets the handler of `pack` come to its end
     life: AsyncExitStack = field(default_factory=AsyncExitStack)  # closes the agent
+    entries: list[LogEntry] = field(default_factory=list[LogEntry])
+    status: Status | None = None
+    reachable: bool = True  # Redis answered the last question
+    awaited: str = ""  # what a step waits for, in words
 
     @property
     def texts(self) -> Texts:
         """The catalogue."""
         return self.screen.texts
 
+    async def follow_logs(self) -> None:
+        """Show each log record as it is written."""
+        async for entry in self.console.follow_logs(
+            self.place.project, last=1_000, interval=LOOK_INTERVAL
+        ):
+            self.screen.entry(entry)
+            self.entries.append(entry)
+
+    async def follow_status(self) -> None:
+        """Show the status whenever it changes, and whether Redis answers at all."""
+        while True:
+            before, reachable, kind = self.status, True, ""
+            try:
+                self.status = await self.console.status(self.place.project)
+            except RedisUnavailableError as error:
+                reachable, kind = False, error.kind
+            if self.reachable is not reachable:
+                self.screen.redis(
+                    self.texts["back" if reachable else "away"].format(kind=kind)
+                )
+                self.reachable = reachable
+            if self.status is not before:
+                self.screen.status(self.status)
+            await anyio.sleep(LOOK_INTERVAL)
+
     async def send(self, name: str, **args: object) -> Command:
         """Send a command as the console does."""
         self.screen.sent(f"{name} {encode(args).decode() if args else ''}")
         return await self.console.send(self.place.project, name, args)
 
-    async def is_refused(self, name: str) -> None:
-        """Send a command while Redis is away: it is refused, and surely not taken."""
-        try:
-            await self.send(name)
-        except RedisUnavailableError as error:
-            self.expect(str(error), holds=not error.ambiguous)
-            self.screen.redis(self.texts["refused"].format(command=name))
-        else:
-            self.expect(name, holds=False)
+    async def until(self, what: str, find: Callable[[], T]) -> T:
+        """Wait until ``find`` finds something in what was seen, and give it."""
+        self.awaited = what
+        while True:
+            if found := find():
+                return found
+            await anyio.sleep(LOOK_INTERVAL)
 
     async def ended(self, command: Command, kind: OutcomeKind) -> Outcome:
         """Wait for a command's outcome, which has to be of this kind."""
-        what = f"{command.command}: {kind.value}"
-        found = await self.watch.until(what, lambda: self.watch.outcomes(command))
-        outcome = found[0]
+
+        def find() -> list[Outcome]:
+            found = [entry.outcome for entry in self.entries]
+            return [one for one in found if one and one.command_id == command.id]
+
+        outcome = (await self.until(f"{command.command}: {kind.value}", find))[0]
         self.expect(outcome.message, holds=outcome.kind is kind)
         return outcome
 
     async def shows(self, status: Status) -> None:
         """Wait until the console reads this status."""
-        await self.watch.until(status.value, lambda: self.watch.status is status)
+        await self.until(status.value, lambda: self.status is status)
+
+    def records_of(self, command: Command) -> list[LogEntry]:
+        """Give the records that a command's handler has written."""
+        return [
+            entry
+            for entry in self.entries
+            if entry.metadata.get("commandId") == command.id and not entry.outcome
+        ]
 
     def expect(self, what: str, *, holds: bool) -> None:
         """Fail the step if something does not hold."""
@@ -218,7 +242,7 @@ async def run_command(stage: Stage) -> None:
     command = await stage.send("reload", force=True)
     outcome = await stage.ended(command, OutcomeKind.SUCCEEDED)
     stage.expect(outcome.message, holds=outcome.result == {"rules": 42})
-    stage.expect(outcome.message, holds=len(stage.watch.records_of(command)) == 1)
+    stage.expect(outcome.message, holds=len(stage.records_of(command)) == 1)
 
 
 async def reject_arguments(stage: Stage) -> None:
@@ -227,7 +251,7 @@ async def reject_arguments(stage: Stage) -> None:
     outcome = await stage.ended(command, OutcomeKind.REJECTED)
     told = outcome.message
     stage.expect(told, holds="'force'" in told and "'fast'" in told)
-    stage.expect(told, holds=not stage.watch.records_of(command))
+    stage.expect(told, holds=not stage.records_of(command))
 
 
 async def report_unknown(stage: Stage) -> None:
@@ -239,7 +263,7 @@ async def cut_off(stage: Stage) -> None:
     """A handler that takes too long: cancelled, and the next command runs."""
     command = await stage.send("import")
     outcome = await stage.ended(command, OutcomeKind.TIMED_OUT)
-    stage.expect(outcome.message, holds=len(stage.watch.records_of(command)) == 1)
+    stage.expect(outcome.message, holds=len(stage.records_of(command)) == 1)
 
 
 async def discard_malformed(stage: Stage) -> None:
@@ -247,10 +271,14 @@ async def discard_malformed(stage: Stage) -> None:
     for payload in MALFORMED.values():
         stage.screen.sent(payload.decode("utf-8", "backslashreplace"))
     control = CONTROL.build(project=stage.place.project)
-    async with stage.place.connection() as connection:
+    endpoint = Endpoint.of(stage.place.url)
+    async with aclosing(Connection(endpoint, "bls-demo")) as connection:
         await connection.call("RPUSH", control, *MALFORMED.values())
     await stage.ended(await stage.send("ping"), OutcomeKind.SUCCEEDED)
-    reasons = stage.watch.discarded()
+    found = [entry.outcome for entry in stage.entries if entry.outcome]
+    reasons = [
+        str(one.error["reason"]) for one in found if one.kind is OutcomeKind.DISCARDED
+    ]
     stage.expect(", ".join(reasons), holds=reasons == list(MALFORMED))
 
 
@@ -267,21 +295,32 @@ async def survive_restart(stage: Stage) -> None:
     if server is None:
         raise Skipped(stage.texts["not_our_server"])
     packing = await stage.send("pack", order=7)
-    await stage.watch.until("pack", lambda: stage.watch.records_of(packing))
+    await stage.until("pack", lambda: stage.records_of(packing))
     waiting = await stage.send("reload")
     await anyio.to_thread.run_sync(server.kill)
     stage.screen.redis(stage.texts["killed"].format(pid=server.pid))
-    await stage.watch.until("Redis", lambda: not stage.watch.reachable)
+    await stage.until("Redis", lambda: not stage.reachable)
     for number in MEANWHILE:
         stage.agent.log.info(stage.texts["log_meanwhile"], number=number)
     stage.packed.set()
-    await stage.is_refused("reload")
+    await be_refused(stage, "reload")
     await anyio.to_thread.run_sync(server.restart)
     stage.screen.redis(stage.texts["restarted"].format(pid=server.pid))
     late = await stage.send("reload")
     for command in (packing, waiting, late):
         await stage.ended(command, OutcomeKind.SUCCEEDED)
     await check_once(stage, (packing, waiting, late))
+
+
+async def be_refused(stage: Stage, name: str) -> None:
+    """Send a command while Redis is away: it is refused, and surely not taken."""
+    try:
+        await stage.send(name)
+    except RedisUnavailableError as error:
+        stage.expect(str(error), holds=not error.ambiguous)
+        stage.screen.redis(stage.texts["refused"].format(command=name))
+    else:
+        stage.expect(name, holds=False)
 
 
 async def check_once(stage: Stage, commands: Sequence[Command]) -> None:
@@ -338,7 +377,7 @@ async def attempt(step: Step, stage: Stage) -> tuple[Mark, str]:
         mark, detail = Mark.SKIPPED, str(reason)
     except TimeoutError:
         mark, text = Mark.FAILED, stage.texts["not_seen"]
-        detail = text.format(seconds=STEP_DEADLINE, what=stage.watch.awaited)
+        detail = text.format(seconds=STEP_DEADLINE, what=stage.awaited)
     except (Surprise, BlsError) as error:
         mark, detail = Mark.FAILED, str(error)
     else:
@@ -352,77 +391,62 @@ class Screen:
 
     def __init__(self, out: terminal.Screen, texts: Texts) -> None:
         self._out = out
-        self._hanging = HANGING if out.columns >= NARROW else 2
-        self._begun = False
         self.texts = texts
 
     def heading(self, text: str) -> None:
-        """Begin a part, after an empty line if it is not the first."""
-        if self._begun:
-            self.write("")
+        """Begin a part."""
+        self.write("")
         self.text(text, "bold")
 
     def text(self, text: str, style: str = "") -> None:
         """Write a paragraph."""
         for line in wrap(visible(text), self._out.columns):
-            self._write((line, style))
-
-    def event(self, label: str, text: str, style: str) -> None:
-        """Write an event: label and text."""
-        clock = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
-        self._labelled(clock, label, text, style)
+            self._out.line((line, style))
 
     def entry(self, entry: LogEntry) -> None:
         """Write a log record that the console has read."""
         clock = clock_of(entry.timestamp, "%H:%M:%S", TIME_COLUMNS)
         style = LEVEL_STYLES[entry.level]
-        self._labelled(clock, entry.level.value, _text_of(entry), style)
+        self._event(entry.level.value, _text_of(entry), style, clock)
 
     def status(self, status: Status | None) -> None:
         """Write the status that the console has read."""
         label = self.texts["label_status"]
         if status is None:
-            self.event(label, self.texts["no_status"], "dim")
+            self._event(label, self.texts["no_status"], "dim")
             return
         meaning = self.texts[f"status_{status.name}"]
         shown = status.value if meaning == status else f"{status.value} ({meaning})"
-        self.event(label, shown, STATUS_STYLES[status])
+        self._event(label, shown, STATUS_STYLES[status])
 
     def sent(self, text: str) -> None:
         """Write a command that is sent."""
-        self.event(self.texts["label_send"], text, "bold")
+        self._event(self.texts["label_send"], text, "bold")
 
     def redis(self, text: str) -> None:
         """Write what happens to Redis itself."""
-        self.event(self.texts["label_redis"], text, "yellow")
+        self._event(self.texts["label_redis"], text, "yellow")
 
-    def mark(self, index: int, title: str, detail: str) -> None:
-        """Write a row of the table: done (0), failed (1) or skipped (2)."""
+    def mark(self, mark: Mark, title: str, detail: str) -> None:
+        """Write a row of the table at the end."""
         known = next(marks for marks in MARKS if self._out.encodable(marks) == marks)
         first, *rest = wrap(title, self._out.columns - 2)
-        self._write((known[index], STYLES[index]), f" {first}")
+        self._out.line((known[mark], STYLES[mark]), f" {first}")
         details = wrap(visible(detail), self._out.columns - 4) if detail else []
         for line in [*rest, *(f"  {line}" for line in details)]:
-            self._write(f"  {line}")
+            self.write(f"  {line}")
 
     def write(self, line: str) -> None:
         """Write a line unchanged."""
-        self._begun = True
         self._out.write(line)
 
-    def _write(self, *pieces: Cell) -> None:
-        self._begun = True
-        self._out.line(*pieces)
-
-    def _labelled(self, clock: str, label: str, text: str, style: str) -> None:
+    def _event(self, label: str, text: str, style: str, clock: str = "") -> None:
+        clock = clock or datetime.now(UTC).astimezone().strftime("%H:%M:%S")
         padded = label + " " * (LABEL_COLUMNS - count_columns(label))
-        used = TIME_COLUMNS + LABEL_COLUMNS + 2
-        words = f"{' ' * (used - self._hanging)}{visible(text)}"
-        first, *rest = wrap(words, self._out.columns - self._hanging)
-        first = first[used - self._hanging :]
-        self._write((clock, "dim"), " ", (padded, style), f" {first}".rstrip())
+        first, *rest = wrap(visible(text), self._out.columns - HANGING)
+        self._out.line((clock, "dim"), " ", (padded, style), f" {first}".rstrip())
         for line in rest:
-            self._write(" " * self._hanging + line)
+            self.write(" " * HANGING + line)
 
 
 def _text_of(entry: LogEntry) -> str:
@@ -437,90 +461,3 @@ def _text_of(entry: LogEntry) -> str:
     pairs = metadata_text(told.items())
     message = cut_text(entry.message, LONGEST_MESSAGE)
     return f"{message}  {cut_text(pairs, LONGEST_METADATA)}".rstrip()
-
-
-class Watch:
-    """What the console sees: written on the screen, and kept for the steps' checks."""
-
-    def __init__(self, console: Console, project: str, screen: Screen) -> None:
-        self._console = console
-        self._project = project
-        self._screen = screen
-        self._changed = anyio.Event()
-        self.entries: list[LogEntry] = []
-        self.status: Status | None = None
-        self.reachable = True  # Redis answered the last question
-        self.awaited = ""  # what a step waits for, in words
-
-    async def follow_logs(self) -> None:
-        """Show each log record as it is written."""
-        records = self._console.follow_logs(
-            self._project, last=1_000, interval=LOOK_INTERVAL
-        )
-        try:
-            async for entry in records:
-                self._screen.entry(entry)
-                self.entries.append(entry)
-                self._announce()
-        except ContractError as error:  # another client has replaced the key
-            self._screen.text(str(error))
-
-    async def follow_status(self) -> None:
-        """Show the status whenever it changes, and whether Redis answers at all."""
-        while True:
-            try:
-                status = await self._console.status(self._project)
-            except RedisUnavailableError as error:
-                self._record_reachable(reachable=False, kind=error.kind)
-            except ContractError:
-                self._record_status(None)
-            else:
-                self._record_reachable(reachable=True)
-                self._record_status(status)
-            await anyio.sleep(LOOK_INTERVAL)
-
-    def _record_reachable(self, *, reachable: bool, kind: str = "") -> None:
-        if self.reachable is not reachable:
-            self.reachable = reachable
-            text = self._screen.texts["back" if reachable else "away"]
-            self._screen.redis(text.format(kind=kind))
-            self._announce()
-
-    def _record_status(self, status: Status | None) -> None:
-        if self.status is not status:
-            self.status = status
-            self._screen.status(status)
-            self._announce()
-
-    def _announce(self) -> None:
-        event, self._changed = self._changed, anyio.Event()
-        event.set()
-
-    async def until(self, what: str, find: Callable[[], T]) -> T:
-        """Wait until ``find`` finds something in what was seen, and give it."""
-        self.awaited = what
-        while not (found := find()):
-            await self._changed.wait()
-        return found
-
-    def outcomes(self, command: Command) -> list[Outcome]:
-        """Give the outcomes that were reported of a command."""
-        found = [entry.outcome for entry in self.entries]
-        return [item for item in found if item and item.command_id == command.id]
-
-    def records_of(self, command: Command) -> list[LogEntry]:
-        """Give the records that a command's handler has written."""
-        return [
-            entry
-            for entry in self.entries
-            if entry.metadata.get("commandId") == command.id and not entry.outcome
-        ]
-
-    def discarded(self) -> list[str]:
-        """Give the reasons for which messages were discarded."""
-        found = [entry.outcome for entry in self.entries]
-        return [
-            str(item.error.get("reason"))
-            for item in found
-            if item and item.kind is OutcomeKind.DISCARDED
-        ]
