@@ -38,9 +38,6 @@ __all__ = [
 
 PATIENCE: Final = 1.0  # seconds before anything is shown
 PERIOD: Final = 0.2  # seconds between two drawings
-MINUTE: Final = 60
-HOUR: Final = 3_600
-DAY: Final = 86_400
 
 
 class Progress:
@@ -179,14 +176,14 @@ def span(seconds: float | None) -> str:
     """Write a time in its two largest useful units: ``3s``, ``2m05s``, ``3h10m``."""
     if seconds is None:
         return "-"
-    whole = int(max(0.0, seconds))
-    if whole < MINUTE:
-        return f"{whole}s"
-    if whole < HOUR:
-        return f"{whole // MINUTE}m{whole % MINUTE:02d}s"
-    if whole < DAY:
-        return f"{whole // HOUR}h{whole % HOUR // MINUTE:02d}m"
-    return f"{whole // DAY}d{whole % DAY // HOUR:02d}h"
+    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02d}h"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 def rounded(seconds: float | None) -> float | None:

@@ -23,9 +23,9 @@ from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import Cell, visible
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
-__all__ = ["Layout", "LiveTable", "poll", "wants_live"]
+__all__ = ["Layout", "Table", "poll", "wants_live"]
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -53,45 +53,6 @@ class Layout:
     def fitting(self, columns: int) -> list[str]:
         """Choose the fields that fit a terminal; the least important ones go first."""
         return [name for name, least in self.fields.items() if columns >= least]
-
-    def write(
-        self,
-        invocation: Invocation,
-        items: Sequence[T],
-        describe: Callable[[T], object],
-        cells: Callable[[T], Mapping[str, Cell]],
-        *,
-        empty: str = "",
-        summary: str = "",
-        **values: object,
-    ) -> None:
-        """Write each item as JSON, or as a row.
-
-        Then, for people, the hint ``empty`` if there is none, or a summary.
-        """
-        out = invocation.out
-        if invocation.json:
-            for item in items:
-                out.json(describe(item))
-            return
-        names = self.fitting(out.columns) if out.terminal else [*self.fields]
-        titles = [invocation.texts[f"{self.prefix}_{name}"] for name in names]
-        out.table([[row[name] for name in names] for row in map(cells, items)], titles)
-        if empty and not items:
-            invocation.hint(empty, **values)
-        elif summary and out.terminal:
-            invocation.hint("plain", text=summary)
-
-    def write_change(
-        self,
-        invocation: Invocation,
-        described: object,
-        cells: Mapping[str, Cell],
-        *before: Cell,
-    ) -> None:
-        """Write a changed item: as JSON, or as its row behind the given cells."""
-        row = [cells[name] for name in self.fields]
-        invocation.record(described, *before, *row)
 
 
 def wants_live(invocation: Invocation) -> bool:
@@ -133,16 +94,16 @@ async def poll(
 
 
 @dataclass
-class LiveTable(Generic[S, T]):
-    """A table at a terminal that is redrawn until q is pressed."""
+class Table(Generic[T]):
+    """Items of one kind, and how each is described to programs and to people."""
 
     invocation: Invocation
     layout: Layout
-    found: S
-    items: Callable[[S], Sequence[T]]  # in their order
+    describe: Callable[[T], object]
     cells: Callable[[T], Mapping[str, Cell]]
-    summary: Callable[[S], str]
-    more: Callable[[S], int] = lambda _: 0  # items that are not among them
+    items: Sequence[T] = ()  # in their order
+    summary: str = ""
+    more: int = 0  # items that are not among them
     known: bool = False  # Redis has answered
     outage: RedisUnavailableError | None = None
 
@@ -150,41 +111,79 @@ class LiveTable(Generic[S, T]):
         """Record that Redis answers, or why it does not."""
         self.outage, self.known = outage, self.known or outage is None
 
+    def fill(self, items: Sequence[T], summary: str = "", more: int = 0) -> None:
+        """Replace the items."""
+        self.items, self.summary, self.more = items, summary, more
+
+    def write(self, empty: str = "", **values: object) -> None:
+        """Write each item as JSON, or as a row.
+
+        Then, for people, the hint ``empty`` if there is none, or the summary.
+        """
+        out, names = self.invocation.out, [*self.layout.fields]
+        if self.invocation.json:
+            for item in self.items:
+                out.json(self.describe(item))
+            return
+        if out.terminal:
+            names = self.layout.fitting(out.columns)
+        cells = map(self.cells, self.items)
+        rows = [[row[name] for name in names] for row in cells]
+        out.table(rows, self._titles(names))
+        if empty and not self.items:
+            self.invocation.hint(empty, **values)
+        elif self.summary and out.terminal:
+            self.invocation.hint("plain", text=self.summary)
+
+    def write_change(self, item: T, described: object, *before: Cell) -> None:
+        """Write a changed item: as JSON, or as its row behind the given cells."""
+        cells = self.cells(item)
+        row = [cells[name] for name in self.layout.fields]
+        self.invocation.record(described, *before, *row)
+
+    def _titles(self, names: Sequence[str]) -> list[str]:
+        texts, prefix = self.invocation.texts, self.layout.prefix
+        return [texts[f"{prefix}_{name}"] for name in names]
+
     async def watch(
         self,
         look: Callable[[], Awaitable[S]],
-        describe: Callable[[T], object],
+        fill: Callable[[S], None],
         state: Callable[[T], tuple[Hashable, object]],
     ) -> None:
         """Look again and again: show the table, or print each item that has changed.
 
-        ``state`` gives what an item is known by, and what changes.
+        ``fill`` takes what was found into the table, ``state`` gives what an item is
+        known by, and what changes.
         """
         if wants_live(self.invocation):
-            await self.show(partial(self._poll, look))
+            await self.show(partial(self._poll, look, fill))
             return
         known: dict[Hashable, object] = {}
 
         def print_changes(found: S) -> None:
             nonlocal known
-            items = self.items(found)
-            before, known = known, dict(map(state, items))
-            for item, (key, now) in zip(items, map(state, items), strict=True):
+            fill(found)
+            before, known = known, dict(map(state, self.items))
+            for item in self.items:
+                key, now = state(item)
                 if before.get(key) != now:
-                    cells = self.cells(item)
-                    self.layout.write_change(self.invocation, describe(item), cells)
+                    self.write_change(item, self.describe(item))
 
         await poll(look, print_changes, self.invocation.tell_outage)
 
     async def _poll(
-        self, look: Callable[[], Awaitable[S]], redraw: Callable[[], None]
+        self,
+        look: Callable[[], Awaitable[S]],
+        fill: Callable[[S], None],
+        redraw: Callable[[], None],
     ) -> None:
         def tell(error: RedisUnavailableError | None) -> None:
             self.record(error)
             redraw()
 
         def show(found: S) -> None:
-            self.found = found
+            fill(found)
             tell(None)
 
         await poll(look, show, tell)
@@ -224,27 +223,27 @@ class LiveTable(Generic[S, T]):
                 await _wait_for_q(keys)
                 tasks.cancel_scope.cancel()
 
-    def _draw(self, columns: int, lines: int) -> Table:
+    def _draw(self, columns: int, lines: int) -> RichTable:
         """Make the table: a summary above, the number of hidden rows below."""
-        from rich.table import Table
+        from rich.table import Table as RichTable
         from rich.text import Text
 
-        texts, items = self.invocation.texts, self.items(self.found)
         names = self.layout.fitting(columns)
-        table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
+        table = RichTable(box=None, pad_edge=False, expand=True, header_style="bold")
         table.title = Text(self._head(), "yellow" if self.outage else "dim")
         table.title_justify = "left"
-        for name in names:
-            title = Text(texts[f"{self.layout.prefix}_{name}"])
+        for name, title in zip(names, self._titles(names), strict=True):
             share = self.layout.shares.get(name)
-            table.add_column(title, no_wrap=True, overflow="ellipsis", ratio=share)
+            table.add_column(
+                Text(title), no_wrap=True, overflow="ellipsis", ratio=share
+            )
         room = max(1, lines - AROUND)
-        for row in map(self.cells, items[:room]):
+        for row in map(self.cells, self.items[:room]):
             cells = (row[name] for name in names)
             pairs = ((one, "") if isinstance(one, str) else one for one in cells)
             table.add_row(*(Text(visible(text), style) for text, style in pairs))
-        if more := max(0, len(items) - room) + self.more(self.found):
-            table.add_row(Text(texts["top_more"].format(count=more), "dim"))
+        if more := max(0, len(self.items) - room) + self.more:
+            table.add_row(Text(self.invocation.say("top_more", count=more), "dim"))
         return table
 
     def _head(self) -> str:
@@ -252,7 +251,7 @@ class LiveTable(Generic[S, T]):
             return self.invocation.say("away", kind=visible(self.outage.kind))
         if not self.known:
             return self.invocation.say("waiting_redis")
-        return f"{self.summary(self.found)} · {self.invocation.say('top_quit')}"
+        return f"{self.summary} · {self.invocation.say('top_quit')}"
 
 
 @contextmanager

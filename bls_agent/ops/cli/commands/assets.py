@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import anyio
 from typer import Argument, Option
 
-from bls_agent.assets import AssetLibrary
+from bls_agent.assets import AssetLibrary, AssetSummary
 from bls_agent.core.errors import ManifestError, ManifestFault
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt
 from bls_agent.ops.cli.output import Invocation
-from bls_agent.ops.cli.tables import Layout
+from bls_agent.ops.cli.tables import Layout, Table
 from bls_agent.ops.terminal import json_text
 from bls_agent.ops.texts import Texts
 
@@ -121,13 +121,8 @@ async def list_assets(
                     one for one in await library.search(search) if one.id in wanted
                 ]
             state = await library.sync_state()
-    LIST.write(
-        invocation,
-        found,
-        describe=lambda one: one._asdict(),
-        cells=lambda one: {name: str(value) for name, value in one._asdict().items()},
-        empty="no_assets_found" if search or category else "no_assets",
-    )
+    table = Table(invocation, LIST, _describe, _describe, found)
+    table.write(empty="no_assets_found" if search or category else "no_assets")
     # The library may be behind its source; it can be read all the same.
     if state.is_interrupted:
         invocation.warn("asset_interrupted")
@@ -135,6 +130,10 @@ async def list_assets(
         reason = state.report.reason if state.report else "?"
         invocation.warn("asset_sync_failed", reason=reason)
     return Exit.DONE
+
+
+def _describe(one: AssetSummary) -> dict[str, str]:
+    return dict(one._asdict())
 
 
 @command("assets get")

@@ -32,7 +32,7 @@ from bls_agent.ops.cli.options import (
     complete_spider,
 )
 from bls_agent.ops.cli.output import Invocation, span
-from bls_agent.ops.cli.tables import Layout, LiveTable
+from bls_agent.ops.cli.tables import Layout, Table
 from bls_agent.ops.terminal import Cell
 
 __all__ = ["cleanup", "failed", "requeue", "stats"]
@@ -64,24 +64,22 @@ async def stats(
     if spider and not project:
         raise Failure("spider_alone", Exit.USAGE)
     project = normalise(invocation, project) if project else ""
-    table = LiveTable(
-        invocation,
-        QUEUES,
-        list[QueueView](),
-        items=list,
-        cells=partial(_cells, invocation),
-        summary=lambda queues: invocation.say("crawl_count", count=len(queues)),
-    )
+    table = Table(invocation, QUEUES, _describe, partial(_cells, invocation))
+
+    def fill(found: list[QueueView]) -> None:
+        table.fill(found, invocation.say("crawl_count", count=len(found)))
+
     async with _overview(invocation) as overview:
         look = partial(_look, overview, project, spider)
         if watch:
-            await table.watch(look, _describe, _state)
+            await table.watch(look, fill, _state)
             return Exit.DONE
         with invocation.waiting("waiting_redis"):
             found = await look()
             if project and not found:
                 raise await _unknown(overview, project, spider)
-    QUEUES.write(invocation, found, _describe, table.cells, empty="no_queues")
+    table.fill(found)
+    table.write(empty="no_queues")
     return Exit.DONE if all(view.stats for view in found) else Exit.UNHEALTHY
 
 
@@ -159,7 +157,8 @@ async def failed(
         with invocation.waiting("waiting_redis"):
             found = await queue.failed(limit)
     cells = partial(_failure_cells, invocation)
-    FAILED.write(invocation, found, _describe_failure, cells, empty="nothing_failed")
+    table = Table(invocation, FAILED, _describe_failure, cells, found)
+    table.write(empty="nothing_failed")
     return Exit.DONE
 
 

@@ -28,7 +28,7 @@ from bls_agent.ops.cli.output import (
     status_cell,
     status_name,
 )
-from bls_agent.ops.cli.tables import Layout, LiveTable, poll, wants_live
+from bls_agent.ops.cli.tables import Layout, Table, poll, wants_live
 from bls_agent.ops.fleet import Condition, Fleet, Presence, ProjectView
 from bls_agent.ops.terminal import Cell
 from bls_agent.ops.texts import Texts
@@ -172,33 +172,29 @@ async def top(invocation: Invocation, *, once: bool = False) -> Exit:
     """Show the fleet until q or Ctrl-C; once if the output is no terminal."""
     texts, people = invocation.texts, invocation.out.terminal
 
-    def cells(view: ProjectView) -> Mapping[str, Cell]:
-        return project_cells(view, texts, people=people)
+    views: dict[str, ProjectView] = {}
+
+    def fill(found: Mapping[str, ProjectView]) -> None:
+        table.fill(arrange(found.values()), summary(found.values(), texts))
 
     async def follow(redraw: Callable[[], None]) -> None:
         async for change in fleet.watch():
             table.record(change.unavailable)
-            table.found.update(change.views)
+            views.update(change.views)
             for project in change.gone:
-                table.found.pop(project, None)
+                views.pop(project, None)
+            fill(views)
             redraw()
 
-    table = LiveTable(
-        invocation,
-        TOP,
-        dict[str, ProjectView](),
-        items=lambda views: arrange(views.values()),
-        cells=cells,
-        summary=lambda views: summary(views.values(), texts),
-    )
+    cells = partial(project_cells, texts=texts, people=people)
+    table = Table(invocation, TOP, describe_view, cells)
     async with Fleet(invocation.redis) as fleet:
         if wants_live(invocation) and not once:
             await table.show(follow)
             return Exit.DONE
         with invocation.waiting("waiting_redis"):
-            ordered = arrange((await fleet.look()).values())
-    told = summary(ordered, texts)
-    TOP.write(invocation, ordered, describe_view, cells, summary=told)
+            fill(await fleet.look())
+    table.write()
     return Exit.DONE
 
 

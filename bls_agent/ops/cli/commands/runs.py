@@ -16,7 +16,7 @@ from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.options import LimitOption, WatchOption
 from bls_agent.ops.cli.output import Invocation, span
-from bls_agent.ops.cli.tables import Layout, LiveTable, wants_live
+from bls_agent.ops.cli.tables import Layout, Table, wants_live
 from bls_agent.ops.terminal import Cell, clock_of, json_text, visible_lines
 from bls_agent.ops.texts import Texts
 from bls_agent.runs import (
@@ -96,33 +96,27 @@ async def list_runs(
 ) -> Exit:
     """List the runs, the newest first; 3 if one of them has lost its writer."""
     texts, people = invocation.texts, invocation.out.terminal
-    newest_first = wants_live(invocation) or not watch
-    table = LiveTable(
-        invocation,
-        RUNS,
-        RunList([], 0, {}),
-        items=lambda found: found.runs[:: 1 if newest_first else -1],
-        cells=lambda run: run_cells(run, texts, _now(), people=people),
-        summary=lambda found: count_runs(found, texts),
-        more=lambda found: found.total - len(found),
-    )
+    order = -1 if watch and not wants_live(invocation) else 1
+
+    def cells(run: RunSummary) -> Mapping[str, Cell]:
+        return run_cells(run, texts, _now(), people=people)
+
+    def fill(found: RunList) -> None:
+        more = found.total - len(found)
+        table.fill(found.runs[::order], count_runs(found, texts), more)
+
+    table = Table(invocation, RUNS, _describe_run, cells)
     async with EventStore(invocation.redis, timeout=10.0) as store:
         if watch:
             look = partial(store.runs, limit)
             await table.watch(
-                look, _describe_run, lambda run: (run.run_id, (run.state, run.last_id))
+                look, fill, lambda run: (run.run_id, (run.state, run.last_id))
             )
             return Exit.DONE
         with invocation.waiting("waiting_redis"):
             found = await store.runs(limit)
-    RUNS.write(
-        invocation,
-        found.runs,
-        _describe_run,
-        table.cells,
-        empty="" if found.total else "no_runs",
-        summary=count_runs(found, texts),
-    )
+    fill(found)
+    table.write(empty="" if found.total else "no_runs")
     if found.left_out:
         told = ", ".join(
             texts[f"runs_left_out_{why}"].format(count=count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Annotated, Any, Final, TypeAlias, cast
 
@@ -38,7 +38,7 @@ from bls_agent.ops.cli.options import (
     told_commands,
 )
 from bls_agent.ops.cli.output import Invocation
-from bls_agent.ops.cli.tables import Layout
+from bls_agent.ops.cli.tables import Layout, Table
 from bls_agent.ops.terminal import Cell, json_text
 from bls_agent.project.messages import Command, Outcome, Status
 
@@ -107,15 +107,8 @@ async def commands(
 
 async def _ask(invocation: Invocation, project: str, timeout: float) -> Outcome:
     seconds = check_seconds("timeout", timeout)
-    async with invocation.console() as console:
-        with invocation.waiting("waiting_outcome", seconds=f"{seconds:g}"):
-            try:
-                async with _refusing_unseen(console):
-                    return await console.call(
-                        project, "help", timeout=seconds, source=SOURCE
-                    )
-            except NoOutcomeError as error:
-                raise _no_outcome(invocation, project, error, seconds) from None
+    async with _asking(invocation, project, seconds) as console:
+        return await console.call(project, "help", timeout=seconds, source=SOURCE)
 
 
 def _show_one(invocation: Invocation, told: _Schema) -> None:
@@ -199,22 +192,20 @@ async def send(
     """Send a command and end without waiting for its outcome."""
     args = _gather_args(arg or (), json_args, args_file, string or ())
     project = normalise(invocation, project)
-    async with invocation.console() as console:
-        with invocation.waiting("waiting_redis"):
-            async with _refusing_unseen(console):
-                sent = await console.send(
-                    project,
-                    name,
-                    args,
-                    id=id or None,
-                    broadcast=broadcast,
-                    create=force,
-                    record=record,
-                    source=SOURCE,
-                )
-            with suppress(BlsError):  # the command is sent all the same
-                if await console.status(project) in (None, Status.OFFLINE):
-                    invocation.hint("sent_offline", project=project)
+    async with _asking(invocation, project) as console:
+        sent = await console.send(
+            project,
+            name,
+            args,
+            id=id or None,
+            broadcast=broadcast,
+            create=force,
+            record=record,
+            source=SOURCE,
+        )
+        with suppress(BlsError):  # the command is sent all the same
+            if await console.status(project) in (None, Status.OFFLINE):
+                invocation.hint("sent_offline", project=project)
     told = {"projectName": project, "id": sent.id, "command": name, "args": sent.args}
     said = invocation.say("sent", command=name, project=project, id=sent.id)
     invocation.result(told, said if invocation.out.terminal else sent.id)
@@ -238,15 +229,14 @@ def _gather_args(
     if text is not None:
         found |= _read_object(text.encode("utf-8", "surrogateescape"), "--json")
     single: dict[str, Any] = {}
-    given = [(pair, _read_value) for pair in pairs]
-    texts: list[tuple[str, Callable[[str], Any]]] = [(pair, str) for pair in strings]
-    for pair, read in [*given, *texts]:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.strip():
-            raise Failure("bad_pair", Exit.USAGE, hint="hint_pair", pair=pair)
-        if name in single:
-            raise Failure("pair_twice", Exit.USAGE, hint="hint_list", name=name)
-        single[name] = read(value)
+    for read, given in ((_read_value, pairs), (str, strings)):
+        for pair in given:
+            name, equals, value = pair.partition("=")
+            if not equals or not name.strip():
+                raise Failure("bad_pair", Exit.USAGE, hint="hint_pair", pair=pair)
+            if name in single:
+                raise Failure("pair_twice", Exit.USAGE, hint="hint_list", name=name)
+            single[name] = read(value)
     return found | single
 
 
@@ -282,16 +272,26 @@ def _read_file(name: str) -> bytes:
 
 
 @asynccontextmanager
-async def _refusing_unseen(console: Console) -> AsyncGenerator[None]:
-    """End the command if the project does not exist, and suggest similar names."""
-    try:
-        yield
-    except UnknownProjectError as error:
-        names = ", ".join(await likely_names(console, error.project))
-        hint = "hint_likely_or_force" if names else "hint_force"
-        raise Failure(
-            "unseen", hint=hint, project=error.project, names=names
-        ) from error
+async def _asking(
+    invocation: Invocation, project: str, seconds: float | None = None
+) -> AsyncGenerator[Console]:
+    """Open the console to send a command, and perhaps to wait for its outcome.
+
+    Ends the command with a sentence if the project does not exist, or no outcome came.
+    """
+    text = "waiting_redis" if seconds is None else "waiting_outcome"
+    with invocation.waiting(text, seconds=f"{seconds or 0:g}"):
+        async with invocation.console() as console:
+            try:
+                yield console
+            except UnknownProjectError as error:
+                names = ", ".join(await likely_names(console, project))
+                hint = "hint_likely_or_force" if names else "hint_force"
+                raise Failure(
+                    "unseen", hint=hint, project=project, names=names
+                ) from error
+            except NoOutcomeError as error:
+                raise _no_outcome(invocation, project, error, seconds or 0) from None
 
 
 @command("call")
@@ -319,20 +319,11 @@ async def call(
         "record": record,
         "source": SOURCE,
     }
-    async with invocation.console() as console:
-        with (
-            invocation.waiting("waiting_outcome", seconds=f"{timeout:g}"),
-            _interrupted(invocation),
-        ):
-            try:
-                async with _refusing_unseen(console):
-                    if broadcast:
-                        return await _call_all(
-                            invocation, console, project, name, options
-                        )
-                    outcome = await console.call(project, name, **options)
-            except NoOutcomeError as error:
-                raise _no_outcome(invocation, project, error, timeout) from None
+    async with _asking(invocation, project, options["timeout"]) as console:
+        with _interrupted(invocation):
+            if broadcast:
+                return await _call_all(invocation, console, project, name, options)
+            outcome = await console.call(project, name, **options)
     _show_outcome(invocation, outcome)
     _hint_text(invocation, args, outcome)
     return Exit.DONE if outcome.succeeded else Exit.FAILED
@@ -485,7 +476,8 @@ async def queue(
             if not waiting:
                 await hint_likely(invocation, console, project)
     told = [_describe(one, console) for one in waiting]
-    QUEUE.write(invocation, told, dict, _cells, empty="nothing_waits", project=project)
+    table = Table(invocation, QUEUE, dict, _cells, told)
+    table.write(empty="nothing_waits", project=project)
     return Exit.DONE
 
 

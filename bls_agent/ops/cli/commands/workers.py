@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from typing import Annotated, Any, Final
 
 import anyio
 from typer import Argument
 
 from bls_agent.core.codec import cut_text
-from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.options import WatchOption
 from bls_agent.ops.cli.output import Invocation, now_clock, rounded, span
-from bls_agent.ops.cli.tables import Layout, LiveTable, wants_live
+from bls_agent.ops.cli.tables import Layout, Table, wants_live
 from bls_agent.ops.terminal import Cell, json_text
 from bls_agent.ops.texts import Texts
 from bls_agent.workers import Worker, WorkerRegistry, WorkerStatus
@@ -84,26 +86,18 @@ async def workers(
     """List the workers; 3 if one of them is not well."""
     texts, people = invocation.texts, invocation.out.terminal
     row = _row_of(kind)
+    cells = partial(worker_cells, texts=texts, people=people)
+    table = Table(invocation, WORKERS, describe_worker, cells)
     async with WorkerRegistry(invocation.redis) as registry:
         if watch and wants_live(invocation):
-            await _show_live(invocation, registry, row)
+            await _show_live(table, registry, row)
             return Exit.DONE
         if watch:
-            await _print_changes(invocation, registry, row)
+            await _print_changes(table, registry, row)
         with invocation.waiting("waiting_redis"):
             found = arrange_workers(await registry.alive(row))
-
-    def cells(worker: Worker) -> Mapping[str, Cell]:
-        return worker_cells(worker, texts, people=people)
-
-    WORKERS.write(
-        invocation,
-        found,
-        describe_worker,
-        cells,
-        empty="no_workers",
-        summary=count_workers(found, texts),
-    )
+    table.fill(found, count_workers(found, texts))
+    table.write(empty="no_workers")
     return Exit.DONE if all(map(is_well, found)) else Exit.UNHEALTHY
 
 
@@ -131,62 +125,53 @@ def find_kinds(word: str) -> list[str]:
 
 
 async def _print_changes(
-    invocation: Invocation, registry: WorkerRegistry, row: str | None
+    table: Table[Worker], registry: WorkerRegistry, row: str | None
 ) -> None:
     """Print each change until a signal; outages are reported and waited out."""
-    texts, people = invocation.texts, invocation.out.terminal
+    invocation, people = table.invocation, table.invocation.out.terminal
     async for change in registry.watch(row):
         worker, what = change.worker, change.what
         if worker is None or change.error is not None:
             invocation.tell_outage(change.error)
             continue
-        WORKERS.write_change(
-            invocation,
-            describe_worker(worker, what=what, seenAt=now_clock(iso=True)),
-            worker_cells(worker, texts, people=people),
-            (now_clock(iso=not people), "dim"),
-            texts[f"worker_change_{what}"] if people else what,
-        )
+        told = describe_worker(worker, what=what, seenAt=now_clock(iso=True))
+        word = invocation.texts[f"worker_change_{what}"] if people else what
+        table.write_change(worker, told, (now_clock(iso=not people), "dim"), word)
 
 
 async def _show_live(
-    invocation: Invocation, registry: WorkerRegistry, row: str | None
+    table: Table[Worker], registry: WorkerRegistry, row: str | None
 ) -> None:
-    texts = invocation.texts
+    """Draw once a second, and when Redis goes away."""
+    texts = table.invocation.texts
     seen: dict[str, tuple[Worker, float]] = {}  # and when
 
     def cells(worker: Worker) -> Mapping[str, Cell]:
         later = anyio.current_time() - seen[worker.key][1]
         return worker_cells(worker, texts, later=later)
 
-    table = LiveTable(
-        invocation,
-        WORKERS,
-        seen,
-        items=lambda seen: arrange_workers(worker for worker, _ in seen.values()),
-        cells=cells,
-        summary=lambda seen: count_workers([one for one, _ in seen.values()], texts),
-    )
+    def fill() -> None:
+        found = arrange_workers(worker for worker, _ in seen.values())
+        table.fill(found, count_workers(found, texts))
 
     async def follow(redraw: Callable[[], None]) -> None:
-        """Draw once a second, and when Redis goes away."""
-        try:
+        fill()
+        with suppress(RedisUnavailableError):  # told by the watch
             await registry.alive(row)  # where there is no worker, a watch gives nothing
             table.known = True
-        except RedisRefusedError:
-            raise
-        except RedisUnavailableError as error:
-            table.outage = error
         async for change in registry.watch(row, refreshes=True):
             table.record(change.error)
             worker = change.worker
             if worker is None:
                 redraw()
-            elif change.what == "left":
+                continue
+            if change.what == "left":
                 seen.pop(worker.key, None)
             else:
                 seen[worker.key] = worker, anyio.current_time()
+            fill()
 
+    table.cells = cells
     await table.show(follow)
 
 
