@@ -78,6 +78,7 @@ def _write_page(self: Any, ctx: Any, formatter: Any) -> None:
     Escapes what the output cannot encode: the parser assumes UTF-8.
     """
     texts: Texts = ctx.obj.texts
+    about: str = self.help
     columns = min(shutil.get_terminal_size().columns, WIDEST)
     usage = [texts["usage"], ctx.command_path, "[OPTIONS]"]
     told: dict[str, list[_Row]] = {name: [] for name in SECTIONS}
@@ -96,7 +97,7 @@ def _write_page(self: Any, ctx: Any, formatter: Any) -> None:
             told["commands"].append((name, texts[key].partition("\n")[0]))
     parts = [
         wrap(" ".join(usage), columns),
-        [line for part in self.help.splitlines() for line in wrap(part, columns)],
+        [line for part in about.splitlines() for line in wrap(part, columns)],
         *(_section(texts[name], rows, columns) for name, rows in told.items() if rows),
     ]
     page = "\n\n".join("\n".join(part) for part in parts)
@@ -162,14 +163,12 @@ def command(
     app = _REGISTERED[name]
 
     def register(function: F) -> F:
-        outer: _Handler = function
-        if default:
-
-            def outer(invocation: Invocation) -> Any:
-                return function(invocation)
+        def without_options(invocation: Invocation) -> Any:
+            return function(invocation)
 
         if group or default:
-            app.callback(invoke_without_command=True)(_parsed(outer, outer=True))
+            alone = _parsed(without_options if default else function, outer=True)
+            app.callback(invoke_without_command=True)(alone)
         if not group:
             app.command(inner or name, cls=_Command)(_parsed(function))
         return function

@@ -64,7 +64,7 @@ async def stats(
     if spider and not project:
         raise Failure("spider_alone", Exit.USAGE)
     project = normalise(invocation, project) if project else ""
-    table = Table(invocation, QUEUES, _describe, partial(_cells, invocation))
+    table = Table[QueueView](invocation, QUEUES, _describe, partial(_cells, invocation))
 
     def fill(found: list[QueueView]) -> None:
         table.fill(found, invocation.say("crawl_count", count=len(found)))

@@ -187,7 +187,7 @@ async def top(invocation: Invocation, *, once: bool = False) -> Exit:
             redraw()
 
     cells = partial(project_cells, texts=texts, people=people)
-    table = Table(invocation, TOP, describe_view, cells)
+    table = Table[ProjectView](invocation, TOP, describe_view, cells)
     async with Fleet(invocation.redis) as fleet:
         if wants_live(invocation) and not once:
             await table.show(follow)

@@ -105,7 +105,7 @@ async def list_runs(
         more = found.total - len(found)
         table.fill(found.runs[::order], count_runs(found, texts), more)
 
-    table = Table(invocation, RUNS, _describe_run, cells)
+    table = Table[RunSummary](invocation, RUNS, _describe_run, cells)
     async with EventStore(invocation.redis, timeout=10.0) as store:
         if watch:
             look = partial(store.runs, limit)

@@ -87,7 +87,7 @@ async def workers(
     texts, people = invocation.texts, invocation.out.terminal
     row = _row_of(kind)
     cells = partial(worker_cells, texts=texts, people=people)
-    table = Table(invocation, WORKERS, describe_worker, cells)
+    table = Table[Worker](invocation, WORKERS, describe_worker, cells)
     async with WorkerRegistry(invocation.redis) as registry:
         if watch and wants_live(invocation):
             await _show_live(table, registry, row)
