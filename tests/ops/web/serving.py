@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx2 as httpx
+import orjson
 
 from bls_agent.ops.web.app import ConsoleApp, create_app
 from bls_agent.ops.web.config import WebConfig
@@ -93,3 +96,9 @@ async def log_in(
     """Post the login form as a browser does."""
     form = {"user": user, "password": password, "next": "/"} | more
     return await client.post("/login", data=form, headers={"origin": OWN})
+
+
+def told_in(page: str) -> Any:
+    """What the server tells the script of a page of cards."""
+    (told,) = re.findall(r' data-told="([^"]*)"', page)
+    return orjson.loads(html.unescape(told))

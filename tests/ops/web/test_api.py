@@ -452,7 +452,7 @@ async def test_ages_grow(client: httpx.AsyncClient, redis: Redis, project: str) 
 
 
 async def test_large_answers_let_others_run(redis_url: str, project: str) -> None:
-    """A thousand projects are written in slices, as a page and as JSON."""
+    """A thousand projects are written in slices."""
     app = create_app(WebConfig(redis=redis_url))
     turns = 0
 
@@ -467,11 +467,9 @@ async def test_large_answers_let_others_run(redis_url: str, project: str) -> Non
         names = [f"{project}-{number}" for number in range(1_000)]
         app.web.fleet.found.update({name: ProjectView(project=name) for name in names})
         tasks.start_soon(count)
-        for path in ("/", "/api/projects"):
-            turns = 0
-            answer = await client.get(path)
-            assert answer.text.count(project) >= 1_000
-            assert turns > 25
+        answer = await client.get("/api/projects")
+        assert answer.text.count(project) >= 1_000
+        assert turns > 25
         tasks.cancel_scope.cancel()
 
 

@@ -25,7 +25,7 @@ from bls_agent.ops.web.feeds.crawl import (
 from bls_agent.ops.web.requests import quote_name
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import execute, needs_selectors
-from tests.ops.web.serving import OWN, USERS, console_of, log_in, served
+from tests.ops.web.serving import OWN, USERS, console_of, log_in, served, told_in
 from tests.ops.web.test_assets import texts_of
 from tests.ops.web.test_streams import following, next_of
 
@@ -133,7 +133,8 @@ async def test_the_pages_and_the_interface(own_server: DevServer, admin: Redis) 
         await queue.push(CrawlRequest(PAGE))
         await admin.rpush("crawlo:新闻:daily:queue:failed", b"\x80\x04}.")
         page = (await client.get("/crawl?lang=en")).text
-        assert re.findall(r'data-state="(\w+)" data-key="([^"]+)"', page)[:2] == [
+        cards = told_in(page)["queues"]
+        assert [(card["state"], card["key"]) for card in cards] == [
             ("broken", "old%3Cb%3E"),
             ("waiting", quote_name("新闻:daily")),
         ]
@@ -294,7 +295,8 @@ async def test_a_user_who_lacks_rights(
     async with console_of(own_server.url.replace("://", "://op:geheim@")) as client:
         page = (await client.get("/crawl?lang=en")).text
         assert ('<div id="forbidden" class="banner" role="alert">' in page) is banner
-        states = re.findall(r'data-state="(\w+)" data-key="news"', page)
+        cards = told_in(page)["queues"]
+        states = [card["state"] for card in cards if card["key"] == "news"]
         assert states == [state] * bool(state)
         one = (await client.get("/crawl/news?lang=en")).text
         assert failed in one
@@ -314,4 +316,5 @@ async def test_many_queues(own_server: DevServer, admin: Redis) -> None:
         answer = (await client.get("/api/crawl")).json()["queues"]
         assert time.perf_counter() - began < 5
         page = (await client.get("/crawl")).text
-    assert len(answer) == page.count('class="card crawl" data-kind="stale"') == 1_000
+    kinds = [card["kind"] for card in told_in(page)["queues"]]
+    assert len(answer) == kinds.count("stale") == 1_000

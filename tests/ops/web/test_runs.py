@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
@@ -39,7 +38,7 @@ from bls_agent.runs import (
 from bls_agent.runs.reading import RunKeys
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import eventually
-from tests.ops.web.serving import Served, console_of, served
+from tests.ops.web.serving import Served, console_of, served, told_in
 from tests.ops.web.test_streams import following, next_of
 
 SOURCE = {"agent_name": "分析师"}
@@ -178,9 +177,11 @@ async def test_the_pages_and_the_interface(redis_url: str, run_id: int) -> None:
             assert html.escape("<b>早报") in page
             assert html.escape("<i>坏") in page
             assert "<b>早报" not in page
-            assert re.search(
-                rf'data-kind="fault" data-state="failed" data-key="{run_id}"', page
-            )
+            told = told_in(page)
+            (card,) = [
+                one for one in told.get("runs", [told]) if one["id"] == str(run_id)
+            ]
+            assert (card["kind"], card["state"]) == ("fault", "failed")
             assert 'href="/runs"' in page
         assert f"运行 {run_id}" in (await client.get(f"/runs/{run_id}?lang=zh")).text
         told = (await client.get("/api/runs?limit=1000")).json()

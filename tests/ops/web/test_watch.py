@@ -123,7 +123,7 @@ async def test_an_outage_is_no_empty_picture(
     watch = feed(NOBODY)
     watch._take_outage(RedisUnavailableError("timeout", "gone"))
     items, _ = watch.ring.since(0)
-    for told in (items[-1].payload, watch._current_picture()):
+    for told in (items[-1].payload, watch.picture()):
         assert decode_object(told)["away"] == "timeout"
         assert decode_object(told)[watch.kind] == []
     assert watch.away == "timeout"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,7 +20,7 @@ from bls_agent.workers import Worker, WorkerStatus
 from tests.corpus.heartbeats import HEARTBEATS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import eventually
-from tests.ops.web.serving import console_of, served
+from tests.ops.web.serving import console_of, served, told_in
 from tests.ops.web.test_streams import following, next_of
 
 KEY = "backtest:worker:"
@@ -109,12 +108,13 @@ async def test_the_page_and_the_interface(
         page = (await client.get("/workers?lang=en")).text
         assert html.escape(f"{fresh}-<b>") in page
         assert f"{fresh}-<b>" not in page
-        states = dict(
-            re.findall(
-                rf'data-state="(\w+)" data-key="{quote_name(KEY + fresh)}([^"]*)"', page
-            )
-        )
-        assert states == {"running": "", "stale": "-silent", "broken": states["broken"]}
+        states = {
+            card["id"].removeprefix(fresh): card["state"]
+            for card in told_in(page)["workers"]
+            if card["id"].startswith(fresh)
+        }
+        broken = dict.fromkeys(("-<b>", "-list"), "broken")
+        assert states == {"": "running", "-silent": "stale"} | broken
         assert "Backtest workers" in page
         assert "回测工作进程" in (await client.get("/workers?lang=zh")).text
         answer = (await client.get("/api/workers")).json()["workers"]

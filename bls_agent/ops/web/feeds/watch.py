@@ -26,7 +26,6 @@ from anyio.abc import TaskGroup
 from bls_agent.core.codec import JSONObject, JSONValue, encode
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.terminal import visible
-from bls_agent.ops.web.requests import convert
 
 __all__ = [
     "Item",
@@ -45,7 +44,6 @@ AGAIN: Final = 2.0  # seconds after a watch that broke
 REST: Final = 4.0  # times as long as a look took
 MOST: Final = 64  # changes that are kept for slow followers
 SIZE: Final = 4 * 1024 * 1024  # bytes of them
-SLICE: Final = 100  # cards that are made without letting other tasks run
 LONGEST: Final = 200  # characters of what stands on a card
 
 logger = logging.getLogger(__name__)
@@ -192,7 +190,7 @@ class SharedWatch(Shared, Generic[_Thing]):
     def __init__(self, source: _Closeable) -> None:
         super().__init__(Ring(most=MOST, size=SIZE), GRACE)
         self._source = source
-        self._picture = (-1, 0.0, b"")
+        self._picture = (-1, 0.0, b"")  # its place, when it was made, its bytes
         self._seen = anyio.Event()
         self._seen_at: dict[str, float] = {}
         self.found: dict[str, _Thing] = {}
@@ -229,15 +227,6 @@ class SharedWatch(Shared, Generic[_Thing]):
         thing = self.found.get(key)
         return None if thing is None else self._card(thing, self.seconds_since(key))
 
-    async def cards(self) -> list[JSONObject]:
-        """Make the cards of everything, as of now, in the order of the page."""
-
-        def write(pair: tuple[str, _Thing]) -> JSONObject:
-            return self._card(pair[1], self.seconds_since(pair[0]))
-
-        found = [*self.found.items()]  # as it is now, whatever comes in between
-        return sorted(await convert(found, write, SLICE), key=self.place_of)
-
     @property
     def away(self) -> str:
         """Why Redis does not answer, in one word; ``""`` if it does."""
@@ -261,17 +250,30 @@ class SharedWatch(Shared, Generic[_Thing]):
         with self.wanted():
             await self.ready()
             place = self.ring.end
-            yield self._current_picture()
+            yield self.picture()
             while not self.closed:
                 await self.ring.wait(place, heartbeat)
                 items, missed = self.ring.since(place)
                 place = self.ring.end
                 if missed:
-                    yield self._current_picture()
+                    yield self.picture()
                 elif not items:
                     yield b""
                 for item in () if missed else items:
                     yield item.payload
+
+    def picture(self) -> bytes:
+        """Encode the picture, once for all followers of the same moment."""
+        now = anyio.current_time()
+        if self._picture[0] != self.ring.end or now - self._picture[1] > SAME_MOMENT:
+            cards = [
+                self._card(thing, self.seconds_since(key))
+                for key, thing in self.found.items()
+            ]
+            whole = {"whole": True, self.kind: sorted(cards, key=self.place_of)}
+            written = self._encode(whole | self._more())
+            self._picture = (self.ring.end, now, written)
+        return self._picture[2]
 
     def check(self, *, strictly: bool = False) -> None:
         """Raise the outage that keeps the running watch from seeing anything.
@@ -288,19 +290,6 @@ class SharedWatch(Shared, Generic[_Thing]):
         """Wait until the state is fresh, or raise why Redis does not answer."""
         await self.ready()
         self.check(strictly=True)
-
-    def _current_picture(self) -> bytes:
-        """Encode the picture, once for all followers of the same moment."""
-        now = anyio.current_time()
-        if self._picture[0] != self.ring.end or now - self._picture[1] > SAME_MOMENT:
-            cards = [
-                self._card(thing, self.seconds_since(key))
-                for key, thing in self.found.items()
-            ]
-            whole = {"whole": True, self.kind: sorted(cards, key=self.place_of)}
-            written = self._encode(whole | self._more())
-            self._picture = (self.ring.end, now, written)
-        return self._picture[2]
 
     def _encode(self, told: JSONObject) -> bytes:
         return encode({**told, "away": visible(self.away) or None})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -10,65 +9,42 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bls_agent.assets.records import AssetSummary
-from bls_agent.core.codec import JSONObject
+from bls_agent.core.codec import JSONObject, encode
 from bls_agent.core.errors import BlsError, ConfigurationError, RedisUnavailableError
-from bls_agent.crawl.overview import Namespace, QueueView
-from bls_agent.ops.fleet import ProjectView
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds import assets, crawl, fleet, runs, workers
 from bls_agent.ops.web.feeds.watch import SharedWatch, clock
-from bls_agent.ops.web.pages.rendering import (
-    render,
-    render_if_new,
-    render_large,
-    texts_of,
-)
+from bls_agent.ops.web.pages.rendering import render, render_if_new, texts_of
 from bls_agent.ops.web.requests import ANY_ASSET, ANY_QUEUE, quote_name, run_in_path
 from bls_agent.ops.web.state import crawl_queue, requeue_failed, web_state
 from bls_agent.runs import EventCategory, RunState, RunSummary
-from bls_agent.workers import Worker
 
 __all__ = ["listing_routes"]
 
 FAILED: Final = 100  # entries of the failed list that are shown
 _KINDS: Final = {kind: kind for kind in fleet.KINDS}
-_BLANK_PROJECT: Final = fleet.make_card(ProjectView(project=""))
-_BLANK_WORKER: Final = workers.make_worker_card(
-    Worker(kind=workers.GROUPS[0], id="", key="", problem="bad_field")
-)
-_BLANK_RUN: Final = runs.make_run_card(RunSummary(0, RunState.OPEN, 0), 0.0)
-_BLANK_ASSET: Final = assets.make_asset_card(AssetSummary("", "", "tool", ""))
-_BLANK_QUEUE: Final = crawl.make_queue_card(QueueView(Namespace("", None), None))
 
 
 def _cards_at(
-    path: str,
-    template: str,
-    name: str,
-    states: Mapping[str, str],
-    blank: JSONObject,
-    **values: Any,
+    path: str, template: str, name: str, states: Mapping[str, str], **values: Any
 ) -> Route:
-    """Make the page of all cards of a watch, with their states counted."""
-    by = "state" if "state" in blank else "kind"
+    """Make the page of all cards of a watch; its script fills them."""
 
     async def show(request: Request) -> Response:
         watch: SharedWatch[Any] = getattr(web_state(request), name)
         await watch.ready()
-        cards = await watch.cards()
-        counted = Counter(card[by] for card in cards)
-        told = {
-            "here": path,
-            "feed": watch,
-            "cards": cards,
-            "states": states,
-            "counts": {state: counted[state] for state in states},
-            "blank": blank,
-            "away": watch.away,
-            "looked": bool(cards) or (watch.looked and not watch.unavailable),
-        }
-        return await render_large(request, template, **told, **values)
+        known = watch.looked or watch.away
+        return render(
+            request,
+            template,
+            here=path,
+            feed=watch,
+            picture=watch.picture().decode() if known else "",
+            states=states,
+            away=watch.away,
+            looked=bool(watch.found) or (watch.looked and not watch.away),
+            **values,
+        )
 
     return Route(path, show)
 
@@ -77,10 +53,12 @@ async def _show_run(request: Request) -> Response:
     run_id = run_in_path(request)
     found = await web_state(request).store.describe(run_id)
     run = found or RunSummary(run_id, RunState.OPEN, 0)
+    card = runs.make_run_card(run, clock(), whole=True)
     return render(
         request,
         "run.html",
-        card=runs.make_run_card(run, clock(), whole=True),
+        card=card,
+        told=encode(card).decode(),
         there=found is not None,
         states=runs.STATES,
         categories=[category.value for category in EventCategory],
@@ -191,25 +169,13 @@ async def _describe_failed(request: Request, note: str = "") -> dict[str, Any]:
 
 
 listing_routes: Final = [
-    _cards_at("/", "wallboard.html", "fleet", _KINDS, _BLANK_PROJECT),
+    _cards_at("/", "wallboard.html", "fleet", _KINDS),
     _cards_at(
-        "/workers",
-        "workers.html",
-        "workers",
-        workers.STATES,
-        _BLANK_WORKER,
-        groups=workers.GROUPS,
+        "/workers", "workers.html", "workers", workers.STATES, groups=workers.GROUPS
     ),
-    _cards_at("/runs", "runs.html", "runs", runs.STATES, _BLANK_RUN),
-    _cards_at("/assets", "assets.html", "assets", assets.STATES, _BLANK_ASSET),
-    _cards_at(
-        "/crawl",
-        "queues.html",
-        "crawl",
-        crawl.STATES,
-        _BLANK_QUEUE,
-        names=crawl.FIGURES,
-    ),
+    _cards_at("/runs", "runs.html", "runs", runs.STATES),
+    _cards_at("/assets", "assets.html", "assets", assets.STATES),
+    _cards_at("/crawl", "queues.html", "crawl", crawl.STATES, names=crawl.FIGURES),
     Route("/runs/{run}", _show_run),
     Route(f"/assets/{ANY_ASSET}", _show_asset),
     _again_at("assets", "asset_sync.html", _describe_sync),

@@ -39,7 +39,7 @@ from bls_agent.ops.web.help import (
     find_manual,
     read_manual,
 )
-from bls_agent.ops.web.pages.rendering import Words, error_page, render, texts_of
+from bls_agent.ops.web.pages.rendering import error_page, render, say_age, texts_of
 from bls_agent.ops.web.requests import (
     ANY_NAME,
     FIELD,
@@ -82,10 +82,12 @@ async def _show_project(request: Request) -> Response:
     view = view or await _newcomer(request, project)
     if view is None:
         return error_page(request, 404, name=project)
+    card = make_card(view, fleet.seconds_since(project))
     return render(
         request,
         "project.html",
-        card=make_card(view, fleet.seconds_since(project)),
+        card=card,
+        told=encode(card).decode(),
         query=f"{FIELD}={quote_name(project)}",
         kinds=KINDS,
         away=fleet.away,
@@ -155,7 +157,7 @@ async def _find_manual(request: Request, project: str) -> Manual:
 def _note(manual: Manual, texts: Texts) -> str:
     if not manual.entries:
         return ""
-    ago = Words(texts=texts).age(time.monotonic() - manual.told_at)
+    ago = say_age(texts, time.monotonic() - manual.told_at)
     return texts["help_known"].format(age=ago)
 
 

@@ -1,16 +1,15 @@
 """Templates: all values on a page are escaped, none is left undefined.
 
-Also the reader's language, numbers and times in it (the scripts of a live page write
-them in the same way), the static files, and the error page.
+Also the reader's language, the static files, and the error page. Cards are filled by
+the scripts of the pages alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode
@@ -21,10 +20,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from bls_agent.core.codec import JSONObject, JSONValue, encode
+from bls_agent.core.codec import encode
 from bls_agent.ops.terminal import visible, visible_lines
 from bls_agent.ops.texts import LANGUAGES, Texts, load_texts
-from bls_agent.ops.web.requests import convert, error_answer, is_data
+from bls_agent.ops.web.requests import error_answer, is_data
 
 if TYPE_CHECKING:
     from bls_agent.ops.web.state import WebState
@@ -33,7 +32,6 @@ __all__ = [
     "LANGUAGE_TAGS",
     "STATIC",
     "CachedFiles",
-    "Words",
     "asset_version",
     "choose_page_language",
     "error_page",
@@ -41,7 +39,7 @@ __all__ = [
     "refuse_with",
     "render",
     "render_if_new",
-    "render_large",
+    "say_age",
     "texts_of",
 ]
 
@@ -51,9 +49,11 @@ MOST_FIELDS: Final = 50
 MINUTE: Final = 60
 HOUR: Final = 3_600
 DAY: Final = 86_400
-SPARK: Final = (90, 24)  # the view box of a sparkline
-OLD: Final = 5 * MINUTE  # in which errors are counted
-WHOLE: Final = 10  # a rate from here on is shown without a fraction
+_UNITS: Final = (
+    (MINUTE, "seconds", 1),
+    (HOUR, "minutes", MINUTE),
+    (DAY, "hours", HOUR),
+)
 STATIC: Final = Path(__file__).parent.with_name("static")
 FOR_EVER: Final = "public, max-age=31536000, immutable"
 TEMPLATES: Final = Path(__file__).with_name("templates")
@@ -61,7 +61,6 @@ THEMES: Final = ("light", "dark")
 LONGEST_DETAIL: Final = 500  # characters
 AGAIN: Final = 3  # seconds after which a page that needs Redis tries again
 YEAR: Final = 31_536_000  # seconds
-SLICE: Final = 25  # pieces of a page without letting other tasks run
 
 
 def choose_page_language(
@@ -104,134 +103,14 @@ def in_other_language(query: str, language: str) -> str:
     return f"?{urlencode(fields, errors='surrogateescape')}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Words:
-    """The texts of a card."""
-
-    texts: Texts
-    root: str = ""  # what stands before each path, behind a proxy
-
-    def age(self, seconds: float) -> str:
-        """Say how long ago something was."""
-        if seconds < 1:
-            return self.texts["js_age_now"]
-        return self._count("js_age", seconds)
-
-    def _count(self, name: str, seconds: float, in_days: float = DAY) -> str:
-        units = (
-            (MINUTE, "seconds", 1),
-            (HOUR, "minutes", MINUTE),
-            (in_days, "hours", HOUR),
-        )
-        for limit, unit, length in units:
-            if seconds < limit:
-                return self.texts[f"{name}_{unit}"].format(n=int(seconds // length))
-        return self.texts[f"{name}_days"].format(n=int(seconds // DAY))
-
-    def freshness(self, card: JSONObject) -> str:
-        """Say how far a card's status can be believed."""
-        texts = self.texts
-        if card["presence"] == "fresh":
-            if card["age"] is None:
-                return texts["js_will_expire"]
-            about = "" if card["age_known"] else "≈"
-            age = about + self.age(card["age"])
-            return texts["js_refreshed"].format(age=age)
-        last = texts["js_no_record"]
-        if card["last"] is not None:
-            last = texts["js_last_record"].format(age=self.age(card["last"]))
-        said = {
-            "untimed": texts["js_no_expiry"],
-            "stale": texts["js_expired"],
-            "never": texts["js_only_commands"],
-        }
-        return f"{said[card['presence']]} · {last}"
-
-    def queue(self, card: JSONObject) -> str:
-        """Say how many commands wait."""
-        waiting: JSONValue = card["queue"]
-        return self.texts["js_wrong_type"] if waiting is None else str(waiting)
-
-    def errors(self, card: JSONObject) -> str:
-        """Say how many errors there were."""
-        return f"{_about(card)}{card['errors']}"
-
-    def error_age(self, card: JSONObject) -> str:
-        """Say how long ago the newest error was."""
-        return "" if card["error_age"] is None else self.age(card["error_age"])
-
-    def is_old(self, card: JSONObject) -> bool:
-        """Whether the newest error is too old for the count of errors."""
-        age: float | None = card["error_age"]
-        return age is not None and age > OLD
-
-    def rate(self, card: JSONObject) -> str:
-        """Say how many records come in a second."""
-        rate: float = card["rate"]
-        said = f"{rate:.0f}" if rate >= WHOLE or not rate else f"{rate:.1f}"
-        return f"{_about(card)}{said}"
-
-    def beat(self, card: JSONObject) -> str:
-        """Say how long ago a worker refreshed its heartbeat."""
-        if card["age"] is not None:
-            return self.texts["js_beat"].format(age=self.age(card["age"]))
-        name = "js_no_expiry" if card["ttl"] is None else "js_will_expire"
-        return self.texts[name]
-
-    def run_age(self, card: JSONObject) -> str:
-        """Say what happened last in a run, and how long ago."""
-        if card["age"] is None:
-            return self.texts["js_no_event"]
-        told = self.texts["js_last_event"].format(age=self.age(card["age"]))
-        return " · ".join(filter(None, (told, card["last"], card["source"])))
-
-    def took(self, seconds: float | None) -> str:
-        """Say how long a run took, to two places."""
-        if seconds is None:
-            return ""
-        if seconds < 1:
-            return self.texts["js_milliseconds"].format(n=round(seconds * 1000))
-        if seconds < MINUTE:
-            return self.texts["js_seconds"].format(n=f"{seconds:.1f}")
-        units = ((DAY, "days"), (HOUR, "hours"), (MINUTE, "minutes"), (1, "seconds"))
-        place = next(n for n, (unit, _) in enumerate(units) if seconds >= unit)
-        (large, name), (small, less) = units[place : place + 2]
-        counts = (seconds // large, name), (seconds % large // small, less)
-        return " ".join(self.texts[f"js_span_{w}"].format(n=int(n)) for n, w in counts)
-
-    def since(self, seconds: float | None) -> str:
-        """Say when a run began."""
-        return "—" if seconds is None else self.age(seconds)
-
-    def kept(self, ttl: float | None) -> str:
-        """Say for how long a run is kept."""
-        if ttl is None:
-            return self.texts["js_for_ever"]
-        return self._count("js_span", ttl, in_days=2 * DAY)
-
-    def problem(self, card: JSONObject) -> str:
-        """Say what is wrong with a worker's key."""
-        word: str = card["problem"]
-        return self.texts.get(f"js_problem_{word}", word)
-
-    def figure(self, name: str) -> str:
-        """Name a figure of a worker; its own names stay as they are."""
-        return self.texts.get(f"js_figure_{name}", name)
-
-    def spark(self, rates: Sequence[int]) -> str:
-        """Draw bars as the ``d`` of a path: the highest is full, zero is no bar."""
-        width, height = SPARK
-        step = width / max(len(rates), 1)
-        highest = max([*rates, 1])
-        return "".join(
-            f"M{place * step + 0.4:g} {height}v-{max(height * rate / highest, 1.5):.4g}h{step - 0.8:.4g}V{height}z"
-            for place, rate in enumerate(rates)
-            if rate
-        )
-
-
-def _about(card: JSONObject) -> str:
-    return "≈" if card["estimated"] else ""
+def say_age(texts: Texts, seconds: float) -> str:
+    """Say how long ago something was, as the scripts of the pages do."""
+    if seconds < 1:
+        return texts["js_age_now"]
+    for limit, unit, length in _UNITS:
+        if seconds < limit:
+            return texts[f"js_age_{unit}"].format(n=int(seconds // length))
+    return texts["js_age_days"].format(n=int(seconds // DAY))
 
 
 class CachedFiles(StaticFiles):
@@ -332,13 +211,6 @@ def render_if_new(request: Request, template: str, **values: Any) -> Response:
     return Response(bytes(answer.body) + mark, media_type="text/html")
 
 
-async def render_large(request: Request, template: str, **values: Any) -> HTMLResponse:
-    """Fill a large template, and let other tasks run in between."""
-    page = _environment().get_template(template)
-    pieces = await convert(page.generate(_context(request) | values), str, SLICE)
-    return _answer(request, "".join(pieces))
-
-
 def _context(request: Request) -> dict[str, Any]:
     language, root = _language_of(request), _root_of(request)
     texts = _texts(language)
@@ -361,7 +233,7 @@ def _context(request: Request) -> dict[str, Any]:
         "theme": theme if theme in THEMES else "",
         "root": root,
         "here": "",
-        "words": Words(texts=texts, root=root),
+        "age": partial(say_age, texts),
         "static": static,
         "user": user,
         "title": title,

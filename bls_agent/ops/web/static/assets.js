@@ -1,24 +1,16 @@
 // The page of assets: what cannot be read first, then by id; kept up to date by one event stream.
 
 import "./guard.js";
-import { compare, Deck, StateCard } from "./card_deck.js";
+import { begin, compare, Deck, StateCard } from "./card_deck.js";
 import { byId, root, setText } from "./chrome.js";
-import { follow } from "./stream.js";
 
 const list = byId("cards");
 const deck = new Deck({ sought: (card) => card.text });
 
 class AssetCard extends StateCard {
-  constructor(element) {
-    super(element);
-    this.read();
-  }
-
   // What is searched and sorted by is what is shown.
-  read() {
-    this.id = this.find(".id").textContent;
-    this.text = [...this.element.querySelectorAll("bdi")].map((one) => one.textContent).join("\n");
-  }
+  id = "";
+  text = "";
 
   fill(told) {
     this.show(told.key, told);
@@ -28,7 +20,8 @@ class AssetCard extends StateCard {
     setText(this.find(".version"), told.version);
     setText(this.find(".about bdi"), told.about);
     setText(this.find(".last bdi"), told.problem);
-    this.read();
+    this.id = told.id;
+    this.text = [told.name, told.id, told.version, told.about, told.problem].join("\n");
   }
 }
 
@@ -40,5 +33,4 @@ function take(change) {
   deck.sort(list, before);
 }
 
-for (const element of list.children) deck.adopt(new AssetCard(element));
-follow(`${root}/events/assets`, { assets: (data) => take(JSON.parse(data)) }, { glances: true });
+begin("assets", "assets", take);

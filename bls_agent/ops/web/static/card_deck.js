@@ -1,7 +1,7 @@
 // Cards of a page: searched, chosen by state, and counted; only those in the window grow older.
 
-import { byId, say, setText } from "./chrome.js";
-import { showLink } from "./stream.js";
+import { byId, root, say, setText } from "./chrome.js";
+import { follow, showLink } from "./stream.js";
 
 // Put cards into their order, moving only those that are out of it.
 export function arrange(list, sorted) {
@@ -17,11 +17,9 @@ export const copy = (id) => byId(id).content.firstElementChild.cloneNode(true);
 
 // One thing on the page, with a key and a state: texts only, never markup.
 export class StateCard {
-  constructor(element = copy("blank")) {
-    this.element = element;
-    this.key = element.dataset.key;
-    this.state = element.dataset.state;
-  }
+  element = copy("blank");
+  key = "";
+  state = "";
 
   find(selector) {
     return this.element.querySelector(selector);
@@ -48,6 +46,14 @@ export class StateCard {
 }
 
 export const compare = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
+
+// Take the picture that came with the page, then what the stream tells.
+export function begin(path, kind, take) {
+  const { told } = byId("picture").dataset;
+  byId("picture").remove();
+  if (told) take(JSON.parse(told));
+  follow(`${root}/events/${path}`, { [kind]: (data) => take(JSON.parse(data)) }, { glances: true });
+}
 
 export class Deck {
   // sought(card): the text that is searched; shown(cards): what else depends on which are shown.
@@ -169,7 +175,8 @@ export class Deck {
     this.chips[0].parentElement.hidden = this.away && this.cards.size === 0;
     byId("away").hidden = !away || forbidden;
     setText(byId("away-kind"), away ?? "");
-    showLink(away && !forbidden ? "away" : "live");
+    if (away && !forbidden) showLink("away");
+    else if (byId("link").dataset.state !== "waiting") showLink("live"); // until then it is no stream that tells
     const main = byId("main");
     main.dataset.changes = String(Number(main.dataset.changes ?? 0) + 1);
   }

@@ -40,13 +40,11 @@ function drawSpark(rates) {
 
 // One card on the page: its key is its path, its state its kind.
 export class Card extends StateCard {
-  constructor(element) {
-    super(element);
+  constructor() {
+    super();
     const find = (selector) => this.find(selector);
-    this.key = this.element.dataset.path;
-    this.state = this.element.dataset.kind;
+    this.name = "";
     this.link = find("a");
-    this.name = this.link.textContent;
     this.age = find(".age");
     this.odd = find(".odd");
     this.queue = find(".queue dd");

@@ -13,7 +13,9 @@ const GLANCE = 30_000; // the same while the page is hidden: its tab tells of a 
 
 const list = byId("cards");
 const { query } = list.dataset;
-const card = new Card(list.firstElementChild);
+const card = new Card();
+list.append(card.element);
+card.fill(JSON.parse(list.dataset.told));
 const log = new Log(query);
 let away = false;
 

@@ -1,23 +1,15 @@
 // The page of crawl queues: the worst first, kept up to date by one event stream.
 
-import { compare, Deck, StateCard } from "./card_deck.js";
+import { begin, compare, Deck, StateCard } from "./card_deck.js";
 import { byId, root, sayOr, setText, tellTab } from "./chrome.js";
-import { follow } from "./stream.js";
 
 const list = byId("cards");
 const deck = new Deck({ sought: (card) => `${card.project}\n${card.spider}` });
 
 class QueueCard extends StateCard {
-  constructor(element) {
-    super(element);
-    this.read();
-  }
-
   // What is searched and sorted by is what is shown.
-  read() {
-    this.project = this.find(".project").textContent;
-    this.spider = this.find(".spider").textContent;
-  }
+  project = "";
+  spider = "";
 
   fill(told) {
     this.show(told.key, told);
@@ -29,7 +21,8 @@ class QueueCard extends StateCard {
     for (const pair of this.element.querySelectorAll("[data-figure]")) {
       setText(pair.querySelector("dd"), told.figures[pair.dataset.figure]);
     }
-    this.read();
+    this.project = told.project;
+    this.spider = told.spider;
   }
 }
 
@@ -42,5 +35,4 @@ function take(change) {
   deck.sort(list, before);
 }
 
-for (const element of list.children) deck.adopt(new QueueCard(element));
-follow(`${root}/events/crawl`, { queues: (data) => take(JSON.parse(data)) }, { glances: true });
+begin("crawl", "queues", take);

@@ -6,7 +6,9 @@ import { RunCard } from "./run_cards.js";
 import { Timeline } from "./timeline.js";
 
 const list = byId("cards");
-const card = new RunCard(list.firstElementChild);
+const card = new RunCard();
+list.append(card.element);
+card.fill(JSON.parse(list.dataset.told));
 const chips = [...document.querySelectorAll("#categories .chip")];
 const hidden = new Map(chips.filter((chip) => chip.hidden).map((chip) => [chip.dataset.chip, chip]));
 

@@ -1,16 +1,15 @@
 // The page of runs: what runs first, then the newest; kept up to date by one event stream.
 
-import { arrange, Deck } from "./card_deck.js";
+import { arrange, begin, Deck } from "./card_deck.js";
 import { byId, root, say, setText } from "./chrome.js";
 import { RunCard } from "./run_cards.js";
-import { follow } from "./stream.js";
 
 const list = byId("cards");
 const search = byId("search");
 let total = 0;
 
 const deck = new Deck({
-  sought: (card) => `#${card.key}\n${card.told?.task ?? card.element.textContent}`,
+  sought: (card) => `#${card.key}\n${card.told.task}`,
   shown: (cards) => {
     byId("more").hidden = total <= deck.cards.size || cards.length === 0;
     setText(byId("more"), say("more_runs", { n: total - deck.cards.size }));
@@ -39,6 +38,4 @@ search.addEventListener("keydown", (event) => {
   const number = search.value.trim().replace(/^#/, "");
   if (event.key === "Enter" && /^\d{1,19}$/.test(number)) location.assign(`${root}/runs/${BigInt(number)}`);
 });
-for (const element of list.children) deck.adopt(new RunCard(element));
-total = deck.cards.size;
-follow(`${root}/events/runs`, { runs: (data) => take(JSON.parse(data)) }, { glances: true });
+begin("runs", "runs", take);

@@ -1,9 +1,8 @@
 // The wallboard: all projects, worst first, kept up to date by one event stream.
 
-import { arrange, compare, Deck } from "./card_deck.js";
+import { arrange, begin, compare, Deck } from "./card_deck.js";
 import { Card, isBad } from "./cards.js";
-import { byId, isTyping, root, tellTab } from "./chrome.js";
-import { follow } from "./stream.js";
+import { byId, isTyping, tellTab } from "./chrome.js";
 
 const list = byId("cards");
 const search = byId("search");
@@ -27,7 +26,7 @@ function take(change) {
   const { turned, gone } = deck.take(change, change.cards, Card);
   if (turned.length) order();
   if (turned.length || gone.length) count();
-  if (turned.length || gone.length || deck.text || wasAway !== deck.away) deck.filter();
+  if (change.whole || turned.length || gone.length || deck.text || wasAway !== deck.away) deck.filter();
 }
 
 // Give the card that is reached from here by an arrow key.
@@ -53,6 +52,4 @@ document.addEventListener("keydown", (event) => {
   card.scrollIntoView({ block: "nearest" });
 });
 
-for (const element of list.children) deck.adopt(new Card(element));
-count();
-follow(`${root}/events/fleet`, { fleet: (data) => take(JSON.parse(data)) }, { glances: true });
+begin("fleet", "fleet", take);

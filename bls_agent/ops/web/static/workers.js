@@ -1,9 +1,8 @@
 // The page of workers: by kind, the worst first, kept up to date by one event stream.
 
-import { arrange, compare, Deck, StateCard } from "./card_deck.js";
+import { arrange, begin, compare, Deck, StateCard } from "./card_deck.js";
 import { sayAge } from "./cards.js";
-import { root, say, sayOr, setText, tellTab } from "./chrome.js";
-import { follow } from "./stream.js";
+import { say, sayOr, setText, tellTab } from "./chrome.js";
 
 const groups = new Map([...document.querySelectorAll(".group")].map((section) => [section.dataset.group, section]));
 
@@ -22,12 +21,8 @@ const deck = new Deck({
 class WorkerCard extends StateCard {
   told = null;
   at = 0;
-
-  constructor(element) {
-    super(element);
-    this.group = this.element.closest(".group")?.dataset.group ?? "";
-    this.name = this.find(".name").textContent;
-  }
+  group = "";
+  name = "";
 
   fill(told) {
     this.told = told;
@@ -91,5 +86,4 @@ function take(change) {
   }
 }
 
-for (const element of document.querySelectorAll(".group .card")) deck.adopt(new WorkerCard(element));
-follow(`${root}/events/workers`, { workers: (data) => take(JSON.parse(data)) }, { glances: true });
+begin("workers", "workers", take);
