@@ -124,13 +124,24 @@ class WorkerRegistry(Store):
             ConfigurationError: There is no such kind, or the interval is no time.
             RedisRefusedError: Redis refuses for good; waiting does not repair that.
         """
-        kinds = _kinds_of(kind)
-        diff = WorkerDiff(refreshes=refreshes)
-        return self._watch(kinds, check_seconds("interval", interval), diff)
+        kinds, every = _kinds_of(kind), check_seconds("interval", interval)
+        return self._watch(self.look(WorkerDiff(refreshes=refreshes), every, kinds))
 
     async def _watch(
-        self, kinds: Mapping[str, KeyTemplate], interval: float, diff: WorkerDiff
+        self, looks: AsyncGenerator[list[WorkerChange]]
     ) -> AsyncGenerator[WorkerChange]:
+        async with aclosing(looks):
+            async for changes in looks:
+                for change in changes:
+                    yield change
+
+    async def look(
+        self,
+        diff: WorkerDiff,
+        interval: float,
+        kinds: Mapping[str, KeyTemplate] = HEARTBEATS,
+    ) -> AsyncGenerator[list[WorkerChange]]:
+        """Look again and again, and give what each look has changed in ``diff``."""
         backoff = Backoff()
         search = KeySearch(lambda: _scan(self._access.pool, kinds), interval)
         openings, is_away = None, False
@@ -147,7 +158,7 @@ class WorkerRegistry(Store):
                     await search.end()
                     if not is_away:
                         is_away = True
-                        yield WorkerChange(Change.UNAVAILABLE, error=error)
+                        yield [WorkerChange(Change.UNAVAILABLE, error=error)]
                     await anyio.sleep(backoff.failed())
                     continue
                 backoff.succeeded()
@@ -156,11 +167,9 @@ class WorkerRegistry(Store):
                 # A restart of the server between two looks shows no outage.
                 if is_away or before not in (None, openings):
                     diff.hold(now)
-                if is_away:
-                    is_away = False
-                    yield WorkerChange(Change.AVAILABLE)
-                for change in diff.compare(seen, now):
-                    yield change
+                changes = [WorkerChange(Change.AVAILABLE)] if is_away else []
+                is_away = False
+                yield changes + diff.compare(seen, now)
                 await anyio.sleep(max(0.0, began + interval - anyio.current_time()))
         finally:
             with anyio.CancelScope(shield=True):

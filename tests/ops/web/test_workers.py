@@ -134,7 +134,6 @@ async def test_workers_are_followed(
 ) -> None:
     """The whole picture, who comes, changes, refreshes and leaves; and an outage."""
     monkeypatch.setattr(worker_feed, "INTERVAL", 0.1)
-    monkeypatch.setattr(worker_feed, "PAUSE", 0.02)
     redis = Redis.from_url(own_server.url, protocol=2)
     await redis.set(f"{KEY}a", beat(), ex=30)
     with served(WebConfig(redis=own_server.url, port=0)) as console:

@@ -300,7 +300,11 @@ class SharedWatch(Shared, Generic[_Thing]):
         ``turned`` means that something beside the cards has changed.
         """
         before, self.found = self.found, {**found}
-        self._seen_at = dict.fromkeys(found, anyio.current_time())
+        now = anyio.current_time()
+        self._seen_at = {
+            key: self._seen_at[key] if one is before.get(key) else now
+            for key, one in found.items()
+        }
         changed = [
             key
             for key, one in found.items()

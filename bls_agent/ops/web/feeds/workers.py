@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any, Final
 
-import anyio
-
 from bls_agent.core.codec import JSONObject, encode
-from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
 from bls_agent.ops.web.requests import quote_name
 from bls_agent.workers import Worker, WorkerChange, WorkerRegistry
-from bls_agent.workers.worker import HEARTBEATS
+from bls_agent.workers.worker import HEARTBEATS, WorkerDiff
 
 __all__ = ["GROUPS", "STATES", "WorkerFeed", "make_worker_card"]
 
@@ -39,8 +36,6 @@ _RANKS: Final = {state: rank for rank, state in enumerate(STATES)}
 LONGEST_FIGURE: Final = 40  # characters
 MOST_FIGURES: Final = 6
 INTERVAL: Final = 1.0  # seconds between two looks
-PAUSE: Final = 0.3  # seconds for which changes are gathered into one event
-LONGEST: Final = 60.0  # seconds that a key without an end is believed unconfirmed
 
 
 def make_worker_card(worker: Worker, late: float = 0.0) -> JSONObject:
@@ -122,11 +117,8 @@ class WorkerFeed(SharedWatch[Worker]):
     def __init__(self, registry: WorkerRegistry) -> None:
         super().__init__(registry)
         self._registry = registry
-        self._unconfirmed: set[str] = set()  # seen by the first look, not by the watch
-        self._changed: set[str] = set()
-        self._gone: set[str] = set()
-        self._refreshed: set[str] = set()
-        self._more_came = anyio.Event()
+        self._changed: set[str] = set()  # raw keys
+        self._ages: JSONObject = {}  # of workers that only refreshed
 
     def _card(self, thing: Worker, late: float) -> JSONObject:
         return make_worker_card(thing, late)
@@ -136,73 +128,31 @@ class WorkerFeed(SharedWatch[Worker]):
         """Order: by kind, the worst first, by id among equals."""
         return GROUPS.index(card["group"]), _RANKS[card["state"]], card["id"]
 
+    def _differs(self, one: Worker, before: Worker) -> bool:
+        del before  # the registry has compared them
+        return one.key in self._changed
+
     def _more(self) -> JSONObject:
-        return {"ages": {}}
+        return {"ages": self._ages}
 
     async def _watch_once(self) -> None:
-        # A watch without any worker reports nothing.
-        found = await self._registry.alive()
-        self._replace({_key_of(worker): worker for worker in found})
-        self._unconfirmed = {*self.found}
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._publish_changes)
-            watch = self._registry.watch(interval=INTERVAL, refreshes=True)
-            with suppress(RedisUnavailableError):  # the next first look raises it
-                async with aclosing(watch) as changes:
-                    async for change in changes:
-                        self._take(change)
-            tasks.cancel_scope.cancel()
+        diff = WorkerDiff(refreshes=True)
+        async with aclosing(self._registry.look(diff, INTERVAL)) as looks:
+            async for changes in looks:
+                if changes and changes[0].error is not None:
+                    self._take_outage(changes[0].error)
+                else:
+                    self._take(changes, diff)
 
-    def _take(self, change: WorkerChange) -> None:
-        self._more_came.set()
-        if change.worker is None:
-            self.unavailable = change.error
-            return
-        key = _key_of(change.worker)
-        self._unconfirmed.discard(key)
-        if change.what == "left":
-            self._forget(key)
-            return
-        known = key in self.found
-        self.found[key] = change.worker
-        self._seen_at[key] = anyio.current_time()
-        self._gone.discard(key)
-        refreshed = change.what == "refreshed" and known
-        (self._refreshed if refreshed else self._changed).add(key)
-
-    def _forget(self, key: str) -> None:
-        self.found.pop(key, None)
-        self._seen_at.pop(key, None)
-        self._gone.add(key)
-
-    async def _publish_changes(self) -> None:
-        """Publish changes, a few times a second at most."""
-        while True:
-            with anyio.move_on_after(1):
-                await self._more_came.wait()
-            await anyio.sleep(PAUSE)
-            self._forget_unconfirmed()
-            if self._more_came.is_set():
-                self._more_came = anyio.Event()
-                self._publish_once()
-
-    def _forget_unconfirmed(self) -> None:
-        """Forget the workers that left between the first look and that of the watch."""
-        for key in [*self._unconfirmed]:
-            worker = self.found.get(key)
-            ttl = LONGEST if worker is None or worker.ttl is None else worker.ttl
-            if self.seconds_since(key) > ttl + 1:
-                self._unconfirmed.discard(key)
-                self._forget(key)
-                self._more_came.set()
-
-    def _publish_once(self) -> None:
+    def _take(self, changes: Sequence[WorkerChange], diff: WorkerDiff) -> None:
         """Publish the changed cards; of workers that only refreshed, their ages."""
-        ages: JSONObject = {
-            key: later(self.found[key].age, self.seconds_since(key))
-            for key in self._refreshed - self._changed
-            if key in self.found
-        }
-        changed, gone = sorted(self._changed), self._gone
-        self._changed, self._gone, self._refreshed = set(), set(), set()
-        self._publish(changed, gone, ages=ages)
+        self._changed, self._ages = set(), {}
+        for change in changes:
+            worker = change.worker
+            if worker is not None and change.what == "refreshed":
+                self._ages[_key_of(worker)] = later(worker.age, 0.0)
+            elif worker is not None:
+                self._changed.add(worker.key)
+        found = {_key_of(worker): worker for worker in diff.workers.values()}
+        self._replace(found, turned=bool(self._ages))
+        self._ages = {}
