@@ -11,25 +11,23 @@ from anyio.abc import TaskGroup
 
 from bls_agent.console import Console
 from bls_agent.core.codec import encode
-from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
+from bls_agent.core.errors import BlsError
 from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.watch import Item, Ring, Shared
 from bls_agent.ops.web.requests import convert, encode_cut
-from bls_agent.project.log.reading import LogPage
+from bls_agent.project.log.reading import ALIKE, LogPage, find_end
 from bls_agent.project.messages import LogEntry
 
 __all__ = ["LogFeed", "LogFeeds", "encode_record", "encode_records"]
 
-LONGEST: Final = (
-    65_600  # bytes: any record of ours and "valid"; foreign ones may be longer
-)
+# Bytes: any record of ours and "valid"; foreign ones may be longer.
+LONGEST: Final = 65_600
 FIRST: Final = 64  # records that a reader begins with
-ALIKE: Final = 8  # records by which a page finds its place in the ring
 ALIGN: Final = 2.0  # seconds for the ring to get as far as a page
 MOST: Final = 4_000  # records that are kept for all followers of a list
 SIZE: Final = 4 * 1024 * 1024  # bytes of them
 GRACE: Final = 5.0  # seconds for which a reader outlives its last follower
-AGAIN: Final = 1.0  # seconds between two tries to begin, and two looks for an outage
+AGAIN: Final = 1.0  # seconds between two looks for an outage
 
 
 async def encode_records(entries: Sequence[LogEntry]) -> list[bytes]:
@@ -61,7 +59,6 @@ class LogFeed(Shared):
         self._feeds = feeds
         self._console = feeds.console
         self._project = project
-        self._is_away = False
         self.error: BlsError | None = None  # why it is over for good
         self.begun = anyio.Event()  # set when the records there already are in the ring
 
@@ -74,20 +71,21 @@ class LogFeed(Shared):
         """Read until cancelled, or until Redis refuses for good (:attr:`error`)."""
         try:
             async with anyio.create_task_group() as tasks:
-                if not await self._wait_for_redis():
-                    self.begun.set()
                 tasks.start_soon(self._watch_for_outages)
-                await self._read()
-        except* BlsError as group:
-            self.error = _first(group)
+                try:
+                    await self._read()
+                except BlsError as error:
+                    self.error = error
+                tasks.cancel_scope.cancel()
         finally:
             self.begun.set()
             self.ring.wake()
             self._feeds.forget(self._project, self)
 
     async def _read(self) -> None:
-        entries = self._console.follow_logs(self._project, last=FIRST)
-        async for entry in entries:
+        if not await self._console.logs(self._project, 1):
+            self.begun.set()
+        async for entry in self._console.follow_logs(self._project, last=FIRST):
             if entry.is_gap:
                 missing = entry.metadata.get("gap")
                 self.ring.add(Item(encode(missing), "gap"))
@@ -102,54 +100,24 @@ class LogFeed(Shared):
         known = [encode_record(entry) for entry in page.entries[-ALIKE:]]
         with anyio.move_on_after(ALIGN):
             while known and not self.closed and self.error is None:
-                found = _find_behind(self.ring, known)
+                items, _ = self.ring.since(self.ring.begin)
+                found = find_end(known, [item.payload for item in items], 0)
                 if found is not None:
-                    return page, found
+                    return page, self.ring.begin + found
                 await self.ring.wait(self.ring.end, ALIGN)
         return page, self.ring.end if known else place
 
-    async def _wait_for_redis(self) -> list[LogEntry]:
-        """Read the newest record once Redis answers; report the outage until then."""
-        while True:
-            try:
-                return await self._console.logs(self._project, 1)
-            except RedisRefusedError:
-                raise
-            except RedisUnavailableError as error:
-                self._record_outage(error)
-                await anyio.sleep(AGAIN)
-
     async def _watch_for_outages(self) -> None:
         """Report to the followers when Redis goes away, and when it is back."""
+        away = False
         while True:
+            fault = self._feeds.fleet.outage
+            if fault is not None and not away:
+                self.ring.add(Item(encode({"kind": fault.kind}), "unavailable"))
+            elif fault is None and away:
+                self.ring.add(Item(b"{}", "available"))
+            away = fault is not None
             await anyio.sleep(AGAIN)
-            self._record_outage(self._feeds.fleet.outage)
-
-    def _record_outage(self, fault: RedisUnavailableError | None) -> None:
-        if fault is not None and not self._is_away:
-            self.begun.set()
-            self.ring.add(Item(encode({"kind": fault.kind}), "unavailable"))
-        elif fault is None and self._is_away:
-            self.ring.add(Item(b"{}", "available"))
-        self._is_away = fault is not None
-
-
-def _find_behind(ring: Ring, known: Sequence[bytes]) -> int | None:
-    """Find the place behind the last occurrence of these records in a ring."""
-    items, _ = ring.since(ring.begin)
-    records = [
-        (place, item.payload)
-        for place, item in enumerate(items, ring.begin)
-        if item.kind == "log"
-    ]
-    for end in range(len(records), 0, -1):
-        begin = max(0, end - len(known))
-        if records[end - 1][1] != known[-1]:
-            continue
-        row = [payload for _, payload in records[begin:end]]
-        if row == list(known[len(known) - len(row) :]):
-            return records[end - 1][0] + 1
-    return None
 
 
 class LogFeeds:
@@ -190,8 +158,3 @@ class LogFeeds:
         """Leave out a feed that has ended; another one may have taken its place."""
         if self._feeds.get(project) is feed:
             del self._feeds[project]
-
-
-def _first(group: BaseExceptionGroup[BlsError]) -> BlsError:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
