@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field as part
 from typing import Final, cast
 
@@ -22,6 +22,7 @@ __all__ = ["ALL", "MORE", "MisfitError", "Submission", "read_submission", "read_
 
 ALL: Final = "args"  # one field for all arguments
 MORE: Final = "more"  # those that have no field
+_OBJECT: Final = Field(name="", kind=FieldKind.JSON, shape="object")
 LONGEST_NUMBER: Final = 400  # digits; beyond that a number is a mistake
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,400}")
 _NUMBER: Final = re.compile(
@@ -83,7 +84,8 @@ def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
     if not text.strip():
         return Submission()
     try:
-        value = cast("JSONObject", _read_json(text, "object"))
+        value = cast("JSONObject", _parse_json(text))
+        _check(_OBJECT, value)
     except MisfitError as error:
         return Submission(errors={name: error})
     if twice := sorted(taken & value.keys()):
@@ -101,12 +103,65 @@ def read_value(field: Field, typed: Mapping[str, str]) -> JSONValue | Absent:
         if field.required:
             raise MisfitError("required")
         return ABSENT
-    return _READERS[field.kind](field, text)
+    value = _parse(field, text)
+    _check(field, value)
+    return value
 
 
-def _read_text(field: Field, text: str) -> JSONValue:
-    _check_length(field, text)
-    return text
+def _parse(field: Field, text: str) -> JSONValue:
+    match field.kind:
+        case FieldKind.TEXT:
+            return text
+        case FieldKind.JSON:
+            return _parse_json(text)
+        case FieldKind.INTEGER | FieldKind.NUMBER:
+            return _parse_number(field, text)
+        case FieldKind.BOOLEAN:
+            choices: dict[str, JSONValue] = {"true": True, "false": False}
+        case _:
+            choices = {str(place): one for place, one in enumerate(field.choices)}
+    if text not in choices:
+        raise MisfitError("choice")
+    return choices[text]
+
+
+def _parse_json(text: str) -> JSONValue:
+    try:
+        return decode(text.encode("utf-8", "replace"))
+    except DecodeError as error:
+        code = "too_deep" if error.reason == "too_deep" else "json"
+        raise MisfitError(code) from None
+
+
+def _parse_number(field: Field, text: str) -> JSONValue:
+    """Read a number; of full-width digits, too, as Chinese keyboards write them."""
+    half = unicodedata.normalize("NFKC", text[: 2 * LONGEST_NUMBER]).strip().lower()
+    if _INTEGER.fullmatch(half):
+        return int(half)
+    value = float(half) if _NUMBER.fullmatch(half) else math.nan
+    if not math.isfinite(value):
+        raise MisfitError(field.kind.value)
+    return value
+
+
+def _check(field: Field, value: JSONValue) -> None:
+    """Check a value against its field; in lists and objects, each one inside."""
+    if value is None and field.nullable:
+        return
+    if field.kind is FieldKind.CHOICE:
+        if not any(is_same(choice, value) for choice in field.choices):
+            choices = encode(list(field.choices)).decode()[1:-1]
+            raise MisfitError("one_of", choices=choices)
+        return
+    kind = field.shape or field.kind.value
+    if type(value) not in _TYPES.get(kind, (type(value),)):
+        raise MisfitError(kind)
+    if isinstance(value, str):
+        _check_length(field, value)
+    elif isinstance(value, int | float):
+        _check_limits(field, value)
+    elif isinstance(value, list | dict) and field.inner is not None:
+        _check_inside(field.inner, value)
 
 
 def _check_length(field: Field, text: str) -> None:
@@ -116,117 +171,34 @@ def _check_length(field: Field, text: str) -> None:
         raise MisfitError("too_long", most=_plain(field.most))
 
 
-def _read_boolean(_: Field, text: str) -> JSONValue:
-    if text not in ("true", "false"):
-        raise MisfitError("choice")
-    return text == "true"
-
-
-def _read_choice(field: Field, text: str) -> JSONValue:
-    if not text.isascii() or not text.isdecimal() or len(text) > len("199"):
-        raise MisfitError("choice")
-    place = int(text)
-    if place >= len(field.choices):
-        raise MisfitError("choice")
-    return field.choices[place]
-
-
-def _read_number(field: Field, text: str) -> JSONValue:
-    """Read a number; of full-width digits, too, as Chinese keyboards write them."""
-    half = unicodedata.normalize("NFKC", text[: 2 * LONGEST_NUMBER]).strip().lower()
-    if _INTEGER.fullmatch(half):
-        return _within(field, int(half))
-    value = float(half) if _NUMBER.fullmatch(half) else math.nan
-    if field.kind is FieldKind.INTEGER or not math.isfinite(value):
-        raise MisfitError(field.kind.value)
-    return _within(field, value)
-
-
-def _within(field: Field, value: float) -> JSONValue:
+def _check_limits(field: Field, value: float) -> None:
     above, below = field.beyond
     least, most = field.least, field.most
     if least is not None and (value < least or (above and value == least)):
         raise MisfitError("more_than" if above else "at_least", least=_plain(least))
     if most is not None and (value > most or (below and value == most)):
         raise MisfitError("less_than" if below else "at_most", most=_plain(most))
-    return value
+
+
+def _check_inside(field: Field, value: list[JSONValue] | dict[str, JSONValue]) -> None:
+    items = enumerate(value, 1) if isinstance(value, list) else value.items()
+    for place, item in items:
+        try:
+            _check(field, item)
+        except MisfitError as error:
+            error.place = (str(place), *error.place)
+            raise
 
 
 def _plain(limit: float) -> str:
     return str(int(limit) if isinstance(limit, int) or limit.is_integer() else limit)
 
 
-def _read_json_field(field: Field, text: str) -> JSONValue:
-    value = _read_json(text, field.shape)
-    _check_inside(field, value)
-    return value
-
-
-def _read_json(text: str, shape: str) -> JSONValue:
-    try:
-        value = decode(text.encode("utf-8", "replace"))
-    except DecodeError as error:
-        code = "too_deep" if error.reason == "too_deep" else "json"
-        raise MisfitError(code) from None
-    _check_shape(value, shape)
-    return value
-
-
-def _check_shape(value: JSONValue, shape: str) -> None:
-    wanted = {"array": list, "object": dict}.get(shape)
-    if wanted is not None and not isinstance(value, wanted):
-        raise MisfitError(shape)
-
-
-def _check_inside(field: Field, value: JSONValue) -> None:
-    """Check the items of a list, or the values of an object, against their schema."""
-    if field.inner is None or not isinstance(value, list | dict):
-        return
-    items = enumerate(value, 1) if isinstance(value, list) else value.items()
-    for place, item in items:
-        try:
-            _check_value(field.inner, item)
-        except MisfitError as error:
-            error.place = (str(place), *error.place)
-            raise
-
-
-def _check_value(field: Field, value: JSONValue) -> None:
-    if value is None and field.nullable:
-        return
-    if field.kind is FieldKind.CHOICE:
-        if not any(is_same(choice, value) for choice in field.choices):
-            choices = encode(list(field.choices)).decode()[1:-1]
-            raise MisfitError("one_of", choices=choices)
-    elif field.kind is FieldKind.JSON:
-        _check_shape(value, field.shape)
-        _check_inside(field, value)
-    else:
-        _check_plain(field, value)
-
-
-def _check_plain(field: Field, value: JSONValue) -> None:
-    if type(value) not in _TYPES[field.kind]:
-        raise MisfitError(field.kind.value)
-    if isinstance(value, str):
-        _check_length(field, value)
-    elif isinstance(value, int | float):
-        _within(field, value)
-
-
-_TYPES: Final[Mapping[FieldKind, tuple[type, ...]]] = {
-    FieldKind.BOOLEAN: (bool,),
-    FieldKind.INTEGER: (int,),
-    FieldKind.NUMBER: (int, float),
-    FieldKind.TEXT: (str,),
-}
-
-
-_READERS: Final[Mapping[FieldKind, Callable[[Field, str], JSONValue]]] = {
-    FieldKind.BOOLEAN: _read_boolean,
-    FieldKind.INTEGER: _read_number,
-    FieldKind.NUMBER: _read_number,
-    FieldKind.TEXT: _read_text,
-    FieldKind.CHOICE: _read_choice,
-    FieldKind.JSON: _read_json_field,
+_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "text": (str,),
+    "array": (list,),
+    "object": (dict,),
 }
