@@ -25,11 +25,10 @@ import anyio.to_thread
 from argon2 import PasswordHasher, extract_parameters
 from argon2.exceptions import Argon2Error, InvalidHashError
 
-from bls_agent.core.errors import BlsError, ConfigurationError
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import check_name
 
 __all__ = [
-    "BusyError",
     "Session",
     "Sessions",
     "Verifier",
@@ -42,17 +41,12 @@ __all__ = [
 
 SHORTEST: Final = 8  # characters of a new password
 LONGEST: Final = 1_024  # bytes of a password that is checked
-WAITING: Final = 32  # verifications that may wait for a thread
 REMEMBERED: Final = 256  # passwords of programs that were right a moment ago
 FRESH: Final = 60.0  # seconds for which they are believed
 _USERS_FILE: Final = 1_000_000  # bytes
 _NAME: Final = re.compile(r"[^:\s#][^:]{0,63}")
 TOKEN_BYTES: Final = 32
 USER_SESSIONS: Final = 50  # of one user; the one used longest ago makes room
-
-
-class BusyError(BlsError):
-    """Too many passwords wait to be verified."""
 
 
 def hash_password(password: str) -> str:
@@ -142,7 +136,6 @@ class Verifier:
     def __init__(self, users: Mapping[str, str], *, at_once: int) -> None:
         self._users = users
         self._at_once = at_once
-        self._waiting = 0
         self._hasher = PasswordHasher()
         self._right: OrderedDict[bytes, float] = OrderedDict()
         self._secret = secrets.token_bytes(32)
@@ -153,15 +146,9 @@ class Verifier:
 
     async def check(self, user: str, password: str) -> bool:
         """Whether a password is the user's."""
-        if self._waiting >= WAITING:
-            raise BusyError
-        self._waiting += 1
-        try:
-            return await anyio.to_thread.run_sync(
-                self._verify, user, password, limiter=self._limiter
-            )
-        finally:
-            self._waiting -= 1
+        return await anyio.to_thread.run_sync(
+            self._verify, user, password, limiter=self._limiter
+        )
 
     def _verify(self, user: str, password: str) -> bool:
         """Verify in any case: for an unknown user against another one's hash."""

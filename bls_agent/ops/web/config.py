@@ -96,49 +96,27 @@ class WebhookTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one client, and all of them together, may use.
+    """What one client, and all of them together, may use."""
 
-    Attributes:
-        body: Bytes of a request's body.
-        url: Bytes of a path with its query.
-        headers: Bytes of a request's headers.
-        connections: Open connections.
-        address_connections: Open connections of one address.
-        requests: Requests per second of one user (or address, before the login).
-        request_burst: Requests at once before that counts.
-        commands: Commands per second of one user.
-        command_burst: Commands at once before that counts.
-        streams: Open event streams.
-        user_streams: Open event streams of one user.
-        logins: Failed logins of one address before it waits 30 s for each.
-        all_logins: Failed logins of all before everybody waits 2 s for each.
-        hashing: Passwords that are verified at once, 64 MiB each.
-        sessions: Sessions that are kept.
-        session_idle: Seconds without a request after which a session ends.
-        session_lifetime: Seconds after which it ends in any case.
-        heartbeat: Seconds between two comments in an event stream.
-        stall: Seconds in which a client has to read or send something.
-    """
-
-    body: int = 256 * 1024
-    url: int = 8 * 1024
-    headers: int = 16 * 1024
-    connections: int = 1_000
-    address_connections: int = 250
-    requests: float = 100.0
-    request_burst: int = 500
-    commands: float = 5.0
-    command_burst: int = 30
-    streams: int = 256
-    user_streams: int = 128
-    logins: int = 10
-    all_logins: int = 100
-    hashing: int = 2
-    sessions: int = 1_000
-    session_idle: float = 8 * 3_600.0
-    session_lifetime: float = 7 * 86_400.0
-    heartbeat: float = 10.0
-    stall: float = 20.0
+    body: int = 256 * 1024  # bytes of a request's body
+    url: int = 8 * 1024  # bytes of a path with its query
+    headers: int = 16 * 1024  # bytes of a request's headers
+    connections: int = 1_000  # open connections
+    address_connections: int = 250  # open connections of one address
+    requests: float = 100.0  # per second of one user (or address, before the login)
+    request_burst: int = 500  # requests at once before that counts
+    commands: float = 5.0  # commands per second of one user
+    command_burst: int = 30  # commands at once before that counts
+    streams: int = 256  # open event streams
+    user_streams: int = 128  # open event streams of one user
+    logins: int = 10  # failed logins of one address before it waits 30 s for each
+    all_logins: int = 100  # failed logins of all before everybody waits 2 s for each
+    hashing: int = 2  # passwords that are verified at once, 64 MiB each
+    sessions: int = 1_000  # sessions that are kept
+    session_idle: float = 8 * 3_600.0  # seconds without a request until it ends
+    session_lifetime: float = 7 * 86_400.0  # seconds after which it ends in any case
+    heartbeat: float = 10.0  # seconds between two comments in an event stream
+    stall: float = 20.0  # seconds in which a client has to read or send something
 
     def __post_init__(self) -> None:
         """Refuse values that are not above zero."""

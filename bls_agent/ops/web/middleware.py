@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bls_agent.ops.terminal import visible
-from bls_agent.ops.web.auth import BusyError, cookie_name
+from bls_agent.ops.web.auth import cookie_name
 from bls_agent.ops.web.pages.rendering import error_page, refuse_with, render, texts_of
 from bls_agent.ops.web.requests import (
     error_answer,
@@ -248,8 +248,9 @@ async def _check_password(
     *,
     program: bool = False,
 ) -> bool:
-    """Check a name and a password; 429 or 503 if this address has to wait.
+    """Check a name and a password; 429 if this address has to wait.
 
+    Attempts are counted before they are verified: a flood of them does not wait here.
     A ``program`` sends them with every request: a recent success is enough.
     """
     verifier, client, now = state.verifier, request.state.client, state.now()
@@ -262,13 +263,7 @@ async def _check_password(
         state.counts["logins_refused"] += 1
         headers = {"retry-after": str(math.ceil(wait))}
         raise HTTPException(429, "too many logins failed", headers)
-    try:
-        right = await verifier.check(user, password)
-    except BusyError:
-        state.logins.give_back(client)
-        state.all_logins.give_back("")
-        headers = {"retry-after": "2"}
-        raise HTTPException(503, "too many logins at once", headers) from None
+    right = await verifier.check(user, password)
     if right:
         state.logins.give_back(client)
         state.all_logins.give_back("")

@@ -6,7 +6,6 @@ nothing. Both hold a connection, and the second one memory; here both are droppe
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import sys
@@ -49,7 +48,6 @@ _ASCII: Final = "In an address every byte that is not ASCII has to be written as
 BACKLOG: Final = 128  # connections that are taken in one go
 SPARE: Final = 2 * BACKLOG + 64  # files beside the connections: those refused, Redis
 KEEP_ALIVE: Final = 15  # seconds
-ADDRESSES: Final = 1_024  # that are counted before the table is swept
 GRACE: Final = 1  # seconds that answers get to come to their end
 
 
@@ -64,7 +62,6 @@ class _PatientProtocol(H11Protocol):
         super().connection_made(transport)
         self._timers: dict[str, TimerHandle] = {}  # "requests", "readers"
         self.client = self.client or UNIX
-        _watch_peer(transport, self.stall)
         if len(self.connections) > self.most:
             self._refuse("503 Service Unavailable", "too many connections")
             self.counts["connections_refused"] += 1
@@ -131,17 +128,6 @@ def _write_refusal(status: str, text: str) -> bytes:
     return answer.encode()
 
 
-def _watch_peer(transport: Transport, stall: float) -> None:
-    """Let the kernel notice a peer that has vanished (keep-alive)."""
-    channel = transport.get_extra_info("socket")
-    option = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if channel is None or option is None:
-        return
-    with suppress(OSError):  # a Unix socket has no such thing
-        # Later than our own clocks, which count what they drop.
-        channel.setsockopt(socket.IPPROTO_TCP, option, int(stall * 1500))
-
-
 class _Listener(socket.socket):
     """Refuses connections beyond one address's share: at once, before TLS begins.
 
@@ -153,7 +139,7 @@ class _Listener(socket.socket):
         # without, it waits 40 ms for the peer's ACK of the head.
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._config = config
-        self._held: dict[str, list[socket.socket]] = {}
+        self._held: list[tuple[str, socket.socket]] = []  # by whom it was opened
         self.counts: Counter[str] = Counter()
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -162,11 +148,11 @@ class _Listener(socket.socket):
         address = peer[0]
         if self._config.behind_proxy and is_loopback(address):
             return channel, peer  # the proxy, which bounds its clients itself
-        if len(self._held) > ADDRESSES:
-            self._held = {one: kept for one in self._held if (kept := self._open(one))}
-        held = self._open(group_address(address))
-        if len(held) < self._config.limits.address_connections:
-            self._held[group_address(address)] = [*held, channel]
+        self._held = [one for one in self._held if one[1].fileno() >= 0]
+        client = group_address(address)
+        held = sum(one == client for one, _ in self._held)
+        if held < self._config.limits.address_connections:
+            self._held.append((client, channel))
             return channel, peer
         with channel, suppress(OSError):
             channel.settimeout(0)
@@ -175,9 +161,6 @@ class _Listener(socket.socket):
                 channel.send(_write_refusal("503 Service Unavailable", text))
         self.counts["connections_refused"] += 1
         raise ConnectionAbortedError
-
-    def _open(self, address: str) -> list[socket.socket]:
-        return [one for one in self._held.get(address, ()) if one.fileno() >= 0]
 
 
 class _Server(uvicorn.Server):
@@ -275,15 +258,12 @@ def make_room(connections: int) -> int:
     import resource  # noqa: PLC0415 - there is none on Windows
 
     kind = resource.RLIMIT_NOFILE
-    soft, hard = (_as_number(value) for value in resource.getrlimit(kind))
-    files = min(max(soft, connections + SPARE), hard)
-    if files > soft:
-        resource.setrlimit(kind, (int(files), resource.getrlimit(kind)[1]))
-    return int(max(1, min(connections, files - SPARE)))
-
-
-def _as_number(limit: int) -> float:
-    return math.inf if limit < 0 else limit  # RLIM_INFINITY is -1
+    (soft, hard), files = resource.getrlimit(kind), connections + SPARE
+    if hard != resource.RLIM_INFINITY:
+        files = min(files, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(kind, (files, hard))
+    return max(1, min(connections, files - SPARE))
 
 
 @contextmanager

@@ -258,7 +258,7 @@ class _RunStream:
         looked = beaten = anyio.current_time()
         away = False
         while not self.state.closing.is_set():
-            found = await self._wait(follower)
+            found = await follower.batch(LOOK)
             for frame in write_followed(found):
                 yield frame
             if (follower.unavailable is not None) != away:
@@ -278,14 +278,6 @@ class _RunStream:
                 beaten = now
                 yield b""
 
-    async def _wait(self, follower: Follower) -> list[Followed]:
-        found: list[Followed] = []
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_cancel_at_end, self.state, tasks.cancel_scope)
-            found = await follower.batch(LOOK)
-            tasks.cancel_scope.cancel()
-        return found
-
     async def _head(self) -> bytes:
         """Write how the run stands; nothing in an outage, which follows by itself."""
         try:
@@ -297,11 +289,6 @@ class _RunStream:
         if run is None:
             return NO_RUN
         return _write_event("run", encode(make_run_card(run, clock(), whole=True)))
-
-
-async def _cancel_at_end(state: WebState, scope: anyio.CancelScope) -> None:
-    await state.closing.wait()
-    scope.cancel()
 
 
 def _write_outage(error: RedisUnavailableError | None) -> bytes:

@@ -12,7 +12,6 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.ops.web.app import create_app
-from bls_agent.ops.web.auth import BusyError
 from bls_agent.ops.web.config import Limits, WebConfig
 from bls_agent.ops.web.security import HEADERS
 from tests.ops.web.serving import OWN, PASSWORD, USERS, asking, console_of, log_in
@@ -496,23 +495,6 @@ async def test_a_program_logs_in_with_every_request(
         assert answer.status_code == 403
 
 
-async def test_a_busy_verifier_is_said(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """503, and no attempt is counted."""
-    app = create_app(WebConfig(redis=redis_url, users=USERS, limits=Limits(logins=1)))
-
-    async def busy(user: str, password: str) -> bool:
-        raise BusyError
-
-    async with asking(app) as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(app.web.verifier, "check", busy)
-            for _ in range(3):
-                assert (await log_in(client)).status_code == 503
-        assert (await log_in(client)).status_code == 303
-
-
 # ── Sizes, rates, paths ─────────────────────────────────────────────────────────────
 
 
@@ -607,12 +589,10 @@ async def test_files_are_those_of_the_pages(
 
 
 async def test_files_are_kept_by_browsers(client: httpx.AsyncClient) -> None:
-    """For ever under a version, with an ETag to ask for without."""
+    """With an ETag to ask for."""
     answer = await client.get("/static/favicon.svg")
     assert answer.headers["cache-control"] == "no-cache"
     etag = {"if-none-match": answer.headers["etag"]}
     again = await client.get("/static/favicon.svg", headers=etag)
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["content-security-policy"]
-    answer = await client.get("/static/favicon.svg?v=abc")
-    assert "immutable" in answer.headers["cache-control"]

@@ -24,6 +24,7 @@ import h11
 from anyio.abc import ByteStream
 
 import bls_agent
+from bls_agent.connection.reconnect import Reminders
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import JSONObject, encode, format_timestamp
 from bls_agent.ops.fleet import Condition, ProjectView
@@ -45,7 +46,6 @@ AT_ONCE: Final = 100  # changes in one post
 DEADLINE: Final = 10.0  # seconds for one post, from the name's look-up to the answer
 LONGEST_PAUSE: Final = 60.0  # seconds between two posts
 GIVE_UP: Final = 3_600.0  # seconds after which a post is dropped
-REMIND: Final = 60.0  # seconds between two warnings
 HEAD: Final = 16 * 1024  # bytes of an answer's head
 
 logger = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class Webhook:
         self._more = anyio.Event()
         self._posting = 0  # changes that are under way
         self._dropped = 0  # since the last post that was accepted
-        self._said_at = float("-inf")
+        self._reminders = Reminders()
 
     def put(self, change: StatusChange) -> None:
         """Queue a change; never waits."""
@@ -267,17 +267,15 @@ class Webhook:
         self._dropped -= dropped
         if backoff.failures:
             logger.info("webhook %s takes posts again", self._target.place)
-            self._said_at = float("-inf")
+            self._reminders = Reminders()
 
     def _drop(self, number: int) -> None:
         self._dropped += number
         self._counts["webhook_changes_dropped"] += number
 
     def _warn(self, reason: str) -> None:
-        now = anyio.current_time()
-        if now - self._said_at < REMIND:
+        if not self._reminders.is_due("webhook"):
             return
-        self._said_at = now
         text = "webhook %s: %s; it is tried again (%d changes wait, %d were dropped)"
         place, waiting = self._target.place, len(self._waiting)
         logger.warning(text, place, reason, waiting, self._dropped)

@@ -7,7 +7,6 @@ the scripts of the pages alone.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
 
 from bls_agent.core.codec import encode
 from bls_agent.ops.terminal import visible, visible_lines
@@ -32,7 +30,6 @@ __all__ = [
     "LANGUAGE_TAGS",
     "STATIC",
     "CachedFiles",
-    "asset_version",
     "choose_page_language",
     "error_page",
     "in_other_language",
@@ -55,7 +52,6 @@ _UNITS: Final = (
     (DAY, "hours", HOUR),
 )
 STATIC: Final = Path(__file__).parent.with_name("static")
-FOR_EVER: Final = "public, max-age=31536000, immutable"
 TEMPLATES: Final = Path(__file__).with_name("templates")
 THEMES: Final = ("light", "dark")
 LONGEST_DETAIL: Final = 500  # characters
@@ -114,31 +110,13 @@ def say_age(texts: Texts, seconds: float) -> str:
 
 
 class CachedFiles(StaticFiles):
-    """Files with an ETag; ``?v=…`` in the address marks them as immutable."""
+    """Files that a browser keeps, and asks each time whether they have changed."""
 
-    def file_response(
-        self,
-        full_path: str | os.PathLike[str],
-        stat_result: os.stat_result,
-        scope: Scope,
-        status_code: int = 200,
-    ) -> Response:
+    def file_response(self, *args: Any, **more: Any) -> Response:
         """Answer with a file, or that it has not changed."""
-        answer = super().file_response(full_path, stat_result, scope, status_code)
-        versioned = scope["query_string"].startswith(b"v=")
-        answer.headers["cache-control"] = FOR_EVER if versioned else "no-cache"
+        answer = super().file_response(*args, **more)
+        answer.headers["cache-control"] = "no-cache"
         return answer
-
-
-@cache
-def asset_version() -> str:
-    """Hash the content of all files together."""
-    digest = hashlib.sha256()
-    for path in sorted(STATIC.rglob("*")):
-        if path.is_file():
-            digest.update(path.relative_to(STATIC).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 _WITH_HEADLINE: Final = frozenset({400, 403, 404, 405, 413, 429, 500, 503})
@@ -223,7 +201,7 @@ def _context(request: Request) -> dict[str, Any]:
     theme = request.cookies.get("theme", "")
 
     def static(file: str) -> str:
-        return f"{root}/static/{file}?v={asset_version()}"
+        return f"{root}/static/{file}"
 
     return {
         "texts": texts,
