@@ -37,7 +37,7 @@ EVENT_SIZE = 256 * 1024  # bytes of one event with records
 ROWS: Final = 2_000  # rows of a page; streamed text of one speaker shares one
 WHOLE: Final = 12_000  # events that a stream begins with at most
 FIRST_BYTES: Final = 8 * 1024 * 1024  # of them
-LOOK: Final = 1.0  # seconds for which events are waited for
+LOOK: Final = 0.2  # seconds for which events are waited for, less than PATIENCE
 HEAD: Final = 2.0  # seconds between two looks at how the run stands
 QUIET_HEAD: Final = 5.0  # while nothing happens
 

@@ -1,8 +1,8 @@
 """Changes of statuses: their journal, and the webhook that posts each of them.
 
 Signatures are those of Standard Webhooks (https://www.standardwebhooks.com), for which
-there are libraries to verify them in most languages. h11 is the HTTP library of
-uvicorn; a post is one request on a connection of its own, under one deadline.
+there are libraries to verify them in most languages. A post is one request on a
+connection of its own, under one deadline.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import base64
 import hmac
 import logging
 import secrets
+import socket
 import ssl
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPSConnection
 from typing import Final
 from urllib.parse import urlsplit
 
 import anyio
-import h11
-from anyio.abc import ByteStream
+import anyio.to_thread
 
 import bls_agent
 from bls_agent.connection.reconnect import Reminders
@@ -46,7 +48,6 @@ AT_ONCE: Final = 100  # changes in one post
 DEADLINE: Final = 10.0  # seconds for one post, from the name's look-up to the answer
 LONGEST_PAUSE: Final = 60.0  # seconds between two posts
 GIVE_UP: Final = 3_600.0  # seconds after which a post is dropped
-HEAD: Final = 16 * 1024  # bytes of an answer's head
 
 logger = logging.getLogger(__name__)
 
@@ -208,6 +209,8 @@ class Webhook:
         self._counts = counts
         self._clock = clock
         self._key = target.key
+        secure = target.url.lower().startswith("https:")
+        self._tls = ssl.create_default_context() if secure else None
         self._waiting: deque[StatusChange] = deque()
         self._more = anyio.Event()
         self._posting = 0  # changes that are under way
@@ -224,20 +227,18 @@ class Webhook:
 
     async def run(self) -> None:
         """Post until it is cancelled."""
-        secure = self._target.url.lower().startswith("https:")
-        tls = ssl.create_default_context() if secure else None
         try:
             while True:
                 if not self._waiting:
                     self._more = anyio.Event()
                     await self._more.wait()
-                await self._deliver(tls)
+                await self._deliver()
         finally:
             if left := len(self._waiting) + self._posting:
                 text = "the console ends; %d changes were not posted to %s"
                 logger.warning(text, left, self._target.place)
 
-    async def _deliver(self, tls: ssl.SSLContext | None) -> None:
+    async def _deliver(self) -> None:
         """Post the oldest changes until that has succeeded, or for an hour."""
         number = self._posting = min(len(self._waiting), AT_ONCE)
         changes = [self._waiting.popleft() for _ in range(number)]
@@ -254,7 +255,7 @@ class Webhook:
             }
         )
         backoff, began = Backoff(base=1.0, cap=LONGEST_PAUSE), anyio.current_time()
-        while reason := await self._post(name, body, tls):
+        while reason := await self._post(name, body):
             self._counts["webhook_posts_failed"] += 1
             self._warn(reason)
             if anyio.current_time() - began > GIVE_UP:
@@ -280,18 +281,18 @@ class Webhook:
         place, waiting = self._target.place, len(self._waiting)
         logger.warning(text, place, reason, waiting, self._dropped)
 
-    async def _post(self, name: str, body: bytes, tls: ssl.SSLContext | None) -> str:
+    async def _post(self, name: str, body: bytes) -> str:
         """Post once; give the fault, ``""`` if the post was accepted."""
         try:
             with anyio.fail_after(DEADLINE):
-                status = await self._send(self._sign(name, body), body, tls)
+                status = await self._send(self._sign(name, body), body)
         except TimeoutError:
             return f"no answer within {DEADLINE:g} s"
         except Exception as error:  # noqa: BLE001 - whatever it is: the console goes on
             return str(error.__cause__ or error) or type(error).__name__
         if 200 <= status < 300:  # noqa: PLR2004 - HTTP's own
             return ""
-        return f"it answered {status}" if status else "it closed the connection"
+        return f"it answered {status}"
 
     def _sign(self, name: str, body: bytes) -> dict[str, str]:
         moment = str(int(self._clock()))
@@ -303,46 +304,30 @@ class Webhook:
             "webhook-signature": f"v1,{digest}",
         }
 
-    async def _send(
-        self, signature: Mapping[str, str], body: bytes, tls: ssl.SSLContext | None
-    ) -> int:
+    async def _send(self, signature: Mapping[str, str], body: bytes) -> int:
         parts = urlsplit(self._target.url)
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = {
-            "host": parts.netloc,
             "user-agent": f"bls-agent/{bls_agent.__version__}",
             "content-type": "application/json",
-            "content-length": str(len(body)),
             "connection": "close",
             **signature,
         }
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        request = h11.Request(method="POST", target=path, headers=[*headers.items()])
-        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD)
-        written = [connection.send(event) for event in (request, h11.Data(data=body))]
-        port = parts.port or (443 if tls else 80)
         host = parts.hostname or ""
-        stream: ByteStream = (
-            await anyio.connect_tcp(host, port)
-            if tls is None
-            else await anyio.connect_tcp(
-                host, port, ssl_context=tls, tls_standard_compatible=False
-            )
+        connection = (
+            HTTPSConnection(host, parts.port, timeout=DEADLINE, context=self._tls)
+            if self._tls
+            else HTTPConnection(host, parts.port, timeout=DEADLINE)
         )
-        async with stream:
-            await stream.send(b"".join(part or b"" for part in written))
-            return await _read_status(connection, stream)
 
+        def post() -> int:
+            with closing(connection):
+                connection.request("POST", path, body, headers)
+                return connection.getresponse().status
 
-async def _read_status(connection: h11.Connection, stream: ByteStream) -> int:
-    """Read the status of an answer, 0 if there is none; the rest is ignored."""
-    while True:
-        event = connection.next_event()
-        if isinstance(event, h11.Response):
-            return event.status_code
-        if event is h11.NEED_DATA:
-            try:
-                connection.receive_data(await stream.receive())
-            except anyio.EndOfStream:
-                connection.receive_data(b"")
-        elif not isinstance(event, h11.InformationalResponse):
-            return 0
+        try:
+            return await anyio.to_thread.run_sync(post, abandon_on_cancel=True)
+        finally:
+            if connection.sock is not None:  # the thread of a post that was given up
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
