@@ -16,6 +16,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.workers import FunctionCache
+from bls_agent.workers.caching.cached_function import CachedFunction
 from tests.harness import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,7 @@ import asyncio, sys, time
 sys.path.insert(0, {root!r})
 import redis
 from bls_agent.workers import FunctionCache
+from bls_agent.workers.caching.cached_function import CachedFunction
 cache = FunctionCache({url!r}, timeout=5)
 counter = redis.Redis.from_url({url!r})
 
@@ -257,3 +259,24 @@ async def test_an_early_refresh_is_one_processs_affair(
         1,
         0,
     )
+
+
+async def test_an_early_refresh_looks_again_when_it_has_the_lock(
+    cache: FunctionCache, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another process has just computed anew is not computed again."""
+    runs = 0
+
+    @cache.cached(ttl=60, name=name, lock=True, refresh_early=0.5)
+    async def load() -> int:
+        nonlocal runs
+        runs += 1
+        return runs
+
+    monkeypatch.setattr(CachedFunction, "is_due", lambda *_: True)
+    assert [await load(), await load()] == [1, 1]
+    (here,) = cache._calls._here.values()
+    (refresh,) = here.early.values()
+    await eventually(lambda: not here.early)
+    assert (refresh.outcome, runs) == (None, 1)
+    assert cache.stats(load).refreshed_early == 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 
@@ -86,21 +86,6 @@ class Availability:
             self.away = False
             self._backoff.succeeded()
 
-    def decode(
-        self, function: CachedFunction, key: str, replies: list[Reply] | None
-    ) -> Found:
-        """Decode the replies to a read, and log refusals among them."""
-        if replies is None:
-            return UNKNOWN
-        try:
-            return function.decode(key, replies)
-        except WrongTypeError as error:
-            function.log_wrong_type(error)
-        except RedisUnavailableError as error:
-            function.counts.add("redis_failures")
-            self.refused(error)
-        return UNKNOWN
-
 
 class CacheBackend:
     """Reads and writes entries in one event loop; failures of Redis are not raised.
@@ -123,15 +108,12 @@ class CacheBackend:
         self.timeout = timeout
         self.availability = availability  # shared by all backends of a cache
         self._loop = loop
-        self._opening: asyncio.Task[None] | None = None
-        self._probing: asyncio.Task[list[Reply] | None] | None = None
         self._glance_at = 0.0
-        self._closings = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def read(self, function: CachedFunction, key: str) -> Found:
         """Read an entry: one round trip."""
-        replies = await self.fetch(function, key)
-        return self.availability.decode(function, key, replies)
+        return self.decode(function, key, await self.fetch(function, key))
 
     async def fetch(self, function: CachedFunction, key: str) -> list[Reply] | None:
         """Give the replies to a read; ``None`` if Redis is away."""
@@ -139,11 +121,25 @@ class CacheBackend:
         if not self.availability.away:
             replies = await self._ask(requests)
         elif self.availability.probe_is_due():
-            probe = partial(self._ask, requests)
-            self._probing = start_background(probe, "bls-agent-cache-probe")
+            _ = self._start(partial(self._ask, requests))
         if replies is None:
             function.counts.add("redis_failures")
         return replies
+
+    def decode(
+        self, function: CachedFunction, key: str, replies: list[Reply] | None
+    ) -> Found:
+        """Decode the replies to a read, and log refusals among them."""
+        if replies is None:
+            return UNKNOWN
+        try:
+            return function.decode(key, replies)
+        except WrongTypeError as error:
+            function.log_wrong_type(error)
+        except RedisUnavailableError as error:
+            function.counts.add("redis_failures")
+            self.availability.refused(error)
+        return UNKNOWN
 
     async def write(self, function: CachedFunction, key: str, payload: bytes) -> None:
         """Write an entry: one round trip."""
@@ -167,72 +163,63 @@ class CacheBackend:
         ``None`` if no answer comes within the timeout.
         """
         known = self.availability.failures
-        due = self._loop.time() + self.timeout
         try:
-            if self._pool.is_cluster:
-                reading = partial(self._pool.read_many, requests)
-                task = start_background(reading, "bls-agent-cache")
-                replies = await self._in_time(task, due)
-            else:
-                replies = await self._exchange(requests, due)
+            replies = await self._exchange(requests)
         except RedisUnavailableError as error:
             self.availability.failed(error, known)
             return None
         self.availability.succeeded()
         return replies
 
-    async def aclose(self) -> None:
-        """Close the connection at once; the next request opens it again."""
-        import asyncio  # noqa: PLC0415 - as above
+    async def _exchange(self, requests: Sequence[Request]) -> list[Reply]:
+        """Send requests over the open connection; else in a task that opens one."""
+        if self._connection.ready and self._loop.time() < self._glance_at:
+            try:
+                return await self._connection.call_many(requests)
+            except RedisUnavailableError as error:
+                if error.kind != "connection":
+                    raise
+        replies = await self.in_time(partial(self._pool.read_many, requests))
+        if not self._pool.is_cluster:
+            self._glance_at = self._loop.time() + GLANCE
+        return replies
 
-        self._closings += 1
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
-        await self._pool.aclose()
+    async def in_time(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Wait for a task within the timeout; it goes on when no caller waits."""
+        import asyncio  # noqa: PLC0415 - waits for a task without cancelling it
 
-    async def _exchange(self, requests: Sequence[Request], due: float) -> list[Reply]:
-        """Send requests, and once more if the connection was lost under them."""
-        connection, closings = self._connection, self._closings
-        if not connection.ready or self._loop.time() > self._glance_at:
-            await self._open(due)
-        try:
-            return await connection.call_many(requests)
-        except RedisUnavailableError as error:
-            if error.kind != "connection" or error.connecting:
-                raise
-            if closings != self._closings:
-                raise
-        await self._open(due)
-        return await connection.call_many(requests)
-
-    async def _open(self, due: float) -> None:
-        """Connect, in one task for all callers; it goes on when none waits."""
-        if self._opening is None:
-            self._opening = start_background(self._connect, "bls-agent-cache-connect")
-        await self._in_time(self._opening, due)
-
-    async def _connect(self) -> None:
-        try:
-            async with self._pool.to("") as connection:
-                await connection.open()
-                self._glance_at = self._loop.time() + GLANCE
-        finally:
-            self._opening = None
-
-    async def _in_time(self, task: asyncio.Task[T], due: float) -> T:
-        import asyncio  # noqa: PLC0415 - as above
-
-        task.add_done_callback(_retrieve)
-        await asyncio.wait([task], timeout=due - self._loop.time())
+        task = self._start(function)
+        await asyncio.wait([task], timeout=self.timeout)
         if not task.done():
-            reason = f"no answer within {self.timeout:g} s"
             raise RedisUnavailableError(
-                "timeout", reason, address=self._connection.address
+                "timeout",
+                f"no answer within {self.timeout:g} s",
+                address=self._connection.address,
             )
         if task.cancelled():
             raise RedisUnavailableError("closed", "the event loop is ending")
         return task.result()
+
+    def _start(self, function: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        task = start_background(function, "bls-agent-cache")
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved, as perhaps no caller waits any more
+
+    async def aclose(self) -> None:
+        """Close the connection at once; the next request opens it again."""
+        import asyncio  # noqa: PLC0415 - as above
+
+        if tasks := list(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        await self._pool.aclose()
 
 
 class DistributedLock:
@@ -277,10 +264,7 @@ class DistributedLock:
     async def try_once(self) -> bool | None:
         """Take the lock if it is free; ``None`` if Redis does not answer."""
         try:
-            with anyio.fail_after(self._backend.timeout):
-                connection, lease = await self._prepare()
-            if not connection.connected and not await self._connect(connection):
-                return None
+            lease = await self._prepare()
             with anyio.fail_after(self._backend.timeout):
                 ours = await lease.acquire()
         except (RedisUnavailableError, TimeoutError) as error:
@@ -291,28 +275,18 @@ class DistributedLock:
             self._renewing = start_background(lease.keep, "bls-agent-cache-lock")
         return ours
 
-    async def _prepare(self) -> tuple[Connection, Lease]:
+    async def _prepare(self) -> Lease:
         if self._connection is None:
-            connection = self._backend.connection_to(self._key)
-            self._connection = await self._exit.enter_async_context(connection)
+            with anyio.fail_after(self._backend.timeout):
+                self._connection = await self._exit.enter_async_context(
+                    self._backend.connection_to(self._key)
+                )
+        if not self._connection.connected:
+            await self._backend.in_time(self._connection.open)
         if self._lease is None:
             ttl = self._function.policy.lock_ttl
             self._lease = Lease(self._connection, self._key, ttl)
-        return self._connection, self._lease
-
-    async def _connect(self, connection: Connection) -> bool:
-        """Wait for a connection; a late one is there for the next caller."""
-        import asyncio  # noqa: PLC0415 - waits for a task without cancelling it
-
-        async def connect() -> None:
-            try:
-                await connection.open()
-            except RedisUnavailableError as error:
-                self._failed(error)
-
-        task = start_background(connect, "bls-agent-cache-connect")
-        await asyncio.wait([task], timeout=self._backend.timeout)
-        return connection.connected
+        return self._lease
 
     def _failed(self, error: Exception) -> None:
         self._function.counts.add("redis_failures")
@@ -337,9 +311,3 @@ class DistributedLock:
             self._failed(error)  # the lease ends by itself
         finally:
             await self._exit.aclose()
-
-
-def _retrieve(task: asyncio.Task[T]) -> None:
-    """Retrieve the failure of a task for which perhaps no caller waits any more."""
-    if not task.cancelled():
-        task.exception()

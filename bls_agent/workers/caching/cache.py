@@ -32,7 +32,7 @@ from bls_agent.workers.caching.cached_function import (
     name_of,
 )
 from bls_agent.workers.caching.calls import SHARED_LOOP, CacheCalls
-from bls_agent.workers.caching.key import DIGEST_LENGTH, Arguments, Closures
+from bls_agent.workers.caching.key import DIGEST_LENGTH, Arguments
 
 __all__ = ["CacheDecorator", "FunctionCache", "cache", "cached"]
 
@@ -98,7 +98,7 @@ class FunctionCache(Store):
         self._counts = Counts()
         self._functions: WeakValueDictionary[str, CachedFunction]
         self._functions = WeakValueDictionary()
-        self._closures = Closures()
+        self._closures: set[str] = set()
 
     def __repr__(self) -> str:
         return f"FunctionCache({self._access.shown!r}, timeout={self._timeout:g})"
@@ -211,7 +211,10 @@ class FunctionCache(Store):
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             check_function(function)
-            shown = name_of(function) if name is None else name
+            shown = name
+            if shown is None:
+                shown = name_of(function)
+                self._refuse_second_closure(shown, function)
             arguments = Arguments(shown, function, ignore=ignore, key=key)
             counts = Counts(self._counts)
             return self._wrap(
@@ -220,10 +223,19 @@ class FunctionCache(Store):
 
         return decorate if function is None else decorate(function)
 
+    def _refuse_second_closure(self, name: str, function: Callable[..., Any]) -> None:
+        """Refuse a closure that is made again: what it closes over is no argument."""
+        code: object = getattr(function, "__code__", None)
+        variables: tuple[str, ...] = getattr(code, "co_freevars", ())
+        if not {*variables} - {"__class__"}:  # which stands for super()
+            return
+        if name in self._closures:
+            rule = "it was decorated before, perhaps with other variables around it"
+            raise ConfigurationError("function", name, rule, "Give each its own name=…")
+        self._closures.add(name)
+
     def _wrap(self, declared: CachedFunction) -> Callable[..., Any]:
         function = declared.function
-        former = getattr(self._functions.get(declared.name), "function", None)
-        self._closures.check(declared.name, function, former)
         self._functions[declared.name] = declared
         register(self)
         wrapper: Callable[..., Any]

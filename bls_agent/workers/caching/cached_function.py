@@ -5,7 +5,6 @@ A stored result is a JSON object with ``result``, ``timestamp`` and ``func_name`
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
 import math
@@ -17,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from types import TracebackType
 from typing import Any, Final, NamedTuple, cast
 
 from bls_agent.connection.endpoint import Argument, Reply, Request
@@ -336,7 +334,7 @@ class CachedFunction:
 
 @dataclass
 class Outcome:
-    """A result or an exception, given to each caller as an object of its own."""
+    """A result, given to each caller as an object of its own, or an exception."""
 
     value: Any = None
     payload: bytes | None = None  # the value as it is stored; ``None`` if it cannot be
@@ -376,27 +374,13 @@ class Outcome:
         elif not (first and self.computed):
             function.counts.add("waited")
         if self.error is not None:
-            raise self.error if first else _copy_of(self.error, self._traceback)
+            raise self.error.with_traceback(self._traceback)
         if first or self.payload is None:
             return self.value
         try:
             return function.unpack(self.payload)
         except BrokenEntryError:  # load raises what dump has made
             return self.value
-
-
-def _copy_of(error: BaseException, traceback: TracebackType | None) -> BaseException:
-    """Copy an exception: each raise of the same object adds to its traceback."""
-    try:
-        other = copy.copy(error)
-        alike = type(other) is type(error) and str(other) == str(error)
-    except Exception:  # noqa: BLE001 - a foreign constructor
-        alike, other = False, error
-    if not alike or other is error:
-        return error.with_traceback(traceback)
-    other.__cause__, other.__context__ = error.__cause__, error.__context__
-    other.__suppress_context__ = error.__suppress_context__
-    return other.with_traceback(traceback)
 
 
 def check_function(function: object) -> None:

@@ -13,24 +13,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    NamedTuple,
-    cast,
-)
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import finalize
 
 import anyio
 
 from bls_agent.connection.access import Access, LoopLocal
 from bls_agent.connection.after_fork import register
-from bls_agent.connection.endpoint import Reply
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.runtime.loop_thread import LoopThread, result_of, wait_for
 from bls_agent.runtime.tasks import start_background
@@ -91,17 +84,29 @@ class _SharedLoop:
 SHARED_LOOP: Final = _SharedLoop()
 
 
+class _Job(NamedTuple):
+    """One call whose result is wanted."""
+
+    function: CachedFunction
+    key: str
+    compute: Callable[[Found], Awaitable[Outcome]]
+    waits: bool = True  # whether the caller may wait for other callers
+    loads_in_thread: bool = False  # ``load`` is the user's code, and may take its time
+
+
 class _Flight:
     """A value that is being read or computed, in a task or a thread."""
 
-    def __init__(self, key: str, waiting: int = 0) -> None:
-        self.key = key
+    def __init__(self, job: _Job, waiting: int = 0) -> None:
+        self.job = job
+        self.key = job.function.flight_key(job.key)
+        self.generation = job.function.generation
         self.waiting = waiting  # callers that cancelling it would let down
         # those for which the code inside of this one waits
         self.awaits: list[_Flight] = []
+        self.found = UNKNOWN  # what stands in Redis
         # ``None`` if it was given up: the callers ask anew
         self.outcome: Outcome | None = None
-        self.replies: list[Reply] | None = None  # each thread decodes them by itself
         self.is_asking = True  # Redis has not answered yet
         self.lock: DistributedLock | None = None
         self.task: asyncio.Task[None] | None = None
@@ -129,137 +134,95 @@ def _is_circular(flight: _Flight) -> bool:
     return False
 
 
-@contextmanager
-def _awaiting(flight: _Flight) -> Generator[None]:
-    """Record that the running code waits for a flight."""
-    inside = _COMPUTING.get()[-1:]
-    for one in inside:
-        one.awaits.append(flight)
-    try:
-        yield
-    finally:
-        for one in inside:
-            one.awaits.remove(flight)
-
-
-class _Job(NamedTuple):
-    """One call whose result is wanted."""
-
-    function: CachedFunction
-    key: str
-    compute: Callable[[Found], Awaitable[Outcome]]
-    plain: bool = False  # it is decoded and computed in the caller's thread
-    waits: bool = True  # whether the caller may wait for other callers
-
-
 class _LoopCalls:
     """The flights of one event loop; each is removed at its end."""
 
     def __init__(self, backend: CacheBackend) -> None:
         self._backend = backend
-        self.availability = backend.availability
         self.by_key: dict[str, _Flight] = {}
         # for which no caller waits: there is a value
         self.early: dict[str, _Flight] = {}
 
-    async def call(self, job: _Job) -> Outcome | None:
-        """Give the outcome of a coroutine function; ``None`` if that were circular."""
+    async def call(self, job: _Job) -> Outcome:
+        """Give the outcome of a coroutine function."""
         while True:
-            mine = _Flight(job.function.flight_key(job.key))
-            answer = await self.claim(job, mine)
-            if not isinstance(answer, Found):
-                return cast("Outcome | None", answer)
-            self._begin(mine, partial(self._run, job, mine, answer))
-            outcome = await self._join(mine)
+            mine = _Flight(job)
+            outcome = await self.claim(mine)
+            if outcome is None:
+                self._begin(mine, self._run)
+                outcome = await self._join(mine)
             if outcome is not None:
                 return outcome
 
-    async def claim(
-        self, job: _Job, mine: _Flight, found: Found | None = None
-    ) -> list[Reply] | Outcome | Found | None:
-        """Find out what a caller has to do.
+    async def claim(self, mine: _Flight) -> Outcome | None:
+        """Give the outcome of another flight, or a hit; ``None``: the caller computes.
 
-        It is given the outcome of another flight, or of its own if that is a hit; or,
-        if it shall compute, what was ``found``, and then ends its flight. A plain
-        function's caller is given the replies, which it decodes in its own thread, as
-        that may run the user's code; if they hold no fresh value it claims anew.
-        ``None`` if waiting were circular.
+        Then the caller ends its flight.
         """
+        waits = mine.job.waits
         while flight := self.by_key.get(mine.key):
-            if _is_circular(flight):
-                return None
-            if not job.waits:
+            waits = waits and not _is_circular(flight)
+            if not waits:
                 break
             mine.is_asking = False
-            answer: Outcome | list[Reply] | None = await self._join(flight)
-            if answer is None and found is None:
-                answer = flight.replies
-            if answer is not None:
-                return answer
+            outcome = await self._join(flight)
+            if outcome is not None:
+                return outcome
         else:
-            self.by_key[mine.key], mine.is_asking = mine, found is None
+            self.by_key[mine.key] = mine
         try:
-            return await self._find(job, mine, found)
+            mine.outcome = await self._find(mine, waits=waits)
         except BaseException:  # the caller is cancelled: another one begins anew
             await self.end(mine)
             raise
-
-    async def _find(
-        self, job: _Job, mine: _Flight, found: Found | None
-    ) -> list[Reply] | Outcome | Found:
-        if found is None:
-            replies = await self._backend.fetch(job.function, job.key)
-            if job.plain and replies and isinstance(replies[0], bytes):
-                mine.replies = replies
-                self._finish(mine)
-                return replies
-            found = self.availability.decode(job.function, job.key, replies)
-        mine.is_asking = False
-        if found.fresh:
-            mine.outcome = Outcome.of_hit(found)
-            if job.function.is_due(found.left):
-                await self.refresh(job)
-        elif job.waits:
-            mine.outcome = await self._await_others(job, mine, found)
-        if mine.outcome is None:
-            return found
-        await self.end(mine)
+        if mine.outcome is not None:
+            await self.end(mine)
         return mine.outcome
 
-    async def settle(
-        self,
-        job: _Job,
-        flight: _Flight,
-        found: Found,
-        generation: int,
-        outcome: Outcome | None,
-    ) -> None:
+    async def _find(self, mine: _Flight, *, waits: bool) -> Outcome | None:
+        """Give the stored value, or one that is being computed elsewhere."""
+        job = mine.job
+        replies = await self._backend.fetch(job.function, job.key)
+        mine.is_asking = False
+        decode = partial(self._backend.decode, job.function, job.key, replies)
+        if job.loads_in_thread:
+            found: Found = await SHARED_LOOP.workers.run(decode)
+        else:
+            found = decode()
+        mine.found = found
+        if found.fresh:
+            if job.function.is_due(found.left):
+                self._refresh(job)
+            return Outcome.of_hit(found)
+        return await self._await_others(mine) if waits else None
+
+    async def settle(self, flight: _Flight, outcome: Outcome | None) -> None:
         """Store what a thread has computed, and end its flight."""
         try:
             if outcome is not None:
-                await self._store(job, flight, found, generation, outcome)
+                await self._store(flight, outcome)
                 flight.outcome = outcome
         finally:
             await self.end(flight)
 
-    async def refresh(self, job: _Job) -> None:
+    def _refresh(self, job: _Job) -> None:
         """Begin to compute a value before its end, unless that is under way."""
-        key = job.function.flight_key(job.key)
-        if key not in self.early:
-            early = self.early[key] = _Flight(key, 1)
-            self._begin(early, partial(self._compute_early, job, early))
+        early = _Flight(job, 1)
+        if early.key not in self.early:
+            self.early[early.key] = early
+            self._begin(early, self._compute_early)
 
     def _begin(
         self,
         flight: _Flight,
-        compute: Callable[[], Coroutine[Any, Any, Outcome | None]],
+        compute: Callable[[_Flight], Coroutine[Any, Any, Outcome | None]],
     ) -> None:
         """Compute the value in a task of its own."""
 
         async def run() -> None:
             _COMPUTING.set((*_COMPUTING.get(), flight))
             try:
-                flight.outcome = await compute()
+                flight.outcome = await compute(flight)
             finally:
                 await self.end(flight)
 
@@ -271,16 +234,20 @@ class _LoopCalls:
 
         if flight.over is None:
             flight.over = asyncio.get_running_loop().create_future()
+        inside = _COMPUTING.get()[-1:]
+        for one in inside:
+            one.awaits.append(flight)
         flight.waiting += 1
-        with _awaiting(flight):
-            try:
-                await asyncio.wait([flight.over])
-            except BaseException:
-                if flight.waiting == 1 and flight.task is not None:
-                    await self._cancel(flight, flight.task)
-                raise
-            finally:
-                flight.waiting -= 1
+        try:
+            await asyncio.wait([flight.over])
+        except BaseException:
+            if flight.waiting == 1 and flight.task is not None:
+                await self._cancel(flight, flight.task)
+            raise
+        finally:
+            flight.waiting -= 1
+            for one in inside:
+                one.awaits.remove(flight)
         return flight.outcome
 
     async def aclose(self) -> None:
@@ -315,55 +282,47 @@ class _LoopCalls:
         if flight.over is not None and not flight.over.done():
             flight.over.set_result(None)
 
-    async def _await_others(
-        self, job: _Job, flight: _Flight, found: Found
-    ) -> Outcome | None:
+    async def _await_others(self, flight: _Flight) -> Outcome | None:
         """Wait for an early refresh, or for another process; ``None`` if neither has it."""
-        early = self.early.get(flight.key)
+        job, early = flight.job, self.early.get(flight.key)
         outcome = None if early is None else await self._join(early)
-        if outcome is None and job.function.policy.lock and found.writable:
+        if outcome is None and job.function.policy.lock and flight.found.writable:
             flight.lock = DistributedLock(self._backend, job.function, job.key)
             other = await flight.lock.enter()
             if other is not None:
                 return Outcome(other.value, other.payload, computed=False)
         return outcome
 
-    async def _compute_early(self, job: _Job, flight: _Flight) -> Outcome | None:
+    async def _compute_early(self, flight: _Flight) -> Outcome | None:
         """Compute before the end; ``None`` if another process of the fleet does."""
-        function = job.function
+        function, key = flight.job.function, flight.job.key
         if function.policy.lock:
-            flight.lock = DistributedLock(self._backend, function, job.key)
+            flight.lock = DistributedLock(self._backend, function, key)
             if not await flight.lock.try_once():
                 return None
-            found = await self._backend.read(function, job.key)
+            found = await self._backend.read(function, key)
             if found.left > function.policy.early:
                 return None  # another process has computed it meanwhile
         function.counts.add("refreshed_early")
-        outcome = await self._run(job, flight, MISSING)
+        flight.found = MISSING
+        outcome = await self._run(flight)
         if isinstance(outcome.error, Exception):
             function.log_raised(outcome.error, "its result was to be refreshed early")
         return outcome
 
-    async def _run(self, job: _Job, flight: _Flight, found: Found) -> Outcome:
-        generation = job.function.generation
-        job.function.counts.add("computed")
-        outcome = await job.compute(found)
-        await self._store(job, flight, found, generation, outcome)
+    async def _run(self, flight: _Flight) -> Outcome:
+        flight.job.function.counts.add("computed")
+        outcome = await flight.job.compute(flight.found)
+        await self._store(flight, outcome)
         return outcome
 
-    async def _store(
-        self,
-        job: _Job,
-        flight: _Flight,
-        found: Found,
-        generation: int,
-        outcome: Outcome,
-    ) -> None:
+    async def _store(self, flight: _Flight, outcome: Outcome) -> None:
         if outcome.payload is None or outcome.stale:
             return
-        with job.function.storing(generation) as may_store:
-            if may_store and found.writable and not (flight.lock and flight.lock.lost):
-                await self._backend.write(job.function, job.key, outcome.payload)
+        function, lock = flight.job.function, flight.lock
+        with function.storing(flight.generation) as may_store:
+            if may_store and flight.found.writable and not (lock and lock.lost):
+                await self._backend.write(function, flight.job.key, outcome.payload)
 
 
 async def _await_outcome(
@@ -438,9 +397,6 @@ class CacheCalls:
             return await run()
         job = _Job(function, key, partial(_await_outcome, function, run))
         outcome = await self._here.get(self._make_here).call(job)
-        if outcome is None:
-            function.counts.add("misses")
-            return await run()
         return outcome.give(function)
 
     def call_plain(
@@ -454,65 +410,42 @@ class CacheCalls:
         if key is None:
             return run()
         compute = partial(_find_outcome, function, run)
-        outcome = self._find_or_compute(function, key, compute)
-        if outcome is None:
-            function.counts.add("misses")
-            return run()
+        flight = _Flight(
+            _Job(
+                function,
+                key,
+                SHARED_LOOP.workers.wrap(compute),
+                waits=not _runs_event_loop(),
+                loads_in_thread=function.load is not None,
+            )
+        )
+        try:
+            outcome = self._claim(flight)
+            if outcome is None:
+                outcome = self._compute(flight, compute)
+        except BaseException:  # without an outcome a waiting caller takes over
+            self._settle(flight, None)
+            raise
         return outcome.give(function)
 
-    def _find_or_compute(
-        self, function: CachedFunction, key: str, compute: Callable[[Found], Outcome]
-    ) -> Outcome | None:
-        in_thread, waits = SHARED_LOOP.workers.wrap(compute), not _runs_event_loop()
-        job = _Job(function, key, in_thread, plain=True, waits=waits)
-        found: Found | None = None
-        while True:
-            flight = _Flight(function.flight_key(key))
-            try:
-                answer = self._claim(job, flight, found)
-                if isinstance(answer, Found):
-                    return self._compute(job, flight, answer, compute)
-            except BaseException:  # without an outcome a waiting caller takes over
-                self._settle(job, flight, UNKNOWN, 0, None)
-                raise
-            if not isinstance(answer, list):
-                return answer
-            found = self._availability.decode(function, key, answer)
-            if found.fresh:
-                if function.is_due(found.left):
-                    thread, here = self._find_thread()
-                    thread.begin(here.refresh, job)
-                return Outcome.of_hit(found)
-            if answer is not flight.replies:
-                found = None  # the thread that has read it computes
-
-    def _compute(
-        self,
-        job: _Job,
-        flight: _Flight,
-        found: Found,
-        compute: Callable[[Found], Outcome],
-    ) -> Outcome:
-        generation = job.function.generation
-        job.function.counts.add("computed")
+    def _compute(self, flight: _Flight, compute: Callable[[Found], Outcome]) -> Outcome:
+        flight.job.function.counts.add("computed")
         token = _COMPUTING.set((*_COMPUTING.get(), flight))
         try:
-            outcome = compute(found)
+            outcome = compute(flight.found)
         finally:
             _COMPUTING.reset(token)
-        self._settle(job, flight, found, generation, outcome)
+        self._settle(flight, outcome)
         return outcome
 
-    def _claim(
-        self, job: _Job, flight: _Flight, found: Found | None
-    ) -> list[Reply] | Outcome | Found | None:
+    def _claim(self, flight: _Flight) -> Outcome | None:
         """Do as ``_LoopCalls.claim``; compute if the loop's thread does not answer."""
         from concurrent.futures import CancelledError  # noqa: PLC0415 - comes with asyncio
 
         known = self._availability.failures
         try:
             thread, here = self._find_thread()
-            asking = thread.begin(here.claim, job, flight, found)
+            asking = thread.begin(here.claim, flight)
             try:
                 with suppress(TimeoutError, CancelledError):
                     return asking.result(self._timeout + SLACK)
@@ -523,18 +456,18 @@ class CacheCalls:
             finally:
                 asking.cancel()
         except RedisUnavailableError as error:
-            job.function.counts.add("redis_failures")
+            flight.job.function.counts.add("redis_failures")
             self._availability.failed(error, known)
-            return UNKNOWN
+            return None
 
-    def _settle(self, *arguments: Any) -> None:
+    def _settle(self, flight: _Flight, outcome: Outcome | None) -> None:
         """Store the outcome and end the flight.
 
         It waits for that, because the program may end with the call.
         """
         with suppress(RedisUnavailableError):  # the interpreter ends
             thread, here = self._find_thread()
-            settling = thread.begin(here.settle, *arguments)
+            settling = thread.begin(here.settle, flight, outcome)
             if not self._availability.away:
                 wait_for(settling, 2 * self._timeout + SLACK)
 

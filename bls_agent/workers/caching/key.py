@@ -21,10 +21,8 @@ from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, Flag
 from pathlib import PurePath
-from types import CodeType
 from typing import Any, Final, cast
 from uuid import UUID
-from weakref import WeakKeyDictionary
 from zoneinfo import ZoneInfo
 
 from bls_agent.core.codec import JSONValue, encode_sorted
@@ -33,7 +31,6 @@ from bls_agent.core.errors import ConfigurationError
 __all__ = [
     "DIGEST_LENGTH",
     "Arguments",
-    "Closures",
     "MisfitError",
     "NoCanonicalFormError",
     "canonical_form",
@@ -301,67 +298,6 @@ class Arguments:
                 f"what a result is cached under must be the same everywhere, and {error}",
                 f'Leave it out with ignore=("{name}",), or say with key=… what matters.',
             ) from None
-
-
-_EMPTY: Final = object()  # of a function that calls itself, while it is being decorated
-
-
-class Closures:
-    """Refuses a closure that would share its results with another one of its name.
-
-    The variables that a function closes over are no arguments and no part of its key. A
-    living function is compared by its variables. One that is gone has left its results
-    in Redis: digests of its plain variables are remembered.
-    """
-
-    def __init__(self) -> None:
-        self._last: WeakKeyDictionary[CodeType, tuple[str, list[str | None]]]
-        self._last = WeakKeyDictionary()
-
-    def check(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        living: Callable[..., Any] | None,
-    ) -> None:
-        """Remember a function, or refuse it; ``living`` is the last one of its name."""
-        code: CodeType | None = getattr(function, "__code__", None)
-        seen = _variables(function)
-        if code is None or not seen:
-            return
-        digests = [_digest(value) for value in seen]
-        last_name, last = self._last.get(code, (name, digests))
-        living_code: object = getattr(living, "__code__", None)
-        if living_code is code:
-            others = zip(seen, _variables(living), strict=True)
-            differ = (mine is not its and mine is not _EMPTY for mine, its in others)
-        else:
-            known = zip(digests, last, strict=True)
-            differ = (
-                name == last_name and mine != its for mine, its in known if mine and its
-            )
-        if any(differ):
-            rule = "two functions with different variables around them share no results"
-            raise ConfigurationError("name", name, rule, "Give each its own name=…")
-        self._last[code] = name, digests
-
-
-def _variables(function: object) -> list[object]:
-    found: list[object] = []
-    for cell in getattr(function, "__closure__", None) or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:
-            found.append(_EMPTY)
-    return found
-
-
-def _digest(value: object) -> str | None:
-    """Give the digest of a plain value; ``None`` for an object, which has none."""
-    try:
-        return _sha256(canonical_form(value))
-    except NoCanonicalFormError:
-        return None
 
 
 def _sha256(form: JSONValue) -> str:
