@@ -12,7 +12,7 @@ from typing import Any, Final
 import anyio
 
 from bls_agent.connection.after_fork import register
-from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.endpoint import Reply
 from bls_agent.core.backoff import jittered
 from bls_agent.core.errors import (
     BlsError,
@@ -21,13 +21,7 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.runtime.lease import (
-    LeaseReply,
-    Ownership,
-    Run,
-    ValueLease,
-    digest_of,
-)
+from bls_agent.runtime.lease import LeaseReply, Ownership, Run, ValueLease
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat, WorkerStatus
 
 __all__ = ["CurrentHeartbeat", "HeartbeatCounts", "HeartbeatState"]
@@ -36,12 +30,8 @@ logger = logging.getLogger(__name__)
 
 SOON: Final = 0.02  # seconds after another owner's lease is over
 CHECK_AGAIN: Final = 1.0  # seconds between two checks whether a taken key is free
-GUARD_AGAIN: Final = 60.0  # seconds from a refused script until the next try
 
 _BLOCKED: Final = (Ownership.HELD, Ownership.STANDS, Ownership.WRONG_TYPE)
-# Redis 7 calls a script "refused" that may not run one of its commands.
-_NO_SCRIPTS: Final = ("no_permission", "unknown_command", "refused")
-_NO_GET: Final = ("unsupported", "no_permission")  # SET … GET: before Redis 6.2
 
 
 class CurrentHeartbeat:
@@ -98,21 +88,15 @@ class HeartbeatState:
         self.claim = claim  # whether this process owns the key
         self.counts = counts
         self.interval = interval  # longest time between two beats, in seconds
-        # when it is written next, by the event loop's clock, and was written last
-        self.due_at = self.sent_at = float("-inf")
+        self.due_at = float("-inf")  # when it is written next, on the loop's clock
         self.is_wanted = False  # to be written before its time
         self.answered = anyio.Event()  # the first reply is there, or none comes soon
         self.is_written = False  # a beat is in Redis
         self.settled = anyio.Event()  # the first beat is written, or none will be
         self.ended = anyio.Event()  # it is removed from Redis, or that cannot be known
         self.conflict: BlsError | None = None  # what opening it raises
-        # until when it is written without scripts, because they are refused, in seconds
-        # of the claim's clock; ``None``: never was
-        self.plain_until: float | None = None
-        self.failures = 0  # refusals in a row, where other heartbeats were not refused
         self._current = current
         self._rng = rng
-        self._has_set_get = True  # SET … GET leaves a key of another type alone
         self._refused = False
         self._status_sent: WorkerStatus | None = None
         self._status_written: WorkerStatus | None = None
@@ -132,13 +116,6 @@ class HeartbeatState:
         value = current.changed().to_json().encode()
         return self.claim.write_request(value, true=is_true)
 
-    def plain_beat(self) -> Request:
-        """Make the next beat where scripts are refused."""
-        value = self.value()
-        self.claim.digest = digest_of(value)
-        words = ("SET", self.claim.key, value, "PX", int(self.claim.ttl * 1000))
-        return (*words, "GET") if self._has_set_get else words
-
     def handle_reply(self, reply: Reply, *, sent_at: float, now: float) -> float:
         """Record the script's reply; give the seconds until the next beat.
 
@@ -150,7 +127,10 @@ class HeartbeatState:
         again = self.claim.handle_reply(answer, sent_at=sent_at, now=now)
         self.counts.losses += self.claim.losses - losses
         if answer.what == "written":
-            self._record_written()
+            self.counts.writes += 1
+            self._status_written = self._status_sent
+            self.is_written = True
+            self.settled.set()
         self.counts.refreshes += answer.what == "refreshed"
         if answer.strange:
             self._record_overwritten()
@@ -162,13 +142,6 @@ class HeartbeatState:
             return min(pause, answer.remaining + SOON, CHECK_AGAIN)
         return pause
 
-    def handle_plain_reply(self) -> float:
-        """Record a beat without a script; give the seconds until the next one."""
-        self._refused = False
-        self._record_written()
-        self.answered.set()
-        return jittered(self.interval, self._rng)
-
     def record_failure(self, error: RedisUnavailableError, *, ambiguous: bool) -> None:
         """Record that a beat was not written, or perhaps."""
         self.counts.failures += 1
@@ -178,32 +151,10 @@ class HeartbeatState:
             self.conflict = WrongTypeError(self.claim.key, "string")
         self.answered.set()
 
-    def write_by(self, at: float) -> None:
-        """Have it written earlier, unless that is of no use, whatever its value."""
+    def want(self) -> None:
+        """Have it written early, unless that is of no use, whatever its value."""
         if not self._refused and self.claim.standing not in _BLOCKED:
-            self.due_at = min(self.due_at, at)
-
-    def writes_plainly(self, now: float) -> bool:
-        """Tell whether the next beat goes without a script."""
-        return self.plain_until is not None and now < self.plain_until
-
-    def choose_plainer(self, now: float, error: RedisUnavailableError) -> bool:
-        """Choose a plainer way to write after a refusal; tell whether one is left."""
-        if not self.writes_plainly(now):
-            if error.kind not in _NO_SCRIPTS:
-                return False
-            self.plain_until, self._has_set_get = now + GUARD_AGAIN, True
-            return True
-        if self._has_set_get and error.kind in _NO_GET:
-            self._has_set_get = False
-            return True
-        return False
-
-    def _record_written(self) -> None:
-        self.counts.writes += 1
-        self._status_written = self._status_sent
-        self.is_written = True
-        self.settled.set()
+            self.is_wanted = True
 
     def _record_overwritten(self) -> None:
         self.counts.overwritten += 1

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -17,7 +17,7 @@ import anyio
 from bls_agent.connection.access import LoopLocal
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.agent_connections import AgentConnections
-from bls_agent.connection.endpoint import Endpoint, Reply
+from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.reconnect import Complaints
 from bls_agent.connection.scripts import BEAT, END_LEASE
@@ -25,7 +25,7 @@ from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import slot_of
 from bls_agent.core.redaction import redact_traceback
-from bls_agent.runtime.lease import boot_seconds, digest_of
+from bls_agent.runtime.lease import boot_seconds
 from bls_agent.runtime.tasks import ThreadSafeEvent, start_background
 from bls_agent.runtime.watchdog import LoopWatch, StallCounts
 from bls_agent.workers.heartbeat_fields import WorkerStatus
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 NAME: Final = "bls-agent:heartbeats"  # of the connection
 TOGETHER: Final = 0.25  # seconds: beats that are due so soon are written, too
 BATCH: Final = 500  # heartbeats that are written before the host gets its turn
-COALESCE: Final = 0.1  # seconds between two writes of one heartbeat
+COALESCE: Final = 0.1  # seconds between two writes of what was changed
 CAP: Final = 2.0  # seconds between two tries while Redis is away
 RETRY: Final = 1.0  # seconds after a fault of ours
 GRACE: Final = 0.5  # seconds beyond its timeout that a removal may take
@@ -66,13 +66,11 @@ class HeartbeatWriter:
         self._wakeup = ThreadSafeEvent()
         self._ending: list[HeartbeatState] = []
         self._backoff = Backoff(cap=CAP)
-        self._retry_at = 0.0
+        self._written_at = self._retry_at = 0.0
         self._away_since: float | None = None
-        self._logged_away = self._logged_plain = False
-        self._generation = 0
+        self._openings = 0
         self._complaints = Complaints()
         self._task: asyncio.Task[None] | None = None
-        self._closing = False
         self._ended = anyio.Event()
         self._publisher: _StallPublisher | None = None
         self._watch: LoopWatch | None = None
@@ -128,13 +126,13 @@ class HeartbeatWriter:
 
     def write_soon(self, state: HeartbeatState) -> None:
         """Have a beat written soon; from any thread, never waits."""
-        state.is_wanted = True
+        state.want()
         self._wakeup.set()
 
     def write_all_soon(self) -> None:
         """Have every beat written soon; from any thread, never waits."""
         for state in list(self.states):
-            state.is_wanted = True
+            state.want()
         self._wakeup.set()
 
     def _forget(self, state: HeartbeatState) -> None:
@@ -157,7 +155,6 @@ class HeartbeatWriter:
 
     async def aclose(self) -> None:
         """End the task and close the connection."""
-        self._closing = True
         try:
             if self._watch is not None:
                 with anyio.move_on_after(GRACE):
@@ -189,8 +186,7 @@ class HeartbeatWriter:
 
     async def _wind_up(self) -> None:
         """Remove heartbeats that no caller will remove; close the connection."""
-        states = list(self.states)
-        if states and not self._closing:
+        if states := list(self.states):
             logger.warning("the task of the heartbeats was cancelled and has ended")
             for state in states:
                 self._forget(state)
@@ -200,34 +196,34 @@ class HeartbeatWriter:
         await self._pool.aclose()
 
     async def _wait_until_due(self) -> None:
-        while True:
-            if self._ending:
+        while not self._ending:
+            now = anyio.current_time()
+            due = min((state.due_at for state in self.states), default=inf)
+            if any(state.is_wanted for state in self.states):
+                due = min(due, self._written_at + COALESCE)
+            due = max(due, self._retry_at)
+            if due <= now:
+                await anyio.lowlevel.checkpoint()
                 return
-            now, due = anyio.current_time(), None
-            for state in self.states:
-                if state.is_wanted:
-                    state.is_wanted = False
-                    state.write_by(max(now, state.sent_at + COALESCE))
-            if self.states:
-                due = max(self._retry_at, min(state.due_at for state in self.states))
-                if due <= now:
-                    await anyio.lowlevel.checkpoint()
-                    return
-            await self._wakeup.wait(None if due is None else due - now)
+            await self._wakeup.wait(None if due == inf else due - now)
 
     async def _write_due(self) -> None:
         await self._remove_ending()
-        if anyio.current_time() < self._retry_at:
+        self._written_at = now = anyio.current_time()
+        if now < self._retry_at:
             return
-        due, now = self._take_due(), boot_seconds()
-        plain = [state for state in due if state.writes_plainly(now)]
+        until = now + TOGETHER
+        due = [one for one in self.states if one.is_wanted or one.due_at <= until]
+        due.sort(key=lambda state: state.due_at)
+        del due[BATCH:]
+        for state in due:
+            state.is_wanted = False
         try:
-            await self._write([state for state in due if not state.writes_plainly(now)])
-            await self._write(plain, plainly=True)
+            await self._write(due)
         except BaseException:  # a fault of ours must not end the others
             for state in due:
                 state.claim.record_failure(ambiguous=True)
-                self._put(state, RETRY)
+                state.due_at = anyio.current_time() + RETRY
             raise
 
     async def _remove_ending(self) -> None:
@@ -241,11 +237,10 @@ class HeartbeatWriter:
 
     async def _remove(self, states: Sequence[HeartbeatState]) -> None:
         for _ in range(REMOVALS):
+            now = boot_seconds()
             try:
-                now = boot_seconds()
                 runs = [state.claim.end_request(now) for state in states]
                 await END_LEASE.run_many(self._pool, runs)
-                await self._remove_plainly(states)
             except RedisUnavailableError as error:
                 logger.info("heartbeats could not be removed: %s", error)
                 if error.connecting:
@@ -255,109 +250,38 @@ class HeartbeatWriter:
         for state in states:
             state.ended.set()
 
-    async def _remove_plainly(self, states: Sequence[HeartbeatState]) -> None:
-        """Remove what still holds our last value; without a script not in one step."""
-        for claim in [state.claim for state in states if state.plain_until is not None]:
-            with suppress(RedisRefusedError):
-                found: bytes | None = await self._pool.call(claim.key, "GET")
-                if found is not None and digest_of(found) == claim.digest:
-                    await self._pool.call(claim.key, "DEL")
-
-    def _take_due(self) -> list[HeartbeatState]:
-        now = anyio.current_time()
-        soon = [state for state in self.states if state.due_at <= now + TOGETHER]
-        soon.sort(key=lambda state: state.due_at)
-        due: list[HeartbeatState] = []
-        for state in soon[:BATCH]:
-            if state.sent_at + COALESCE <= now:
-                due.append(state)
-                state.sent_at = now
-            else:
-                state.due_at = state.sent_at + COALESCE
-        return due
-
-    async def _write(
-        self, states: Sequence[HeartbeatState], *, plainly: bool = False
-    ) -> None:
+    async def _write(self, states: Sequence[HeartbeatState]) -> None:
         if not states:
             return
         sent_at = boot_seconds()
         try:
-            if plainly:
-                requests = [state.plain_beat() for state in states]
-                replies = await self._pool.call_many(requests)
-            else:
-                runs = [state.beat() for state in states]
-                replies = await BEAT.run_many(self._pool, runs)
+            runs = [state.beat() for state in states]
+            replies = await BEAT.run_many(self._pool, runs)
         except RedisUnavailableError as error:
             self._record_outage(states, error)
-        else:
-            self._handle_replies(states, replies, None if plainly else sent_at)
-
-    def _handle_replies(
-        self,
-        states: Sequence[HeartbeatState],
-        replies: Sequence[Reply],
-        sent_at: float | None,
-    ) -> None:
-        """Record each reply; ``sent_at`` is ``None`` if no script was used."""
-        refused: dict[str, tuple[RedisUnavailableError, list[HeartbeatState]]] = {}
-        has_recovered = False
+            return
+        now = boot_seconds()
         for state, reply in zip(states, replies, strict=True):
             if state not in self.states:
                 continue
-            error = self._handle_reply(state, reply, sent_at)
-            if error is not None:
-                refused.setdefault(error.kind, (error, []))[1].append(state)
-            elif not isinstance(reply, Exception):
-                has_recovered |= state.failures > 0
-                state.failures = 0
-        for error, theirs in refused.values():
-            self._record_refusal(theirs, error)
-        if has_recovered:
-            self._retry_refused()
-        if not refused:
-            self._record_success()
-
-    def _retry_refused(self) -> None:
-        """Retry the other heartbeats: the reason of their refusal may be gone, too."""
-        for state in self.states:
-            state.is_wanted |= state.failures > 0
-
-    def _handle_reply(
-        self, state: HeartbeatState, reply: Reply, sent_at: float | None
-    ) -> RedisUnavailableError | None:
-        """Record one reply; give the error if there is no plainer way to write."""
-        now = boot_seconds()
-        if isinstance(reply, RedisUnavailableError):
-            if not state.choose_plainer(now, reply):
-                return reply
-            self._log_plain(reply)
-            self._put(state, 0.0)
-        elif sent_at is None:
-            self._put(state, state.handle_plain_reply())
-        else:
-            self._put(state, state.handle_reply(reply, sent_at=sent_at, now=now))
-        return None
-
-    def _put(self, state: HeartbeatState, delay: float) -> None:
-        if not delay:
-            state.sent_at = float("-inf")
-        state.due_at = anyio.current_time() + delay
+            if isinstance(reply, RedisUnavailableError):
+                delay = self._record_refusal(state, reply)
+            else:
+                delay = state.handle_reply(reply, sent_at=sent_at, now=now)
+            state.due_at = anyio.current_time() + delay
+        self._record_success()
 
     def _record_success(self) -> None:
-        """Record that Redis is back, and write at once what it has lost."""
+        """Record that Redis answers; write at once what a new server has not."""
         self._backoff.succeeded()
         self._retry_at = 0.0
-        generation = 0 if self._pool.is_cluster else self._pool.pick().generation
         away_since, self._away_since = self._away_since, None
-        former, self._generation = self._generation, generation
-        if away_since is not None or former not in (0, generation):
+        former, self._openings = self._openings, self._pool.openings
+        if away_since is not None or former not in (0, self._openings):
             self.write_all_soon()
-        if away_since is not None and self._logged_away:
+        if away_since is not None:
             seconds = anyio.current_time() - away_since
             logger.info("heartbeats are written again after %.1f s", seconds)
-            self._logged_away = False
 
     def _record_outage(
         self, states: Sequence[HeartbeatState], error: RedisUnavailableError
@@ -366,40 +290,29 @@ class HeartbeatWriter:
         longest = error.kind == "auth"
         refused = isinstance(error, RedisRefusedError)
         delay = self._backoff.failed(permanent=refused, longest=longest)
-        self._retry_at = anyio.current_time() + delay
+        now = anyio.current_time()
+        self._retry_at = now + delay
         if self._away_since is None:
-            self._away_since = anyio.current_time()
-        self._logged_away |= self._log_failure(error)
+            self._away_since = now
+        self._log_failure(error)
         # Many beats go in several writes: the first ones may have been executed.
         ambiguous = error.ambiguous or len(states) > 1
         for state in states:
             state.record_failure(error, ambiguous=ambiguous)
-            self._put(state, delay)
+            state.due_at = self._retry_at
 
     def _record_refusal(
-        self, states: Sequence[HeartbeatState], error: RedisUnavailableError
-    ) -> None:
-        """Record that Redis refused some beats: each of them pauses by itself."""
+        self, state: HeartbeatState, error: RedisUnavailableError
+    ) -> float:
+        """Record that Redis refused one beat; give the seconds until the next one."""
         self._log_failure(error)
+        state.record_failure(error, ambiguous=error.ambiguous)
         refused = isinstance(error, RedisRefusedError)
-        for state in states:
-            state.record_failure(error, ambiguous=error.ambiguous)
-            pause = Backoff(cap=CAP, rng=self._backoff.rng, failures=state.failures)
-            state.failures += 1
-            self._put(state, pause.failed(permanent=refused))
+        return Backoff(base=CAP).failed(permanent=refused)
 
-    def _log_failure(self, error: RedisUnavailableError) -> bool:
+    def _log_failure(self, error: RedisUnavailableError) -> None:
         shown = BlsError(str(error)) if error.kind in _HOPELESS else error
-        return self._complaints.say("heartbeats cannot be written", shown)
-
-    def _log_plain(self, error: RedisUnavailableError) -> None:
-        if not self._logged_plain:
-            self._logged_plain = True
-            text = (
-                "this user may run no scripts: heartbeats are written without an owner, "
-                "and two workers of one id are not noticed (%s)"
-            )
-            logger.warning(text, error)
+        self._complaints.say("heartbeats cannot be written", shown)
 
 
 class _StallPublisher:
@@ -421,7 +334,7 @@ class _StallPublisher:
     ) -> None:
         self.endpoint = replace(endpoint, notes=())  # the loop has logged them
         self.stall_after = stall_after
-        self.publish_after = self.interval = float("inf")
+        self.publish_after = self.interval = inf
         self._writer = writer
         self._timeout = timeout
         self._stalled = False
@@ -462,10 +375,8 @@ class _StallPublisher:
 
     async def publish(self, connections: AgentConnections) -> None:
         """Write the heartbeats that this process owns; raise if one was not written."""
-        states = [one for one in list(self._writer.states) if one.plain_until is None]
-        if (
-            self.endpoint.is_cluster
-        ):  # a connection follows redirections, if there are few
+        states = list(self._writer.states)
+        if self.endpoint.is_cluster:  # one connection follows few redirections
             states.sort(key=lambda state: slot_of(state.claim.key))
         status = WorkerStatus.ERROR if self._stalled else None
         failure: RedisUnavailableError | None = None

@@ -13,13 +13,11 @@ import pytest
 from bls_agent import (
     ConfigurationError,
     LeaseHeldError,
-    RedisRefusedError,
     WrongTypeError,
 )
 from bls_agent.runtime.lease import ValueLease
 from bls_agent.workers import BacktestWorkerHeartbeat, WorkerStatus
 from bls_agent.workers.heartbeat_state import (
-    GUARD_AGAIN,
     CurrentHeartbeat,
     HeartbeatCounts,
     HeartbeatState,
@@ -125,20 +123,6 @@ def test_a_status_that_is_not_true_is_not_kept_alive(
     assert state.beat()[1][-1] == 1
     state._current.now.status = WorkerStatus.STOPPING
     assert state.beat()[1][-1] == 0
-
-
-def test_no_scripts(state: HeartbeatState) -> None:
-    """A refusal leads to plain writes for a minute, then a script is tried again."""
-    refused = RedisRefusedError("no_permission", "NOPERM")
-    assert not state.writes_plainly(0.0)
-    assert state.choose_plainer(0.0, refused)
-    assert state.writes_plainly(1.0)
-    assert state.plain_beat()[-1] == "GET"
-    assert state.choose_plainer(1.0, RedisRefusedError("unsupported", "syntax error"))
-    assert state.plain_beat()[-1] == 30_000
-    assert not state.choose_plainer(2.0, refused)
-    assert not state.writes_plainly(GUARD_AGAIN)
-    assert not state.choose_plainer(0.0, RedisRefusedError("wrong_type", "WRONGTYPE"))
 
 
 @dataclass
