@@ -8,11 +8,11 @@ from datetime import date, datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
 from bls_agent.connection.access import Store
-from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.endpoint import Argument
 from bls_agent.connection.scripts import ADD_MEMBERS
-from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
-from bls_agent.core.keys import KEYS, KeyTemplate, encode_key
-from bls_agent.workers.tasks import Task, TaskKeys, checking_type
+from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.keys import KEYS, KeyTemplate, checked_reply, encode_key
+from bls_agent.workers.tasks import Task, TaskKeys, read_key
 
 __all__ = [
     "BacktestProgress",
@@ -192,10 +192,8 @@ class SyncProgress(Store):
         """
         key, ttl = _key(type, code), KEYS["sync_progress"].ttl
         runs = [([key], (cast("int", ttl), *part)) for part in _portions(dates)]
-        async with self._access.pool.to(key) as connection:
-            with checking_type(key, "set"):
-                replies = await ADD_MEMBERS.run_many(connection, runs)
-        return _sum(key, replies)
+        replies = await ADD_MEMBERS.run_many(self._access.pool, runs)
+        return sum(checked_reply(reply, key) for reply in replies)
 
     async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema's name
         """Take days out, so that they count as missing; the others live on as before.
@@ -207,7 +205,8 @@ class SyncProgress(Store):
         """
         key = _key(type, code)
         requests = [("SREM", encode_key(key), *part) for part in _portions(dates)]
-        return _sum(key, await self._access.pool.call_many(requests))
+        replies = await self._access.pool.call_many(requests)
+        return sum(checked_reply(reply, key) for reply in replies)
 
     async def clear(self, type: str, code: str) -> bool:  # noqa: A002 - the schema's name
         """Forget all days; freeing a large set does not hold up the server.
@@ -220,11 +219,9 @@ class SyncProgress(Store):
             RedisUnavailableError: Not cleared; or perhaps, if ``error.ambiguous``.
         """
         key = _key(type, code)
-        pool = self._access.pool
-        with checking_type(key, "set"):
-            if not await pool.read(key, "SCARD"):
-                return False
-            return bool(await pool.call(key, "UNLINK"))
+        if not await read_key(self._access.pool, "SCARD", key):
+            return False
+        return bool(await self._access.pool.call(key, "UNLINK"))
 
     async def contains(self, type: str, code: str, day: Day) -> bool:  # noqa: A002 - the schema's name
         """Tell whether a day is synced.
@@ -235,9 +232,9 @@ class SyncProgress(Store):
             RedisUnavailableError: Redis cannot answer.
         """
         key, (only,) = _key(type, code), list_days("day", day)
-        with checking_type(key, "set"):
-            found = await self._access.pool.read(key, "SISMEMBER", only.isoformat())
-        return bool(found)
+        request = ("SISMEMBER", encode_key(key), only.isoformat())
+        (found,) = await self._access.pool.read_many([request])
+        return bool(checked_reply(found, key))
 
     async def dates(self, type: str, code: str) -> set[date]:  # noqa: A002 - the schema's name
         """Give every day that is synced; empty if there is none, or no more.
@@ -276,9 +273,8 @@ class SyncProgress(Store):
         return summarize(days, wanted, foreign=foreign)
 
     async def _read(self, key: str) -> tuple[set[date], int]:
-        with checking_type(key, "set"):
-            # One step, whatever its size: a century of days takes the server 2.5 ms.
-            return read_days(await self._access.pool.read(key, "SMEMBERS"))
+        # One step, whatever its size: a century of days takes the server 2.5 ms.
+        return read_days(await read_key(self._access.pool, "SMEMBERS", key))
 
 
 def _key(type: str, code: str) -> str:  # noqa: A002 - the schema's name
@@ -298,12 +294,3 @@ def _portions(dates: Iterable[Day] | Day) -> list[list[Argument]]:
         day.isoformat() for day in sorted(list_days("dates", dates))
     ]
     return [days[begin : begin + MANY] for begin in range(0, len(days), MANY)]
-
-
-def _sum(key: str, replies: list[Reply]) -> int:
-    """Add up the replies to the portions; raise an error among them."""
-    with checking_type(key, "set"):
-        for reply in replies:
-            if isinstance(reply, RedisUnavailableError):
-                raise reply
-    return sum(cast("list[int]", replies))

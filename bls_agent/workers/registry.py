@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from math import inf
 from typing import ClassVar, Final, TypeVar
 
 import anyio
@@ -33,7 +34,7 @@ from bls_agent.workers.worker import (
     find_kind,
 )
 
-__all__ = ["KeySearch", "WorkerRegistry"]
+__all__ = ["WorkerRegistry"]
 
 T = TypeVar("T")
 
@@ -46,7 +47,6 @@ NO_TTL: Final = -1
 
 SEARCH_PAUSE: Final = 2.0  # seconds from the end of a search to the next one, at least
 SEARCH_REST: Final = 4.0  # times as long as a search took
-SEARCH_SHARE: Final = 0.2  # of the time from look to look
 
 
 class WorkerRegistry(Store):
@@ -87,13 +87,7 @@ class WorkerRegistry(Store):
             ConfigurationError: There is no such kind.
             RedisUnavailableError: Redis cannot answer.
         """
-        kinds = _kinds_of(kind)
-        pool = self._access.pool
-        found: dict[bytes, str] = {}
-        async with aclosing(_scan(pool, kinds)) as steps:
-            async for keys in steps:
-                found |= keys
-        seen = await _read(pool, found, {})
+        seen = await _read(self._access.pool, await self._find(_kinds_of(kind)), {})
         return sorted(seen.values(), key=lambda worker: (worker.kind, worker.id))
 
     def watch(
@@ -107,8 +101,9 @@ class WorkerRegistry(Store):
 
         First every worker that is there ``joined``. Known ones are read each interval,
         so that a dead one ``left`` an interval after its TTL at the latest; new ones
-        are searched for every few seconds, and less often where a search takes long:
-        among a million other keys a new worker is seen after about ten seconds.
+        are searched for every few seconds. Where a search takes long it comes less
+        often, and the known ones are read behind it: among a million other keys they
+        wait for a second, and a new worker is seen after some seconds.
 
         An outage is reported once as ``unavailable``; then it is tried again with
         growing pauses, up to 2 s, and its end is reported as ``available``. After it no
@@ -143,85 +138,54 @@ class WorkerRegistry(Store):
     ) -> AsyncGenerator[list[WorkerChange]]:
         """Look again and again, and give what each look has changed in ``diff``."""
         backoff = Backoff()
-        search = KeySearch(lambda: _scan(self._access.pool, kinds), interval)
-        openings, is_away = None, False
-        try:
-            while True:
-                began = anyio.current_time()
-                try:
-                    keys = await search.advance()
-                    keys |= {key: one.kind for key, one in diff.workers.items()}
-                    seen = await _read(self._access.pool, keys, diff.workers)
-                except RedisRefusedError:
-                    raise
-                except RedisUnavailableError as error:
-                    await search.end()
-                    if not is_away:
-                        is_away = True
-                        yield [WorkerChange(Change.UNAVAILABLE, error=error)]
-                    await anyio.sleep(backoff.failed())
-                    continue
-                backoff.succeeded()
-                now, before = anyio.current_time(), openings
-                openings = self._access.pool.openings
-                # A restart of the server between two looks shows no outage.
-                if is_away or before not in (None, openings):
-                    diff.hold(now)
-                changes = [WorkerChange(Change.AVAILABLE)] if is_away else []
-                is_away = False
-                yield changes + diff.compare(seen, now)
-                await anyio.sleep(max(0.0, began + interval - anyio.current_time()))
-        finally:
-            with anyio.CancelScope(shield=True):
-                await search.end()
+        openings, is_away, search_at = None, False, -inf
+        while True:
+            began = anyio.current_time()
+            try:
+                seen, search_at = await self._fetch(kinds, diff.workers, search_at)
+            except RedisRefusedError:
+                raise
+            except RedisUnavailableError as error:
+                search_at = -inf
+                if not is_away:
+                    is_away = True
+                    yield [WorkerChange(Change.UNAVAILABLE, error=error)]
+                await anyio.sleep(backoff.failed())
+                continue
+            backoff.succeeded()
+            now, before = anyio.current_time(), openings
+            openings = self._access.pool.openings
+            # A restart of the server between two looks shows no outage.
+            if is_away or before not in (None, openings):
+                diff.hold(now)
+            changes = [WorkerChange(Change.AVAILABLE)] if is_away else []
+            is_away = False
+            yield changes + diff.compare(seen, now)
+            await anyio.sleep(max(0.0, began + interval - anyio.current_time()))
 
-
-class KeySearch:
-    """A search through all keys, repeated, one part at each look.
-
-    The first one is done at once. The others take a fifth of the time at most while
-    they are under way, and then rest four times as long as they took.
-    """
-
-    def __init__(
-        self, scan: Callable[[], AsyncGenerator[dict[bytes, str]]], interval: float
-    ) -> None:
-        self._scan = scan
-        self._share = interval * SEARCH_SHARE
-        self._steps: AsyncGenerator[dict[bytes, str]] | None = None
-        self._complete = False
-        self._spent = 0.0  # seconds of the search that is under way
-        self._due_at = float("-inf")
-
-    async def advance(self) -> dict[bytes, str]:
-        """Search for as long as one look allows; give the keys found and their kinds.
-
-        If it raises, call :meth:`end`.
-        """
-        found: dict[bytes, str] = {}
+    async def _fetch(
+        self,
+        kinds: Mapping[str, KeyTemplate],
+        known: Mapping[bytes, Worker],
+        search_at: float,
+    ) -> tuple[dict[bytes, Worker], float]:
+        """Read the known workers and, if it is time, new ones; give the next time."""
+        keys = {key: one.kind for key, one in known.items()}
         began = anyio.current_time()
-        if self._steps is None:
-            if began < self._due_at:
-                return found
-            self._steps, self._spent = self._scan(), 0.0
-        async for keys in self._steps:
-            found |= keys
-            spent = anyio.current_time() - began
-            if self._complete and spent >= self._share:
-                self._spent += spent
-                return found
-        now = anyio.current_time()
-        self._spent += now - began
-        self._steps, self._complete = None, True
-        self._due_at = now + max(SEARCH_PAUSE, SEARCH_REST * self._spent)
-        return found
+        if began >= search_at:
+            keys |= await self._find(kinds)
+            ended = anyio.current_time()
+            search_at = ended + max(SEARCH_PAUSE, SEARCH_REST * (ended - began))
+        return await _read(self._access.pool, keys, known), search_at
 
-    async def end(self) -> None:
-        """Give up the search that is under way; the next one begins at once."""
-        steps, self._steps = self._steps, None
-        self._due_at = float("-inf")
-        if steps is not None:
-            await steps.aclose()
+    async def _find(self, kinds: Mapping[str, KeyTemplate]) -> dict[bytes, str]:
+        """Search all keys for heartbeats; give them with their kinds."""
+        found: dict[bytes, str] = {}
+        async for key in self._access.pool.scan(_common_pattern(kinds)):
+            kind = find_kind(key, kinds)
+            if kind is not None:
+                found[key] = kind
+        return found
 
 
 def _kinds_of(kind: type[WorkerHeartbeat] | str | None) -> Mapping[str, KeyTemplate]:
@@ -246,15 +210,6 @@ def _common_pattern(kinds: Mapping[str, KeyTemplate]) -> str:
         return next(iter(kinds.values())).pattern()
     places = zip(*heads, strict=False)
     return "".join(f"[{''.join(sorted(set(place)))}]" for place in places) + "*"
-
-
-async def _scan(
-    pool: ConnectionPool, kinds: Mapping[str, KeyTemplate]
-) -> AsyncGenerator[dict[bytes, str]]:
-    async with aclosing(pool.scan_steps(_common_pattern(kinds))) as steps:
-        async for keys in steps:
-            found = ((key, find_kind(key, kinds)) for key in keys)
-            yield {key: kind for key, kind in found if kind is not None}
 
 
 async def _read(

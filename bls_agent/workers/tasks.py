@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Final, Self, cast
@@ -35,11 +35,9 @@ from bls_agent.core.codec import (
 from bls_agent.core.errors import (
     ConfigurationError,
     DecodeError,
-    RedisRefusedError,
     RedisUnavailableError,
-    WrongTypeError,
 )
-from bls_agent.core.keys import KEYS, KeyTemplate, encode_key
+from bls_agent.core.keys import KEYS, KeyTemplate, checked_reply, encode_key
 
 __all__ = [
     "WHOLE",
@@ -47,8 +45,8 @@ __all__ = [
     "TaskKeys",
     "TaskStatus",
     "change_task",
-    "checking_type",
     "encode_task",
+    "read_key",
 ]
 
 WHOLE: Final = 100  # percent
@@ -194,13 +192,10 @@ class TaskKeys(Store):
             WrongTypeError: The key is no string.
             RedisUnavailableError: Redis cannot answer.
         """
-        payload = await self._read(self.row.locate(task_id=task_id))
+        payload = await read_key(
+            self._access.pool, "GET", self.row.locate(task_id=task_id)
+        )
         return None if payload is None else Task.decode(task_id, payload)
-
-    async def _read(self, key: str) -> bytes | None:
-        with checking_type(key, "string"):
-            payload: bytes | None = await self._access.pool.read(key, "GET")
-        return payload
 
     async def delete(self, task_id: str) -> bool:
         """Delete a task; tell whether there was one.
@@ -228,16 +223,14 @@ class TaskKeys(Store):
             RedisUnavailableError: Redis cannot answer, or refuses every one.
         """
         found: dict[str, Task] = {}
-        refused: RedisUnavailableError | None = None
+        refused: Reply = None
         async for keys in self._access.pool.scan_steps(self.row.pattern()):
             # Not MGET: a key of another type, or one that may not be read, needs a
             # reply of its own; and on a cluster the keys lie in many slots.
             requests = [("GET", key) for key in keys]
             replies = await self._access.pool.read_many(requests) if keys else []
             for key, reply in zip(keys, replies, strict=True):
-                if isinstance(reply, RedisRefusedError) and (
-                    reply.kind == "no_permission"
-                ):
+                if getattr(reply, "kind", "") == "no_permission":
                     refused = reply
                     continue
                 task = self._task_of(key, reply)
@@ -264,9 +257,9 @@ class TaskKeys(Store):
         return Task.decode(task_id, payload)
 
     async def _run(self, script: Script, key: str, *arguments: Argument) -> Reply:
-        async with self._access.pool.to(key) as connection:
-            with checking_type(key, "string"):
-                return await script.run(connection, [encode_key(key)], arguments)
+        runs = [([encode_key(key)], arguments)]
+        (reply,) = await script.run_many(self._access.pool, runs)
+        return checked_reply(reply, key)
 
 
 class TaskStatus(TaskKeys):
@@ -330,7 +323,7 @@ class TaskStatus(TaskKeys):
         """
         key = self.row.locate(task_id=task_id)
         async with self._turn(key):
-            seen = await self._read(key)
+            seen: bytes | None = await read_key(self._access.pool, "GET", key)
             pause = SHORTEST_PAUSE
             for _ in range(TRIES):
                 if seen is None:
@@ -365,12 +358,7 @@ def _now() -> float:
     return time.time()  # noqa: TID251 - the public face
 
 
-@contextmanager
-def checking_type(key: str, expected: str) -> Generator[None]:
-    """Raise :class:`WrongTypeError` where Redis answers that a key has another type."""
-    try:
-        yield
-    except RedisUnavailableError as error:
-        if error.kind != "wrong_type":
-            raise
-        raise WrongTypeError(key, expected) from error
+async def read_key(pool: ConnectionPool, command: str, key: str) -> Reply:
+    """Read a key of the table; WrongTypeError if it holds another type."""
+    (reply,) = await pool.read_many([(command, encode_key(key))])
+    return checked_reply(reply, key)

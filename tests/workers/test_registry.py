@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -24,7 +24,6 @@ from bls_agent.workers import (
     registry as module,
 )
 from bls_agent.workers.heartbeat_fields import KINDS
-from bls_agent.workers.registry import KeySearch
 from tests.harness import eventually, url_with_rights
 
 QUICK = 0.02
@@ -430,84 +429,24 @@ async def test_many_large_values_are_cut(
     assert sum(len(worker.payload) for worker in found) < 120_000
 
 
-class World:
-    """Steps that take an eighth of a second each, on a clock of the test's own."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-        self.now = 100.0
-        self.steps = steps
-        self.begun = self.open = 0
-        monkeypatch.setattr(anyio, "current_time", lambda: self.now)
-
-    async def scan(self) -> AsyncGenerator[dict[bytes, str]]:
-        self.begun += 1
-        self.open += 1
-        try:
-            for step in range(self.steps):
-                self.now += 0.125
-                yield {b"%d" % step: "execution_node_heartbeat"}
-        finally:
-            self.open -= 1
-
-
-async def test_the_first_search_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is there is told at once, however long it takes."""
-    world = World(monkeypatch, 100)
-    search = KeySearch(world.scan, 1.25)
-    assert len(await search.advance()) == 100
-
-
-async def test_a_later_one_takes_its_share_of_each_look(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A fifth of the interval; nothing is left out, and then it rests."""
-    world = World(monkeypatch, 10)
-    search = KeySearch(world.scan, 1.25)
-    await search.advance()
-    world.now += 100
-    parts = [await search.advance() for _ in range(5)]
-    assert [len(part) for part in parts] == [2, 2, 2, 2, 2]
-    assert len({key for part in parts for key in part}) == 10
-    assert await search.advance() == {}  # its end
-    assert world.begun == 2
-
-
-async def test_it_rests_four_times_as_long_as_it_took(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_search_rests_four_times_as_long_as_it_took(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A million keys are not searched all the time; a few at least every two seconds."""
-    world = World(monkeypatch, 10)
-    search = KeySearch(world.scan, 1.25)
-    await search.advance()
-    world.now += 4.9
-    assert await search.advance() == {}
-    world.now += 0.2
-    assert await search.advance()
-    assert world.begun == 2
+    now, took, begun = 100.0, 3.0, 0
 
-    quick = World(monkeypatch, 1)
-    search = KeySearch(quick.scan, 1.25)
-    await search.advance()
-    quick.now += 1.9
-    assert await search.advance() == {}
-    quick.now += 0.2
-    assert await search.advance()
+    async def find(_: object) -> dict[bytes, str]:
+        nonlocal now, begun
+        now, begun = now + took, begun + 1
+        return {}
 
-
-async def test_one_that_was_given_up_begins_anew_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nothing of it stays open."""
-    world = World(monkeypatch, 10)
-    search = KeySearch(world.scan, 1.25)
-    await search.advance()
-    world.now += 100
-    await search.advance()
-    assert world.open == 1
-    await search.end()
-    assert world.open == 0
-    assert await search.advance() == {
-        b"0": "execution_node_heartbeat",
-        b"1": "execution_node_heartbeat",
-    }
-    await search.end()
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    async with WorkerRegistry(own_server.url) as registry:
+        monkeypatch.setattr(registry, "_find", find)
+        _, due = await registry._fetch({}, {}, 100.0)
+        assert due == 103 + 12
+        assert await registry._fetch({}, {}, due) == ({}, due)
+        assert begun == 1
+        now, took = due, 0.1
+        _, due = await registry._fetch({}, {}, due)
+        assert due - now == pytest.approx(2)
