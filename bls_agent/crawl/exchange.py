@@ -12,9 +12,9 @@ import secrets
 import time
 from base64 import b64encode
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import anyio
@@ -28,6 +28,7 @@ from bls_agent.connection.scripts import (
     CRAWL_SETTLE,
     CRAWL_TAKE,
     ScriptRun,
+    find_wrong_type,
     run_scripts,
 )
 from bls_agent.core.backoff import Backoff
@@ -38,9 +39,7 @@ from bls_agent.core.errors import (
     DecodeError,
     RedisRefusedError,
     RedisUnavailableError,
-    WrongTypeError,
 )
-from bls_agent.core.keys import KEYS
 from bls_agent.core.redaction import redact
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.keys import QueueKeys
@@ -125,11 +124,6 @@ class Settlement:
     future: asyncio.Future[bool] | None = None
     in_doubt: bool = False  # whether it may have been executed already
 
-    @property
-    def words(self) -> tuple[Argument, ...]:
-        """The arguments for the script."""
-        return (self.what, self.held.member, self.held.token, self.value)
-
     def answer(self, *, done: bool) -> None:
         """Give the waiting task whether the request was still ours."""
         if self.future is not None and not self.future.done():
@@ -157,32 +151,14 @@ class _Waiter:
     until: float
 
 
-@dataclass(eq=False)
-class _Write:
+class _Write(NamedTuple):
     """One write to Redis: up to three runs of scripts, in this order."""
 
     settlements: Sequence[Settlement]  # ends and renewals of leases
     batches: Sequence[_Batch]  # requests that are pushed
-    count: int  # how many requests are taken; -1 if none is looked for
+    wanted: int  # how many requests are taken; -1 if none is looked for
     token: str  # of the leases of what is taken; none where it is taken for good
-    sent_at: float = field(default_factory=boot_seconds)  # by the clock of leases
-
-    def runs(self, keys: QueueKeys, options: QueueOptions) -> list[ScriptRun]:
-        """Give scripts, keys and arguments."""
-        found: list[ScriptRun] = []
-        words: list[Argument]
-        if self.settlements:
-            words = [FAILED_KEPT, keys.retries]
-            words += (word for one in self.settlements for word in one.words)
-            found.append((CRAWL_SETTLE, keys.settling, words))
-        if self.batches:
-            pushes = (push for batch in self.batches for push in batch.pushes)
-            words = [word for push in pushes for word in push]
-            found.append((CRAWL_PUSH, keys.pushing, words))
-        if self.count >= 0:
-            words = [self.count, self.token, int(options.lease * 1000), keys.retries]
-            found.append((CRAWL_TAKE, keys.taking, [*words, MOST_BYTES]))
-        return found
+    sent_at: float  # by the clock of leases
 
 
 class Exchange:
@@ -199,6 +175,7 @@ class Exchange:
         self._pool = pool
         self._keys = keys
         self._complaints = complaints
+        self._key_list = [*keys.by_row.values()]  # as all three scripts take them
         self._wake = keys.by_row["wake"]
         self._blocking = pool.waiting(self._wake)
         self._loop = asyncio.get_running_loop()
@@ -405,19 +382,13 @@ class Exchange:
         RedisUnavailableError if Redis did not do it; what may be sent again is kept.
         WrongTypeError if a key holds another type.
         """
-        write = _Write(
-            self._next_settlements(), batches := self._next_batches(), -1, ""
-        )
-        count = self._count_wanted(pushing=bool(batches))
-        if count or self._must_look:
-            write.count = count
-            self._takes += 1
-            write.token = f"{self._name}.{self._takes}" if self.options.leased else ""
-        runs = write.runs(self._keys, self.options)
+        write = self._next_write()
+        runs = self._runs_of(write)
         if not runs:
             return
         try:
-            replies = await self._send(runs)
+            async with self._pool.to(self._wake) as connection:
+                replies = await run_scripts(connection, runs)
         except RedisUnavailableError as error:
             self._keep_for_later(write, error)
             raise
@@ -425,7 +396,8 @@ class Exchange:
             self._keep_for_later(write, _closed(ambiguous=True))
             raise
         by_script = {
-            script: reply for (script, *_), reply in zip(runs, replies, strict=True)
+            script: await self._explain(reply)
+            for (script, *_), reply in zip(runs, replies, strict=True)
         }
         self._end_pushes(write, by_script.get(CRAWL_PUSH))
         faults = (
@@ -435,15 +407,41 @@ class Exchange:
         for fault in filter(None, faults):
             raise fault
 
+    def _next_write(self) -> _Write:
+        settlements, batches = self._next_settlements(), self._next_batches()
+        count = self._count_wanted(pushing=bool(batches))
+        if not count and not self._must_look:
+            return _Write(settlements, batches, -1, "", boot_seconds())
+        self._takes += 1
+        token = f"{self._name}.{self._takes}" if self.options.leased else ""
+        return _Write(settlements, batches, count, token, boot_seconds())
+
+    def _runs_of(self, write: _Write) -> list[ScriptRun]:
+        found: list[ScriptRun] = []
+        words: list[Argument]
+        if write.settlements:
+            words = [FAILED_KEPT, self._keys.retries]
+            for one in write.settlements:
+                words += (one.what, one.held.member, one.held.token, one.value)
+            found.append((CRAWL_SETTLE, self._key_list, words))
+        if write.batches:
+            pushes = (push for batch in write.batches for push in batch.pushes)
+            words = [word for push in pushes for word in push]
+            found.append((CRAWL_PUSH, self._key_list, words))
+        if write.wanted >= 0:
+            lease, retries = int(self.options.lease * 1000), self._keys.retries
+            words = [write.wanted, write.token, lease, retries, MOST_BYTES]
+            found.append((CRAWL_TAKE, self._key_list, words))
+        return found
+
     def _keep_for_later(self, write: _Write, error: RedisUnavailableError) -> None:
         """Keep what may be sent again; fail the tasks whose push is in doubt."""
         self._keep(write.settlements, in_doubt=error.ambiguous)
         for batch in write.batches:
             batch.fail(error)
         if write.token and error.ambiguous:  # no task has what may have been taken
-            lost = Held(
-                b"", write.token, valid_until=write.sent_at + self.options.lease
-            )
+            end = write.sent_at + self.options.lease
+            lost = Held(b"", write.token, valid_until=end)
             self._settlements.append(Settlement("recall", lost))
 
     def _next_settlements(self) -> list[Settlement]:
@@ -475,20 +473,10 @@ class Exchange:
         waiters = (one for one in self._waiters if not one.future.done())
         self._waiters = deque(waiters)
         now = self._loop.time()
-        if (
-            pushing
-            or now >= self._look_at
-            or any(w.until <= now for w in self._waiters)
-        ):
-            return min(len(self._waiters), MOST_TAKEN)
-        return 0
+        is_time = now >= self._look_at or any(w.until <= now for w in self._waiters)
+        return min(len(self._waiters), MOST_TAKEN) if pushing or is_time else 0
 
-    async def _send(self, runs: Sequence[ScriptRun]) -> list[Reply]:
-        async with self._pool.to(self._wake) as connection:
-            replies = await run_scripts(connection, runs)
-        return [await self._explain(reply) for reply in replies]
-
-    def _keep(self, settlements: Iterable[Settlement], *, in_doubt: bool) -> None:
+    def _keep(self, settlements: Sequence[Settlement], *, in_doubt: bool) -> None:
         """Send ends of leases again with the next write."""
         for one in settlements:
             if one.what != "renew":
@@ -576,21 +564,10 @@ class Exchange:
 
     async def _explain(self, reply: Reply) -> Reply:
         """Name the key that holds another type, if that is what an error says."""
-        if not isinstance(reply, RedisUnavailableError) or reply.kind != "wrong_type":
+        if not isinstance(reply, RedisUnavailableError):
             return reply
-        rows = self._keys.by_row
-        try:
-            async with self._pool.to(self._wake) as connection:
-                kinds = await connection.read_many(
-                    [("TYPE", key) for key in rows.values()]
-                )
-        except RedisUnavailableError:
-            return reply  # the other scripts of the write were executed
-        for (row, key), kind in zip(rows.items(), kinds, strict=True):
-            expected = str(KEYS[f"crawl_{row}"].type)
-            if kind not in (b"none", expected.encode()):
-                return WrongTypeError(key, expected)
-        return reply
+        connection = self._pool.pick(self._wake)
+        return await find_wrong_type(connection, reply, self._keys.types) or reply
 
 
 def _closed(*, ambiguous: bool = False) -> RedisUnavailableError:

@@ -41,6 +41,10 @@ _BESIDE: Final = {
     "crawl_wake": ("crawl_requests",),
     "crawl_bloom": ("crawl_filter_fingerprint", "crawl_item_fingerprint"),
 }
+_OF_A_QUEUE: Final = (
+    "requests", "requests_data", "processing", "processing_data", "leases", "delayed",
+    "counters", "wake", "failed", "filter_fingerprint",
+)  # fmt: skip
 _FLAGS: Final = {"1": True, "true": True, "0": False, "false": False, "none": False}
 _COMPONENTS: Final = ("queue", "filter", "item")
 
@@ -173,7 +177,7 @@ class RedisKeyManager:
         return KEYS[row].locate(place=place)
 
     def single_keys(self) -> dict[str, str]:
-        """Give row → key for all keys of which the namespace has one, ours included."""
+        """Give key → row for all keys of which the namespace has one, ours included."""
         found = {self._key(row): row for row in _ROWS if row != "crawl_failed_retries"}
         for row, places in _BESIDE.items():
             found |= {self.get_own_key(row, beside): row for beside in places}
@@ -196,34 +200,19 @@ class RedisKeyManager:
 
 
 class QueueKeys(NamedTuple):
-    """The keys of one queue, as its scripts take them."""
+    """The keys of one queue."""
 
-    by_row: dict[str, str]
-    pushing: list[str]
-    taking: list[str]
-    settling: list[str]
+    by_row: dict[str, str]  # without "crawl_", in the order in which scripts take them
+    types: dict[str, str]  # key → type in Redis
     retries: str  # without the member
 
     @classmethod
     def of(cls, manager: RedisKeyManager) -> QueueKeys:
         """Give the keys of a namespace."""
-        found = {
-            row.removeprefix("crawl_"): key
-            for key, row in manager.single_keys().items()
-            if row not in ("crawl_item_fingerprint", "crawl_bloom")
-        }
-
-        def some(rows: str) -> list[str]:
-            return [found[row] for row in rows.split()]
-
-        both = "requests requests_data processing processing_data"
-        return cls(
-            found,
-            some("requests requests_data counters wake filter_fingerprint failed"),
-            some(f"{both} leases delayed counters wake"),
-            some(f"{both} leases delayed counters wake failed"),
-            manager.get_failed_retries_key("-")[:-1],
-        )
+        rows = {row: key for key, row in manager.single_keys().items()}
+        found = {row: rows[f"crawl_{row}"] for row in _OF_A_QUEUE}
+        types = {key: str(KEYS[f"crawl_{row}"].type) for row, key in found.items()}
+        return cls(found, types, manager.get_failed_retries_key("-")[:-1])
 
 
 class CrawlKey(NamedTuple):

@@ -7,12 +7,12 @@ the reason why it must be one step.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 
 if TYPE_CHECKING:
     from bls_agent.connection.connection import Connection
@@ -41,6 +41,7 @@ __all__ = [
     "WRITE_ASSET",
     "Script",
     "ScriptRun",
+    "find_wrong_type",
     "run_scripts",
 ]
 
@@ -133,6 +134,22 @@ async def run_scripts(
     for at, reply in zip(unknown, found, strict=True):
         replies[at] = reply
     return replies
+
+
+async def find_wrong_type(
+    connection: Connection, error: RedisUnavailableError, types: Mapping[str, str]
+) -> WrongTypeError | None:
+    """Find the key of another type behind a refusal: a script does not name it."""
+    if error.kind not in ("wrong_type", "refused"):
+        return None
+    try:
+        found = await connection.call_many([("TYPE", key) for key in types])
+    except RedisUnavailableError:
+        return None
+    for (key, expected), reply in zip(types.items(), found, strict=True):
+        if isinstance(reply, bytes) and reply.decode() not in (expected, "none"):
+            return WrongTypeError(key, expected)
+    return None
 
 
 ADD_EVENTS: Final = Script("add_events")

@@ -1,9 +1,10 @@
 -- KEYS[1]  …:queue:requests, a sorted set: member to priority
 -- KEYS[2]  …:queue:requests:data, a hash: member to body
--- KEYS[3]  …:counters, a hash: the last serial number, and what happened so far
--- KEYS[4]  …:wake, a list: one element while requests wait
--- KEYS[5]  …:filter:fingerprint, a set
--- KEYS[6]  …:queue:failed, a list
+-- KEYS[3]  …:queue:processing, and the next three: see crawl_settle.lua; not used here
+-- KEYS[7]  …:counters, a hash: the last serial number, and what happened so far
+-- KEYS[8]  …:wake, a list: one element while requests wait
+-- KEYS[9]  …:queue:failed, a list
+-- KEYS[10] …:filter:fingerprint, a set
 -- ARGV[…]  priority, body, fingerprint and entry of the failed list in turn; no
 --          fingerprint for a request that may be there twice, no entry for a new one
 --
@@ -15,10 +16,10 @@
 local added, moved, serial = {}, 0, nil
 redis.call('ZCARD', KEYS[1])
 redis.call('HLEN', KEYS[2])
-serial = tonumber(redis.call('HGET', KEYS[3], 'serial') or '')
-redis.call('LLEN', KEYS[4])
-redis.call('SCARD', KEYS[5])
-redis.call('LLEN', KEYS[6])
+serial = tonumber(redis.call('HGET', KEYS[7], 'serial') or '')
+redis.call('LLEN', KEYS[8])
+redis.call('SCARD', KEYS[10])
+redis.call('LLEN', KEYS[9])
 if not serial then  -- above all that were ever given, also where the hash was lost
   local now = redis.call('TIME')
   serial = now[1] * 1000000 + now[2]
@@ -28,9 +29,9 @@ for at = 1, #ARGV, 4 do
   local fingerprint, entry = ARGV[at + 2], ARGV[at + 3]
   local new = 1
   if entry ~= '' then
-    new = redis.call('LREM', KEYS[6], 1, entry)
+    new = redis.call('LREM', KEYS[9], 1, entry)
   elseif fingerprint ~= '' then
-    new = redis.call('SADD', KEYS[5], fingerprint)
+    new = redis.call('SADD', KEYS[10], fingerprint)
   end
   if new == 1 then
     serial = serial + 1
@@ -42,10 +43,10 @@ for at = 1, #ARGV, 4 do
   added[#added + 1] = new
 end
 if count > 0 then
-  redis.call('HSET', KEYS[3], 'serial', string.format('%.0f', serial))
-  redis.pcall('HINCRBY', KEYS[3], 'pushed', count)
-  if redis.call('LLEN', KEYS[4]) == 0 then
-    redis.call('RPUSH', KEYS[4], '1')
+  redis.call('HSET', KEYS[7], 'serial', string.format('%.0f', serial))
+  redis.pcall('HINCRBY', KEYS[7], 'pushed', count)
+  if redis.call('LLEN', KEYS[8]) == 0 then
+    redis.call('RPUSH', KEYS[8], '1')
   end
 end
 return added

@@ -7,6 +7,7 @@
 -- KEYS[7]  …:counters, a hash: what happened so far
 -- KEYS[8]  …:wake, a list: one element while requests wait
 -- KEYS[9]  …:queue:failed, a list of JSON entries
+-- KEYS[10] …:filter:fingerprint; not used here
 -- ARGV[1]  how many entries the failed list keeps
 -- ARGV[2]  the key of a member's retries without the member
 -- ARGV[…]  what to do, member, token and one value in turn:

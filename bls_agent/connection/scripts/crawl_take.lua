@@ -6,6 +6,7 @@
 -- KEYS[6]  …:delayed, a hash: member to priority, of those that wait for a retry
 -- KEYS[7]  …:counters, a hash: what happened so far
 -- KEYS[8]  …:wake, a list: one element while requests wait
+-- KEYS[9]  …:queue:failed, and KEYS[10] …:filter:fingerprint; not used here
 -- ARGV[1]  how many requests to take at most
 -- ARGV[2]  token of the lease; nothing to take them for good
 -- ARGV[3]  milliseconds of the lease

@@ -16,7 +16,7 @@ import anyio
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.scripts import ACK, ScriptRun, run_scripts
+from bls_agent.connection.scripts import ACK, ScriptRun, find_wrong_type, run_scripts
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     RedisRefusedError,
@@ -44,7 +44,6 @@ __all__ = [
     "ReliableKeys",
     "Stage",
     "explain_refusal",
-    "find_wrong_type",
 ]
 
 logger = logging.getLogger(__name__)
@@ -100,22 +99,6 @@ class ReliableKeys:
             self.seen: "zset",
             self.dead: "list",
         }
-
-
-async def find_wrong_type(
-    connection: Connection, error: RedisUnavailableError, types: Mapping[str, str]
-) -> WrongTypeError | None:
-    """Find the key of another type behind a refusal: a script does not name it."""
-    if error.kind not in ("wrong_type", "refused"):
-        return None
-    try:
-        found = await connection.call_many([("TYPE", key) for key in types])
-    except RedisUnavailableError:
-        return None
-    for (key, expected), reply in zip(types.items(), found, strict=True):
-        if isinstance(reply, bytes) and reply.decode() not in (expected, "none"):
-            return WrongTypeError(key, expected)
-    return None
 
 
 def explain_refusal(error: RedisUnavailableError) -> RedisRefusedError | None:

@@ -9,9 +9,9 @@ from typing import Final, cast
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument
 from bls_agent.connection.reconnect import Complaints
-from bls_agent.connection.scripts import HAND_BACK, RECLAIM
+from bls_agent.connection.scripts import HAND_BACK, RECLAIM, find_wrong_type
 from bls_agent.core.errors import RedisUnavailableError
-from bls_agent.project.receive.inflight import ReliableKeys, find_wrong_type
+from bls_agent.project.receive.inflight import ReliableKeys
 from bls_agent.runtime.lease import Lease
 
 __all__ = ["MAX_DELIVERIES", "Reclaimer"]

@@ -17,7 +17,7 @@ import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.scripts import TAKE
+from bls_agent.connection.scripts import TAKE, find_wrong_type
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import (
     RedisRefusedError,
@@ -34,7 +34,6 @@ from bls_agent.project.receive.inflight import (
     ReliableKeys,
     Stage,
     explain_refusal,
-    find_wrong_type,
 )
 from bls_agent.project.receive.receiver import Message, Receiver, ReceiverCounts, Say
 from bls_agent.project.receive.reclaim import MAX_DELIVERIES, Reclaimer
