@@ -51,7 +51,6 @@ __all__ = ["GitHubSource"]
 GITHUB: Final = "https://api.github.com"
 MAX_ARCHIVE: Final = 64 * 2**20  # bytes
 MAX_UNPACKED: Final = 512 * 2**20
-MAX_LISTS: Final = 1_000  # requests for the files of one commit
 ARCHIVE_FROM: Final = 20  # files: one archive is cheaper than so many requests
 IN_A_ROW: Final = 3  # files that fail, after which the others are not asked for
 NOT_FOUND: Final = 404
@@ -115,13 +114,7 @@ class GitHubSource:
         self.repo, self.branch = repo, check_branch(branch)
         self.base_path = check_base_path(base_path)
         self._api = GitHubApi(
-            repo,
-            branch,
-            token or "",
-            base_url=base_url,
-            timeout=timeout,
-            max_wait=max_wait,
-            pause=pause,
+            repo, branch, token or "", base_url, timeout, max_wait, pause
         )
         self._seen = "", ""  # the branch's ETag and commit
 
@@ -147,7 +140,7 @@ class GitHubSource:
         return Head(self._seen[1])
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
-        """List the YAML files of a commit; a list that GitHub cuts is read by folders.
+        """List the YAML files of a commit.
 
         SourceError if the list is not complete, or there is no such folder.
         """
@@ -159,28 +152,11 @@ class GitHubSource:
                     reason = f"no folder {self.base_path!r} in commit {head.commit}"
                     raise SourceError(self.name, reason)
                 start, folder = folders[part], f"{folder}{part}/"
-            return await self._walk(client, start, folder)
-
-    async def _walk(self, client: Client, start: str, folder: str) -> list[SourceFile]:
-        """List a folder and all below it: in one request, if its list is not cut."""
-        found: list[SourceFile] = []
-        pending, lists = [(start, folder)], 0
-        while pending:
-            sha, folder = pending.pop()
-            listed = await self._list(client, sha, "?recursive=1")
-            if listed.truncated:
-                listed = await self._list(client, sha)
-                pending += (
-                    (sha, f"{folder}{name}/")
-                    for name, sha in listed.folders.items()
-                    if not name.startswith(".")
-                )
-            lists += 1
-            if listed.truncated or lists > MAX_LISTS:
-                reason = "the list of its files is too long: pass base_path="
-                raise SourceError(self.name, reason)
-            found += (replace(one, path=folder + one.path) for one in listed.files)
-        return found
+            listed = await self._list(client, start, "?recursive=1")
+        if listed.truncated:
+            reason = "the list of its files is too long: pass base_path="
+            raise SourceError(self.name, reason)
+        return [replace(one, path=folder + one.path) for one in listed.files]
 
     async def _list(self, client: Client, sha: str, how: str = "") -> _Listing:
         question = Question(path=f"/git/trees/{sha}{how}")

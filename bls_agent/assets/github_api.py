@@ -146,7 +146,6 @@ class GitHubApi:
         repo: str,
         branch: str,
         token: str,
-        *,
         base_url: str,
         timeout: float,
         max_wait: float,
@@ -173,10 +172,7 @@ class GitHubApi:
             yield client
 
     async def ask(
-        self,
-        client: Client,
-        question: Question,
-        read: Callable[[Answer], _T],
+        self, client: Client, question: Question, read: Callable[[Answer], _T]
     ) -> _T:
         """Ask until there is an answer that can be read, four times at most."""
         attempts = stamina.retry_context(

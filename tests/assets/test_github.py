@@ -122,20 +122,17 @@ async def test_the_commit_that_is_recorded_is_read(github: GitHub) -> None:
         await read(one, Head("1" * 40))
 
 
-@pytest.mark.parametrize("base", ["", "lib"])
-async def test_a_list_that_is_cut(github: GitHub, base: str) -> None:
-    """It is read by folders then, and nothing is missing; links are said to be links."""
-    many: dict[str, Content] = {
-        f"lib/{group}/{n}/m{n}.yaml": manifest(f"p{n}")
-        for group in "abc"
-        for n in range(4)
-    }
-    many |= {"lib/l.yaml": (LINK, b"a/0/m0.yaml"), "lib/.hidden/x.yaml": b"x"}
-    github.commit(many)
+async def test_a_list_that_is_cut(github: GitHub) -> None:
+    """It is no list: an error names the remedy; links are said to be links."""
+    inside: dict[str, Content] = {"lib/a.yaml": b"1", "lib/l.yaml": (LINK, b"a.yaml")}
+    github.commit({**inside, **{f"other/{n}.yaml": b"2" for n in range(9)}})
     github.cut_after = 7
-    one = source(github, base_path=base)
-    listed = await one.tree(await one.head())
-    assert {file.path for file in listed} == many.keys() - {"lib/.hidden/x.yaml"}
+    one = source(github)
+    with pytest.raises(SourceError, match="too long: pass base_path="):
+        await one.tree(await one.head())
+    part = source(github, base_path="lib")
+    listed = await part.tree(await part.head())
+    assert {file.path for file in listed} == inside.keys()
     assert [file.path for file in listed if file.is_link] == ["lib/l.yaml"]
 
 
@@ -243,14 +240,6 @@ async def test_a_list_that_is_none(github: GitHub, told: bytes) -> None:
     """It is never taken for an empty repository."""
     github.fail("/git/trees/", *[body(told)] * 4)
     with pytest.raises(SourceError, match="broken answer"):
-        await read(source(github))
-
-
-async def test_a_folder_too_large_for_any_list(github: GitHub) -> None:
-    """A list by folders that is cut, too, is no list."""
-    told = b'{"truncated": true, "tree": []}'
-    github.fail("/git/trees/", body(told), body(told))
-    with pytest.raises(SourceError, match="too long"):
         await read(source(github))
 
 
