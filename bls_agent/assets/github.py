@@ -114,7 +114,13 @@ class GitHubSource:
         self.repo, self.branch = repo, check_branch(branch)
         self.base_path = check_base_path(base_path)
         self._api = GitHubApi(
-            repo, branch, token or "", base_url, timeout, max_wait, pause
+            repo,
+            branch,
+            token or "",
+            base_url=base_url,
+            timeout=timeout,
+            max_wait=max_wait,
+            pause=pause,
         )
         self._seen = "", ""  # the branch's ETag and commit
 

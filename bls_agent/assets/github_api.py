@@ -146,6 +146,7 @@ class GitHubApi:
         repo: str,
         branch: str,
         token: str,
+        *,
         base_url: str,
         timeout: float,
         max_wait: float,

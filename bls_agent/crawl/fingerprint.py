@@ -15,19 +15,13 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final, Protocol, Self, cast, runtime_checkable
-from urllib.parse import (
-    quote,
-    quote_plus,
-    unquote_to_bytes,
-    urlsplit,
-)
+from urllib.parse import quote, quote_plus, unquote_to_bytes, urlsplit
 
 from bls_agent.core.codec import decode, decode_object, encode_sorted, encode_strictly
 from bls_agent.core.errors import ConfigurationError, DecodeError
 
 __all__ = [
     "CrawlRequest",
-    "RequestLike",
     "canonical_url",
     "fingerprint",
     "item_fingerprint",
@@ -49,28 +43,17 @@ _ESCAPE: Final = re.compile("%([0-9A-Fa-f]{2})|[^%]+|%")
 
 
 @runtime_checkable
-class RequestLike(Protocol):
+class _RequestLike(Protocol):
     """An object with the parts of a request: a :class:`CrawlRequest`, one of Scrapy."""
 
     @property
-    def url(self) -> str:
-        """Its URL."""
-        ...
-
+    def url(self) -> str: ...
     @property
-    def method(self) -> str:
-        """Its HTTP method."""
-        ...
-
+    def method(self) -> str: ...
     @property
-    def headers(self) -> Any:
-        """A mapping: name → value or list of values, as text or bytes."""
-        ...
-
+    def headers(self) -> Any: ...  # name → value or list of values, as text or bytes
     @property
-    def body(self) -> bytes:
-        """Its body."""
-        ...
+    def body(self) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -191,13 +174,12 @@ def _check_headers(headers: object) -> dict[str, str] | None:
     if headers is None:
         return None
     if not isinstance(headers, Mapping):
-        rule, remedy = "headers are a mapping", "Pass a dict of texts."
-        raise ConfigurationError("headers", headers, rule, remedy)
+        rule = "headers are a mapping of texts"
+        raise ConfigurationError("headers", headers, rule)
     given = cast("Mapping[object, object]", headers)
     for name, value in given.items():
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-            rule, remedy = "it is no name of a header", "Pass a dict of texts."
-            raise ConfigurationError("headers", name, rule, remedy)
+            raise ConfigurationError("headers", name, "it is no name of a header")
         if not isinstance(value, str) or _LINE_BREAK.search(value):
             rule = f"the value of {name} is text on one line"
             remedy = "Decode bytes, join several values by a comma."
@@ -210,8 +192,8 @@ def _check_body(body: object) -> bytes:
         try:
             body = body.encode()
         except UnicodeEncodeError:
-            rule, remedy = "a text is valid Unicode", "Pass bytes."
-            raise ConfigurationError("body", body[:80], rule, remedy) from None
+            rule = "a text is valid Unicode"
+            raise ConfigurationError("body", body[:80], rule, "Pass bytes.") from None
     if not isinstance(body, bytes):
         raise ConfigurationError("body", body, "it is bytes or text", "Encode it.")
     if len(body) > MAX_BODY:
@@ -238,7 +220,7 @@ def canonical_url(url: str) -> str:
     """
     parts = urlsplit(url)
     around = _authority(parts.scheme, parts.netloc)
-    path = "".join(_normalize(match) for match in _ESCAPE.finditer(parts.path))
+    path = _ESCAPE.sub(_normalize, parts.path)
     if parts.netloc:
         path = _resolve(path)
     pairs = sorted(
@@ -299,7 +281,7 @@ def _host(host: str) -> str:
         return host.lower()
 
 
-def fingerprint(request: RequestLike, headers: Iterable[str] = ()) -> str:
+def fingerprint(request: _RequestLike, headers: Iterable[str] = ()) -> str:
     """Give what two requests for the same thing have in common.
 
     Equal in every process, on every machine and with every version of Python: it is
@@ -328,7 +310,7 @@ def fingerprint(request: RequestLike, headers: Iterable[str] = ()) -> str:
 
 
 def _check_foreign(request: object) -> None:
-    if not isinstance(request, RequestLike):
+    if not isinstance(request, _RequestLike):
         rule = "a request has url, method, headers and body"
         raise ConfigurationError("request", request, rule, "Pass a CrawlRequest.")
     _check_url(request.url)

@@ -23,7 +23,6 @@ __all__ = ["DedupPipeline", "SeenFilter"]
 
 _Item = TypeVar("_Item")
 
-PORTION: Final = 1_000  # members in one write
 _ROWS: Final = {"request": "crawl_filter_fingerprint", "item": "crawl_item_fingerprint"}
 # Whether a fingerprint counts as new while Redis is away.
 _ANSWERS: Final = {"raise": None, "new": True, "seen": False}
@@ -35,17 +34,14 @@ class SeenFilter(Store):
     Any number of processes may add the same fingerprint at once: it is new for exactly
     one of them. If the connection is lost before the answer has come, the fingerprint
     may have been added all the same; adding it again then says that it was there.
-
-    Works with and without ``async with``, in any event loop; close it with
-    :meth:`aclose` when it was used without.
+    Works with and without ``async with``, in any event loop.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
             ``BLS_REDIS_URL``, read at the first request.
         project: Name of the project.
         spider: Name of the spider; ``None`` for the project alone.
-        ttl: Seconds after which all of it is forgotten, counted from the first
-            fingerprint; ``None`` for never.
+        ttl: Seconds from the first fingerprint until all are forgotten; ``None``: never.
         kind: ``"request"`` for the document's ``filter:fingerprint``, ``"item"`` for
             ``item:fingerprint``.
         bloom: Keep a Bloom filter in a key of our own instead of the document's set: a
@@ -119,23 +115,16 @@ class SeenFilter(Store):
         Returns:
             For each, in order, whether it was new.
         """
-        members = [_member(one) for one in fingerprints]
-        found: list[bool] = []
-        for begin in range(0, len(members), PORTION):
-            found += await self._add(members[begin : begin + PORTION])
-        return found
-
-    async def _add(self, members: list[bytes]) -> list[bool]:
+        members, pool = [_member(one) for one in fingerprints], self._access.pool
         verb = "BF.ADD" if self._bloom else "SADD"
+        replies: list[Reply]
         try:
-            async with self._access.pool.to(self.key) as connection:
-                if self._ttl is None:
-                    replies = await connection.call_many(
-                        [(verb, self.key, member) for member in members]
-                    )
-                else:
-                    runs = [([self.key], (self._ttl, verb, one)) for one in members]
-                    replies = await ADD_SEEN.run_many(connection, runs)
+            if self._ttl is None:
+                requests = [(verb, self.key, member) for member in members]
+                replies = await pool.call_many(requests)
+            else:
+                runs = [([self.key], (self._ttl, verb, one)) for one in members]
+                replies = await ADD_SEEN.run_many(pool, runs)
         except RedisUnavailableError as error:
             replies = [error] * len(members)
         return [bool(self._checked(reply, self._answer)) for reply in replies]
@@ -149,7 +138,7 @@ class SeenFilter(Store):
     async def size(self) -> int:
         """Count the fingerprints; a Bloom filter leaves out those it took for seen.
 
-        Raises as :meth:`add`, whatever ``on_error`` says.
+        Raises as :meth:`add` with ``on_error="raise"``.
         """
         return int(await self._read("BF.CARD" if self._bloom else "SCARD"))
 
@@ -159,16 +148,14 @@ class SeenFilter(Store):
         Raises:
             RedisUnavailableError: No answer, or Redis refused it.
         """
-        async with self._access.pool.to(self.key) as connection:
-            await connection.call("UNLINK", self.key)
+        await self._access.pool.call(self.key, "UNLINK")
 
     async def _read(
         self, verb: str, *rest: Argument, missing: bool | None = None
     ) -> Any:
         reply: Reply
         try:
-            async with self._access.pool.to(self.key) as connection:
-                reply = await connection.read(verb, self.key, *rest)
+            reply = await self._access.pool.read(self.key, verb, *rest)
         except RedisUnavailableError as error:
             reply = error
         return self._checked(reply, missing)
