@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from bls_agent.assets.manifest import AssetManifest, path_fault
-from bls_agent.assets.records import AssetWrite
+from bls_agent.assets.records import AssetWrite, SyncReport
 from bls_agent.assets.sources import SourceFile, is_manifest_path
 from bls_agent.assets.yaml_reader import MAX_BYTES
 from bls_agent.core.errors import ManifestFault
 
-__all__ = ["KnownAsset", "SyncPlan", "choose_files", "files_to_read", "make_plan"]
+__all__ = [
+    "KnownAsset",
+    "SyncPlan",
+    "choose_files",
+    "files_to_read",
+    "make_plan",
+    "sum_up",
+]
 
 MANY: Final = 0.2  # of all assets: more deletions need force
 
@@ -28,40 +35,19 @@ class KnownAsset:
     is_sound: bool = True  # whether hash, index and category sets agree
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """What a synchronisation is going to do; as text one line for each asset and fault.
+    """What a synchronisation is going to do.
 
     Attributes:
-        commit: The commit that the library becomes equal to.
         writes: What is written, in the order of ids.
-        created: Ids that are new.
-        updated: Ids that are written again.
-        deleted: Ids that no file describes any more.
-        kept: Ids that are left alone because their file is broken or the case unclear.
-        broken: Faults of the files.
+        report: What that creates, updates, deletes and keeps; ``planned``.
         refusal: Why it must not be executed, or ``""``.
-        total: Assets afterwards.
     """
 
-    commit: str
     writes: tuple[AssetWrite, ...]
-    created: tuple[str, ...]
-    updated: tuple[str, ...]
-    deleted: tuple[str, ...]
-    kept: tuple[str, ...]
-    broken: tuple[ManifestFault, ...]
+    report: SyncReport
     refusal: str
-    total: int
-
-    def __str__(self) -> str:
-        """Write ``+ id``, ``~ id``, ``- id``, ``= id`` and ``! fault``, one a line."""
-        marked = zip(
-            "+~-=", (self.created, self.updated, self.deleted, self.kept), strict=True
-        )
-        lines = [f"{mark} {one}" for mark, ids in marked for one in ids]
-        lines += [f"! {fault}" for fault in self.broken]
-        return "\n".join([*lines, *([f"! {self.refusal}"] if self.refusal else [])])
 
 
 def choose_files(
@@ -171,17 +157,27 @@ def make_plan(
             f"{len(deleted)} of {len(ids)} assets would be deleted, more than "
             f"{MANY:.0%}; nothing was changed. Check the branch and the path, then use force."
         )
-    return SyncPlan(
+    broken = (*faults, *_duplicates(twice))
+    report = SyncReport(
+        status="planned",
         commit=commit,
-        writes=writes,
         created=tuple(one.id for one in writes if one.id not in ids),
         updated=tuple(one.id for one in writes if one.id in ids),
         deleted=deleted,
         kept=tuple(sorted(kept | (twice.keys() & ids))),
-        broken=(*faults, *_duplicates(twice)),
-        refusal=refusal,
+        broken=broken,
         total=len(ids | {one.id for one in writes}) - len(deleted),
+        reason=refusal or sum_up(broken),
     )
+    return SyncPlan(writes, report, refusal)
+
+
+def sum_up(faults: Sequence[ManifestFault]) -> str:
+    """Say in one line how many files are broken, and the first fault; or ``""``."""
+    if not faults:
+        return ""
+    files = len({fault.path for fault in faults})
+    return f"{files} file{'s' * (files > 1)} could not be used: {faults[0]}"
 
 
 def _unclear(

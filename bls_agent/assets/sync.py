@@ -35,6 +35,7 @@ from bls_agent.assets.plan import (
     choose_files,
     files_to_read,
     make_plan,
+    sum_up,
 )
 from bls_agent.assets.records import (
     CATEGORIES,
@@ -63,6 +64,7 @@ from bls_agent.core.keys import checked_reply
 from bls_agent.core.redaction import redact
 from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import Lease
+from bls_agent.runtime.tasks import start_background
 
 __all__ = ["AssetSync", "SyncStep", "read_manifest"]
 
@@ -165,16 +167,14 @@ class AssetSync:
             RedisUnavailableError: Redis cannot answer. What was written stands, and the
                 next synchronisation does the rest.
         """
-        began = anyio.current_time()
         self._retry_after = 0.0
         if dry_run:
-            report = await self._report(None, force=force)
-        else:
-            async with self._hold_lease() as lease:
-                report = await self._report(lease, force=force)
-                report = replace(report, seconds=anyio.current_time() - began)
-                await self._record(lease, report)
-        return replace(report, seconds=anyio.current_time() - began)
+            return await self._report(None, force=force)
+        report = SyncReport(status="failed", reason=LOST, source=self.source.name)
+        async with self._hold_lease() as lease:
+            report = await self._report(lease, force=force)
+            await self._record(lease, report)
+        return report
 
     async def run_forever(self, interval: float = 300.0) -> None:
         """Synchronise again and again until it is cancelled.
@@ -217,7 +217,7 @@ class AssetSync:
 
     @asynccontextmanager
     async def _hold_lease(self) -> AsyncGenerator[Lease]:
-        """Hold the lease for as long as the block lasts."""
+        """Hold the lease for as long as the block lasts; its loss ends the block."""
         async with self.library.pool.to(STATE) as connection:
             lease = Lease(connection, STATE, self._lease_ttl)
             pause, end = Backoff(cap=1.0), anyio.current_time() + self._wait
@@ -228,41 +228,35 @@ class AssetSync:
                     remedy = "Wait for the other synchronisation, or stop it."
                     raise LeaseHeldError(STATE, max(0, remaining) / 1000, remedy)
                 await anyio.sleep(min(pause.failed(), left))
-            try:
-                yield lease
-            finally:
-                with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
-                    await lease.give_back()
+            with anyio.CancelScope() as scope:
+                renewal = start_background(lease.keep, "bls-agent-asset-sync")
+                renewal.add_done_callback(lambda _: scope.cancel())
+                try:
+                    yield lease
+                finally:
+                    renewal.cancel()
+                    with (
+                        anyio.CancelScope(shield=True),
+                        suppress(RedisUnavailableError),
+                    ):
+                        await lease.give_back()
 
     async def _report(self, lease: Lease | None, *, force: bool) -> SyncReport:
-        """Synchronise under the renewed lease; a failure of the source is a report."""
-        report = SyncReport(status="failed", reason=LOST)
-        failure: BaseException | None = None
-        async with anyio.create_task_group() as tasks:
-            if lease is not None:
-                tasks.start_soon(self._renew, lease, tasks.cancel_scope)
-            try:
-                report = await self._synchronise(lease, force=force)
-            except (SourceError, WrongTypeError) as error:
-                report = SyncReport(status="failed", reason=str(error))
-                self._retry_after = getattr(error, "retry_after", None) or 0.0
-            except BaseException as error:
-                failure = error
-                with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
-                    is_failure = isinstance(error, Exception)
-                    reason = redact(str(error)) if is_failure else INTERRUPTED
-                    failed = SyncReport(status="failed", reason=reason)
-                    await self._record(lease, failed)
-                if not isinstance(error, Exception):
-                    raise
-            tasks.cancel_scope.cancel()
-        if isinstance(failure, Exception):
-            raise failure
-        return replace(report, source=self.source.name)
-
-    async def _renew(self, lease: Lease, scope: anyio.CancelScope) -> None:
-        await lease.keep()
-        scope.cancel()
+        """Synchronise; a failure of the source is a report, any other is recorded."""
+        began = anyio.current_time()
+        try:
+            report = await self._synchronise(lease, force=force)
+        except (SourceError, WrongTypeError) as error:
+            self._retry_after = getattr(error, "retry_after", None) or 0.0
+            report = SyncReport(status="failed", reason=str(error))
+        except BaseException as error:
+            is_failure = isinstance(error, Exception)
+            reason = redact(str(error)) if is_failure else INTERRUPTED
+            with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
+                await self._record(lease, SyncReport(status="failed", reason=reason))
+            raise
+        seconds = anyio.current_time() - began
+        return replace(report, source=self.source.name, seconds=seconds)
 
     async def _synchronise(self, lease: Lease | None, *, force: bool) -> SyncReport:
         state = await self.library.sync_state()
@@ -272,28 +266,15 @@ class AssetSync:
         if lease is not None:
             await self._send([("HSET", STATE, "sync_status", "syncing")])
         plan = await self._plan(head, force=force)
-        report = SyncReport(
-            status="planned" if lease is None else "complete",
-            commit=head.commit,
-            content=head.content,
-            created=plan.created,
-            updated=plan.updated,
-            deleted=plan.deleted,
-            kept=plan.kept,
-            broken=plan.broken,
-            total=plan.total,
-            reason=plan.refusal or _sum_up(plan.broken),
-        )
+        report = replace(plan.report, content=head.content)
         if lease is None:
             return report
         if plan.refusal:
-            nothing: tuple[str, ...] = ()
-            kept = tuple(sorted((*plan.kept, *plan.deleted)))
+            kept = tuple(sorted((*report.kept, *report.deleted)))
             return replace(
-                report, status="failed", created=nothing, updated=nothing,
-                deleted=nothing, kept=kept,
-            )  # fmt: skip
-        return await self._execute(plan, report, lease)
+                report, status="failed", created=(), updated=(), deleted=(), kept=kept
+            )
+        return await self._execute(plan.writes, report, lease)
 
     async def _plan(self, head: Head, *, force: bool) -> SyncPlan:
         self._step(SyncStep("read"))
@@ -344,29 +325,27 @@ class AssetSync:
         return found
 
     async def _execute(
-        self, plan: SyncPlan, report: SyncReport, lease: Lease
+        self, saved: Sequence[AssetWrite], report: SyncReport, lease: Lease
     ) -> SyncReport:
         """Write, then delete; an asset that is refused does not stop the others."""
-        writes = [*plan.writes, *map(AssetWrite, plan.deleted)]
+        writes = [*saved, *map(AssetWrite, report.deleted)]
         outcomes: dict[str, list[str]] = {said: [] for said in (*CHANGES, "same")}
         faults: list[ManifestFault] = []
+        lost = SyncReport(status="failed", commit=report.commit, reason=LOST)
         for part in portions(writes):
             if not lease.valid:
-                return SyncReport(status="failed", commit=plan.commit, reason=LOST)
-            for write, said in zip(
-                part, await self.library.write(part, token=lease.token), strict=True
-            ):
+                return lost
+            replies = await self.library.write(part, token=lease.token)
+            for write, said in zip(part, replies, strict=True):
                 if isinstance(said, RedisUnavailableError):
                     faults.append(_refused(write, said))
                 elif said == "lost":
-                    lease.forget()
+                    return lost
                 else:
                     outcomes[said].append(write.id)
             done = sum(map(len, outcomes.values()))
             self._step(SyncStep("write", done, len(writes)))
-        if not lease.valid:
-            return SyncReport(status="failed", commit=plan.commit, reason=LOST)
-        broken = (*plan.broken, *faults)
+        broken = (*report.broken, *faults)
         return replace(
             report,
             status="failed" if broken else "complete",
@@ -374,7 +353,7 @@ class AssetSync:
             updated=tuple(outcomes["updated"]),
             deleted=tuple(outcomes["deleted"]),
             broken=broken,
-            reason=_sum_up(broken),
+            reason=sum_up(broken),
         )
 
     async def _record(self, lease: Lease | None, report: SyncReport) -> None:
@@ -424,16 +403,6 @@ async def read_manifest(
         reason = "what was downloaded is not what the commit says (by its SHA)"
         raise ManifestError([ManifestFault(file.path, reason, "Synchronise again.")])
     return await anyio.to_thread.run_sync(parse_manifest, content, file.path)
-
-
-def _sum_up(faults: Sequence[ManifestFault]) -> str:
-    files = len({fault.path for fault in faults})
-    first = f": {faults[0]}" if faults else ""
-    return (
-        f"{files} {'file' if files == 1 else 'files'} could not be used{first}"
-        if files
-        else ""
-    )
 
 
 def _refused(write: AssetWrite, error: RedisUnavailableError) -> ManifestFault:

@@ -334,7 +334,7 @@ async def _check_all(source: Source) -> tuple[int, list[ManifestFault]]:
     finally:
         await source.aclose()
     plan = make_plan(head.commit, files, (), manifests, faults)
-    return len(files), sorted(plan.broken, key=lambda one: (one.path, one.line))
+    return len(files), sorted(plan.report.broken, key=lambda one: (one.path, one.line))
 
 
 @command("assets schema")
