@@ -66,7 +66,8 @@ __all__ = [
 ]
 
 _Summaries: TypeAlias = list[AssetSummary]  # a method has the name list, too
-_Results: TypeAlias = list[str | RedisUnavailableError]
+_Result: TypeAlias = str | RedisUnavailableError
+_Results: TypeAlias = list[_Result]  # as above
 _Ids: TypeAlias = list[str]
 
 INDEX: Final = KEYS["asset_index"].build()
@@ -170,7 +171,7 @@ class AssetLibrary(Store):
 
         Raises:
             ConfigurationError: There is no such category.
-            WrongTypeError: ``asset:index`` holds another type than a hash.
+            WrongTypeError: ``asset:index`` is no hash.
             RedisUnavailableError: Redis cannot answer.
         """
         if category is not None and category not in CATEGORIES:
@@ -206,14 +207,10 @@ class AssetLibrary(Store):
         """Find the assets whose index entry holds every word of a text.
 
         Upper and lower case are the same; words are parts of the id, the name, the
-        category or the first 100 characters of the description.
+        category or the first 100 characters of the description. Raises as :meth:`list`.
 
         Returns:
             First those that hold all words in id or name, then the others, by id.
-
-        Raises:
-            WrongTypeError: As :meth:`list`.
-            RedisUnavailableError: Redis cannot answer.
         """
         words = text.casefold().split()
         found = await self.list()
@@ -270,49 +267,34 @@ class AssetLibrary(Store):
         writing again is safe.
         """
         if self.pool.is_cluster:
-            return await self._write_to_cluster(writes)
+            return [await self._write_to_cluster(write) for write in writes]
         runs = [(_keys_of(write), write.arguments(token)) for write in writes]
         return [
             _outcome_of(reply) for reply in await WRITE_ASSET.run_many(self.pool, runs)
         ]
 
-    async def _write_to_cluster(self, writes: Sequence[AssetWrite]) -> _Results:
-        """Write each asset key by key, so that readers never miss metadata."""
-        saved = [one for one in writes if one.summary]
-        gone = [one for one in writes if not one.summary]
-        said = await self._run_on_metadata(saved)
-        done = [
-            one for one in saved if not isinstance(said[one.id], RedisUnavailableError)
-        ]
-        await self._send([("HSET", INDEX, one.id, one.summary) for one in done])
-        await self._send([("SADD", category_key(one.category), one.id) for one in done])
-        await self._send([("HDEL", INDEX, one.id) for one in gone])
-        await self._send(
-            [
-                ("SREM", category_key(name), one.id)
-                for one in (*done, *gone)
-                for name in CATEGORIES
-                if name != one.category
+    async def _write_to_cluster(self, write: AssetWrite) -> _Result:
+        """Write one asset key by key, so that readers never miss its metadata."""
+        listing: list[Request] = [("HDEL", INDEX, write.id)]
+        if write.summary:
+            listing = [("HSET", INDEX, write.id, write.summary)]
+        for name in CATEGORIES:
+            verb = "SADD" if name == write.category else "SREM"
+            listing.append((verb, category_key(name), write.id))
+        if not write.summary:
+            await self._send(listing)
+        run = ([metadata_key(write.id)], write.arguments(""))
+        said = _outcome_of((await WRITE_ASSET.run_many(self.pool, [run]))[0])
+        if write.summary and not isinstance(said, RedisUnavailableError):
+            await self._send(listing)
+        if said in CHANGES:
+            notes: list[Request] = [
+                ("RPUSH", CHANGED, write.id),
+                ("LTRIM", CHANGED, -KEPT, -1),
+                ("XADD", FEED, "MAXLEN", KEPT, "*", "id", write.id),
             ]
-        )
-        said |= await self._run_on_metadata(gone)
-        notes: list[Request] = [("LTRIM", CHANGED, -KEPT, -1)]
-        changed = [one.id for one in writes if said[one.id] in CHANGES]
-        notes += (("XADD", FEED, "MAXLEN", KEPT, "*", "id", one) for one in changed)
-        if changed:
-            notes.insert(0, ("RPUSH", CHANGED, *changed))
-        await self._send(notes)
-        return [said[one.id] for one in writes]
-
-    async def _run_on_metadata(
-        self, writes: Sequence[AssetWrite]
-    ) -> dict[str, str | RedisUnavailableError]:
-        runs = [([metadata_key(one.id)], one.arguments("")) for one in writes]
-        replies = await WRITE_ASSET.run_many(self.pool, runs)
-        return {
-            one.id: _outcome_of(reply)
-            for one, reply in zip(writes, replies, strict=True)
-        }
+            await self._send(notes)
+        return said
 
     async def _send(self, requests: Sequence[Request]) -> None:
         for reply in await self.pool.call_many(requests):
@@ -323,14 +305,10 @@ class AssetLibrary(Store):
         """Give the state of the synchronisation, and what the last one did.
 
         Raises:
-            WrongTypeError: ``asset:sync:state`` holds another type than a hash.
+            WrongTypeError: ``asset:sync:state`` is no hash.
             RedisUnavailableError: Redis cannot answer.
         """
-        requests: list[Request] = [
-            ("HGETALL", STATE),
-            ("EXISTS", SYNC_OWNER),
-            ("GET", REPORT),
-        ]
+        requests = [("HGETALL", STATE), ("EXISTS", SYNC_OWNER), ("GET", REPORT)]
         state, owned, report = await self.pool.read_many(requests)
         pairs = pair(checked_reply(state, STATE))
         status = read_text(pairs.get(b"sync_status", b""))
@@ -355,7 +333,7 @@ class AssetLibrary(Store):
 
         Raises:
             ConfigurationError: ``n`` is not between 1 and 1,000.
-            WrongTypeError: ``asset:sync:changed`` holds another type than a list.
+            WrongTypeError: ``asset:sync:changed`` is no list.
             RedisUnavailableError: Redis cannot answer.
         """
         if not 1 <= n <= KEPT:
@@ -474,5 +452,5 @@ def _keys_of(write: AssetWrite) -> list[str]:
     return [*keys, *map(category_key, categories)]
 
 
-def _outcome_of(reply: Reply) -> str | RedisUnavailableError:
+def _outcome_of(reply: Reply) -> _Result:
     return reply if isinstance(reply, RedisUnavailableError) else read_text(reply)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from bls_agent.connection.endpoint import Argument, Reply
@@ -171,30 +171,12 @@ class SyncReport:
             }
             values |= {name: tuple(found[name]) for name in _LISTS}
             values["broken"] = tuple(ManifestFault(**one) for one in found["broken"])
-            _check_types(cls, values)
-            for fault in found["broken"]:
-                _check_types(ManifestFault, fault)
             return cls(**values)
         except (KeyError, TypeError) as error:
             raise DecodeError("not_a_report", payload, str(error)) from None
 
 
 _LISTS: Final = ("created", "updated", "deleted", "kept")
-
-
-_KINDS: Final[Mapping[str, Any]] = {"str": str, "int": int, "float": (int, float)}
-
-
-def _check_types(kind: type[Any], values: Mapping[str, Any]) -> None:
-    """Refuse types that another program may have written; readers rely on these."""
-    for one in fields(kind):
-        expected = _KINDS.get(str(one.type), object)
-        texts = values.get(one.name, ()) if one.name in _LISTS else ()
-        if not isinstance(values.get(one.name, one.default), expected) or any(
-            not isinstance(text, str) for text in texts
-        ):
-            message = f"{one.name} is of another type"
-            raise TypeError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
