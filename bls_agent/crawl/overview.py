@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple, cast
+from typing import ClassVar, Final, NamedTuple
 
 from bls_agent.connection.access import Store
 from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import decode_object, encode
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
-from bls_agent.core.keys import KEYS, checked_reply, encode_key
+from bls_agent.core.keys import KEYS, checked_reply, escape_glob
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.keys import QueueKeys, RedisKeyManager, read_key
 
@@ -221,8 +221,8 @@ class CleanupReport:
         dry_run: Whether it only looked.
         keys: How many keys of each kind were found, by their row in the table of keys.
         odd: Those that hold another type than they should; they are removed, too.
-        in_flight: Requests that living workers held when it began; a cleanup takes
-            away their queue.
+        in_flight: Requests that workers held when it began, also a worker that has
+            died since its last word.
         removed: Keys that are gone; 0 in a dry run.
     """
 
@@ -270,8 +270,8 @@ async def cleanup(
     """Remove the keys of one namespace: its queue, its filters, our keys beside them.
 
     Nothing else is touched: neither another project's keys, nor those of a project's
-    spiders where ``spider`` is ``None``. Counters of failed attempts are found by SCAN;
-    keys are removed by UNLINK. A worker that goes on meanwhile makes some of them anew.
+    spiders where ``spider`` is ``None``. Keys are found by SCAN and removed by UNLINK;
+    a worker that goes on meanwhile makes some of them anew.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
@@ -289,75 +289,43 @@ async def cleanup(
         ConfigurationError: A name breaks its rule.
     """
     manager = RedisKeyManager(project, spider)
-    namespace = Namespace(manager.project_name, manager.spider_name)
-    counts: Counter[str] = Counter()
+    name = Namespace(manager.project_name, manager.spider_name)
+    pattern = f"{ALL[:-1]}{escape_glob(manager.namespace)}:*"
+    known: dict[bytes, str] = {}  # key → row; SCAN may give a key twice
+    odd: list[str] = []
     removed = 0
     async with QueueOverview(redis, timeout=timeout) as overview:
         pool = overview.pool
-        in_flight = await _count_in_flight(pool, manager)
-        there, odd = await _look(pool, manager)
-        counts.update(there.values())
-        if not dry_run:
-            removed += await _remove(pool, map(encode_key, there))
-        if on_progress is not None:
-            on_progress(counts.total(), removed)
-        known: set[bytes] = set()  # SCAN may give a key twice
-        async with aclosing(pool.scan_steps(_retries_of(namespace))) as steps:
+        (view,) = await overview.read([name])
+        async with aclosing(pool.scan_steps(pattern)) as steps:
             async for step in steps:
-                keys = {key for key in step if _is_of(namespace, key)} - known
-                known |= keys
-                counts[RETRIES] += len(keys)
+                read = {key: read_key(key) for key in step if key not in known}
+                new = {
+                    key: one.row for key, one in read.items() if one and one[1:] == name
+                }
+                known |= new
+                odd += await _find_odd(pool, new)
                 if not dry_run:
-                    removed += await _remove(pool, sorted(keys))
+                    replies = await pool.call_many([("UNLINK", key) for key in new])
+                    removed += sum(checked_reply(one, ALL) for one in replies)
                 if on_progress is not None:
-                    on_progress(counts.total(), removed)
-    return CleanupReport(*namespace, dry_run, +counts, odd, in_flight, removed)
+                    on_progress(len(known), removed)
+    in_flight = view.stats.in_flight if view.stats else 0
+    found = Counter(known.values())
+    counts = {row: found[row] for row in KEYS if row in found}
+    return CleanupReport(*name, dry_run, counts, tuple(sorted(odd)), in_flight, removed)
 
 
 def _namespace_of(fields: Mapping[str, str]) -> Namespace:
     return Namespace(fields["project"], fields.get("spider"))
 
 
-def _is_of(namespace: Namespace, key: bytes) -> bool:
-    """Tell whether a key counts the attempts of a request of this namespace."""
-    fields = KEYS[RETRIES].parse(key)
-    return fields is not None and _namespace_of(fields) == namespace
-
-
-def _retries_of(namespace: Namespace) -> str:
-    fixed = {name: value for name, value in namespace._asdict().items() if value}
-    return KEYS[RETRIES].pattern(**fixed)
-
-
-async def _look(
-    pool: ConnectionPool, manager: RedisKeyManager
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Find the keys of which there is one each: key → row, and those of odd types."""
-    rows = manager.single_keys()
-    replies = await pool.read_many([("TYPE", encode_key(key)) for key in rows])
-    there: dict[str, str] = {}
+async def _find_odd(pool: ConnectionPool, rows: Mapping[bytes, str]) -> list[str]:
+    """Find the keys (key → row) that hold another type than the table of keys says."""
+    replies = await pool.read_many([("TYPE", key) for key in rows])
     odd: list[str] = []
     for (key, row), reply in zip(rows.items(), replies, strict=True):
-        kind: str = checked_reply(reply, key).decode()
-        if kind != "none":
-            there[key] = row
-        if (expected := KEYS[row].type) and kind not in {expected, "none"}:
-            odd.append(key)
-    return there, tuple(odd)
-
-
-async def _count_in_flight(pool: ConnectionPool, manager: RedisKeyManager) -> int:
-    """Count the leases that have not ended, by the server's clock."""
-    leases = encode_key(manager.get_own_key("crawl_leases"))
-    processing = encode_key(manager.get_processing_queue_key())
-    async with pool.to(manager.get_processing_queue_key()) as connection:
-        seconds = cast("list[bytes]", await connection.read("TIME"))[0]
-    asked = [("HLEN", leases), ("ZCOUNT", processing, seconds, "+inf")]
-    held, later = await pool.read_many(asked)
-    # Of another type: then there are none. A delayed request is in processing alone.
-    return min(*(n if isinstance(n, int) else 0 for n in (held, later)))
-
-
-async def _remove(pool: ConnectionPool, keys: Iterable[bytes]) -> int:
-    replies = await pool.call_many([("UNLINK", key) for key in keys])
-    return sum(checked_reply(reply, ALL) for reply in replies)  # of any type
+        kind: str = checked_reply(reply, ALL).decode()
+        if kind not in {KEYS[row].type or kind, "none"}:
+            odd.append(key.decode("utf-8", "replace"))
+    return odd
