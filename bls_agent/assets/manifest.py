@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, NoReturn, cast
 
 from bls_agent.assets.yaml_reader import UNFIT, Place, YamlFault, YamlReader
@@ -50,34 +50,22 @@ ID: Final = r"[A-Za-z0-9_-]{1,64}"
 _ID: Final = re.compile(ID)
 
 
-_PATH_RULES: Final[tuple[tuple[Callable[[str], object], str], ...]] = (
-    (
-        lambda path: not path or len(path) > MAX_PATH,
-        f"a path has 1 to {MAX_PATH} characters",
-    ),
-    (
-        lambda path: UNFIT.search(path) or {"\n", "\r", "\t"} & set(path),
-        "a path holds no control characters",
-    ),
-    (lambda path: "\\" in path, "a path is written with '/', without '\\'"),
-    (
-        lambda path: path.startswith("/") or re.match("[A-Za-z]:", path),
-        "a path is relative",
-    ),
-    (
-        lambda path: {"", ".", ".."} & set(path.split("/")),
-        "a path holds no '..', no '.' and no empty part",
-    ),
-    (
-        lambda path: not unicodedata.is_normalized("NFC", path),
-        "a path is in Unicode form NFC",
-    ),
-)
-
-
 def path_fault(path: str) -> str:
     """Name the rule that a path inside of a repository breaks; ``""`` if none."""
-    return next((rule for broken, rule in _PATH_RULES if broken(path)), "")
+    fault = ""
+    if not path or len(path) > MAX_PATH:
+        fault = f"a path has 1 to {MAX_PATH} characters"
+    elif UNFIT.search(path) or {"\n", "\r", "\t"} & set(path):
+        fault = "a path holds no control characters"
+    elif "\\" in path:
+        fault = "a path is written with '/', without '\\'"
+    elif path.startswith("/") or re.match("[A-Za-z]:", path):
+        fault = "a path is relative"
+    elif {"", ".", ".."} & set(path.split("/")):
+        fault = "a path holds no '..', no '.' and no empty part"
+    elif not unicodedata.is_normalized("NFC", path):
+        fault = "a path is in Unicode form NFC"
+    return fault
 
 
 def _refuse(reason: str, remedy: str = "") -> NoReturn:

@@ -75,20 +75,16 @@ class Source(Protocol):
 
     A source is used by one task at a time. Every method raises ``SourceError`` when the
     source does not answer, answers incompletely, or refuses.
-
-    Attributes:
-        name: For people, without credentials.
-        base_path: The only folder that is read, relative to the root; ``""`` for all.
     """
 
     @property
     def name(self) -> str:
-        """Where it is, without credentials."""
+        """Where it is, for people, without credentials."""
         ...
 
     @property
     def base_path(self) -> str:
-        """The only folder that is read."""
+        """The only folder that is read, relative to the root; ``""`` for all."""
         ...
 
     async def head(self) -> Head:

@@ -179,7 +179,6 @@ class Exchange:
         self._wake = keys.by_row["wake"]
         self._blocking = pool.waiting(self._wake)
         self._loop = asyncio.get_running_loop()
-        self._name = secrets.token_hex(8)
         self._held: set[Held] = set()
         self._batches: deque[_Batch] = deque()
         self._settlements: list[Settlement] = []
@@ -187,7 +186,6 @@ class Exchange:
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._takes = 0
         self._look_at = 0.0  # the loop's clock: when something may wait in the queue
         self._must_look = False  # our blocking read has emptied the list of wakes
         self._renew_at = math.inf
@@ -198,8 +196,6 @@ class Exchange:
         for held in self._held:
             held.valid_until = -math.inf
         self._held.clear()
-
-    # --- calls of the other tasks
 
     async def push(self, pushes: Sequence[Push]) -> list[int]:
         """Queue requests, 500 at most; give 1 for each that was queued.
@@ -288,8 +284,6 @@ class Exchange:
             batch.fail(error)
         self._batches.clear()
 
-    # --- the task that talks to Redis
-
     def _start(self) -> None:
         self._asked.set()
         if self._task is None or self._task.done():
@@ -374,8 +368,6 @@ class Exchange:
             self._complaints.say("the crawl queue is not served", error)
             await asyncio.sleep(backoff.failed())
 
-    # --- one write to Redis
-
     async def _exchange(self) -> None:
         """Send what the tasks want, and hand out what comes back.
 
@@ -412,8 +404,7 @@ class Exchange:
         count = self._count_wanted(pushing=bool(batches))
         if not count and not self._must_look:
             return _Write(settlements, batches, -1, "", boot_seconds())
-        self._takes += 1
-        token = f"{self._name}.{self._takes}" if self.options.leased else ""
+        token = secrets.token_hex(12) if self.options.leased else ""
         return _Write(settlements, batches, count, token, boot_seconds())
 
     def _runs_of(self, write: _Write) -> list[ScriptRun]:

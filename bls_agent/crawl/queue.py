@@ -105,8 +105,8 @@ class TakenRequest:
     async def ack(self) -> bool:
         """Finish the request: it is removed from Redis.
 
-        Waits for ``timeout`` seconds of the queue at most. While Redis is away the end
-        is sent again in the background, until the lease is over.
+        Waits for the queue's ``timeout`` at most. While Redis is away the end is sent
+        again in the background, until the lease is over.
 
         Returns:
             Whether it was still ours; ``False``: another worker does it again, or that
@@ -123,11 +123,8 @@ class TakenRequest:
         After ``max_retries`` retries, and in mode ``simple`` at once, it goes into the
         failed list instead.
 
-        Args:
-            reason: Why; secrets are taken out, 2,000 bytes are kept.
-
-        Returns:
-            As :meth:`ack`.
+        Secrets are taken out of the reason, 2,000 bytes of it are kept. Returns as
+        :meth:`ack`.
         """
         options = self._exchange.options
         if self._held.token and self.attempt <= options.max_retries:
@@ -139,10 +136,7 @@ class TakenRequest:
     async def give_back(self) -> bool:
         """Put the request back to its place; the attempt does not count.
 
-        In mode ``simple`` it goes behind those of its priority.
-
-        Returns:
-            As :meth:`ack`.
+        In mode ``simple`` it goes behind those of its priority. Returns as :meth:`ack`.
 
         Raises:
             RedisUnavailableError: In mode ``simple`` alone: it is lost then.
@@ -213,9 +207,8 @@ class RequestQueue(Store):
         if not SHORTEST_LEASE <= check_seconds("lease", lease, rule) <= LONGEST_LEASE:
             raise ConfigurationError("lease", lease, rule)
         if type(max_retries) is not int or max_retries < 0:
-            raise ConfigurationError(
-                "max_retries", max_retries, "a whole number, 0 or more"
-            )
+            rule = "a whole number, 0 or more"
+            raise ConfigurationError("max_retries", max_retries, rule)
         if mode not in ("leased", "simple"):
             raise ConfigurationError("mode", mode, "one of leased, simple")
         self._keys = QueueKeys.of(manager)
@@ -343,8 +336,9 @@ class RequestQueue(Store):
 
     async def stats(self) -> QueueStats:
         """Give what it holds and what happened to it; raises as :meth:`size`."""
-        *replies, clock = await self._read(*STATS, ("", "TIME"))
-        return QueueStats.read(replies, clock)
+        replies = await self._read(*STATS)
+        async with self._access.pool.to(self._keys.by_row["requests"]) as connection:
+            return QueueStats.read(replies, await connection.read("TIME"))
 
     async def failed(self, limit: int = 100) -> list[FailedRequest]:
         """Give entries of the failed list, the newest first; raises as :meth:`size`.
@@ -372,10 +366,10 @@ class RequestQueue(Store):
             RedisUnavailableError: Redis cannot answer; what was queued stays queued.
             WrongTypeError: As :meth:`push`.
         """
-        count = start = seen = 0
-        while seen < FAILED_KEPT:
-            page = ("failed", "LRANGE", start, start + PAGE - 1)
-            (entries,) = await self._read(page)
+        count = start = 0
+        entries: list[bytes] = [b""] * PAGE
+        while len(entries) == PAGE and count + start < FAILED_KEPT:
+            (entries,) = await self._read(("failed", "LRANGE", start, start + PAGE - 1))
             found = map(FailedRequest.read, entries)
             moved = await self._push(
                 Push(_score(one.priority), one.request.encode(), "", one.raw)
@@ -383,22 +377,18 @@ class RequestQueue(Store):
                 if one.request is not None
             )
             count += moved
-            seen += len(entries)
             start += len(entries) - moved
-            if len(entries) < PAGE:
-                break
         return count
 
     async def _read(self, *questions: tuple[str | int, ...]) -> list[Reply]:
-        """Read several keys, each by row, command and arguments; TIME has no row."""
-        keys = [self._keys.by_row.get(str(row), "") for row, *_ in questions]
+        """Read several keys, each by row, command and arguments."""
+        self._check_slots()
+        keys = [self._keys.by_row[str(row)] for row, *_ in questions]
         requests: list[Request] = [
-            (command, *filter(None, [key]), *rest)
+            (command, key, *rest)
             for (_, command, *rest), key in zip(questions, keys, strict=True)
         ]
-        self._check_slots()
-        async with self._access.pool.to(self._keys.by_row["requests"]) as connection:
-            replies = await connection.read_many(requests)
+        replies = await self._access.pool.read_many(requests)
         return [checked_reply(*one) for one in zip(replies, keys, strict=True)]
 
     async def aclose(self) -> None:

@@ -7,11 +7,12 @@ To be mounted as a route, or run alone::
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import parse_qs
 
 import anyio
@@ -29,9 +30,6 @@ try:
     from starlette.routing import Route
 except ModuleNotFoundError:
     raise MissingExtraError("web", "the webhook of the asset library") from None
-
-if TYPE_CHECKING:
-    import asyncio
 
 __all__ = ["AssetWebhookApp"]
 
@@ -92,11 +90,9 @@ class AssetWebhookApp(Starlette):
     async def aclose(self) -> None:
         """Cancel the synchronisation that is running, if any, and wait for its end."""
         if self._task is not None:
-            ended = anyio.Event()
-            self._task.add_done_callback(lambda _: ended.set())
             self._task.cancel()
             with anyio.CancelScope(shield=True):
-                await ended.wait()
+                await asyncio.wait({self._task})
 
     @asynccontextmanager
     async def _live(self, _app: Starlette) -> AsyncGenerator[None]:
@@ -145,7 +141,7 @@ class AssetWebhookApp(Starlette):
         if delivery and delivery in self._seen:
             return _answer(200, "ignored: this delivery came before")
         self._seen[delivery] = None
-        while len(self._seen) > REMEMBERED:
+        if len(self._seen) > REMEMBERED:
             del self._seen[next(iter(self._seen))]
         self._is_wanted = True
         if self._task is None or self._task.done():
