@@ -343,8 +343,8 @@ def parse_manifest(content: bytes, path: str) -> AssetManifest:
     """Read a manifest.
 
     Args:
-        content: The file: UTF-8, at most 256 KB, 64 levels, 10,000 values and 100
-            aliases; an alias counts with the values that it stands for.
+        content: The file: UTF-8, at most 256 KB, 64 levels and 10,000 values; an alias
+            counts with the values that it stands for.
         path: Its place in the repository; named in the faults.
 
     Raises:

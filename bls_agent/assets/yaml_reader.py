@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeAlias, cast
 
 from bls_agent.core.errors import MissingExtraError
 
 try:
-    from ruamel.yaml import YAML, events
+    from ruamel.yaml import YAML
+    from ruamel.yaml.composer import Composer
     from ruamel.yaml.error import MarkedYAMLError
+    from ruamel.yaml.nodes import ScalarNode, SequenceNode
     from ruamel.yaml.scanner import Scanner
 except ModuleNotFoundError:
     raise MissingExtraError("assets", "reading YAML") from None
@@ -29,7 +31,6 @@ Place: TypeAlias = tuple[str | int, ...]
 MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 10_000
-MAX_ALIASES: Final = 100
 INT64: Final = (-(2**63), 2**63 - 1)
 
 _TOO_DEEP: Final = f"a manifest has at most {MAX_DEPTH} levels"
@@ -70,26 +71,41 @@ class _Scanner(Scanner):
         super().fetch_flow_collection_start(TokenClass, to_push)  # pyright: ignore[reportUnknownMemberType] - untyped
 
 
-class _Node:
-    """A value with the number of its values and levels, itself counted in."""
+class _Composer(Composer):
+    """Refuses tags, and more values or levels than a manifest has."""
 
-    __slots__ = ("height", "size", "value")
+    made = levels = 0
+    warn_double_anchors = False
 
-    def __init__(self, value: Any, size: int = 1, height: int = 1) -> None:
-        self.value, self.size, self.height = value, size, height
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = cast("Any", self).parser.peek_event()
+        if getattr(event, "tag", None) is not None:
+            _reject("tags are not allowed", "Remove it.", at=event)
+        self.made += 1
+        self.levels += 1
+        _check_size(self.made // 2, self.levels, event)  # each value has a name at most
+        node: Any = cast("Any", super()).compose_node(parent, index)
+        self.levels -= 1
+        return node
+
+
+def _check_size(values: int, levels: int, at: Any) -> None:
+    if values > MAX_NODES:
+        rule = f"a manifest holds at most {MAX_NODES:,} values, aliases written out"
+        _reject(rule, at=at)
+    if levels > MAX_DEPTH:
+        _reject(_TOO_DEEP, at=at)
 
 
 class YamlReader:
     """Makes values of a YAML text, by the core schema of YAML 1.2.
 
-    It consumes the parser's events: a limit ends the work where it is reached, before
-    anything large is built.
+    A limit ends the work where it is reached, before anything large is built.
     """
 
     def __init__(self, content: bytes) -> None:
         self._content = content
-        self._anchors: dict[str, _Node] = {}
-        self._aliases = self._nodes = 0
+        self._values = 0
         # Where each value begins, by its place; the root is ``()``.
         self.lines: dict[Place, int] = {}
 
@@ -104,9 +120,8 @@ class YamlReader:
             _reject("it is no UTF-8", "Save it as UTF-8.", line=line)
         try:
             yaml: Any = YAML(typ="safe", pure=True)
-            yaml.Scanner = _Scanner
-            self._events = iter(yaml.parse(text))
-            return self._document()
+            yaml.Scanner, yaml.Composer = _Scanner, _Composer
+            documents = list(yaml.compose_all(text))
         except YamlFault:
             raise
         except MarkedYAMLError as error:
@@ -118,121 +133,67 @@ class YamlReader:
         except Exception as error:  # noqa: BLE001 - whatever the parser meets in there
             said = str(error).partition("\n")[0][:200]
             _reject(f"it is no YAML: {said}")
-
-    def _document(self) -> Any:
-        next(self._events)  # the stream begins
-        if isinstance(next(self._events), events.StreamEndEvent):
+        if not documents:
             _reject("the file is empty")
-        value = self._node(next(self._events), ()).value
-        next(self._events)  # the document ends
-        event = next(self._events)
-        if not isinstance(event, events.StreamEndEvent):
-            _reject("a file holds one manifest", "Split it.", at=event)
-        return value
+        if len(documents) > 1:
+            _reject("a file holds one manifest", "Split it.", at=documents[1])
+        return self._value(documents[0], ())
 
-    def _node(self, event: Any, place: Place) -> _Node:
-        self.lines.setdefault(place, _line(event))
-        if _is(event, events.AliasEvent):
-            return self._alias(event, place)
-        if event.tag is not None:
-            _reject("tags are not allowed", "Remove it.", at=event)
-        self._count(1, len(place) + 1, event)
-        if _is(event, events.ScalarEvent):
-            node = _Node(_scalar(event))
-        elif _is(event, events.SequenceStartEvent):
-            node = self._sequence(place)
-        else:
-            node = self._mapping(place)
-        if event.anchor:
-            self._anchors[event.anchor] = node
-        return node
-
-    def _count(self, nodes: int, depth: int, event: Any) -> None:
-        self._nodes += nodes
-        if self._nodes > MAX_NODES:
-            rule = f"a manifest holds at most {MAX_NODES:,} values, aliases written out"
-            _reject(rule, at=event)
-        if depth > MAX_DEPTH:
-            _reject(_TOO_DEEP, at=event)
-
-    def _alias(self, event: Any, place: Place) -> _Node:
-        node = self._anchors.get(event.anchor)
-        if node is None:
-            rule = f"*{event.anchor} stands for nothing that ends before it"
-            _reject(rule, at=event)
-        self._aliases += 1
-        if self._aliases > MAX_ALIASES:
-            rule = f"a manifest holds at most {MAX_ALIASES} aliases"
-            _reject(rule, at=event)
-        self._count(node.size, len(place) + node.height, event)
-        return node
-
-    def _sequence(self, place: Place) -> _Node:
-        items: list[_Node] = []
-        while not isinstance(event := next(self._events), events.SequenceEndEvent):
-            items.append(self._node(event, (*place, len(items))))
-        return _joined([item.value for item in items], items)
-
-    def _mapping(self, place: Place) -> _Node:
-        items: dict[str, _Node] = {}
-        while not isinstance(event := next(self._events), events.MappingEndEvent):
-            name = self._name(event)
-            if name in items:
+    def _value(self, node: Any, place: Place) -> Any:
+        self._values += 1
+        _check_size(self._values, len(place) + 1, node)
+        self.lines.setdefault(place, _line(node))
+        if isinstance(node, ScalarNode):
+            return _scalar(node)
+        if isinstance(node, SequenceNode):
+            items = enumerate(cast("Any", node).value)
+            return [self._value(item, (*place, at)) for at, item in items]
+        values: dict[str, Any] = {}
+        for name_node, item in node.value:
+            name = self._name(name_node)
+            if name in values:
                 remedy = f"The first one is in line {self.lines[*place, name]}."
-                _reject(f"{name!r} is there twice", remedy, at=event)
-            self.lines[*place, name] = _line(event)
-            items[name] = self._node(next(self._events), (*place, name))
-        values = {name: item.value for name, item in items.items()}
-        return _joined(values, list(items.values()))
+                _reject(f"{name!r} is there twice", remedy, at=name_node)
+            self.lines[*place, name] = _line(name_node)
+            values[name] = self._value(item, (*place, name))
+        return values
 
-    def _name(self, event: Any) -> str:
-        found = _scalar(event) if _is(event, events.ScalarEvent) else None
-        if found is not None and event.tag is not None:
-            _reject("tags are not allowed", "Remove it.", at=event)
-        if found == "<<" and not event.style:
+    def _name(self, node: Any) -> str:
+        found = _scalar(node) if isinstance(node, ScalarNode) else None
+        if found == "<<" and not cast("Any", node).style:
             rule = "YAML 1.2 has no merge keys"
-            _reject(rule, "Write the fields out.", at=event)
+            _reject(rule, "Write the fields out.", at=node)
         if not isinstance(found, str):
-            _reject("a name is text", "Write it in quotes.", at=event)
+            _reject("a name is text", "Write it in quotes.", at=node)
         return found
 
 
-def _joined(value: Any, items: Sequence[_Node]) -> _Node:
-    size = 1 + sum(item.size for item in items)
-    return _Node(value, size, 1 + max((item.height for item in items), default=0))
-
-
-def _is(event: object, kind: type) -> bool:
-    """Check without narrowing: the library's types are only half known."""
-    return isinstance(event, kind)
-
-
-def _line(event: Any) -> int:
-    line: int = event.start_mark.line
+def _line(node: Any) -> int:
+    line: int = node.start_mark.line
     return line + 1
 
 
-def _scalar(event: Any) -> str | int | float | bool | None:
+def _scalar(node: Any) -> str | int | float | bool | None:
     """Give the value of a scalar as the core schema has it."""
-    text: str = event.value
+    text: str = node.value
     if UNFIT.search(text):
-        _reject("texts hold no control characters but tabs and line ends", at=event)
-    if event.style:
+        _reject("texts hold no control characters but tabs and line ends", at=node)
+    if node.style:
         return text
     if text in _CONSTANTS:
         return _CONSTANTS[text]
-    return _number(text, event) if _NUMBER.fullmatch(text) else text
+    return _number(text, node) if _NUMBER.fullmatch(text) else text
 
 
-def _number(text: str, event: Any) -> int | float:
+def _number(text: str, node: Any) -> int | float:
     """Read a number that JSON can hold and every reader gets back unchanged."""
     base = {"0o": 8, "0x": 16}.get(text[:2], 10)
     with suppress(ValueError):  # no integer, or thousands of digits
         number = int(text, base)
         if INT64[0] <= number <= INT64[1]:
             return number
-        _reject("it has more than 64 bits", "Write it in quotes.", at=event)
+        _reject("it has more than 64 bits", "Write it in quotes.", at=node)
     real = float(text) if text[-1:].isdigit() or text.endswith(".") else math.nan
     if not math.isfinite(real):
-        _reject("JSON has no such number", "Write it in quotes.", at=event)
+        _reject("JSON has no such number", "Write it in quotes.", at=node)
     return real
