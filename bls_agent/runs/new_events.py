@@ -1,13 +1,15 @@
-"""Builds events for ``add_events.lua``; no I/O here."""
+"""Events on their way to ``add_events.lua``: checked, captured, merged; no I/O here."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
+from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import anyio
@@ -27,19 +29,24 @@ from bls_agent.core.redaction import redact
 from bls_agent.runs.reading import RunKeys
 
 __all__ = [
-    "FIELDS_BYTES",
+    "LONGEST",
     "NO_SOURCE",
+    "RANKS",
+    "TEXTS",
     "NewEvent",
+    "PendingEvent",
     "Prepared",
     "Source",
     "add_arguments",
     "as_new",
+    "capture",
     "check_data",
     "check_source",
     "describe_end",
     "encode_all",
     "encode_new",
     "log_mended",
+    "merge",
     "portions",
     "sanitize_data",
     "sanitize_source",
@@ -60,8 +67,23 @@ LONGEST_REASON: Final = 2_000  # bytes of an error's message
 TOGETHER: Final = 500  # events that one script adds
 TOGETHER_BYTES: Final = 512 * 1024
 
+TEXTS: Final = frozenset({"content", "delta", "text", "token", "chunk"})
+RANKS: Final = 3  # 0 goes first when a buffer is full
+_STREAM: Final = 0
+_OTHERS: Final = 1
+_LAST: Final = 2
+_LONGEST_TEXT: Final = 10_000  # characters of a text that may be merged
+_LONGEST_OTHER: Final = 256  # characters of the other ones in its data
+_MOST: Final = 8  # fields of data that may be merged
+_PLAIN: Final = frozenset({str, int, bool, NoneType})
+
+LONGEST: Final = 65_535  # bytes of a merged text
+_WIDEST: Final = 6  # bytes of a character in JSON at most: \u001b, a lone surrogate
+
 
 Source: TypeAlias = tuple[str, str, str, str]
+# Name, type and value of each field; of the text neither type nor value.
+_Shape: TypeAlias = tuple[tuple[str, type | None, Any], ...]
 
 
 class NewEvent(NamedTuple):
@@ -371,3 +393,138 @@ def _describe(error: BaseException) -> JSONObject:
     except Exception as failure:  # noqa: BLE001 - a foreign __str__
         text = f"<its text raised {type(failure).__name__}>"
     return {"type": type(error).__name__, "message": cut_text(text, LONGEST_REASON)}
+
+
+@dataclass(slots=True, eq=False)
+class PendingEvent:
+    """An event of a writer, not numbered yet.
+
+    ``emit`` captures its data, because the host may change them at once: as JSON, or,
+    for a piece of a text that may be merged, as they are, which is cheaper; such a
+    piece is encoded when it is written.
+    """
+
+    category: str
+    action: str
+    source: Source
+    at: float  # when, in Unix seconds
+    payload: bytes  # its data as JSON; empty for a piece of a text
+    shape: _Shape | None  # data of a piece beside its text; ``None`` for others
+    text: str  # the text of a piece
+    rank: int  # a full buffer drops the lowest first
+    size: int  # about how many bytes it takes
+    was_cut: bool = False  # whether its data were too long
+    ends: bool = False  # whether the run ends with it
+
+    def encode(self, limit: int) -> tuple[bytes, bool]:
+        """Give its data as JSON, and whether they were cut."""
+        if self.shape is None:
+            return self.payload, self.was_cut
+        data = {
+            name: self.text if kind is None else value
+            for name, kind, value in self.shape
+        }
+        return encode_within(data, limit)
+
+
+def capture(
+    category: str,
+    action: str,
+    data: object,
+    source: Source,
+    *,
+    at: float,
+    limit: int,
+    merges: bool,
+) -> PendingEvent:
+    """Make an event of the arguments of ``emit``; never raises."""
+    streams = category == "llm" and action == "stream"
+    if streams and merges and type(data) is dict:
+        found = _find_text(cast("dict[object, object]", data))
+        if found is not None:
+            shape, text = found
+            size = len(text) * (1 if text.isascii() else 3) + FIELDS_BYTES
+            return PendingEvent(
+                category, action, source, at, b"", shape, text, _STREAM, size
+            )
+    payload, cut = sanitize_data(data, limit)  # pyright: ignore[reportUnknownArgumentType]
+    rank = _STREAM if streams else _OTHERS
+    if category in ("lifecycle", "system"):
+        rank = _LAST
+    size = len(payload) + FIELDS_BYTES
+    return PendingEvent(
+        category, action, source, at, payload, None, "", rank, size, cut
+    )
+
+
+def _find_text(data: dict[object, object]) -> tuple[_Shape, str] | None:
+    """Split flat data with one text into shape and text; ``None`` for other data."""
+    if len(data) > _MOST:
+        return None
+    found: str | None = None
+    shape: list[tuple[str, type | None, Any]] = []
+    for name, value in data.items():
+        if type(value) not in _PLAIN or type(name) is not str:
+            return None
+        if isinstance(value, str):
+            if name in TEXTS:
+                if found is not None or len(value) > _LONGEST_TEXT:
+                    return None
+                found = value
+                shape.append((name, None, None))
+                continue
+            if len(value) > _LONGEST_OTHER:
+                return None
+        shape.append((name, type(value), value))
+    return None if found is None else (tuple(shape), found)
+
+
+def merge(events: Sequence[PendingEvent], limit: int) -> list[PendingEvent]:
+    """Join neighbouring pieces of a text whose sources and other fields are equal.
+
+    A merged event has the time of its first piece; its text stays below 64 KiB, and
+    its data below the limit.
+    """
+    merged: list[PendingEvent] = []
+    texts: list[str] = []
+    size = room = 0
+    for event in events:
+        width = _width(event.text)
+        if texts and _continues(merged[-1], event):
+            if len(texts) == 1:
+                room = min(LONGEST, limit - _beside(merged[-1], limit))
+            fits = size + width <= room
+        else:
+            fits = False
+        if fits:
+            texts.append(event.text)
+            size += width
+            continue
+        _join(merged, texts)
+        merged.append(event)
+        texts, size = ([event.text], width) if event.shape is not None else ([], 0)
+    _join(merged, texts)
+    return merged
+
+
+def _continues(first: PendingEvent, event: PendingEvent) -> bool:
+    return first.shape == event.shape and first.source == event.source
+
+
+def _join(merged: list[PendingEvent], texts: Sequence[str]) -> None:
+    if len(texts) > 1:  # in a new event: a batch may be made once more
+        merged[-1] = replace(merged[-1], text="".join(texts))
+
+
+def _beside(event: PendingEvent, limit: int) -> int:
+    """Count the bytes of the data without the text."""
+    payload, was_cut = replace(event, text="").encode(limit)
+    return limit if was_cut else len(payload)
+
+
+def _width(text: str) -> int:
+    """Bound the bytes of a text in JSON."""
+    plain = text.isascii() and text.isprintable()
+    if plain and '"' not in text and "\\" not in text:
+        return len(text)
+    return len(text) * _WIDEST

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Final, Literal
 
-from bls_agent.connection.access import Store
+from bls_agent.connection.access import LoopLocal, Store
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import ADD_EVENTS
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
@@ -37,7 +37,7 @@ from bls_agent.runs.new_events import (
 )
 from bls_agent.runs.reading import RunKeys, RunReader, find_wrong_type
 from bls_agent.runs.writer import RunWriter, WriterOptions
-from bls_agent.runs.writer_pool import HighWaterMarks, WriterPools
+from bls_agent.runs.writer_task import HighWaterMarks, WriterPool
 from bls_agent.runtime.lease import boot_seconds
 
 __all__ = ["EventPage", "EventStore"]
@@ -112,7 +112,7 @@ class EventStore(Store):
             raise ConfigurationError("on_error", on_error, "'raise' or 'none'")
         self._gives_none = on_error == "none"
         self._marks = HighWaterMarks()
-        self._pools = WriterPools(self._access)
+        self._pools: LoopLocal[WriterPool] = LoopLocal()
         self._hubs = Hubs(self._access)
 
     async def add(  # noqa: PLR0917 - the order of the document
@@ -255,11 +255,10 @@ class EventStore(Store):
         options.check_room(self.event_size_limit)
         return RunWriter(
             check_run_id(run_id),
+            access=self._access,
             pools=self._pools,
             marks=self._marks,
             bounds=self,
-            timeout=self._access.timeout,
-            shown=self._access.shown,
             source=source,
             data=data,
             options=options,

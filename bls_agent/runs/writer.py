@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 import warnings
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
+from bls_agent.connection.access import Access, LoopLocal
 from bls_agent.connection.after_fork import keep, register
 from bls_agent.core.buffer import BoundedBuffer
 from bls_agent.core.errors import BlsError, ConfigurationError
@@ -23,6 +23,9 @@ from bls_agent.core.redaction import redact_traceback
 from bls_agent.core.settings import check_seconds
 from bls_agent.runs.events import check_count
 from bls_agent.runs.new_events import (
+    RANKS,
+    PendingEvent,
+    capture,
     check_data,
     check_source,
     describe_end,
@@ -30,17 +33,15 @@ from bls_agent.runs.new_events import (
     sanitize_word,
 )
 from bls_agent.runs.reading import RunKeys
-from bls_agent.runs.writer_pool import HighWaterMarks, RunLease, WriterPool, WriterPools
 from bls_agent.runs.writer_task import (
-    RANKS,
     Bounds,
-    PendingEvent,
+    HighWaterMarks,
+    RunLease,
     RunWriterTask,
-    capture,
+    WriterPool,
     wait_through,
 )
 from bls_agent.runtime.batch_writer import BatchWriter, Flushed
-from bls_agent.runtime.lease import make_token
 from bls_agent.runtime.loop_thread import (
     LoopThread,
     SharedThread,
@@ -72,7 +73,6 @@ LEAVE_GRACE: Final = 1.0  # seconds more for what is done in another event loop
 AT_EXIT: Final = 1.5  # seconds that the exit of the interpreter waits at most
 THREAD: Final = SharedThread("bls-agent runs", at_exit=AT_EXIT)
 
-_RNG: Final = random.SystemRandom()  # has no state that forked children would share
 NEW, OPEN, CLOSED, FORKED = "not_open", "open", "closed", "forked"  # states
 BATCH_BYTES: Final = 128 * 1024  # all writers of a store wait for each other's batches
 
@@ -176,11 +176,10 @@ class RunWriter:
         self,
         run_id: int,
         *,
-        pools: WriterPools,
+        access: Access,
+        pools: LoopLocal[WriterPool],
         marks: HighWaterMarks,
         bounds: Bounds,
-        timeout: float,
-        shown: str,
         source: Mapping[str, str | None] | None,
         data: Mapping[str, Any] | None,
         options: WriterOptions,
@@ -191,11 +190,10 @@ class RunWriter:
         self._source = check_source(source)
         self._data = check_data(data)
         self._options = options
+        self._access = access
         self._pools = pools
         self._marks = marks
         self._bounds = bounds
-        self._timeout = timeout
-        self._shown = shown
         self._merges = options.coalesce > 0
         buffer: BoundedBuffer[PendingEvent] = BoundedBuffer(
             options.buffer, options.buffer_bytes, RANKS
@@ -203,10 +201,8 @@ class RunWriter:
         self._delivery = BatchWriter(buffer, pace=options.pace, batch_bytes=BATCH_BYTES)
         self._state = NEW
         self._outside = Counter[str]()  # dropped before they reached the buffer
-        self._cut = 0
-        self._lock = threading.RLock()  # of the two above
+        self._lock = threading.RLock()  # of the counter
         self._run_lease: RunLease | None = None
-        self._pool: WriterPool | None = None
         self._writing: RunWriterTask | None = None
         self._withdrawing: asyncio.Task[None] | None = None  # kept: event loops do not
         self._thread: LoopThread | None = None  # of a run that was opened by ``with``
@@ -217,15 +213,15 @@ class RunWriter:
         self._lock = threading.RLock()
         if self._state == OPEN:
             self._state = FORKED
-        keep((self._writing, self._pool))
-        self._writing = self._pool = self._run_lease = self._thread = None
+        keep((self._writing, self._run_lease))
+        self._writing = self._run_lease = self._thread = None
         self._delivery.forget_parent()
 
     def __repr__(self) -> str:
         state = self._state
         if state == OPEN and self._options.lifecycle:
             state = "owned" if self.is_owner else "not owned"
-        return f"<RunWriter {self.run_id} {state} at {self._shown}>"
+        return f"<RunWriter {self.run_id} {state} at {self._access.shown}>"
 
     @property
     def is_owner(self) -> bool:
@@ -267,7 +263,7 @@ class RunWriter:
             if self._state != OPEN or writing is None or writing.is_gone:
                 self._refuse(CLOSED if self._state == OPEN else self._state)
                 return
-            event, cut = capture(
+            event = capture(
                 sanitize_word(category) or "unknown",
                 sanitize_word(action) or "unknown",
                 data,
@@ -276,19 +272,9 @@ class RunWriter:
                 limit=self._bounds.event_size_limit,
                 merges=self._merges,
             )
-            if cut:
-                self._count_cut()
             self._delivery.put(event)
         except Exception:  # noqa: BLE001 - whatever the host's objects raise
             self._refuse("fault")
-
-    def _count_cut(self) -> None:
-        with self._lock:
-            self._cut += 1
-            first = self._cut == 1
-        if first:
-            text = "data of run %d exceed event_size_limit and are cut, now and later"
-            logger.warning(text, self.run_id)
 
     def _refuse(self, reason: str) -> None:
         with self._lock:
@@ -302,7 +288,7 @@ class RunWriter:
         """Give every counter and state; from any thread."""
         buffered, writing = self._delivery.buffer.stats(), self._writing
         with self._lock:
-            outside, cut = Counter(self._outside), self._cut
+            outside = Counter(self._outside)
         late = writing.late if writing is not None else 0
         outside[CLOSED] += late
         dropped = Counter(buffered.dropped) + outside
@@ -315,7 +301,7 @@ class RunWriter:
             dropped=dict(dropped),
             queued=buffered.queued,
             queued_bytes=buffered.queued_bytes,
-            cut=cut + (writing.cut if writing is not None else 0),
+            cut=writing.cut if writing is not None else 0,
             merged=writing.merged if writing is not None else 0,
             resent=self._delivery.resent,
         )
@@ -356,16 +342,17 @@ class RunWriter:
             rule = "a writer is opened once"
             remedy = "Call store.run() again."
             raise ConfigurationError("run", self.run_id, rule, remedy)
-        until = anyio.current_time() + self._timeout
-        pool = self._pools.enter()
-        token = make_token(self._options.lease)
+        until = anyio.current_time() + self._access.timeout
+        pool = self._pools.get(lambda: WriterPool(self._access))
+        pool.users += 1
         try:
             if self._options.lifecycle:
-                self._run_lease = await self._acquire(pool, token)
+                await self._acquire(pool)
         except BaseException:
-            self._withdraw(pool)
+            withdraw = partial(self._withdraw, pool)
+            self._withdrawing = start_background(withdraw, "bls-agent run")
             raise
-        writing = self._begin(pool, token)
+        writing = self._begin(pool)
         if self.is_owner:  # later writers of this run come behind its start
             try:
                 await writing.flush(until - anyio.current_time())
@@ -374,48 +361,38 @@ class RunWriter:
                 raise
         return self
 
-    def _withdraw(self, pool: WriterPool) -> None:
+    async def _withdraw(self, pool: WriterPool) -> None:
         """Give back a lease that Redis may have given, after an opening that failed."""
         lease = self._run_lease
+        if lease is not None:
+            lease.finish()
+            if lease.refusal is None:
+                with anyio.move_on_after(self._access.timeout), suppress(BlsError):
+                    await lease.give_back()
+        pool.users -= 1
 
-        async def withdraw() -> None:
-            if lease is not None and lease.refusal is None:
-                with anyio.move_on_after(self._timeout), suppress(BlsError):
-                    await pool.give_back(lease)
-            await self._leave(pool)
-
-        self._withdrawing = start_background(withdraw, "bls-agent run")
-
-    async def _acquire(self, pool: WriterPool, token: str) -> RunLease:
-        lease = self._run_lease = RunLease(
-            self._keys,
-            token,
-            lease=self._options.lease,
-            run_ttl=self._bounds.ttl,
-            rng=_RNG,
-        )
-        pool.add(lease)
-        with anyio.move_on_after(self._timeout):
+    async def _acquire(self, pool: WriterPool) -> None:
+        ttl, run_ttl = self._options.lease, self._bounds.ttl
+        lease = RunLease(pool, self._keys, lease=ttl, run_ttl=run_ttl)
+        self._run_lease = lease
+        with anyio.move_on_after(self._access.timeout):
             await lease.answered.wait()
         lease.answered.set()  # later errors go to the log
         refusal: BlsError | None = lease.refusal
         if refusal is not None:
             raise refusal
-        return lease
 
-    def _begin(self, pool: WriterPool, token: str) -> RunWriterTask:
+    def _begin(self, pool: WriterPool) -> RunWriterTask:
         # It does not know this object: an unclosed writer is collected.
         self._writing = writing = RunWriterTask(
             self._delivery,
             pool,
             self._keys,
-            token,
             lease=self._run_lease,
             marks=self._marks,
             bounds=self._bounds,
             merges=self._merges,
         )
-        self._pool = pool
         if self._options.lifecycle:
             self._put(writing, "lifecycle", "started", self._data)
         self._state = OPEN
@@ -443,23 +420,18 @@ class RunWriter:
         meanwhile. What cannot be written by then is dropped and counted, and the lease
         expires.
         """
-        writing, pool = self._writing, self._pool
-        if self._state != OPEN or writing is None or pool is None:
+        writing = self._writing
+        if self._state != OPEN or writing is None:
             return
         self._state = CLOSED
         if writing.is_gone:
             self._delivery.forget_loop()
             return
         self._put_end(writing, error)
-        within = self._options.shutdown_timeout + LEAVE_GRACE
-        await call_in(writing.loop, partial(self._end, writing, pool), within)
-
-    async def _end(self, writing: RunWriterTask, pool: WriterPool) -> None:
-        writing.end(self._options.shutdown_timeout)
-        try:
-            await wait_through(writing.ended)
-        finally:
-            await self._leave(pool)
+        within = self._options.shutdown_timeout
+        await call_in(
+            writing.loop, partial(_end, writing, within), within + LEAVE_GRACE
+        )
 
     def _put_end(self, writing: RunWriterTask, error: BaseException | None) -> None:
         if self._options.lifecycle:
@@ -469,14 +441,6 @@ class RunWriter:
             return
         for event in writing.report_drops():
             self._delivery.put(event)
-
-    async def _leave(self, pool: WriterPool) -> None:
-        """Forget the lease, without a request to Redis, and leave the shared pool."""
-        if self._run_lease is not None:
-            pool.remove(self._run_lease)
-            self._run_lease.finish()
-        with anyio.CancelScope(shield=True):
-            await self._pools.leave(pool)
 
     def wait_flushed(self, timeout: float = 5.0) -> Flushed:
         """Wait, without an event loop, until what was emitted is written or given up.
@@ -515,7 +479,7 @@ class RunWriter:
         except BaseException:
             if self._withdrawing is not None:
                 await self._withdrawing
-            await self._pools.close_unused()
+            await self._close_unused()
             raise
 
     def __exit__(
@@ -541,7 +505,13 @@ class RunWriter:
             kind = None if error is None else type(error)
             await self.__aexit__(kind, error, None)
         finally:
-            await self._pools.close_unused()
+            await self._close_unused()
+
+    async def _close_unused(self) -> None:
+        """Close the connections of this event loop, unless a run is open in it."""
+        pool = self._pools.find()
+        if pool is None or not pool.users:
+            await self._access.aclose()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         if getattr(self, "_state", NEW) != OPEN:
@@ -551,6 +521,10 @@ class RunWriter:
             writing.loop.call_soon_threadsafe(writing.abandon)
         text = f"the writer of run {self.run_id} was never left"
         _warn(text, ResourceWarning, stacklevel=2, source=self)
+
+
+async def _end(writing: RunWriterTask, within: float) -> None:
+    await wait_through(writing.end(within))
 
 
 def _log_failure(leaving: Future[None]) -> None:

@@ -1,225 +1,268 @@
-"""The events of an open run: captured, merged, and written in batches, each once."""
+"""Writes an open run: its lease, and what it emits in batches, each once."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import math
+import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 import anyio.lowlevel
 
+from bls_agent.connection.access import Access
+from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.reconnect import Complaints, Gate
+from bls_agent.connection.scripts import ADD_EVENTS, HOLD_RUN, Script
 from bls_agent.core.backoff import Backoff
-from bls_agent.core.codec import encode_within, format_timestamp
-from bls_agent.core.errors import BlsError
+from bls_agent.core.codec import format_timestamp
+from bls_agent.core.errors import (
+    BlsError,
+    LeaseHeldError,
+    RedisRefusedError,
+    RedisUnavailableError,
+)
 from bls_agent.core.redaction import redact_traceback
+from bls_agent.runs.events import BEGINNING, order
 from bls_agent.runs.new_events import (
-    FIELDS_BYTES,
     NO_SOURCE,
+    PendingEvent,
     Source,
     add_arguments,
+    capture,
     log_mended,
-    sanitize_data,
+    merge,
 )
-from bls_agent.runs.reading import RunKeys
-from bls_agent.runs.writer_pool import HighWaterMarks, RunLease, WriterPool
+from bls_agent.runs.reading import RunKeys, find_wrong_type
 from bls_agent.runtime.batch_writer import BatchWriter, Flushed
-from bls_agent.runtime.lease import boot_seconds
+from bls_agent.runtime.lease import (
+    RENEWALS,
+    LeaseReply,
+    LeaseState,
+    Ownership,
+    boot_seconds,
+    make_token,
+)
 from bls_agent.runtime.tasks import start_background
 
 if TYPE_CHECKING:
     import asyncio
 
 __all__ = [
-    "LONGEST",
-    "RANKS",
-    "TEXTS",
-    "Batch",
     "Bounds",
-    "PendingEvent",
+    "HighWaterMarks",
+    "RunLease",
     "RunWriterTask",
-    "Shape",
-    "capture",
-    "merge",
+    "WriterPool",
     "wait_through",
 ]
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
 
-TEXTS: Final = frozenset({"content", "delta", "text", "token", "chunk"})
-RANKS: Final = 3  # 0 goes first when a buffer is full
-_STREAM: Final = 0
-_OTHERS: Final = 1
-_LAST: Final = 2
-_LONGEST: Final = 10_000  # characters of a text that may be merged
-_LONGEST_OTHER: Final = 256  # characters of the other ones in its data
-_MOST: Final = 8  # fields of data that may be merged
-_PLAIN: Final = frozenset({str, int, bool, NoneType})
+MOST: Final = 10_000  # runs; those written longest ago are forgotten
+_UNKNOWN: Final = (0, BEGINNING, float("-inf"))
 
-LONGEST: Final = 65_535  # bytes of a merged text
-_WIDEST: Final = 6  # bytes of a character in JSON at most: \u001b, a lone surrogate
-
-REPORTED: Final = (
-    "buffer_full",
-    "fault",
-)  # drops of which readers are warned
+REPORTED: Final = ("buffer_full", "fault")  # drops of which readers are warned
+REMEDY: Final = "Give the run another id, or contribute to it with lifecycle=False."
 
 CAP: Final = 2.0  # seconds between two tries while Redis is away
+AGAIN: Final = 0.1  # seconds, at least, between two tries on a cluster
 RETRY: Final = 1.0  # seconds after a fault of ours
 FINAL_WRITE: Final = 1.0  # seconds that the end of an event loop may be held up
 GLANCE: Final = 0.01
 
 
-# Name, type and value of each field; of the text neither type nor value.
-Shape: TypeAlias = tuple[tuple[str, type | None, Any], ...]
+class HighWaterMarks:
+    """Sequence and id of the last event written, for each run that lives."""
+
+    def __init__(self) -> None:
+        self._marks: OrderedDict[int, tuple[int, str, float]] = OrderedDict()
+        self._lock = threading.Lock()
+        register(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: a thread that does not exist here may hold the lock."""
+        self._lock = threading.Lock()
+
+    def of(self, run_id: int, now: float) -> tuple[int, str]:
+        """Give the sequence and the id that the next event has to come after.
+
+        An expired run has none: its server did not lose it, so it begins anew.
+        """
+        sequence, event_id, until = self._marks.get(run_id, _UNKNOWN)
+        return (sequence, event_id) if now < until else (0, BEGINNING)
+
+    def raise_to(self, run_id: int, sequence: int, event_id: str, until: float) -> None:
+        """Record what was written; an older mark changes nothing."""
+        with self._lock:  # event loops in several threads may share a store
+            known_sequence, known_id, known = self._marks.pop(run_id, _UNKNOWN)
+            highest = max(known_id, event_id, key=order)
+            until = max(until, known) if known < math.inf else until
+            self._marks[run_id] = max(known_sequence, sequence), highest, until
+            if len(self._marks) > MOST:
+                self._marks.popitem(last=False)
+
+    def expire(self, run_id: int, until: float) -> None:
+        """Record when a run expires."""
+        with self._lock:
+            if run_id in self._marks:
+                self._marks[run_id] = (*self._marks[run_id][:2], until)
+
+    def forget(self, run_id: int) -> None:
+        """Drop the mark of a run that was deleted, and begins anew."""
+        with self._lock:
+            self._marks.pop(run_id, None)
 
 
-@dataclass(slots=True, eq=False)
-class PendingEvent:
-    """An event of a writer, not numbered yet.
+class WriterPool:
+    """What the open runs of one store and event loop share: the way to Redis."""
 
-    ``emit`` captures its data, because the host may change them at once: as JSON, or,
-    for a piece of a text that may be merged, as they are, which is cheaper; such a
-    piece is encoded when it is written.
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._gate = Gate(Backoff(cap=CAP))
+        self.users = 0  # runs that are open
+        self.is_away = False  # whether the last lease found no connection
+
+    async def open(self) -> None:
+        """Connect; while Redis is away one attempt serves all runs."""
+        pool = self._access.pool
+        if not pool.is_cluster and not pool.pick().connected:
+            async with pool.to("") as connection:
+                await self._gate.enter(connection.open)
+
+    async def run_script(
+        self, script: Script, keys: RunKeys, arguments: Sequence[Argument]
+    ) -> Reply:
+        """Run a script of a run; an error is logged before it is raised.
+
+        A key of another type is named in the log, and is the error's cause.
+        """
+        pool = self._access.pool
+        try:
+            await self.open()
+            reply = (await script.run_many(pool, [(keys.all, arguments)]))[0]
+            if isinstance(reply, RedisUnavailableError):
+                raise reply
+        except RedisUnavailableError as error:
+            shown: BlsError = error
+            if error.kind == "wrong_type":
+                shown = error.__cause__ = await find_wrong_type(pool, keys)
+            elif error.kind == "no_permission":
+                shown = BlsError(str(error))
+            if not error.connecting:
+                self._gate.complaints.say("events of runs cannot be written", shown)
+            elif pool.is_cluster:  # no gate has paced it
+                await anyio.sleep(AGAIN + Backoff(cap=CAP, failures=4).failed())
+            raise
+        return reply
+
+
+class RunLease(LeaseState):
+    """The lease of one writer on its run, renewed by a task of its own.
+
+    Each renewal starts the run's own TTL anew, too, however long nothing is written.
     """
 
-    category: str
-    action: str
-    source: Source
-    at: float  # when, in Unix seconds
-    payload: bytes  # its data as JSON; empty for a piece of a text
-    shape: Shape | None  # data of a piece beside its text; ``None`` for others
-    text: str  # the text of a piece
-    rank: int  # a full buffer drops the lowest first
-    size: int  # about how many bytes it takes
-    ends: bool = False  # whether the run ends with it
+    def __init__(
+        self, pool: WriterPool, keys: RunKeys, *, lease: float, run_ttl: int
+    ) -> None:
+        super().__init__(keys.events, lease, make_token(lease))
+        self.due = 0.0  # when to send the next request, by the event loop's clock
+        # set at the first reply, and where none is to be expected soon
+        self.answered = anyio.Event()
+        # what opening the run raises, if anything
+        self.refusal: BlsError | None = None
+        self._pool = pool
+        self._keys = keys
+        self._run_ttl = run_ttl  # seconds
+        self._logged_lost = False
+        self._backoff = Backoff(cap=CAP)
+        if pool.is_away:  # the opening does not wait for Redis
+            self.answered.set()
+        self._task = start_background(self._keep, "bls-agent run lease")
 
-    def encode(self, limit: int) -> tuple[bytes, bool]:
-        """Give its data as JSON, and whether this call had to cut them."""
-        if self.shape is None:
-            return self.payload, False
-        data = {
-            name: self.text if kind is None else value
-            for name, kind, value in self.shape
-        }
-        return encode_within(data, limit)
+    async def _keep(self) -> None:
+        while self.due < math.inf:
+            if (pause := self.due - anyio.current_time()) > 0:
+                # anyio holds a task in a scope: one whose loop was left ends silently.
+                with anyio.move_on_after(pause):
+                    await anyio.sleep_forever()
+                continue  # a batch may have renewed it meanwhile
+            try:
+                self.due = anyio.current_time() + await self._renew()
+            except Exception as error:  # noqa: BLE001 - ours: the run goes on
+                text = "a renewal of the lease of run %d failed\n%s"
+                trace = redact_traceback(error)
+                logger.error(text, self._keys.run_id, trace)  # noqa: TRY400 - redacted
+                self.due = anyio.current_time() + RETRY
 
-
-def capture(
-    category: str,
-    action: str,
-    data: object,
-    source: Source,
-    *,
-    at: float,
-    limit: int,
-    merges: bool,
-) -> tuple[PendingEvent, bool]:
-    """Make an event of the arguments of ``emit``; never raises.
-
-    Returns the event, and whether its data had to be cut.
-    """
-    streams = category == "llm" and action == "stream"
-    if streams and merges and type(data) is dict:
-        found = _find_text(cast("dict[object, object]", data))
-        if found is not None:
-            shape, text = found
-            size = len(text) * (1 if text.isascii() else 3) + FIELDS_BYTES
-            return PendingEvent(
-                category, action, source, at, b"", shape, text, _STREAM, size
-            ), False
-    payload, cut = sanitize_data(data, limit)  # pyright: ignore[reportUnknownArgumentType]
-    rank = _STREAM if streams else _OTHERS
-    if category in ("lifecycle", "system"):
-        rank = _LAST
-    size = len(payload) + FIELDS_BYTES
-    return PendingEvent(
-        category, action, source, at, payload, None, "", rank, size
-    ), cut
-
-
-def _find_text(data: dict[object, object]) -> tuple[Shape, str] | None:
-    """Split flat data with one text into shape and text; ``None`` for other data."""
-    if len(data) > _MOST:
-        return None
-    found: str | None = None
-    shape: list[tuple[str, type | None, Any]] = []
-    for name, value in data.items():
-        if type(value) not in _PLAIN or type(name) is not str:
-            return None
-        if isinstance(value, str):
-            if name in TEXTS:
-                if found is not None or len(value) > _LONGEST:
-                    return None
-                found = value
-                shape.append((name, None, None))
-                continue
-            if len(value) > _LONGEST_OTHER:
-                return None
-        shape.append((name, type(value), value))
-    return None if found is None else (tuple(shape), found)
-
-
-def merge(events: Sequence[PendingEvent], limit: int) -> list[PendingEvent]:
-    """Join neighbouring pieces of a text whose sources and other fields are equal.
-
-    A merged event has the time of its first piece; its text stays below 64 KiB, and
-    its data below the limit.
-    """
-    merged: list[PendingEvent] = []
-    texts: list[str] = []
-    size = room = 0
-    for event in events:
-        width = _width(event.text)
-        if texts and _continues(merged[-1], event):
-            if len(texts) == 1:
-                room = min(LONGEST, limit - _beside(merged[-1], limit))
-            fits = size + width <= room
+    async def _renew(self) -> float:
+        """Take or renew the lease; give the seconds until the next request."""
+        arguments = (*self.arguments, self._run_ttl)
+        try:
+            await self._pool.open()
+            sent_at = boot_seconds()
+            reply = await self._pool.run_script(HOLD_RUN, self._keys, arguments)
+        except RedisUnavailableError as error:
+            self._pool.is_away = error.connecting
+            if isinstance(error.__cause__, BlsError):
+                self.refusal = error.__cause__
+            self.answered.set()
+            return self._backoff.failed(permanent=isinstance(error, RedisRefusedError))
+        self._pool.is_away = False
+        self._backoff.succeeded()
+        told = LeaseReply.of(reply)
+        if self.handle_reply(told, sent_at=sent_at, now=boot_seconds()):
+            return 0.0
+        if self.standing is Ownership.OURS:
+            self._log_regained()
+        elif self.answered.is_set():
+            self.log_lost()
         else:
-            fits = False
-        if fits:
-            texts.append(event.text)
-            size += width
-            continue
-        _join(merged, texts)
-        merged.append(event)
-        texts, size = ([event.text], width) if event.shape is not None else ([], 0)
-    _join(merged, texts)
-    return merged
+            self.refusal = LeaseHeldError(self.key, told.remaining, REMEDY)
+        self.answered.set()
+        return math.inf if told.what == "ended" else self.ttl / RENEWALS
 
+    def note_renewed(self, *, sent_at: float) -> None:
+        """Record that a batch of events has renewed the lease."""
+        self.record_renewed(sent_at)
+        self._log_regained()
+        self.due = anyio.current_time() + self.ttl / RENEWALS
 
-def _continues(first: PendingEvent, event: PendingEvent) -> bool:
-    return first.shape == event.shape and first.source == event.source
+    def finish(self) -> None:
+        """Give up the lease here, without a request to Redis."""
+        self._task.cancel()
+        self.end()
 
+    async def give_back(self) -> None:
+        """End a lease that Redis may have given; nothing was written in its run."""
+        nothing = add_arguments(
+            (), maxlen=1, ttl=self._run_ttl, floor=(0, BEGINNING),
+            token=self.token, number=1, ends=True,
+        )  # fmt: skip
+        await self._pool.run_script(ADD_EVENTS, self._keys, nothing)
 
-def _join(merged: list[PendingEvent], texts: Sequence[str]) -> None:
-    if len(texts) > 1:  # in a new event: a batch may be made once more
-        merged[-1] = replace(merged[-1], text="".join(texts))
+    def _log_regained(self) -> None:
+        if self._logged_lost:
+            self._logged_lost = False
+            logger.info("run %d is ours again", self._keys.run_id)
 
-
-def _beside(event: PendingEvent, limit: int) -> int:
-    """Count the bytes of the data without the text."""
-    payload, was_cut = replace(event, text="").encode(limit)
-    return limit if was_cut else len(payload)
-
-
-def _width(text: str) -> int:
-    """Bound the bytes of a text in JSON."""
-    plain = text.isascii() and text.isprintable()
-    if plain and '"' not in text and "\\" not in text:
-        return len(text)
-    return len(text) * _WIDEST
+    def log_lost(self) -> None:
+        """Log once that this writer has lost the run."""
+        if not self._logged_lost:
+            self._logged_lost = True
+            text = (
+                "run %d belongs to another writer now, or was ended by one: events are "
+                "written on, its end is not"
+            )
+            logger.warning(text, self._keys.run_id)
 
 
 class Bounds(Protocol):
@@ -230,7 +273,7 @@ class Bounds(Protocol):
     event_size_limit: int
 
 
-class Batch(list[PendingEvent]):
+class _Batch(list[PendingEvent]):
     """Events that are written in one step."""
 
     def __init__(self, events: Sequence[PendingEvent]) -> None:
@@ -253,7 +296,6 @@ class RunWriterTask:
         delivery: BatchWriter[PendingEvent],
         pool: WriterPool,
         keys: RunKeys,
-        token: str,
         *,
         lease: RunLease | None,
         marks: HighWaterMarks,
@@ -263,14 +305,13 @@ class RunWriterTask:
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         self.loop = asyncio.get_running_loop()
-        self.ended = anyio.Event()  # set when everything is over
         self.late = 0  # events that came behind the end of the run: not written
         self.merged = 0  # pieces that were written within the event of another one
         self.cut = 0  # events whose data were too long
         self._delivery = delivery
         self._pool = pool
         self._keys = keys
-        self._token = token
+        self._token = lease.token if lease is not None else make_token(0)
         self._run_lease = lease
         self._marks = marks
         self._bounds = bounds
@@ -279,19 +320,21 @@ class RunWriterTask:
         self._numbers = itertools.count(1)
         self._complaints = Complaints()
         self._has_end = False  # whether a batch has ended the run
-        self._ending = False
         self._end: asyncio.Task[None] | None = None
         self._name = f"bls-agent run {keys.run_id}"
         self._task = start_background(self._write_all, self._name)
 
-    def prepare(self, items: Sequence[PendingEvent]) -> Batch:
+    def prepare(self, items: Sequence[PendingEvent]) -> _Batch:
         """Make a batch: a warning about drops, merged pieces, everything encoded."""
+        if self._has_end:
+            self.late += len(items)
+            return _Batch([])
         ends = [item for item in items if item.ends]
-        kept = [] if self._has_end else [item for item in items if not item.ends]
-        warnings = [] if self._has_end else self.report_drops()
+        kept = [item for item in items if not item.ends]
+        warnings = self.report_drops()
         limit, cut = self._bounds.event_size_limit, 0
         merged = merge(kept, limit) if self._merges else kept
-        batch = Batch([*warnings, *merged, *ends])
+        batch = _Batch([*warnings, *merged, *ends])
         for event in batch:
             payload, was_cut = event.encode(limit)
             cut += was_cut
@@ -299,10 +342,12 @@ class RunWriterTask:
             batch.rows.append(
                 ("", when, *event.source, event.category, event.action, payload)
             )
-        batch.pieces, batch.ends = len(kept) - len(merged), bool(ends)
+        batch.pieces = len(kept) - len(merged)
+        batch.ends = self._has_end = bool(ends)
+        if cut and not self.cut:
+            text = "data of run %d exceed event_size_limit and are cut, now and later"
+            logger.warning(text, self._keys.run_id)
         self.cut += cut
-        self.late += len(items) if self._has_end else 0
-        self._has_end |= batch.ends
         return batch
 
     def report_drops(self) -> list[PendingEvent]:
@@ -337,18 +382,15 @@ class RunWriterTask:
         self, category: str, action: str, data: object, source: Source = NO_SOURCE
     ) -> PendingEvent:
         """Make an event of the writer itself."""
-        limit = self._bounds.event_size_limit
-        event, cut = capture(
+        return capture(
             category, action, data, source,
             at=time.time(),  # noqa: TID251 - the outermost place
-            limit=limit, merges=False,
+            limit=self._bounds.event_size_limit, merges=False,
         )  # fmt: skip
-        self.cut += cut
-        return event
 
     async def write(self, batch: Sequence[PendingEvent]) -> None:
         """Write the whole batch in one step."""
-        assert isinstance(batch, Batch)  # noqa: S101 - what prepare() gave
+        assert isinstance(batch, _Batch)  # noqa: S101 - what prepare() gave
         if not batch:
             return
         batch.number = batch.number or next(self._numbers)
@@ -366,7 +408,7 @@ class RunWriterTask:
         lives = self._run_lease is not None and not batch.ends
         until = math.inf if lives else boot_seconds() + self._bounds.ttl
         sent_at = boot_seconds()
-        reply = await self._pool.add_events(self._keys, arguments)
+        reply = await self._pool.run_script(ADD_EVENTS, self._keys, arguments)
         reply = log_mended(reply, self._keys)
         if reply[-1] == b"ours":
             reply = reply[:-1]
@@ -375,7 +417,7 @@ class RunWriterTask:
         self._handle_reply(batch, reply, until)
         self.merged += batch.pieces
 
-    def _handle_reply(self, batch: Batch, reply: Reply, until: float) -> None:
+    def _handle_reply(self, batch: _Batch, reply: Reply, until: float) -> None:
         """Record the ids that were written, and when the run expires."""
         sequence, *ids = reply
         again = ids[1:2] == [b"again"]
@@ -411,20 +453,20 @@ class RunWriterTask:
                     logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
                     await anyio.sleep(RETRY)
         except CancelledError:
-            if not self._ending:  # the event loop ends before the run was left
-                with suppress(Exception), anyio.CancelScope(shield=True):
-                    await self._write_rest()
+            if self._end is None:  # the event loop ends before the run was left
+                await self._write_rest()
             raise
 
     async def _deliver(self) -> None:
         await self._delivery.run(self, Backoff(cap=CAP))
 
     async def _write_rest(self) -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._deliver)
-            await anyio.lowlevel.checkpoint()
-            await self._delivery.flush(FINAL_WRITE)
-            tasks.cancel_scope.cancel()
+        with suppress(Exception), anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._deliver)
+                await anyio.lowlevel.checkpoint()
+                await self._delivery.flush(FINAL_WRITE)
+                tasks.cancel_scope.cancel()
 
     async def flush(self, timeout: float) -> Flushed:
         """Wait until what was put so far is written or given up."""
@@ -442,57 +484,48 @@ class RunWriterTask:
             await anyio.sleep(min(pause, left))
             pause = GLANCE
 
-    def end(self, within: float) -> None:
+    def end(self, within: float) -> asyncio.Task[None]:
         """Begin the end: what was put is written, as far as that is possible."""
         if self._end is None:
-            self._ending = True
             self._end = start_background(lambda: self._finish(within), self._name)
-            self._end.add_done_callback(lambda _: self.ended.set())
+        return self._end
 
     def abandon(self) -> None:
         """End a run whose writer was collected unclosed; its lease expires."""
         if self._run_lease is not None:
             self._run_lease.finish()
-        self.end(FINAL_WRITE)
+        self._end = self.end(FINAL_WRITE)
 
     async def _finish(self, within: float) -> None:
-        from asyncio import CancelledError  # noqa: PLC0415 - as above
+        import asyncio  # noqa: PLC0415 - as above
 
-        until = anyio.current_time() + within
-        for _ in range(2):
-            try:
-                with anyio.CancelScope(deadline=until, shield=True):
-                    await self._settle()
-                break
-            except CancelledError:  # the event loop ends
-                until = min(until, anyio.current_time() + FINAL_WRITE)
-        written = anyio.Event()
-        self._task.add_done_callback(lambda _: written.set())
-        self._task.cancel()
-        with anyio.CancelScope(shield=True):
-            await written.wait()
-        self._log_losses(self._delivery.give_up("shutdown"))
-
-    async def _settle(self) -> None:
-        """Wait until all is written, or refused for good."""
-        while True:
-            if self._task.done():  # cancelled with the event loop
-                self._task = start_background(self._write_all, self._name)
-                await anyio.lowlevel.checkpoint()
-            flushed = await self._delivery.flush(float("inf"))
-            if flushed.complete or self._delivery.refused:
-                return
-            await anyio.sleep(GLANCE)
+        try:
+            await self.flush(within)
+            loop_ends = self._task.done()
+        except asyncio.CancelledError:
+            loop_ends = True
+        try:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            if loop_ends:
+                await self._write_rest()
+            self._log_losses(self._delivery.give_up("shutdown"))
+        finally:
+            if self._run_lease is not None:
+                self._run_lease.finish()
+            self._pool.users -= 1
 
 
-async def wait_through(event: anyio.Event) -> None:
-    """Wait for an event; a cancellation meanwhile is raised afterwards."""
+async def wait_through(task: asyncio.Task[None]) -> None:
+    """Wait for the end of a task; a cancellation meanwhile is raised afterwards."""
+    import asyncio  # noqa: PLC0415 - as above
+
     cancelled: BaseException | None = None
     with anyio.CancelScope(shield=True):
-        while not event.is_set():
+        while not task.done():
             try:
-                await event.wait()
-            except anyio.get_cancelled_exc_class() as error:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
                 cancelled = error
     if cancelled is not None:
         raise cancelled

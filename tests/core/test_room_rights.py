@@ -30,7 +30,7 @@ from bls_agent.core.keys import KEYS, Contract
 from bls_agent.crawl import CrawlRequest, RequestQueue, SeenFilter, cleanup
 from bls_agent.crawl.overview import QueueOverview
 from bls_agent.devserver import DevServer
-from bls_agent.runs.writer_pool import RunLease
+from bls_agent.runs.writer_task import RunLease
 from bls_agent.workers import (
     BacktestProgress,
     BacktestWorkerHeartbeat,

@@ -15,6 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import EventStore, LeaseHeldError, WrongTypeError
+from bls_agent.connection.scripts import ADD_EVENTS, Script
 from bls_agent.devserver import DevServer
 from bls_agent.runs import RunWriter
 from bls_agent.runs.reading import RunKeys
@@ -113,7 +114,7 @@ async def test_who_is_cancelled_while_opening_has_no_lease(
         with pytest.raises(asyncio.CancelledError):
             await opening
         own_server.thaw()
-        await eventually(lambda: store._pools._by_loop.find() is None)
+        await eventually(lambda: not getattr(store._pools.find(), "users", 0))
         assert await admin.exists(KEYS.owner, KEYS.events) == 0
         assert await admin.hget(KEYS.books, "owner") is None
         async with store.run(1):
@@ -310,22 +311,22 @@ async def test_a_late_batch_behind_later_ones(proxy: FaultProxy, admin: Redis) -
         emit(run, 3)
         await run.flush()
         sent: list[Any] = []
-        pool: Any = run._pool
-        add_events = pool.add_events
+        pool: Any = store._pools.find()
+        run_script = pool.run_script
 
-        async def remember(keys: RunKeys, arguments: Any) -> Any:
+        async def remember(script: Script, keys: RunKeys, arguments: Any) -> Any:
             sent.append(arguments)
-            return await add_events(keys, arguments)
+            return await run_script(script, keys, arguments)
 
-        pool.add_events = remember
+        pool.run_script = remember
         emit(run, 3, 3)
         await run.flush()
         emit(run, 3, 6)
         await run.flush()
         for arguments in sent:
-            again: Any = await add_events(KEYS, arguments)
+            again: Any = await run_script(ADD_EVENTS, KEYS, arguments)
             assert again[2:] == [b"again", 3, b"ours"]
-        pool.add_events = add_events
+        pool.run_script = run_script
     assert await numbers(admin) == list(range(9))
     await bare.aclose()
 
@@ -497,15 +498,15 @@ async def test_a_fault_of_ours(
     """It is logged, the run goes on, and the host notices nothing."""
     async with EventStore(own_server.url) as store, store.run(1) as run:
         await run.flush()
-        pool: Any = run._pool
-        add_events = pool.add_events
+        pool: Any = store._pools.find()
+        run_script = pool.run_script
 
         async def fail(*_: Any) -> Any:
-            pool.add_events = add_events
+            pool.run_script = run_script
             message = "ours"
             raise RuntimeError(message)
 
-        pool.add_events = fail
+        pool.run_script = fail
         emit(run, 3)
         assert await run.flush(20)
     assert await numbers(admin) == [0, 1, 2]

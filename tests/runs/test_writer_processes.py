@@ -339,7 +339,6 @@ async def test_a_late_request_opens_nothing(
     """A renewal that arrives behind the end of the run does nothing."""
     async with store.run(run_id) as run:
         lease: Any = run._run_lease
-        pool: Any = run._pool
-    await pool._renew([lease])
+    await lease._renew()
     assert await bare.exists(RunKeys(run_id).owner) == 0
     assert await bare.hget(RunKeys(run_id).books, "owner") is None

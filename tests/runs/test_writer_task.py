@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from bls_agent import (
     EventStore,
 )
-from bls_agent.runs.writer_task import LONGEST, TEXTS, PendingEvent, capture, merge
+from bls_agent.runs.new_events import LONGEST, TEXTS, PendingEvent, capture, merge
 
 MIB = 1024 * 1024
 NOBODY = ("", "", "", "")
@@ -30,7 +30,7 @@ def taken(
 ) -> PendingEvent:
     """Take an event as a writer does."""
     source = (agent, "", "", "")
-    return capture(*name, data, source, at=at, limit=MIB, merges=merges)[0]
+    return capture(*name, data, source, at=at, limit=MIB, merges=merges)
 
 
 def said(event: PendingEvent) -> Any:
@@ -224,11 +224,11 @@ class Hostile(dict[str, Any]):
     ids=["nan", "sets", "surrogates", "long", "bytes", "hostile", "hostile-inside"],
 )
 def test_anything_is_taken(data: object, *, too_long: bool) -> None:
-    event, cut = capture("llm", "stream", data, NOBODY, at=1.0, limit=MIB, merges=True)
+    event = capture("llm", "stream", data, NOBODY, at=1.0, limit=MIB, merges=True)
     payload, cut_now = event.encode(MIB)
     assert len(payload) <= MIB
     assert isinstance(json.loads(payload), dict)
-    assert (cut or cut_now) is too_long
+    assert cut_now is too_long
 
 
 async def test_tokens_are_merged_and_nothing_is_lost(
