@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final, Self
 
 import anyio
@@ -30,14 +31,11 @@ from bls_agent.runs.gaps import (
     find_resume_point,
     sequence_of,
 )
-from bls_agent.runs.hub import Hub, Hubs
+from bls_agent.runs.hub import Hub
 from bls_agent.runs.reading import Page, PageSize, RunReader
 from bls_agent.runs.topic import RunTopic
 
 __all__ = ["Cursor", "Follower"]
-
-DOUBT: Final = 5.0  # seconds for the next event to show how many were lost
-AHEAD: Final = 1.0  # seconds for the topic to get where this follower has read up to
 
 BATCH: Final = 500  # events that are given at once
 PAGE_BYTES: Final = 1024 * 1024  # of a page, about: each of many followers may hold one
@@ -54,21 +52,14 @@ class Cursor:
         self.closes = False  # whether that one has ended the run
         # whether the run is known to have existed
         self.existed = last_id not in (BEGINNING, END)
-        # the server lost the place: when to give the gap without waiting for an event
-        self.gap_due_at: float | None = None
-        # the topic is not here yet: when to request the next probe
-        self.recheck_at: float | None = None
-
-    @property
-    def gap_pending(self) -> bool:
-        """Whether the server has lost the place, and no event has come since."""
-        return self.gap_due_at is not None
+        # whether the server has lost the place, and no event has come since
+        self.gap_pending = False
 
     def note(self, event: StreamEvent) -> None:
         """Go behind an event. Every follower calls it for each event: keep it short."""
         self.id, self.known = event.id, sequence_of(event)
         self.closes, self.is_event, self.existed = event.closes, True, True
-        self.gap_due_at = self.recheck_at = None
+        self.gap_pending = False
 
     def go_to_end(self, last: StreamEvent | None) -> None:
         """Go behind the last event of the run, if it has one."""
@@ -81,11 +72,6 @@ class Cursor:
         """Begin where :func:`find_resume_point` decided."""
         self.id, self.known = opening.place, opening.known
         self.is_event, self.closes = opening.is_event, opening.closes
-
-    def go_back(self, place: EventId, now: float) -> None:
-        """Go back to the last id that the server knows: it has lost the place."""
-        self.id = place
-        self.gap_due_at = now + DOUBT
 
     def misses_nothing(self, first: StreamEvent) -> bool:
         """Tell whether an event is surely the next one, or the first of all."""
@@ -113,7 +99,12 @@ class Follower:
     """
 
     def __init__(
-        self, hubs: Hubs, run_id: int, last_id: str, *, is_plain: bool = False
+        self,
+        hub: Callable[[], Hub],
+        run_id: int,
+        last_id: str,
+        *,
+        is_plain: bool = False,
     ) -> None:
         """Remember where to begin; nothing is read yet.
 
@@ -125,7 +116,7 @@ class Follower:
         self._is_over = False
         self._ready: list[Followed] = []  # found, not all of it given yet
         self._at = 0  # in it
-        self._hubs = hubs
+        self._find_hub = hub  # of the running event loop
         self._is_plain = is_plain
         self._hub: Hub | None = None
         self._reader: RunReader | None = None
@@ -136,6 +127,7 @@ class Follower:
         self._cursor = Cursor(last_id)
         self._number: int | None = None  # of what comes next, in the topic's buffer
         self._rewinds = 0  # of the topic that were handled
+        self._probed: EventId | None = None  # the last place behind a topic's head
         # topic.news when nothing but events was left to take from its buffer
         self._known_news: int | None = None
         self._reported_loss: tuple[bytes, int] | None = None  # token, returns
@@ -275,7 +267,7 @@ class Follower:
         """Find what comes next in every other case."""
         self._known_news = None
         if self._reader is None:
-            self._hub = self._hubs.here
+            self._hub = self._find_hub()
             self._reader = RunReader(self._hub.pool, self.run_id)
         if self._hub is None or self._hub.is_closed:
             self._leave_run()
@@ -339,26 +331,30 @@ class Follower:
 
     def _take_from_topic(self, topic: RunTopic) -> list[Followed] | None:
         """Take events from the topic; ``None`` if they have to be read from Redis."""
+        cursor = self._cursor
         if topic.failure is not None:
             self._topic = None
             raise topic.failure
-        if topic.rewinds != self._rewinds:
-            self._apply_rewind(topic)
-        buffer = topic.buffer
+        self._follow_rewind(topic)
         if self._number is None:
-            self._number = buffer.locate(self._cursor.id)
-            if self._number is None and order(self._cursor.id) > order(buffer.head):
+            self._number = topic.buffer.locate(cursor.id)
+        if self._number is None:
+            if order(cursor.id) > order(topic.buffer.head):
                 return self._report_state(topic)  # this follower has read further
-        events = None
-        if self._number is not None:
-            events = buffer.after(self._number, BATCH)
-        if events is None or (events and self._cursor.gap_pending):
             return self._leave_buffer(topic)
-        if not events:
-            return self._report_state(topic)
-        self._number = (self._number or 0) + len(events)
-        self._cursor.note(events[-1])
-        return [*events]
+        if cursor.gap_pending and self._number < topic.buffer.end:
+            return self._leave_buffer(topic)
+        found = self._take_more(topic)
+        if found is None:
+            return self._leave_buffer(topic)
+        return found or self._report_state(topic)
+
+    def _follow_rewind(self, topic: RunTopic) -> None:
+        """Go back to the last id that the server knows, if it has lost the place."""
+        if topic.rewinds != self._rewinds:
+            self._rewinds, self._number = topic.rewinds, None
+            if order(self._cursor.id) > order(topic.rewound_to):
+                self._cursor.id, self._cursor.gap_pending = topic.rewound_to, True
 
     def _leave_buffer(self, topic: RunTopic) -> list[Followed] | None:
         """Read on from Redis, unless the run is gone."""
@@ -371,12 +367,6 @@ class Follower:
             return self._leave_topic()  # that was an earlier run of the same id
         self._is_over = True
         return [self._make_gap(GapReason.EXPIRED, topic)]
-
-    def _apply_rewind(self, topic: RunTopic) -> None:
-        """Go back to the last id that the server knows, if it has lost the place."""
-        self._rewinds, self._number = topic.rewinds, None
-        if order(self._cursor.id) > order(topic.rewound_to):
-            self._cursor.go_back(topic.rewound_to, anyio.current_time())
 
     def _report_state(self, topic: RunTopic) -> list[Followed] | None:
         """Give a gap, a lost writer or the end to a follower that has every event."""
@@ -392,12 +382,9 @@ class Follower:
             return None  # it ends if nothing stands behind
         lost = None if liveness.lost is None else (liveness.lost, liveness.returns)
         is_news = lost is not None and lost != self._reported_loss
-        doubt = cursor.gap_due_at
-        if doubt is not None and (
-            self._is_over or is_news or anyio.current_time() >= doubt
-        ):
+        if cursor.gap_pending and (self._is_over or is_news):
             found.append(self._make_gap(GapReason.LOST))
-            cursor.gap_due_at, self.place = None, cursor.id
+            cursor.gap_pending, self.place = False, cursor.id
         if is_news and not self._is_over:
             self._reported_loss = lost
             found.append(WriterLost(self.run_id, self.place))
@@ -416,20 +403,14 @@ class Follower:
         return Gap(self.run_id, reason, self.place, None, missing or None)
 
     async def _wait_with(self, hub: Hub, topic: RunTopic) -> None:
-        """Wait for events; a pending gap limits the wait, and a place ahead."""
-        cursor, until = self._cursor, self._until
-        if self._number is None and not self._is_plain:
+        """Wait for events behind a place that is not in the topic's buffer."""
+        place = self._cursor.id
+        if self._number is None and not self._is_plain and place != self._probed:
             # Mostly it has only read ahead. But perhaps the server has lost events that
             # it gave out: then nothing would ever come behind this place.
-            now = anyio.current_time()
-            if cursor.recheck_at is not None and now >= cursor.recheck_at:
-                hub.request_probe(topic, cursor.id)
-                cursor.recheck_at = None
-            cursor.recheck_at = cursor.recheck_at or now + AHEAD
-            until = min(until, cursor.recheck_at)
-        if cursor.gap_due_at is not None:
-            until = min(until, cursor.gap_due_at)
-        await self._wait_for_more(topic, until)
+            self._probed = place
+            hub.request_probe(topic, place)
+        await self._wait_for_more(topic, self._until)
 
     async def _read_page(self, hub: Hub, reader: RunReader) -> list[Followed]:
         """Read on from Redis, and join the run's topic if that was all."""
@@ -459,7 +440,7 @@ class Follower:
         if topic is None and page.is_last:
             topic = hub.join(reader.keys, cursor.id, cursor.known, seen=cursor.existed)
         if topic is not self._topic and topic is not None:
-            self._rewinds = topic.rewinds
+            self._rewinds, self._probed = topic.rewinds, None
         self._topic, self._number = topic, None
 
     async def _find_gap(self, first: StreamEvent, reader: RunReader) -> Gap | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, cast
 
 from bls_agent.connection.endpoint import Reply
-from bls_agent.core.errors import BlsError, WrongTypeError
+from bls_agent.core.errors import BlsError
 from bls_agent.runs.events import (
     BEGINNING,
     EventId,
@@ -26,7 +26,6 @@ __all__ = [
     "ResumeFacts",
     "ResumePoint",
     "WriterLiveness",
-    "as_ours",
     "classify_jump",
     "continues",
     "fetch_evidence",
@@ -44,9 +43,6 @@ LEASE: Final = 15.0  # seconds: a writer's usual lease
 CONFIRMED: Final = 0.25  # seconds from the first probe without a lease to the second
 UNSEEN: Final = 2.0  # the same where no lease was ever seen
 UNOWNED: Final = 5.0  # seconds that a run without a lease has to come back
-SLOW: Final = 0.5  # seconds: a probe that took longer has met an outage …
-USUAL: Final = 4  # … if it took so many times longer than they usually take
-RISE: Final = 1.5  # from one probe to the next, of the usual duration
 
 DIGITS: Final = 16  # a sequence has fewer
 
@@ -161,7 +157,7 @@ async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
         ]
     )
     if isinstance(at, BlsError):
-        raise as_ours(at, keys.events)
+        raise reader.explain(at)
     found = decode_entries(keys.run_id, at)
     last, exists = read_last(about)
     booked, sequence = _known(books) or (None, None)
@@ -198,13 +194,6 @@ async def was_deleted(reader: RunReader, place: EventId) -> bool:
     booked = await reader.ask_many([("HGET", reader.keys.books, "id")])
     last = read_id(booked[0])
     return last is not None and order(last) >= order(place)
-
-
-def as_ours(error: BlsError, key: str) -> BlsError:
-    """Give the error that a follower raises for a refused key."""
-    if getattr(error, "kind", "") == "wrong_type":
-        return WrongTypeError(key, "stream")
-    return error
 
 
 def _known(reply: Reply) -> Any:
@@ -291,7 +280,6 @@ class WriterLiveness:
         self.returns = 0  # how often a lost writer has come back
         self.probe_at = now  # when to probe again
         self._probed_at = float("-inf")
-        self._usual: float | None = None  # seconds that a probe takes
         self._lease = 0.0  # the longest that was seen
         self._lives_until = float("-inf")  # the end of the lease that was seen last
         self._lost_not_before = self._gone_not_before = now
@@ -314,14 +302,10 @@ class WriterLiveness:
 
     def note_outage(self, now: float) -> None:
         """Give the writer time to come back after an outage."""
-        self._wait_for_writer(now)
-        self.probe_at = now
-
-    def _wait_for_writer(self, now: float, most: float = float("inf")) -> None:
-        """Give the writer its lease's time to come back, at most ``most`` seconds."""
-        self._lost_not_before = now + min(most, self._lease or LEASE)
-        self._gone_not_before = now + min(most, self._lease or UNOWNED)
+        self._lost_not_before = now + (self._lease or LEASE)
+        self._gone_not_before = now + (self._lease or UNOWNED)
         self._missed = None
+        self.probe_at = now
 
     def record(self, probe: Probe, now: float) -> bool:
         """Record a probe; tell whether followers have to be notified."""
@@ -335,8 +319,6 @@ class WriterLiveness:
             # left it: so it may be sent before the end of the lease.
             ends_at = self._lives_until - probe.elapsed
             self.probe_at = min(self.probe_at, ends_at + BEHIND)
-        if self._is_slow(probe.elapsed):
-            self._wait_for_writer(now, USUAL * probe.elapsed)
         is_lost = self._record_writer(probe, now)
         return self._record_run(probe, now) or is_lost
 
@@ -353,18 +335,6 @@ class WriterLiveness:
         left = self._too_long_since + probe.length - now
         return left if left > 0 else None
 
-    def _is_slow(self, elapsed: float) -> bool:
-        """Tell whether a probe has met an outage; a far server is none.
-
-        The first probe measures how far it is, and includes the time to connect.
-        """
-        if self._usual is None:
-            self._usual = elapsed
-            return False
-        most = max(SLOW, USUAL * self._usual)
-        self._usual = min(elapsed, RISE * max(self._usual, SLOW / USUAL))
-        return elapsed > most
-
     def _record_writer(self, probe: Probe, now: float) -> bool:
         if probe.owner is None or probe.left is not None:
             self.returns += self.lost is not None
@@ -372,7 +342,8 @@ class WriterLiveness:
             return False
         if self._missed is None or self._missed[0] != probe.owner:
             self._missed = (probe.owner, now)
-        wait = CONFIRMED if self._lease else UNSEEN
+        # A server that was slow to answer was slow to renew the lease, too.
+        wait = max(CONFIRMED if self._lease else UNSEEN, probe.elapsed)
         sure_at = max(self._missed[1] + wait, self._lost_not_before)
         if now < sure_at:
             self.probe_at = min(self.probe_at, sure_at + BEHIND)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from bls_agent.connection.access import Access, LoopLocal
 from bls_agent.connection.after_fork import keep, register
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.connection.pool import ConnectionPool
@@ -18,7 +17,6 @@ from bls_agent.core.redaction import redact_traceback
 from bls_agent.runs.events import BEGINNING, EventId, order
 from bls_agent.runs.gaps import (
     Probe,
-    as_ours,
     fetch_evidence,
     read_last,
     was_deleted,
@@ -37,7 +35,7 @@ from bls_agent.runtime.tasks import start_background
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Hub", "Hubs", "StreamReader"]
+__all__ = ["Hub", "StreamReader"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +46,7 @@ FIRST_PAUSE: Final = 0.05  # seconds from one UNBLOCK to the next, then twice as
 GRACE: Final = 1.5  # seconds from the first UNBLOCK until the connection is given up
 OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be read
 COUNT: Final = 100  # events of all runs in one reply, while their size is unknown
-ASKED: Final = 4  # requests of a probe of one run
+ASKED: Final = 3  # requests of a probe of one run
 
 NAME: Final = "bls-agent-runs"  # of the tasks
 AT_ONCE: Final = 0.02  # seconds: probes that are due within it go into one write
@@ -71,7 +69,7 @@ class StreamReader:
         self._wake = wake
         self.connection = pool.waiting(key)
         self._generation = 0
-        self._given_up = self._doubted = False
+        self._given_up = False
         self._room = self._asked = COUNT  # events in a reply: of all runs; of each
         self._margin = MARGIN
         self._received: int | None = None
@@ -117,7 +115,6 @@ class StreamReader:
                     await self.connection.drop()
                     await anyio.sleep(1.0 + backoff.failed())
                 else:
-                    self._doubted = False
                     backoff.succeeded()
         finally:
             self._given_up = True
@@ -292,9 +289,8 @@ class StreamReader:
         found: list[tuple[RunTopic, BlsError]] = []
         if not error.connecting:
             found = await self._find_refused(topics)
-            if not found and error.kind in OF_ITS_KEY and not self._doubted:
-                self._doubted = True  # it may have been mended meanwhile
-                raise error
+            if not found and error.kind in OF_ITS_KEY:
+                raise error  # it was mended meanwhile
         for topic, failure in found or [(one, error) for one in topics]:
             topic.fail(failure)
             self.topics.pop(topic.keys.run_id, None)
@@ -306,7 +302,7 @@ class StreamReader:
         requests = [("XREAD", "COUNT", 1, "STREAMS", key, "$") for key in keys]
         replies = await self._pool.read_many(requests)
         return [
-            (topic, as_ours(reply, topic.keys.events))
+            (topic, RunReader(self._pool, topic.keys.run_id).explain(reply))
             for topic, reply in zip(topics, replies, strict=True)
             if isinstance(reply, RedisRefusedError)
         ]
@@ -406,12 +402,10 @@ class Hub:
         requests += [("XINFO", "STREAM", topic.keys.events) for topic, _ in doubted]
         replies = await self.pool.read_many(requests)
         elapsed = anyio.current_time() - began
-        probes: list[Probe] = []
-        for at, (topic, before) in enumerate(zip(topics, existed, strict=True)):
-            exists, length, *lease = replies[at * ASKED : (at + 1) * ASKED]
-            topic.record_length(0 if isinstance(length, BlsError) else length)
-            probe = Probe.read(exists, *lease, elapsed=elapsed, existed=before)
-            probes.append(probe)
+        probes = [
+            Probe.read(*replies[ASKED * at :][:ASKED], elapsed=elapsed, existed=before)
+            for at, before in enumerate(existed)
+        ]
         infos = replies[len(topics) * ASKED :]
         for (topic, place), about in zip(doubted, infos, strict=True):
             await self._check(topic, place, about)
@@ -470,26 +464,6 @@ class Hub:
 def _probe_requests(keys: RunKeys) -> list[Request]:
     return [
         ("EXISTS", keys.events),
-        ("XLEN", keys.events),
         ("HGET", keys.books, "owner"),
         ("PTTL", keys.owner),
     ]
-
-
-class Hubs:
-    """The hub of each event loop in which a store is followed."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._by_loop: LoopLocal[Hub] = LoopLocal(Hub.forget_loop)
-
-    @property
-    def here(self) -> Hub:
-        """The hub of the running event loop."""
-        return self._by_loop.get(lambda: Hub(self._access.pool))
-
-    async def aclose(self) -> None:
-        """End the hub of this event loop; the next follower makes another one."""
-        hub = self._by_loop.pop()
-        if hub is not None:
-            await hub.aclose()

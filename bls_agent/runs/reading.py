@@ -10,9 +10,9 @@ import anyio
 
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.connection.pool import ConnectionPool
-from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
+from bls_agent.core.errors import BlsError, RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import OWNER, RUN_BOOKS, RUN_EVENTS, place_beside
-from bls_agent.runs.events import BEGINNING, StreamEvent, check_run_id, next_id
+from bls_agent.runs.events import StreamEvent, check_run_id, next_id
 
 __all__ = [
     "FIRST_PAGE",
@@ -172,27 +172,20 @@ class RunReader:
 
     async def last(self) -> StreamEvent | None:
         """Give the last event, if there is one."""
-        entries = await self.ask("XREVRANGE", "+", "-", "COUNT", 1)
-        found = decode_entries(self.keys.run_id, entries)
-        return found[0] if found else None
-
-    async def last_id(self) -> str:
-        """Give the id of the last event; ``0-0`` if there is none."""
-        last = await self.last()
-        return BEGINNING if last is None else last.id
-
-    async def has_writer(self) -> bool:
-        """Tell whether a writer lives that has to end the run."""
-        return bool(await self.pool.read(self.keys.owner, "PTTL") != NO_KEY)
+        return next(iter(await self.read_back("+", 1)), None)
 
     async def ask(self, name: str, *rest: str | int) -> Reply:
         """Send one request about the stream that changes nothing."""
         try:
             return await self.pool.read(self.keys.events, name, *rest)
         except RedisUnavailableError as error:
-            if error.kind == "wrong_type":
-                raise WrongTypeError(self.keys.events, "stream") from error
-            raise
+            raise self.explain(error) from error
+
+    def explain(self, error: BlsError) -> BlsError:
+        """Give the error that readers raise for a refused key."""
+        if getattr(error, "kind", "") == "wrong_type":
+            return WrongTypeError(self.keys.events, "stream")
+        return error
 
     async def ask_many(self, requests: Sequence[Request]) -> list[Reply]:
         """Send requests that change nothing in one write; errors are replies."""

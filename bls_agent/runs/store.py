@@ -25,7 +25,7 @@ from bls_agent.runs.events import (
     previous_id,
 )
 from bls_agent.runs.follower import Follower
-from bls_agent.runs.hub import Hubs
+from bls_agent.runs.hub import Hub
 from bls_agent.runs.listing import RunList, RunSummary, describe_run, list_runs
 from bls_agent.runs.new_events import (
     NewEvent,
@@ -35,7 +35,7 @@ from bls_agent.runs.new_events import (
     log_mended,
     portions,
 )
-from bls_agent.runs.reading import RunKeys, RunReader, find_wrong_type
+from bls_agent.runs.reading import NO_KEY, RunKeys, RunReader, find_wrong_type
 from bls_agent.runs.writer import RunWriter, WriterOptions
 from bls_agent.runs.writer_task import HighWaterMarks, WriterPool
 from bls_agent.runtime.lease import boot_seconds
@@ -113,7 +113,7 @@ class EventStore(Store):
         self._gives_none = on_error == "none"
         self._marks = HighWaterMarks()
         self._pools: LoopLocal[WriterPool] = LoopLocal()
-        self._hubs = Hubs(self._access)
+        self._hubs: LoopLocal[Hub] = LoopLocal(Hub.forget_loop)
 
     async def add(  # noqa: PLR0917 - the order of the document
         self,
@@ -303,7 +303,9 @@ class EventStore(Store):
         """
         keys = RunKeys(check_run_id(run_id))
         reader = RunReader(self._access.pool, run_id)
-        if await reader.has_writer():
+        if (
+            await self._access.pool.read(keys.owner, "PTTL") != NO_KEY
+        ):  # a living writer
             return bool(await self._each(reader, [keys.events], "UNLINK"))
         deleted = await self._each(reader, [keys.events, keys.books], "UNLINK")
         self._marks.forget(run_id)
@@ -422,7 +424,8 @@ class EventStore(Store):
 
         Raises as :meth:`get_events`.
         """
-        return await self._reader(run_id).last_id()
+        last = await self._reader(run_id).last()
+        return BEGINNING if last is None else last.id
 
     def follow(self, run_id: int, last_id: str = BEGINNING) -> Follower:
         """Give the events behind a place as they are written, each once, in order.
@@ -445,7 +448,7 @@ class EventStore(Store):
             ConfigurationError: An argument breaks its rule.
         """
         last = last_id if last_id == END else check_id("last_id", last_id)
-        return Follower(self._hubs, check_run_id(run_id), last)
+        return Follower(self._hub, check_run_id(run_id), last)
 
     async def subscribe(
         self, run_id: int, last_id: str = END, block_ms: int = 5000
@@ -469,7 +472,7 @@ class EventStore(Store):
         """
         last = last_id if last_id == END else check_id("last_id", last_id)
         wait = check_count("block_ms", block_ms, least=0) / 1000
-        follower = Follower(self._hubs, check_run_id(run_id), last, is_plain=True)
+        follower = Follower(self._hub, check_run_id(run_id), last, is_plain=True)
         while True:
             found = await follower.batch(wait or REFRESH)
             if not found and follower.unavailable is not None:
@@ -521,8 +524,13 @@ class EventStore(Store):
 
         Iterations of followers in this loop end.
         """
-        await self._hubs.aclose()
+        hub = self._hubs.pop()
+        if hub is not None:
+            await hub.aclose()
         await super().aclose()
+
+    def _hub(self) -> Hub:
+        return self._hubs.get(lambda: Hub(self._access.pool))
 
     def _reader(self, run_id: int) -> RunReader:
         return RunReader(self._access.pool, check_run_id(run_id))

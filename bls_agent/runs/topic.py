@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -110,38 +109,24 @@ class SharedPages:
 
     def __init__(self) -> None:
         # run and place → a page, and when it was requested
-        self._kept: OrderedDict[tuple[int, EventId], tuple[Page, float]] = OrderedDict()
+        self._kept: dict[tuple[int, EventId], tuple[Page, float]] = {}
         # of each run, as long as a follower holds or awaits it
         self._locks: WeakValueDictionary[int, anyio.Lock] = WeakValueDictionary()
 
     async def read(self, reader: RunReader, place: EventId, portion: int) -> Page:
         """Read behind a place."""
-        run_id, came_at = reader.keys.run_id, anyio.current_time()
-        lock = self._locks.get(run_id) or anyio.Lock()
-        self._locks[run_id] = lock
+        key, came_at = (reader.keys.run_id, place), anyio.current_time()
+        lock = self._locks.setdefault(reader.keys.run_id, anyio.Lock())
         async with lock:
-            page = self._find(run_id, place, came_at)
-            if page is None:
-                now = anyio.current_time()
+            page, asked_at = self._kept.pop(key, (None, 0.0))
+            if page is None or asked_at < came_at - (0 if page.is_last else FRESH):
+                # A last page says nothing about what was added after it was requested.
+                asked_at = anyio.current_time()
                 page = await reader.read(next_id(place), "+", portion)
-                self._keep(run_id, place, page, now)
+            self._kept[key] = page, asked_at
+            for oldest in list(self._kept)[:-KEPT]:
+                del self._kept[oldest]
             return page
-
-    def _find(self, run_id: int, place: EventId, came_at: float) -> Page | None:
-        page, asked_at = self._kept.get((run_id, place), (None, 0.0))
-        if page is None:
-            return None
-        # A last page says nothing about what was added after it was requested.
-        oldest = came_at if page.is_last else came_at - FRESH
-        return page if asked_at >= oldest else None
-
-    def _keep(self, run_id: int, place: EventId, page: Page, now: float) -> None:
-        for key, (_, asked_at) in list(self._kept.items()):
-            if asked_at < now - FRESH:
-                del self._kept[key]
-        self._kept[run_id, place] = page, now
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
 
     def forget(self) -> None:
         """Drop all pages."""
@@ -171,8 +156,6 @@ class RunTopic:
         self.known = known  # the sequence at the head, if it is known
         # the place of a follower that has waited for the head to get there
         self.reach: EventId = head
-        # how many events there were at the last probe, and the head then
-        self.length: tuple[int, EventId] | None = None
         self.news = 0  # how often something has happened besides events that have come
         self.rewinds = 0  # how often the server had lost what was read
         self.rewound_to = head  # the last id that it knew then
@@ -238,16 +221,6 @@ class RunTopic:
         self.known = sequence_of(last)
         self.wake()
 
-    def record_length(self, length: int) -> None:
-        """Record how many events there are.
-
-        A count that changed without new events over the waiting connection means that
-        events may stand before the place behind which it waits.
-        """
-        before, self.length = self.length, (length, self.buffer.head)
-        if before is not None and before[1] == self.buffer.head:
-            self.needs_check |= length not in (0, before[0])
-
     @property
     def furthest(self) -> EventId:
         """The last place up to which the server has to know the run."""
@@ -261,9 +234,10 @@ class RunTopic:
         """
         self.rewound_to = self.reach = last
         self.rewinds += 1
+        self.liveness.note_outage(anyio.current_time())
         if order(last) < order(self.buffer.head):
             self.buffer.restart(last)
-            self.known = self.length = None
+            self.known = None
         self.notify()
 
     def fail(self, failure: BlsError) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import pytest
 from redis.asyncio import Redis
 
 from bls_agent import RedisUnavailableError
@@ -361,11 +360,10 @@ async def restart_with(server: DevServer, dump: str) -> None:
     server.restart()
 
 
-async def test_a_lost_tail_without_any_later_event(
-    own_server: DevServer, admin: Redis, run_id: int, monkeypatch: pytest.MonkeyPatch
+async def test_a_lost_tail_behind_which_others_write(
+    own_server: DevServer, admin: Redis, run_id: int
 ) -> None:
-    """Said after a while, when no writer has told by its next event what is missing."""
-    monkeypatch.setattr("bls_agent.runs.follower.DOUBT", 0.3)
+    """Told with the next event of a writer that does not know what is missing."""
     await admin.config_set("appendonly", "no")
     async with EventStore(own_server.url) as store:
         follower = store.follow(run_id)
@@ -383,10 +381,10 @@ async def test_a_lost_tail_without_any_later_event(
             tasks.start_soon(go_on)
             await anyio.wait_all_tasks_blocked()
             await restart_with(own_server, "kept.rdb")
-            await eventually(lambda: follower.place == ids[1])
+            await eventually(lambda: follower._cursor.gap_pending)
             async with EventStore(own_server.url) as other:  # which never wrote before
-                await write(other, run_id, 1)
-        assert found[0] == Gap(run_id, GapReason.LOST, ids[3])
+                [new] = await write(other, run_id, 1)
+        assert found[0] == Gap(run_id, GapReason.LOST, ids[3], new)
         assert sequences(found) == [3]
 
 

@@ -79,7 +79,7 @@ async def test_a_long_heartbeat_does_not_hold_the_end(
 async def test_a_deleted_tail_is_not_polled_for(
     store: EventStore, run_id: int, bare: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits before it looks more and more seldom; what comes wakes him."""
+    """Who waits before it reads once; what comes wakes him."""
     ids = await store.add_many(run_id, [("a", "b")] * 2)
     await bare.xdel(f"run:{run_id}:events", ids[-1])
     at_end = store.follow(run_id, ids[-1])
@@ -94,7 +94,7 @@ async def test_a_deleted_tail_is_not_polled_for(
     monkeypatch.setattr(RunReader, "read", count)
     before = store.follow(run_id, ids[0])
     assert await before.batch(2.0) == []
-    assert 2 <= len(reads) <= 8
+    assert len(reads) <= 2
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
 

@@ -281,15 +281,6 @@ def test_an_outage_is_no_dead_writer() -> None:
     assert not liveness.is_gone
 
 
-def test_a_slow_look_has_seen_an_outage() -> None:
-    liveness = WriterLiveness(0.0, existed=True)
-    liveness.record(alive(), 0.0)
-    late = Probe(exists=True, owner=b"a", left=None, elapsed=2.0)
-    assert not liveness.record(late, 6.0)
-    assert not liveness.record(GONE, 6.0 + LEASE - 0.1)
-    assert liveness.record(GONE, 6.0 + LEASE + 0.1)
-
-
 def test_a_far_server_is_no_outage() -> None:
     """Where every look takes long, a lost writer is told all the same."""
     liveness = WriterLiveness(0.0, existed=True)
@@ -313,22 +304,13 @@ def test_a_writer_of_a_far_server_dies() -> None:
     assert now < ends + 1.0 + 2 * 0.6
 
 
-def test_a_slow_look_gives_a_writer_time_in_proportion() -> None:
-    liveness = WriterLiveness(0.0, existed=True)
-    liveness.record(alive(15.0), 0.0)
-    gone = Probe(exists=True, owner=b"a", left=None, elapsed=0.6)
-    assert not liveness.record(gone, 16.0)
-    assert not liveness.record(GONE, 16.0 + 2.3)
-    assert liveness.record(GONE, 16.0 + 2.5)
-
-
-def test_a_server_that_moves_away_is_no_outage_for_ever() -> None:
+def test_a_slow_probe_gives_a_writer_time_in_proportion() -> None:
     liveness = WriterLiveness(0.0, existed=True)
     liveness.record(alive(), 0.0)
-    liveness.record(Probe(exists=True, owner=b"a", left=3.0, elapsed=0.001), 1.0)
-    gone = Probe(exists=True, owner=b"a", left=None, elapsed=0.7)
-    assert not liveness.record(gone, 5.0)
-    assert any(liveness.record(gone, 5.0 + LOOK * number) for number in range(1, 20))
+    slow = Probe(exists=True, owner=b"a", left=None, elapsed=2.0)
+    assert not liveness.record(slow, 6.0)
+    assert not liveness.record(slow, 7.9)
+    assert liveness.record(slow, 8.1)
 
 
 def test_a_run_that_disappears() -> None:
@@ -382,7 +364,7 @@ def test_who_went_back_is_in_doubt_until_an_event_comes() -> None:
     """That one is compared with what Redis knows: it may be the next one all the same."""
     cursor = Cursor("0-0")
     cursor.note(event(9))
-    cursor.go_back("4-0", 1.0)
+    cursor.id, cursor.gap_pending = "4-0", True
     assert (cursor.id, cursor.known, cursor.gap_pending) == ("4-0", 9, True)
     assert not cursor.misses_nothing(event(10))
     cursor.note(event(10))
@@ -394,7 +376,7 @@ def test_nothing_is_missing_before_the_first_event_that_is_given() -> None:
     cursor = Cursor("$")
     cursor.go_to_end(None)
     assert cursor.misses_nothing(event(7))
-    cursor.go_back("0-0", 1.0)
+    cursor.gap_pending = True
     assert not cursor.misses_nothing(event(7))
     assert not Cursor("0-0").misses_nothing(event(7))
 

@@ -61,7 +61,7 @@ async def test_two_connections_for_any_number(
 
 
 def _has_lingered(store: EventStore) -> bool:
-    return not store._hubs.here._topics
+    return not store._hub()._topics
 
 
 async def _are_gone(redis: Redis, name: str) -> bool:
@@ -114,7 +114,7 @@ async def test_a_close_that_fills_a_reply(
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_follow_to_the_end, follower, count + 1)
-            await eventually(lambda: bool(store._hubs.here._topics))
+            await eventually(lambda: bool(store._hub()._topics))
             close = ("system", "close")
             await store.add_many(run_id, [("llm", "stream")] * (count - 1) + [close])
     assert follower.end is FollowEnd.CLOSED
