@@ -337,7 +337,6 @@ async def test_projects_come_and_go(
     await admin.delete(*[f"{name}_项目状态" for name in names])
     await watching.until(lambda: set(watching.views) == {"长命"})
     assert list(watching.fleet._reader.projects) == ["长命"]
-    assert list(watching.fleet._reader._keys) == ["长命"]
     gone = [name for change in watching.changes for name in change.gone]
     assert sorted(gone) == sorted(names)
 

@@ -7,12 +7,12 @@ send it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, get_args
 
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.core.acl import CONSOLE_RIGHTS, RIGHTS, Right
+from bls_agent.core.acl import CONSOLE_RIGHTS, RIGHTS, Mode, Right
 from bls_agent.core.keys import (
     CONTROL,
     INFLIGHT,
@@ -25,34 +25,29 @@ from bls_agent.core.keys import (
 )
 from bls_agent.ops.doctor.rule import Finding, Severity, show
 
-__all__ = ["Role", "Trial", "check_access", "roles_of", "trials"]
+__all__ = ["Access", "Role", "Trial", "check_access", "roles_of", "trials"]
 
 SOURCE: Final = "docs/rights.md"
 INSTANCE: Final = "doctor"  # in the place of an instance's name
-_TEXT: Final = "x"
 
-# What follows the key; only the number of arguments counts.
-_REST: Final[Mapping[str, tuple[Argument, ...]]] = {
-    "set": (_TEXT,), "expire": (1,), "pexpire": (1,), "pexpireat": (1,),
-    "rpush": (_TEXT,), "lpush": (_TEXT,), "ltrim": (0, 0), "lrange": (0, 0),
-    "blpop": (0,), "lindex": (0,), "lrem": (1, _TEXT), "sadd": (_TEXT,),
-    "srem": (_TEXT,), "hget": (_TEXT,), "hset": (_TEXT, _TEXT), "hdel": (_TEXT,),
-    "zadd": (1, _TEXT), "zscore": (_TEXT,), "zremrangebyscore": (0, 0),
-    "zremrangebyrank": (0, 0), "getrange": (0, 0),
-}  # fmt: skip
-_KEYLESS: Final[Mapping[str, tuple[Argument, ...]]] = {
-    "select": (0,), "client|setname": (_TEXT,), "client|unblock": (1,),
-    "client|kill": ("ID", 1), "scan": (0,),
-}  # fmt: skip
-_ANY_TYPE: Final = frozenset(
-    {"del", "exists", "expire", "pexpire", "pexpireat", "type"}
+# By command how many arguments follow the key; what they are does not count.
+_ONE: Final = (
+    "set expire pexpire pexpireat rpush lpush blpop lindex sadd srem hget hdel zscore"
+    " select client|setname client|unblock scan"
 )
-_BY_LETTER: Final = {
+_TWO: Final = (
+    "ltrim lrange lrem hset zadd zremrangebyscore zremrangebyrank getrange client|kill"
+)
+_REST: Final = {
+    **dict.fromkeys(_ONE.split(), ("1",)),
+    **dict.fromkeys(_TWO.split(), ("1", "1")),
+}
+# The type that a command needs, by its name or its first letter; others take any key.
+_TYPES: Final = {
+    "get": RedisType.STRING, "set": RedisType.STRING, "s": RedisType.SET,
     "l": RedisType.LIST, "r": RedisType.LIST, "b": RedisType.LIST,
-    "h": RedisType.HASH, "z": RedisType.ZSET, "s": RedisType.SET,
+    "h": RedisType.HASH, "z": RedisType.ZSET,
 }  # fmt: skip
-
-_MODES: Final = frozenset({"blocking", "compat", "reliable"})
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ def trials(project: str) -> dict[str, list[Trial]]:
     """Make the requests of each role: the modes of an agent, replicas, a console."""
     rows = {
         mode: [r for r in RIGHTS if mode in r.modes and not r.replicas and not r.extra]
-        for mode in sorted(_MODES)
+        for mode in sorted(get_args(Mode))
     }
     rows["replicas"] = [right for right in RIGHTS if right.replicas]
     rows["console"] = list(CONSOLE_RIGHTS)
@@ -90,42 +85,35 @@ def _trials_of(right: Right, project: str) -> Iterator[Trial]:
     for command in right.command.split():
         words = tuple(command.split("|"))
         if not right.keys:
-            yield Trial(right, command, "", (*words, *_KEYLESS.get(command, ())))
-        elif command in ("eval", "evalsha"):
-            keys = [key for key, _ in _keys_of(right.keys, project)]
-            yield Trial(right, command, keys[0], (*words, _TEXT, len(keys), *keys))
+            yield Trial(right, command, "", (*words, *_REST.get(command, ())))
+            continue
+        found = _keys_of(right.keys, project)
+        keys = list(found)
+        if command in ("eval", "evalsha"):
+            yield Trial(right, command, keys[0], (*words, "x", len(keys), *keys))
         elif command in ("lmove", "blmove"):
-            keys = [key for key, _ in _keys_of(right.keys, project)]
-            patience = (0,) if command == "blmove" else ()
-            ways = ("LEFT", "RIGHT", *patience)
-            yield Trial(right, command, keys[0], (*words, *keys[:2], *ways))
+            patience = ("1",) if command == "blmove" else ()
+            request = (*words, *keys[:2], "LEFT", "RIGHT", *patience)
+            yield Trial(right, command, keys[0], request)
         else:
-            yield from _one_key_trials(right, command, project)
+            option = (right.option,) if right.option else ()
+            rest = (*_REST.get(command, ()), *option)
+            wanted = _TYPES.get(command) or _TYPES.get(command[0])
+            for key, kind in found.items():
+                if len(keys) == 1 or wanted in (None, kind):
+                    yield Trial(right, command, key, (command, key, *rest))
 
 
-def _one_key_trials(right: Right, command: str, project: str) -> Iterator[Trial]:
-    rest = (*_REST.get(command, ()), *((right.option,) if right.option else ()))
-    wanted = (
-        RedisType.STRING if command in ("set", "get") else _BY_LETTER.get(command[0])
-    )
-    for key, kind in _keys_of(right.keys, project):
-        if len(right.keys) == 1 or command in _ANY_TYPE or kind is wanted:
-            yield Trial(right, command, key, (command, key, *rest))
-
-
-def _keys_of(
-    rows: Sequence[KeyTemplate], project: str
-) -> list[tuple[str, RedisType | None]]:
+def _keys_of(rows: Sequence[KeyTemplate], project: str) -> dict[str, RedisType | None]:
     status = place_beside(PROJECT_STATUS.locate(project=project))
     control = place_beside(CONTROL.locate(project=project))
     inflight = INFLIGHT.locate(place=control, instance=INSTANCE)
     places = {INSTANCES: status, OWNER: place_beside(inflight)}
-    found: list[tuple[str, RedisType | None]] = []
+    found: dict[str, RedisType | None] = {}
     for row in rows:
         place = places.get(row, control)
         values = {"project": project, "place": place, "instance": INSTANCE}
-        named = {name: values[name] for name in row.fields}
-        found.append((row.locate(**named), row.type))
+        found[row.locate(**{name: values[name] for name in row.fields})] = row.type
     return found
 
 
@@ -147,23 +135,32 @@ def roles_of(
     tried: Mapping[str, Sequence[Trial]], answers: Mapping[tuple[Argument, ...], Reply]
 ) -> list[Role]:
     """Group the answers of ACL DRYRUN by role; no answer counts as granted."""
-    return [
-        Role(
-            name,
-            [t for t in some if answers.get(t.request, b"OK") != b"OK"],
-            len(some),
-        )
-        for name, some in tried.items()
-    ]
+    found: list[Role] = []
+    for name, some in tried.items():
+        missing = [one for one in some if answers.get(one.request, b"OK") != b"OK"]
+        found.append(Role(name, missing, len(some)))
+    return found
 
 
-def check_access(user: str, project: str, roles: Iterable[Role]) -> Iterator[Finding]:
+class Access(NamedTuple):
+    """A user, and its roles in a project."""
+
+    user: str
+    project: str = ""
+    roles: Sequence[Role] = ()
+
+    def worth(self) -> float:
+        """Rank by the number of possible roles; no project at all comes last."""
+        return sum(role.possible for role in self.roles) + 0.5 * bool(self.roles)
+
+
+def check_access(access: Access) -> Iterator[Finding]:
     """Find what the user's rights do not allow in a project, and what that weakens."""
-    known = {role.name: role for role in roles}
+    known = {role.name: role for role in access.roles}
     if not known:
         return
     able = [name for name in ("blocking", "reliable", "compat") if known[name].possible]
-    whose = {"user": show(user), "project": show(project)}
+    whose = {"user": show(access.user), "project": show(access.project)}
     best = known[able[0]] if able else known["console"]
     if not best.possible:
         lacking = [t.shown for t in known["blocking"].missing if t.right.essential]

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio
 
@@ -27,7 +27,7 @@ from bls_agent.core.keys import (
     encode_key,
 )
 from bls_agent.core.settings import check_seconds
-from bls_agent.ops.doctor.access import Role, check_access, roles_of, trials
+from bls_agent.ops.doctor.access import Access, check_access, roles_of, trials
 from bls_agent.ops.doctor.reading import Kind, Look, kind_of, project_of
 from bls_agent.ops.doctor.report import Report, Tally
 from bls_agent.ops.doctor.rule import (
@@ -141,13 +141,13 @@ class _Examination:
     async def _servers(self) -> AsyncIterator[Server]:
         async with aclosing(self._pool.masters()) as pool:
             async for connection in pool:
-                yield Server(connection, whole=self._pool.is_cluster)
+                yield Server(connection)
 
     async def _examine_server(self, server: Server) -> Facts:
-        facts = await server.facts(self._clock)
+        facts = await server.facts(self._clock, whole=self._pool.is_cluster)
         for rule in SERVER_RULES:
             self._record(rule.judge(facts))
-        self._total += await server.count_keys()
+        self._total += await server.one("DBSIZE") or 0
         names = await server.connected(facts)
         if names is None or self._connected is None:
             self._connected = None
@@ -163,7 +163,7 @@ class _Examination:
         cursor, first = b"0", True
         while first or cursor != b"0":
             first = False
-            cursor, keys = await server.one("SCAN", cursor, "COUNT", SCAN_COUNT)
+            cursor, keys = await server.scan(cursor, SCAN_COUNT)
             for begin in range(0, len(keys), TOGETHER):
                 await self._examine_keys(server, keys[begin : begin + TOGETHER])
             self._seen += len(keys)
@@ -246,48 +246,31 @@ class _Examination:
         for row in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
             key = row.locate(project=self._project)
             async with self._pool.to(key) as connection:
-                server = Server(connection, whole=True)
-                await self._examine_keys(server, [encode_key(key)])
+                await self._examine_keys(Server(connection), [encode_key(key)])
 
-    async def _try_rights(self) -> _Access:
+    async def _try_rights(self) -> Access:
         """Try the user's rights in the project, or in some of those that were found.
 
         In a cluster every server has the same users, so one server is enough.
         """
         async with self._pool.to("") as connection:
-            server = Server(connection, whole=True)
-            best = _Access(await server.who())
+            server = Server(connection)
+            user: bytes = await server.one("ACL", "WHOAMI") or b""
+            best = Access(user.decode("utf-8", "replace"))
             names = [self._project] if self._project else list(self._projects)
             for name in names if best.user else ():
-                found = await _try_in(server, best.user, name)
-                if found is None:
+                tried = trials(name)
+                requests = {trial.request for some in tried.values() for trial in some}
+                answers = await server.dry_run(best.user, requests)
+                if not answers:
                     finding = _server_finding(UNTRIED, Severity.NOTE, best.user)
                     self._record(finding)
                     break
-                best = max(best, found, key=_Access.worth)  # of equals the first
-        for finding in check_access(best.user, best.project, best.roles):
+                found = Access(best.user, name, roles_of(tried, answers))
+                best = max(best, found, key=Access.worth)  # of equals the first
+        for finding in check_access(best):
             self._record(finding)
         return best
-
-
-async def _try_in(server: Server, user: str, project: str) -> _Access | None:
-    """Try the user's rights in a project; ``None`` if the server cannot say."""
-    tried = trials(project)
-    requests = {trial.request for some in tried.values() for trial in some}
-    answers = await server.dry_run(user, requests)
-    return _Access(user, project, roles_of(tried, answers)) if answers else None
-
-
-class _Access(NamedTuple):
-    """The doctor's user, and its roles in a project."""
-
-    user: str
-    project: str = ""
-    roles: Sequence[Role] = ()
-
-    def worth(self) -> float:
-        """Rank by the number of possible roles; no project at all comes last."""
-        return sum(role.possible for role in self.roles) + 0.5 * bool(self.roles)
 
 
 def _server_finding(rule: str, severity: Severity, what: str) -> Finding:

@@ -7,9 +7,9 @@ elements or a string of 100 MB costs as much as a short one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.core.errors import RedisUnavailableError
@@ -18,7 +18,6 @@ from bls_agent.ops.doctor.rule import Sample, Values
 
 __all__ = ["Kind", "Look", "is_loose", "kind_of", "project_of"]
 
-BEGINNING: Final = 4_096  # bytes of a string that are read at first
 WHOLE: Final = 65_536  # bytes of a string that is read to its end
 WEIGHT: Final = 131_072  # bytes of elements that are read of one key
 SOME: Final = 20  # members of a set, requests of a queue, fields of a long hash
@@ -57,57 +56,72 @@ class Look:
         return KEYS[self.sample.row].type
 
     def first(self) -> list[Request]:
-        """Ask for the TTL, and for the size that a key of the expected type has."""
+        """Ask for the TTL, and for a string or the size of what else is expected."""
         key, expected = encode_key(self.sample.key), self._expected
         if expected is None:
             return [("PTTL", key), ("TYPE", key)]
         if expected is RedisType.STRING:
-            return [("PTTL", key), ("GETRANGE", key, 0, BEGINNING - 1)]
-        return [
-            ("PTTL", key),
-            (_LENGTH[expected], key),
-            ("MEMORY", "USAGE", key, "SAMPLES", WEIGHED),
-        ]
+            return [("PTTL", key), ("GETRANGE", key, 0, WHOLE - 1)]
+        weight = ("MEMORY", "USAGE", key, "SAMPLES", WEIGHED)
+        return [("PTTL", key), (_LENGTH[expected], key), weight]
 
     def record_first(self, replies: Sequence[Reply]) -> None:
         """Record the replies to :meth:`first`."""
         lives, told, *usage = replies
-        if isinstance(lives, RedisUnavailableError):
-            self.refused = lives.kind
-            return
-        self.gone = lives == -2  # noqa: PLR2004 - what PTTL says of no key
+        for reply in (lives, told):
+            if isinstance(reply, RedisUnavailableError) and reply.kind != "wrong_type":
+                self.refused = reply.kind
+                return
         sample, expected = self.sample, self._expected
         sample.ttl = None if lives < 0 else lives / 1000
+        self.gone = lives == -2  # noqa: PLR2004 - what PTTL says of no key
         if isinstance(told, RedisUnavailableError):
-            if told.kind != "wrong_type":
-                self.refused = told.kind
+            return
+        if expected is None:
+            sample.type = told.decode()
             return
         sample.type = str(expected)
-        if expected is None:
-            sample.type = cast("bytes", told).decode()
-        elif expected is RedisType.STRING:
+        if expected is RedisType.STRING:
             sample.items, sample.size = [told], len(told)
-        else:
-            sample.size = told
-            self.gone |= not told and expected is not RedisType.STREAM
-            if isinstance(usage[0], int):
-                sample.mean_bytes = usage[0] / max(told, 1)
+            sample.complete = len(told) < WHOLE
+            return
+        sample.size = told
+        if isinstance(usage[0], int):
+            sample.mean_bytes = usage[0] / max(told, 1)
 
     def second(self) -> list[Request]:
         """Ask for content, or for the type if it is not the expected one."""
-        sample, expected = self.sample, self._expected
-        key = encode_key(sample.key)
+        key, expected = encode_key(self.sample.key), self._expected
         if self.refused or self.gone:
             return []
-        if not sample.type:
+        if not self.sample.type:
             return [("TYPE", key)]
-        if expected is RedisType.STRING:
-            if sample.size < BEGINNING:
-                return []
-            return [("STRLEN", key), ("GETRANGE", key, 0, WHOLE - 1)]
-        if expected is None:
+        if expected in (None, RedisType.STRING):
             return []
-        return _plan_content(expected, key, sample.row, sample.size, self._fitting)
+        return self._plan_content(key)
+
+    def _plan_content(self, key: bytes) -> list[Request]:
+        """Ask for as many elements as the rules need and as fit by their weight."""
+        size, fit, some = self.sample.size, self._fitting, self._fitting(SOME)
+        match self._expected:
+            case RedisType.LIST:
+                oldest, newest = map(fit, _ENDS.get(self.sample.row, _OTHER_ENDS))
+                if size <= oldest + newest:
+                    return [("LRANGE", key, 0, size - 1)]
+                ends = [(0, oldest - 1)] * bool(oldest) + [(-newest, -1)] * bool(newest)
+                return [("LRANGE", key, *end) for end in ends]
+            case RedisType.HASH if size <= fit(SHORT_HASH):
+                return [("HGETALL", key)]
+            case RedisType.HASH:
+                request: Request = ("HSCAN", key, 0, "COUNT", some)
+            case RedisType.STREAM:
+                some = fit(EVENTS)
+                request = ("XREVRANGE", key, "+", "-", "COUNT", some)
+            case RedisType.ZSET:
+                request = ("ZRANGE", key, 0, some - 1)
+            case _:
+                request = ("SSCAN", key, 0, "COUNT", some)
+        return [request] if some else []
 
     def _fitting(self, count: int) -> int:
         """Decide how many elements to read, by their average weight."""
@@ -116,22 +130,19 @@ class Look:
 
     def record_second(self, replies: Sequence[Reply]) -> None:
         """Record the replies to :meth:`second`."""
-        sample, expected = self.sample, self._expected
+        sample = self.sample
         refusals = [one for one in replies if isinstance(one, RedisUnavailableError)]
         if refusals and refusals[0].kind == "wrong_type":  # it was replaced just now
             self.gone = True
         elif refusals:
             self.refused = refusals[0].kind
         elif not sample.type and replies:
-            sample.type = cast("bytes", replies[0]).decode()
+            sample.type = replies[0].decode()
             self.gone |= sample.type == "none"
-        elif expected is RedisType.STRING and replies:
-            sample.size, sample.items = replies[0], [replies[1]]
         elif replies:
             self._record_content(replies)
-        is_text = expected is RedisType.STRING
-        read = len(sample.value) if is_text else len(sample.items) or len(sample.pairs)
-        sample.complete = sample.type == expected and read == sample.size
+            read = len(sample.items) or len(sample.pairs)
+            sample.complete = read == sample.size
 
     def _record_content(self, replies: Sequence[Reply]) -> None:
         sample, first = self.sample, replies[0]
@@ -151,34 +162,6 @@ class Look:
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _plan_content(
-    kind: RedisType, key: bytes, row: str, size: int, fit: Callable[[int], int]
-) -> list[Request]:
-    """Ask for as many elements as the rules need and as fit by their weight."""
-    match kind:
-        case RedisType.LIST:
-            oldest, newest = map(fit, _ENDS.get(row, _OTHER_ENDS))
-            if size <= oldest + newest:
-                return [("LRANGE", key, 0, size - 1)]
-            parts = [("LRANGE", key, 0, oldest - 1), ("LRANGE", key, -newest, -1)]
-            return [
-                part
-                for part, count in zip(parts, (oldest, newest), strict=True)
-                if count
-            ]
-        case RedisType.HASH if size <= fit(SHORT_HASH):
-            return [("HGETALL", key)]
-        case RedisType.STREAM:
-            count = fit(EVENTS)
-            return [("XREVRANGE", key, "+", "-", "COUNT", count)] if count else []
-        case RedisType.ZSET:
-            count = fit(SOME)
-            return [("ZRANGE", key, 0, count - 1)] if count else []
-        case _:
-            scan, count = "SSCAN" if kind is RedisType.SET else "HSCAN", fit(SOME)
-            return [(scan, key, 0, "COUNT", count)] if count else []
 
 
 class Kind(NamedTuple):

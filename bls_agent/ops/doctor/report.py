@@ -40,9 +40,6 @@ class Group:
         return self.count - len(self.findings)
 
 
-_RANK: Final = {severity: rank for rank, severity in enumerate(Severity)}
-
-
 class Tally:
     """Collects findings; of each rule the first 20 of each severity are kept."""
 
@@ -60,9 +57,10 @@ class Tally:
     @property
     def groups(self) -> list[Group]:
         """The findings by rule, the worst first."""
+        worst_first = list(Severity)
         return sorted(
             self._groups.values(),
-            key=lambda group: (_RANK[group.severity], group.rule),
+            key=lambda group: (worst_first.index(group.severity), group.rule),
         )
 
 

@@ -8,6 +8,7 @@ does the I/O and applies the rule again.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,9 +32,9 @@ __all__ = [
     "bad_field",
     "bad_items",
     "bad_objects",
-    "bad_texts",
     "count_bad",
     "is_no_text",
+    "is_no_time",
     "is_number",
     "lacks_zone",
     "longer_than",
@@ -104,6 +105,11 @@ class Sample:
         """The items as JSON objects; ``None`` for any other value."""
         return [read_object(item) for item in self.items]
 
+    @property
+    def document(self) -> JSONObject | None:
+        """The whole value, if it was read to its end and is a JSON object."""
+        return self.objects[0] if self.complete and self.objects else None
+
     @cached_property
     def records(self) -> list[JSONObject]:
         """The items that are JSON objects."""
@@ -164,6 +170,11 @@ class Rule:
         return Finding(self.code, self.severity, self.source, sample.key, values)
 
 
+def is_no_time(written: object) -> bool:
+    """Whether a value is no ISO-8601 timestamp."""
+    return parse_timestamp(written) is None
+
+
 def lacks_zone(timestamp: object) -> bool:
     """Whether an ISO-8601 timestamp has no time zone."""
     if not isinstance(timestamp, str) or _ZONE.search(timestamp[10:]):
@@ -197,9 +208,9 @@ def longer_than(limit: int, name: str = "length") -> Check:
     return check
 
 
-def is_number(text: bytes) -> bool:
-    """Whether bytes are a number of 64 bit."""
-    return text.isdigit() and len(text) <= DIGITS
+def is_number(text: bytes, digits: int = DIGITS) -> bool:
+    """Whether bytes are a number of at most so many digits."""
+    return text.isdigit() and len(text) <= digits
 
 
 def text_of(payload: bytes) -> str:
@@ -215,13 +226,6 @@ def bad_items(is_bad: Callable[[bytes], bool]) -> Check:
         return count_bad(found, sample)
 
     return check
-
-
-def bad_texts(sample: Sample) -> Values | None:
-    """Find elements that are not UTF-8, and so no JSON."""
-    if None not in sample.objects:
-        return None
-    return bad_items(is_no_text)(sample)
 
 
 def is_no_text(item: bytes) -> bool:
@@ -242,8 +246,6 @@ def bad_objects(is_bad: Callable[[JSONObject], bool]) -> Check:
     """Make a check of the elements that are JSON objects."""
 
     def check(sample: Sample) -> Values | None:
-        if not any(map(is_bad, sample.records)):  # as a rule
-            return None
         pairs = zip(sample.items, sample.objects, strict=True)
         found = [item for item, read in pairs if read is not None and is_bad(read)]
         return count_bad(found, sample)
@@ -251,9 +253,15 @@ def bad_objects(is_bad: Callable[[JSONObject], bool]) -> Check:
     return check
 
 
-def count_bad(found: Sequence[object], sample: Sample) -> Values | None:
-    """Give the values of a finding about some of the elements that were read."""
+def count_bad(
+    found: Sequence[object], sample: Sample, asked: int = sys.maxsize
+) -> Values | None:
+    """Give the values of a finding about some of the elements that were looked at."""
     if not found:
         return None
-    looked = len(sample.items) or len(sample.pairs) or len(sample.entries)
-    return {"count": str(len(found)), "of": str(looked), "shown": show(found[0])}
+    read = len(sample.items) or len(sample.pairs) or len(sample.entries)
+    return {
+        "count": str(len(found)),
+        "of": str(min(read, asked)),
+        "shown": show(found[0]),
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import anyio
 
@@ -20,9 +20,9 @@ from bls_agent.ops.doctor.rule import Finding, Question, Severity, Values, show
 __all__ = ["SERVER_RULES", "Facts", "Server", "ServerRule", "answer"]
 
 PINGS: Final = 5
-BATCH: Final = 2_000  # requests in one write
 CLIENTS: Final = 10_000  # connections; of more, CLIENT LIST is not asked for
 AGENT: Final = "bls-agent:"
+NO_TOUCH: Final = ("CLIENT", "NO-TOUCH", "ON")  # reads make no key younger; since 7.2
 
 _SETTINGS: Final = (
     "maxmemory", "maxmemory-policy", "maxclients", "timeout", "save",
@@ -84,52 +84,24 @@ class Facts:
 class Server:
     """One server, over one connection that does not change the keys' idle times."""
 
-    def __init__(self, connection: Connection, *, whole: bool) -> None:
+    def __init__(self, connection: Connection) -> None:
+        self.address = connection.address  # without credentials
         self._connection = connection
-        self._whole = whole  # all nodes are looked at, if it is a cluster's
-        self._quiet = -1  # in which life of the connection NO-TOUCH was asked for
-
-    @property
-    def address(self) -> str:
-        """Its address, without credentials."""
-        return self._connection.address
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests that change nothing; error replies stand in the list.
-
-        A lost connection is opened once more.
-        """
-        replies: list[Reply] = []
-        for begin in range(0, len(requests), BATCH):
-            replies += await self._send(requests[begin : begin + BATCH])
-        return replies
-
-    async def _send(self, requests: Sequence[Request]) -> list[Reply]:
-        try:
-            await self._disable_touch()
-            return await self._connection.call_many(requests)
-        except RedisUnavailableError as error:
-            if error.kind != "connection" or error.connecting:
-                raise
-        await self._disable_touch()
-        return await self._connection.call_many(requests)
-
-    async def _disable_touch(self) -> None:
-        """Ask once on each connection that reads do not reset a key's idle time."""
-        if self._quiet != self._connection.generation or not self._connection.connected:
-            await self._connection.call_many(
-                [("CLIENT", "NO-TOUCH", "ON")]
-            )  # since 7.2
-            self._quiet = self._connection.generation
+        """Send requests that change nothing; error replies stand in the list."""
+        return (await self._connection.read_many([NO_TOUCH, *requests]))[1:]
 
     async def one(self, *request: Argument) -> Reply:
-        """Send one request; an error reply is raised."""
+        """Send one request; ``None`` if it is refused."""
         reply = (await self.ask([request]))[0]
-        if isinstance(reply, RedisUnavailableError):
-            raise reply
-        return reply
+        return None if _refusal(reply) else reply
 
-    async def facts(self, clock: Callable[[], float]) -> Facts:
+    async def scan(self, cursor: bytes, count: int) -> Reply:
+        """Take one step through the keys; raises if that is refused."""
+        return await self._connection.read("SCAN", cursor, "COUNT", count)
+
+    async def facts(self, clock: Callable[[], float], *, whole: bool) -> Facts:
         """Ask for the server's facts, or why not; ``clock`` gives Unix seconds."""
         refused: dict[str, str] = {}
         rtt, offset = await self._measure(clock, refused)
@@ -149,13 +121,13 @@ class Server:
             elif len(reply) == 2:  # noqa: PLR2004 - name and value
                 config[reply[0].decode()] = reply[1].decode("utf-8", "replace")
         return Facts(
-            address=self._connection.address,
+            address=self.address,
             info=told,
             config=config,
             rtt=rtt,
             offset=offset,
             refused=refused,
-            whole=self._whole,
+            whole=whole,
         )
 
     async def _measure(
@@ -177,17 +149,12 @@ class Server:
                 offsets.append(there - (clock() - trip / 2))
         return statistics.median(trips), statistics.median(offsets or [0.0])
 
-    async def count_keys(self) -> int:
-        """Give the number of keys, 0 if that is refused."""
-        reply = (await self.ask([("DBSIZE",)]))[0]
-        return reply if isinstance(reply, int) else 0
-
     async def connected(self, facts: Facts) -> frozenset[str] | None:
         """Name the instances of connected agents, ``None`` if unknown."""
         if not 0 < facts.number("connected_clients") <= CLIENTS:
             return None
-        reply = (await self.ask([("CLIENT", "LIST")]))[0]
-        if _refusal(reply):
+        reply = await self.one("CLIENT", "LIST")
+        if reply is None:
             return None
         lines = [line.split(b" ") for line in reply.splitlines()]
         words = [
@@ -201,24 +168,15 @@ class Server:
 
     async def fill(self, looks: Sequence[Look]) -> None:
         """Read some of each key, all of them in two trips."""
-        await self._trip(looks, Look.first, Look.record_first)
-        await self._trip(looks, Look.second, Look.record_second)
-
-    async def _trip(
-        self,
-        looks: Sequence[Look],
-        plan: Callable[[Look], list[Request]],
-        note: Callable[[Look, Sequence[Reply]], None],
-    ) -> None:
-        plans = [plan(look) for look in looks]
-        replies = iter(await self.ask([request for one in plans for request in one]))
-        for look, requests in zip(looks, plans, strict=True):
-            note(look, [next(replies) for _ in requests])
-
-    async def who(self) -> str:
-        """Name our own user, ``""`` if that is refused."""
-        reply = (await self.ask([("ACL", "WHOAMI")]))[0]
-        return "" if _refusal(reply) else reply.decode("utf-8", "replace")
+        for plan, record in (
+            (Look.first, Look.record_first),
+            (Look.second, Look.record_second),
+        ):
+            plans = [plan(look) for look in looks]
+            asked = [request for requests in plans for request in requests]
+            replies = iter(await self.ask(asked))
+            for look, requests in zip(looks, plans, strict=True):
+                record(look, [next(replies) for _ in requests])
 
     async def dry_run(
         self, user: str, requests: Iterable[tuple[Argument, ...]]
@@ -255,13 +213,16 @@ async def answer(
     return {question: reply for question, reply in pairs if not _refusal(reply)}
 
 
+_Check: TypeAlias = Callable[[Facts], Values | None]
+
+
 @dataclass(frozen=True)
 class ServerRule:
     """One rule about a server."""
 
     code: str
     severity: Severity
-    check: Callable[[Facts], Values | None]
+    check: _Check
 
     def judge(self, facts: Facts) -> Finding | None:
         """Apply the rule."""
@@ -272,14 +233,12 @@ class ServerRule:
         return Finding(self.code, self.severity, "server", values=values)
 
 
-def _too_old(facts: Facts) -> Values | None:
-    old = facts.speaks and facts.speaks < OLDEST
-    return {"version": facts.version} if old else None
+def _version(begin: tuple[int, ...], end: tuple[int, ...]) -> _Check:
+    def check(facts: Facts) -> Values | None:
+        found = facts.speaks and begin <= facts.speaks < end
+        return {"version": facts.version} if found else None
 
-
-def _old(facts: Facts) -> Values | None:
-    old = facts.speaks and OLDEST <= facts.speaks < FULL
-    return {"version": facts.version} if old else None
+    return check
 
 
 def _other_family(facts: Facts) -> Values | None:
@@ -306,7 +265,7 @@ def _policy(facts: Facts) -> str:
     )
 
 
-def _evicts(which: str) -> Callable[[Facts], Values | None]:
+def _evicts(which: str) -> _Check:
     def check(facts: Facts) -> Values | None:
         policy = _policy(facts)
         return {"policy": show(policy)} if policy.startswith(which) else None
@@ -314,7 +273,7 @@ def _evicts(which: str) -> Callable[[Facts], Values | None]:
     return check
 
 
-def _nearly(limit_name: str, used_name: str) -> Callable[[Facts], Values | None]:
+def _nearly(limit_name: str, used_name: str) -> _Check:
     def check(facts: Facts) -> Values | None:
         limit, used = facts.number(limit_name), facts.number(used_name)
         if not limit or used < NEARLY * limit:
@@ -381,8 +340,8 @@ def _not_looked_at(facts: Facts) -> Values | None:
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 SERVER_RULES: Final = (
-    ServerRule("server-too-old", _E, _too_old),
-    ServerRule("server-old", _N, _old),
+    ServerRule("server-too-old", _E, _version((), OLDEST)),
+    ServerRule("server-old", _N, _version(OLDEST, FULL)),
     ServerRule("server-family", _N, _other_family),
     ServerRule("server-slow", _W, _slow),
     ServerRule("server-clock", _W, _other_clock),

@@ -15,7 +15,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, suppress
 from functools import cached_property
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import anyio
 import anyio.lowlevel
@@ -24,12 +24,7 @@ from bls_agent.connection.endpoint import Endpoint, Reply, Request
 from bls_agent.connection.pool import ConnectionPool, default_endpoint
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.core.keys import (
-    CONTROL,
-    PROJECT_CONSOLE,
-    PROJECT_STATUS,
-    encode_key,
-)
+from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.settings import check_seconds
 from bls_agent.ops.fleet.project_state import (
     FleetChange,
@@ -43,8 +38,6 @@ __all__ = ["Fleet", "FleetReader"]
 
 LISTS: Final = 1.0  # seconds between two looks at queues and logs
 SEARCH: Final = 2.0  # seconds from one search for new names to the next
-RECENT: Final = 30.0  # seconds: a project that was absent then is new
-HIDDEN: Final = 60.0  # seconds until what may not be read is tried again
 EMPTY: Final = 1_000  # projects of which nothing is left that are remembered
 CLOSE: Final = 1.0  # seconds that closing waits for a look that is under way
 STEPS: Final = 25  # of a search in one look: each passes about a thousand keys
@@ -91,15 +84,10 @@ class Fleet:
         self._timeout = check_seconds("timeout", timeout)
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
         self._turn = anyio.Lock()
-        self._offset: float | None = (
-            None  # of the server's clock to the one of the loop
-        )
+        self._offset: float | None = None  # of the server's clock to the loop's
         self._complete = False
-        self._absent_at: float | None = None  # when a name that is found was not there
         self._search: AsyncGenerator[set[str]] | None = None
         self._search_at = self._lists_at = self._statuses_at = float("-inf")
-        self._hidden_at = float("-inf")
-        self._searched_at = float("-inf")  # when the last one that was finished began
 
     def __repr__(self) -> str:
         return f"<Fleet {self._endpoint.address if self._endpoint else 'unopened'}>"
@@ -140,12 +128,11 @@ class Fleet:
             RedisUnavailableError: Redis cannot answer.
         """
         async with self._turn:
-            self._search_at = self._lists_at = self._statuses_at = float("-inf")
+            self._lists_at = self._statuses_at = float("-inf")
             await self._end_search()
             self._complete = False
             await self._advance()
-            projects = self._reader.projects
-            at = self._now()
+            projects, at = self._reader.shown, self._now()
             return {name: projects[name].view(at) for name in sorted(projects)}
 
     async def look_at(self, project: str) -> ProjectView:
@@ -158,7 +145,7 @@ class Fleet:
         async with self._turn:
             await self._set_clock()
             at = self._now()
-            reader.add(project, at, absent_at=None)
+            reader.projects[project] = ProjectState(project, at)
             await reader.read_statuses(at)
             await reader.read_lists(at)
         return reader.projects[project].view(at)
@@ -176,7 +163,7 @@ class Fleet:
         Raises:
             RedisRefusedError: Redis refuses for good; waiting does not repair that.
         """
-        told: dict[str, int] = {}
+        told: dict[str, tuple[object, ...]] = {}
         backoff = Backoff()
         silent = True  # no change was given, or an outage
         down = False
@@ -203,36 +190,30 @@ class Fleet:
     async def forget(self, project: str) -> None:
         """Leave a project out whose keys were deleted, until it has one again."""
         async with self._turn:
-            if project in self._reader.projects:
-                self._reader.forget(project)
+            self._reader.projects.pop(project, None)
 
-    def _differences(self, told: dict[str, int]) -> FleetChange:
+    def _differences(self, told: dict[str, tuple[object, ...]]) -> FleetChange:
         """Compare with the change before, and remember this one."""
-        projects, at = self._reader.projects, self._now()
-        gone = frozenset(told.keys() - projects.keys())
-        for project in gone:
-            del told[project]
-        views: dict[str, ProjectView] = {}
-        for project, state in projects.items():
-            if told.get(project) != state.version:
-                told[project] = state.version
-                views[project] = state.view(at)
+        projects, at = self._reader.shown, self._now()
+        marks = {project: state.mark for project, state in projects.items()}
+        changed = [name for name, mark in marks.items() if told.get(name) != mark]
+        gone = frozenset(told.keys() - marks.keys())
+        told.clear()
+        told.update(marks)
+        views = {project: projects[project].view(at) for project in changed}
         return FleetChange(views=views, gone=gone)
 
     async def _advance(self) -> None:
         """Read what is due."""
+        now = anyio.current_time()
+        if self._offset is None or now - self._lists_at >= LISTS:
+            await self._set_clock()
         try:
-            await self._read_what_is_due()
+            await self._find_names()  # what is found is due at once
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
                 await self._end_search()
             raise
-
-    async def _read_what_is_due(self) -> None:
-        now = anyio.current_time()
-        if self._offset is None or now - self._lists_at >= LISTS:
-            await self._set_clock()
-        await self._find_names()  # what is found is due at once
         reader, at = self._reader, self._now()
         if now - self._statuses_at >= self._interval / 2:
             await reader.read_statuses(at)
@@ -244,16 +225,15 @@ class Fleet:
 
     def _let_go(self, now: float) -> None:
         """Let time pass; forget projects gone for long, and the oldest of many."""
-        reader = self._reader
+        projects = self._reader.projects
         empty: list[tuple[float, str]] = []
-        for project, state in list(reader.projects.items()):
+        for project, state in projects.items():
             state.turn(now)
-            if state.is_forgotten(now):
-                reader.forget(project)
-            elif state.empty_since is not None:
+            if state.empty_since is not None:
                 empty.append((state.empty_since, project))
-        for _, project in sorted(empty)[: max(0, len(empty) - EMPTY)]:
-            reader.forget(project)
+        for count, (_, project) in enumerate(sorted(empty, reverse=True)):
+            if count >= EMPTY or projects[project].is_forgotten(now):
+                del projects[project]
 
     async def _set_clock(self) -> None:
         unix = await self._reader.read_time()
@@ -269,12 +249,7 @@ class Fleet:
         if self._search is None:
             if self._complete and now - self._search_at < SEARCH:
                 return
-            recent = now - self._searched_at < RECENT
-            self._absent_at = self._searched_at if recent else None
             self._search, self._search_at = self._reader.scan(), now
-            if now - self._hidden_at >= HIDDEN:
-                self._reader.hidden.clear()  # rights may have been given meanwhile
-                self._hidden_at = now
         steps = 0
         async for names in self._search:
             self._add(names)
@@ -282,12 +257,11 @@ class Fleet:
             if self._complete and steps >= STEPS:
                 return
         self._search, self._complete = None, True
-        self._searched_at = self._search_at
 
     def _add(self, names: set[str]) -> None:
         reader = self._reader
-        for name in names - reader.projects.keys() - reader.hidden:
-            reader.add(name, self._now(), absent_at=self._absent_at)
+        for name in names - reader.projects.keys():
+            reader.projects[name] = ProjectState(name, self._now())
             self._statuses_at = self._lists_at = float("-inf")
 
     async def _end_search(self) -> None:
@@ -296,26 +270,20 @@ class Fleet:
             await search.aclose()
 
 
-class _Keys(NamedTuple):
-    status: bytes
-    console: bytes
-    control: bytes
-
-    @classmethod
-    def of(cls, project: str) -> _Keys:
-        located = (template.locate(project=project) for template in TEMPLATES)
-        return cls(*map(encode_key, located))
-
-
 class FleetReader:
     """The states of all projects, and the reads that update them."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self.projects: dict[str, ProjectState] = {}
-        self.hidden: set[str] = set()  # projects whose status may not be read
+        self.hidden: frozenset[str] = frozenset()  # their status may not be read
         self._pool = pool
-        self._keys: dict[str, _Keys] = {}
         self._share, self._among = FIRST_BYTES, 0
+
+    @property
+    def shown(self) -> dict[str, ProjectState]:
+        """The projects whose status may be read."""
+        shown = self.projects.items()
+        return {name: state for name, state in shown if name not in self.hidden}
 
     async def read_time(self) -> float | None:
         """Read the server's clock, in Unix seconds; ``None`` if that is refused."""
@@ -332,15 +300,6 @@ class FleetReader:
             async for keys in steps:
                 yield set(_names_in(keys))
 
-    def add(self, project: str, at: Moment, *, absent_at: float | None) -> None:
-        """Begin to watch a project; a new one was surely absent before."""
-        self.projects[project] = ProjectState(project, at, absent_at=absent_at)
-        self._keys[project] = _Keys.of(project)
-
-    def forget(self, project: str) -> None:
-        """Stop watching a project."""
-        del self.projects[project], self._keys[project]
-
     async def read_statuses(self, at: Moment) -> None:
         """Read statuses and TTLs; hide projects whose status may not be read.
 
@@ -350,19 +309,18 @@ class FleetReader:
         for part in _parts(self.projects):
             requests: list[Request] = []
             for name in part:
-                key = self._keys[name].status
+                key = self.projects[name].status_key
                 requests += [("GETRANGE", key, 0, STATUS_BYTES - 1), ("PTTL", key)]
             replies = await self._pool.read_many(requests)
-            for name, value, left in zip(part, *_split(replies, 2), strict=True):
+            told = zip(part, replies[::2], replies[1::2], strict=True)
+            for name, value, left in told:
                 error = _record_status(self.projects[name], value, left, at)
                 if error is not None:
                     refused[name] = error
             await anyio.lowlevel.checkpoint()
         if refused and len(refused) == len(self.projects):
             raise next(iter(refused.values()))
-        for name in refused:
-            self.forget(name)
-            self.hidden.add(name)
+        self.hidden = frozenset(refused)
 
     async def read_lists(self, at: Moment) -> None:
         """Read how long queues and logs are, and what is new in the logs."""
@@ -374,22 +332,19 @@ class FleetReader:
         await self._read_windows(wanted, at)
         self._share, self._among = BYTES, len(wanted)
 
-    @property
-    def _room(self) -> int:
-        """Bytes of records to read of one project, by how many wrote last time."""
-        return min(BYTES_EACH, self._share // max(1, self._among))
-
     async def _read_lengths(
         self, part: Sequence[str], at: Moment, wanted: dict[str, int]
     ) -> None:
         requests: list[Request] = []
         looked = [self.projects[name].wants_record(at.now) for name in part]
         for name, look in zip(part, looked, strict=True):
-            keys = self._keys[name]
-            requests += [("LLEN", keys.control), ("LLEN", keys.console)]
+            state = self.projects[name]
+            requests += [("LLEN", state.control_key), ("LLEN", state.log_key)]
             if look:
-                requests.append(("LINDEX", keys.console, -1))
+                requests.append(("LINDEX", state.log_key, -1))
         replies = iter(await self._pool.read_many(requests))
+        # Of one project's records, by how many projects wrote last time.
+        room = min(BYTES_EACH, self._share // max(1, self._among))
         for name, look in zip(part, looked, strict=True):
             sample = Sample(
                 queue=_list_value(next(replies)),
@@ -397,7 +352,7 @@ class FleetReader:
                 last=_list_value(next(replies)) if look else None,
                 looked=look,
             )
-            count = self.projects[name].record_lists(sample, at, self._room)
+            count = self.projects[name].record_lists(sample, at, room)
             if count:
                 wanted[name] = count
 
@@ -407,15 +362,14 @@ class FleetReader:
             for part in _parts(wanted, WINDOWS):
                 requests: list[Request] = []
                 for name in part:
-                    key = self._keys[name].console
+                    key = self.projects[name].log_key
                     # The length first: it must not count what the window does not show.
                     requests += [("LLEN", key), ("LRANGE", key, -wanted[name], -1)]
                 replies = await self._pool.read_many(requests)
-                for name, size, records in zip(part, *_split(replies, 2), strict=True):
-                    window, length = _list_value(records), _list_value(size)
-                    more = self.projects[name].record_window(
-                        window or [], length or 0, at
-                    )
+                told = zip(part, replies[::2], replies[1::2], strict=True)
+                for name, size, records in told:
+                    window, length = _list_value(records) or [], _list_value(size) or 0
+                    more = self.projects[name].record_window(window, length, at)
                     if more > wanted[name]:
                         again[name] = more
                 await anyio.lowlevel.checkpoint()
@@ -443,10 +397,6 @@ def _parts(projects: Iterable[str], size: int = TOGETHER) -> Iterator[list[str]]
     names = list(projects)
     for begin in range(0, len(names), size):
         yield names[begin : begin + size]
-
-
-def _split(replies: Sequence[Reply], kinds: int) -> list[Sequence[Reply]]:
-    return [replies[kind::kinds] for kind in range(kinds)]
 
 
 def _record_status(

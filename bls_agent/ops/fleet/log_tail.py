@@ -1,8 +1,8 @@
 """What is new in one console list, seen in bounded windows of its tail: no I/O.
 
 Most looks read the length and the newest record alone. A window is read when these have
-changed, as long as the growth asks for and never longer than the caller allows. Records
-before it are counted by their numbers or by the growth of the list.
+changed, as long as the growth asks for and never longer than the caller allows. What it
+does not show is estimated, by the numbers of the records or by the growth of the list.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ SEEN: Final = 16  # records that are remembered to find the place again
 OVERLAP: Final = 4  # of them that a window is to show again
 FIRST: Final = 64  # records of the first window
 MOST: Final = 512  # records of any window
-PROCESSES: Final = 64  # of one project whose numbers are remembered
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,7 @@ class News:
 
     entries: Sequence[LogEntry]  # the new records in it, oldest first
     count: int  # how many there are, those that the window does not show included
-    counted: bool  # whether `count` is exact
-
-    @property
-    def complete(self) -> bool:
-        """Whether every new record is among the entries."""
-        return self.counted and len(self.entries) == self.count
+    complete: bool  # every new record is among the entries; else `count` is estimated
 
 
 class LogTail:
@@ -46,10 +40,9 @@ class LogTail:
         self.most = 0  # records that may be read in this look
         self._length = 0
         self._seen: list[int] = []
-        # By process, the one that wrote last at the end.
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}  # process → its newest one in the window
         self._mean = 0.0  # bytes of a record
-        self._usual = FIRST
+        self._usual = 0  # records of a window that reaches back, as a rule
 
     def wants(self, length: int, last: bytes | None, room: int) -> int:
         """Decide how many records of the tail to read in ``room`` bytes; 0: no news."""
@@ -57,24 +50,14 @@ class LogTail:
             self._seen, self._length, self.started = [], 0, True
             return 0
         same = bool(self._seen) and self._seen[-1] == hash(last)
-        if self.started and same and length <= self._length:
+        grown = length - self._length
+        if self.started and same and grown <= 0:
             self._length = length  # trimmed from the front, perhaps
             return 0
         fit = int(room / max(self._mean, len(last), 1.0))
         self.most = min(max(OVERLAP, fit), length, MOST)
-        return min(self._wish(length, last), self.most)
-
-    def _wish(self, length: int, last: bytes) -> int:
-        if not self.started:
-            return FIRST
-        entry = LogEntry.decode(last)
-        before = self._numbers.get(entry.instance)
-        grown = length - self._length
-        if entry.number is not None and before is not None:
-            grown = max(grown, entry.number - before)
-        if grown > 0 and len(self._numbers) <= 1:
-            return grown + OVERLAP
-        return max(grown, self._usual) + OVERLAP
+        wish = max(grown, self._usual) + OVERLAP if self.started else FIRST
+        return min(wish, self.most)
 
     def take(self, window: Sequence[bytes], length: int) -> News | None:
         """Pick what is new in a window of the tail, and count all that is new.
@@ -84,64 +67,34 @@ class LogTail:
         """
         marks = [hash(payload) for payload in window]
         grown = length - self._length
-        place = self._find_place(marks, grown)
+        # As many records follow the place of the look before as the list has grown.
+        before = marks[: len(marks) - max(grown, 0)] if grown < len(marks) else ()
+        place = find_end(self._seen, before, 0) if self._seen and before else None
         whole = len(window) >= length
         if self._seen and place is None and not whole and len(window) < self.most:
             return None
         entries = [LogEntry.decode(payload) for payload in window[place or 0 :]]
-        numbered = self._record_numbers(entries)
-        if not self.started:
-            news = News(entries, len(entries), whole)
-        elif place is not None or (whole and not self._seen):
-            news = News(entries, len(entries), counted=True)
-        else:
-            count = grown if numbered is None else numbered
-            news = News(entries, max(count, len(entries)), numbered is not None)
-        self._remember(window, marks, length, len(entries))
-        return news
-
-    def _find_place(self, marks: Sequence[int], grown: int) -> int | None:
-        """Find the end of what was seen; as many follow it as the list has grown."""
-        before = marks[: len(marks) - max(grown, 0)] if grown < len(marks) else ()
-        return find_end(self._seen, before, 0) if self._seen and before else None
-
-    def _record_numbers(self, entries: Sequence[LogEntry]) -> int | None:
-        """Count by the records' numbers; ``None`` if they do not cover all."""
-        total = 0
-        whole = True
-        for entry in entries:
-            number = entry.number
-            if number is None:
-                whole = False
-                continue
-            before = self._numbers.pop(entry.instance, None)
-            if before is None:
-                whole &= number == 1 or not self.started
-                total += 1
-            elif number > before:
-                total += number - before
-            elif number < before - MOST:  # it has begun anew, from 1
-                total += number
-            else:  # perhaps sent twice
-                number = before
-            self._numbers[entry.instance] = number
-        for process in list(self._numbers)[:-PROCESSES]:
-            del self._numbers[process]
-        return total if whole else None
-
-    def _remember(
-        self,
-        window: Sequence[bytes],
-        marks: Sequence[int],
-        length: int,
-        new: int,
-    ) -> None:
-        self.started = True
-        self._seen = list(marks[-SEEN:])
-        self._length = length
-        self._usual = max(OVERLAP, 2 * new)
+        complete = place is not None or (whole and not self._seen)
+        count, numbered = len(entries), self._count_by_numbers(entries)
+        if self.started:
+            self._usual = 2 * count
+            if not complete:
+                count = max(count, grown, numbered)
+        self.started, self._seen, self._length = True, marks[-SEEN:], length
         if window:
             self._mean = sum(map(len, window)) / len(window)
+        return News(entries, count, complete)
+
+    def _count_by_numbers(self, entries: Sequence[LogEntry]) -> int:
+        """Count by how far the number of each process has risen."""
+        newest = {
+            entry.instance: entry.number
+            for entry in entries
+            if entry.number is not None
+        }
+        before, self._numbers = self._numbers, newest
+        risen = (number - before.get(name, number) for name, number in newest.items())
+        return sum(max(0, one) for one in risen)
 
 
 def written_at(entry: LogEntry) -> float | None:

@@ -11,13 +11,16 @@ from typing import Final, NamedTuple
 
 from bls_agent.core.codec import cut_text
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
-from bls_agent.core.keys import PROJECT_STATUS
+from bls_agent.core.keys import (
+    CONTROL,
+    PROJECT_CONSOLE,
+    PROJECT_STATUS,
+    encode_key,
+)
 from bls_agent.ops.fleet.log_tail import LogTail, News, written_at
 from bls_agent.project.messages import Level, LogEntry, Status
 
 __all__ = [
-    "BUCKET",
-    "SPAN",
     "Activity",
     "Condition",
     "FleetChange",
@@ -36,7 +39,6 @@ SHOWN_TEXT: Final = 1_000  # bytes of a longer one's message
 WRONG: Final = "WRONGTYPE"
 LONGEST_PAUSE: Final = 15.0  # seconds between two looks at long records
 SUGGESTED: Final = float(PROJECT_STATUS.ttl or 0)
-NEW: Final = 10.0  # seconds: what was not there then was written since
 CLOSE: Final = 1.0  # seconds between two looks that leave no doubt: TTLs are whole ones
 BUCKET: Final = 10.0  # seconds
 BUCKETS: Final = 30
@@ -171,17 +173,14 @@ class Sample:
 
 
 class ProjectState:
-    """One project, fed with what each look finds.
+    """One project, fed with what each look finds."""
 
-    ``version`` grows when its view would differ.
-    """
-
-    def __init__(
-        self, project: str, at: Moment, *, absent_at: float | None = None
-    ) -> None:
-        """Begin with its name; at ``absent_at`` it surely was not there yet."""
+    def __init__(self, project: str, at: Moment) -> None:
         self.project = project
-        self.version = 1
+        self.status_key = encode_key(PROJECT_STATUS.locate(project=project))
+        self.log_key = encode_key(PROJECT_CONSOLE.locate(project=project))
+        self.control_key = encode_key(CONTROL.locate(project=project))
+        self.empty_since: float | None = None
         self._changed_at = at.unix
         self._value: bytes | None = None
         self._wrong = False
@@ -193,9 +192,6 @@ class ProjectState:
         self._queue: int | None = 0
         self._records: int | None = 0
         self._tail = LogTail()
-        if absent_at is not None:
-            self._tail.started = True
-            self._freshness.record(None, absent_at)
         self._listed_at = self._since = at.now
         self._activity = Activity(at.now)
         self._last_mark: int | None = None
@@ -204,32 +200,31 @@ class ProjectState:
         self._last_error: LogEntry | None = None
         self._error_at: float | None = None  # unix
         self._next_record = at.now
-        self.empty_since: float | None = None
+
+    @property
+    def mark(self) -> tuple[object, ...]:
+        """What its view tells, but for what time does by itself."""
+        activity = self._activity
+        lists = self._queue, self._records, self._last_mark
+        age = self._freshness.exact, self._told_written
+        return *self._shown, *age, *lists, activity.rates, activity.errors
 
     def record_status(
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool = False
     ) -> None:
         """Record the status key's beginning and TTL; ``wrong``: it is no string."""
-        before = self._shown, self._freshness.exact
+        before = self._shown
         self._exists = value is not None or wrong
         self._value, self._wrong = value, wrong
         self._freshness.record(ttl if self._exists else None, at.now)
         self._was_seen |= self._exists
-        if self._shown != before[0] and self._looked:
+        if self._shown != before and self._looked:
             self._changed_at = at.unix
-        if (self._shown, self._freshness.exact) != before:
-            self.version += 1
         self._looked = True
-        self._record_age(at.now)
-
-    def _record_age(self, now: float) -> None:
-        """Begin a new version when a reader that grew the last age would be wrong."""
-        age = self._freshness.age(now)
-        written = None if age is None else now - age
-        told = self._told_written
+        age = self._freshness.age(at.now)
+        written, told = None if age is None else at.now - age, self._told_written
         if written is None or told is None or abs(written - told) >= DRIFT:
-            self.version += written is not None or told is not None
-            self._told_written = written
+            self._told_written = written  # who grew the age told before would be wrong
 
     @property
     def _shown(self) -> tuple[bytes | None, bool, Presence]:
@@ -248,12 +243,12 @@ class ProjectState:
 
     def record_lists(self, sample: Sample, at: Moment, room: int) -> int:
         """Record the lists; give how many tail records to read, in ``room`` bytes."""
-        before = self._queue, self._records, self._shown
         self._queue, self._records = sample.queue, sample.records
         self._was_seen |= sample.records != 0
-        if (self._queue, self._records, self._shown) != before:
-            self.version += 1
-        self._record_emptiness(at.now)
+        if self._exists or self._queue != 0 or self._records != 0:
+            self.empty_since = None
+        elif self.empty_since is None:
+            self.empty_since = at.now
         if not sample.looked:
             return 0
         self._since, self._listed_at = self._listed_at, at.now
@@ -267,83 +262,54 @@ class ProjectState:
         if mark == self._last_mark:
             return
         self._last_mark = mark
-        self.version += 1
         if payload is None:
             self._last = self._last_at = None
             return
         entry = LogEntry.decode(payload)
-        written = written_at(entry)
-        self._last = _brief(entry, payload)
-        self._last_at = at.unix if written is None else written
-
-    def _record_emptiness(self, now: float) -> None:
-        empty = not self._exists and self._queue == 0 and self._records == 0
-        if not empty:
-            self.empty_since = None
-        elif self.empty_since is None:
-            self.empty_since = now
+        self._last, self._last_at = _brief(entry, payload), _unix_of(entry, at)
 
     def record_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
         """Record the tail; give how many records to read instead, or 0."""
-        first = not self._tail.started
+        since = self._since if self._tail.started else -math.inf
         news = self._tail.take(window, length)
         if news is None:
             return self._tail.most
         self._activity.turn(at.now)
-        self._record_error(news, at)
-        if first:
-            self._record_past(news, at)
-        elif news.count:
-            self._record_news(news, at)
-            self.version += 1
+        errors = [entry for entry in news.entries if entry.level is Level.ERROR]
+        if errors:
+            self._last_error = _brief(errors[-1], b"")
+            self._error_at = _unix_of(errors[-1], at)
+        self._count(news, at, since)
+        unseen = news.count - len(news.entries)
+        share = len(errors) / max(1, len(news.entries))
+        self._activity.record(at.now, unseen, round(share * unseen))
         return 0
 
-    def _record_past(self, news: News, at: Moment) -> None:
-        """Count the records from before the first look, by their own times."""
-        moments = [written_at(entry) for entry in news.entries]
-        known = [moment for moment in moments if moment is not None]
-        for entry, moment in zip(news.entries, moments, strict=True):
-            if moment is not None:
-                then = at.now - max(0.0, at.unix - moment)
-                self._activity.record(then, 1, int(entry.level is Level.ERROR))
-        if not known:
-            return
-        covered = max(at.unix - known[0], known[-1] - known[0], 0.0)
-        if not news.counted and covered < SPAN:
-            self._activity.record_estimate(at.now)
-            self._activity.knows_since(at.now - covered)
-        else:
-            self._activity.knows_since(at.now - SPAN)
+    def _count(self, news: News, at: Moment, since: float) -> None:
+        """Count records at their own times, within the time from look to look.
 
-    def _record_news(self, news: News, at: Moment) -> None:
-        """Count what came since the look before, at its time if that is long ago."""
-        wrong = [entry.level is Level.ERROR for entry in news.entries]
-        unseen = news.count - len(wrong)
-        unseen_wrong = round(sum(wrong) * unseen / max(1, len(wrong)))
-        if at.now - self._since <= BUCKET:
-            self._activity.record(at.now, news.count, sum(wrong) + unseen_wrong)
-        else:
-            for entry, is_error in zip(news.entries, wrong, strict=True):
-                written = written_at(entry)
-                then = at.now if written is None else at.now - (at.unix - written)
-                then = max(self._since, min(then, at.now))
-                self._activity.record(then, 1, int(is_error))
-            self._activity.record(at.now, unseen, unseen_wrong)
-        if not news.complete:
-            self._activity.record_estimate(at.now)
-
-    def _record_error(self, news: News, at: Moment) -> None:
-        for entry in reversed(news.entries):
-            if entry.level is Level.ERROR:
-                written = written_at(entry)
-                self._last_error = _brief(entry, b"")
-                self._error_at = at.unix if written is None else written
-                return
+        What was there before the first look counts only where it says when it was.
+        """
+        first, oldest = math.isinf(since), at.now
+        for entry in news.entries:
+            written = written_at(entry)
+            if written is None and first:
+                continue
+            then = at.now if written is None else at.now - (at.unix - written)
+            then = max(since, min(then, at.now))
+            self._activity.record(then, 1, int(entry.level is Level.ERROR))
+            oldest = min(oldest, then)
+        if not first:
+            if not news.complete:
+                self._activity.estimated_at = at.now
+        elif not news.complete and oldest > at.now - SPAN:
+            self._activity.estimated_at, self._activity.known_since = at.now, oldest
+        elif oldest < at.now:
+            self._activity.known_since = at.now - SPAN
 
     def turn(self, now: float) -> None:
         """Let time pass."""
-        if self._activity.turn(now):
-            self.version += 1
+        self._activity.turn(now)
 
     def is_forgotten(self, now: float) -> bool:
         """Whether nothing has been left of the project for a while."""
@@ -371,7 +337,7 @@ class ProjectState:
             errors=self._activity.errors,
             last_error=self._last_error,
             last_error_age=_since(self._error_at, at),
-            estimated=self._activity.is_estimated(at.now),
+            estimated=at.now - self._activity.estimated_at < SPAN,
             changed_at=self._changed_at,
         )
 
@@ -384,6 +350,12 @@ class ProjectState:
             return Status.decode(self._value), ""
         except DecodeError:
             return None, self._value.decode("utf-8", "backslashreplace")
+
+
+def _unix_of(entry: LogEntry, at: Moment) -> float:
+    """Give the Unix time of a record; without a timestamp it is that of the look."""
+    written = written_at(entry)
+    return at.unix if written is None else written
 
 
 def _since(moment: float | None, at: Moment) -> float | None:
@@ -421,18 +393,13 @@ class Freshness:
         self._left, self._at = left, now
         if left is None:
             self.exact, self._given = False, 0.0
-        elif before is None and gap <= NEW:
-            self._given, self.exact = float(math.ceil(left)), gap <= CLOSE
-        elif before is None:
-            self._given = _guess(left)
-        elif left > before:  # what is left never grows by itself
-            self._refreshed(left, gap)
-
-    def _refreshed(self, left: float, gap: float) -> None:
-        if gap <= CLOSE:
+        elif before is not None and left <= before:
+            return
+        elif gap <= CLOSE:  # written just now: what is left never grows by itself
             self._given, self.exact = float(math.ceil(left)), True
-        elif not left <= self._given <= left + gap:
-            self._given, self.exact = _guess(left), False
+        elif before is None or not left <= self._given <= left + gap:
+            self._given = SUGGESTED if left <= SUGGESTED else math.inf
+            self.exact = False
 
     @property
     def timed(self) -> bool:
@@ -451,10 +418,6 @@ class Freshness:
         return max(0.0, self._given - left)
 
 
-def _guess(left: float) -> float:
-    return SUGGESTED if left <= SUGGESTED else math.inf
-
-
 class Activity:
     """Records and error records of one project over the last five minutes.
 
@@ -462,15 +425,11 @@ class Activity:
     """
 
     def __init__(self, now: float) -> None:
+        self.known_since = now  # everything written since then has been counted
+        self.estimated_at = -math.inf  # when a count was an estimate
         self._latest = int(now // BUCKET)
-        self._known_since = now
-        self._sampled_at = float("-inf")
         self._records = deque([0] * BUCKETS, BUCKETS)
         self._errors = deque([0] * BUCKETS, BUCKETS)
-
-    def knows_since(self, moment: float) -> None:
-        """Record that everything written since then has been counted, too."""
-        self._known_since = min(self._known_since, moment)
 
     def record(self, at: float, records: int, errors: int) -> None:
         """Count records that were written at a time not after the last :meth:`turn`."""
@@ -479,22 +438,13 @@ class Activity:
             self._records[min(place, -1)] += records
             self._errors[min(place, -1)] += errors
 
-    def record_estimate(self, at: float) -> None:
-        """Record that a count at that time is an estimate."""
-        self._sampled_at = at
-
-    def turn(self, now: float) -> bool:
-        """Begin a new bucket if it is time; return whether the figures may differ."""
+    def turn(self, now: float) -> None:
+        """Begin new buckets if it is time."""
         bucket = int(now // BUCKET)
-        passed = bucket - self._latest
-        if passed <= 0:
-            return False
-        busy = any(self._records)
-        for _ in range(min(passed, BUCKETS)):
+        for _ in range(min(bucket - self._latest, BUCKETS)):
             self._records.append(0)
             self._errors.append(0)
-        self._latest = bucket
-        return busy
+        self._latest = max(bucket, self._latest)
 
     @property
     def rates(self) -> tuple[int, ...]:
@@ -512,8 +462,4 @@ class Activity:
         full = int(MINUTE // BUCKET)
         oldest = self._records[-full - 1] * (1 - min(into / BUCKET, 1.0))
         count = sum(list(self._records)[-full:]) + oldest
-        return count / max(SHORTEST, min(MINUTE, now - self._known_since))
-
-    def is_estimated(self, now: float) -> bool:
-        """Whether the counts include an estimate."""
-        return now - self._sampled_at < SPAN
+        return count / max(SHORTEST, min(MINUTE, now - self.known_since))

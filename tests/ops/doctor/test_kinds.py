@@ -70,10 +70,6 @@ def test_whose_key_it_is(key: str, project: str) -> None:
 TWINS = {
     "gbk": CONTROL.encode("gbk"),
     "gb18030": "订单系统𠮷_控制".encode("gb18030"),
-    "utf-16": CONTROL.encode("utf-16-le"),
-    "utf-16-bom": CONTROL.encode("utf-16"),
-    "utf-8 read as latin-1": CONTROL.encode().decode("latin-1").encode(),
-    "utf-8 read as gbk": CONTROL.encode().decode("gb18030").encode(),
     "full-width underscore": "订单系统\uff3f控制".encode(),
     "trailing newline": f"{CONTROL}\n".encode(),
     "trailing blank": f"{CONTROL} ".encode(),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from bls_agent.core.codec import JSONObject, decode
 from bls_agent.core.errors import DecodeError
 from bls_agent.core.keys import ASSET_REPORT, KEYS, OWNER, place_beside
 from bls_agent.ops.doctor.rule import (
+    Check,
     Rule,
     Sample,
     Severity,
@@ -30,6 +31,7 @@ SYNC_STATES: Final = frozenset({b"idle", b"syncing", b"failed"})
 REQUIRED: Final = (b"id", b"version", b"category", b"name")
 JSON_FIELDS: Final = (b"config_schema", b"agent_specs", b"runtime")
 TIMES: Final = (b"created_at", b"updated_at")
+SYNC_NUMBERS: Final = (b"last_sync_time", b"synced_count")
 SUMMARY: Final = ("id", "name", "category", "version", "description")
 DESCRIPTION: Final = 100  # characters in the index
 STUCK: Final = 3_600.0  # seconds since the last complete sync
@@ -59,41 +61,39 @@ def _other_id(sample: Sample) -> Values | None:
     return shown_if(written and text_of(written) != sample.fields["id"], written)
 
 
-def _odd_category(sample: Sample) -> Values | None:
-    written = sample.pairs.get(b"category")
-    return shown_if(written and written not in CATEGORIES, written)
+def _field(name: bytes, is_good: Callable[[bytes], object]) -> Check:
+    """Make a check of one field, where it has a value."""
 
+    def check(sample: Sample) -> Values | None:
+        written = sample.pairs.get(name)
+        return shown_if(written and not is_good(written), written)
 
-def _odd_version(sample: Sample) -> Values | None:
-    written = sample.pairs.get(b"version")
-    return shown_if(written and not _VERSION.fullmatch(written), written)
+    return check
 
 
 def _odd_json(sample: Sample) -> Values | None:
-    odd = [
-        name.decode() for name in JSON_FIELDS if _is_odd_json(sample.pairs.get(name))
-    ]
+    odd: list[str] = []
+    for name in JSON_FIELDS:
+        try:
+            decode(sample.pairs.get(name) or b"null")
+        except DecodeError:
+            odd.append(name.decode())
     return {"fields": ", ".join(odd)} if odd else None
 
 
-def _is_odd_json(payload: bytes | None) -> bool:
-    try:
-        decode(payload or b"null")
-    except DecodeError:
-        return True
-    return False
+_odd_category = _field(b"category", CATEGORIES.__contains__)
+_odd_version = _field(b"version", _VERSION.fullmatch)
 
 
-def _odd_times(sample: Sample) -> Values | None:
-    return _odd_numbers(sample, TIMES)
+def _no_numbers(*names: bytes) -> Check:
+    def check(sample: Sample) -> Values | None:
+        for name in names:
+            written = sample.pairs.get(name)
+            if written and not is_number(written):
+                return {"field": name.decode(), "shown": show(written)}
+        return None
 
-
-def _odd_numbers(sample: Sample, names: tuple[bytes, ...]) -> Values | None:
-    for name in names:
-        written = sample.pairs.get(name)
-        if written and not is_number(written):
-            return {"field": name.decode(), "shown": show(written)}
-    return None
+    return check
 
 
 def _uncategorised(sample: Sample) -> Values | None:
@@ -120,7 +120,8 @@ def _strange_members(sample: Sample) -> Values | None:
     members = sample.items[:ASKED]
     questions = [("HGET", _metadata_of(one), "category") for one in members]
     told = zip(members, sample.ask_all(questions, refused=expected), strict=True)
-    return count_bad([one for one, category in told if category != expected], sample)
+    found = [one for one, category in told if category != expected]
+    return count_bad(found, sample, ASKED)
 
 
 def _ask_entries(sample: Sample) -> Iterator[tuple[bytes, list[bytes | None]]]:
@@ -134,50 +135,41 @@ def _ask_entries(sample: Sample) -> Iterator[tuple[bytes, list[bytes | None]]]:
 
 def _gone_entries(sample: Sample) -> Values | None:
     gone = [asset for asset, told in _ask_entries(sample) if told[0] is None]
-    return count_bad(gone, sample)
+    return count_bad(gone, sample, ASKED)
 
 
-def _odd_entries(sample: Sample) -> Values | None:
-    """Find entries that are no JSON object with the five fields and their own id."""
-    found = [
-        asset
-        for asset, payload in sample.pairs.items()
-        if _is_odd_summary(asset, read_object(payload))
-    ]
-    return count_bad(found, sample)
+def _bad_summary(is_bad: Callable[[bytes, JSONObject], bool]) -> Check:
+    """Make a check of the entries; one that is no JSON object counts as empty."""
+
+    def check(sample: Sample) -> Values | None:
+        pairs = sample.pairs.items()
+        found = [one for one, text in pairs if is_bad(one, read_object(text) or {})]
+        return count_bad(found, sample)
+
+    return check
 
 
-def _is_odd_summary(asset: bytes, summary: JSONObject | None) -> bool:
-    if summary is None or any(name not in summary for name in SUMMARY[:-1]):
-        return True
-    return bool(summary["id"] != text_of(asset))
+def _is_odd_summary(asset: bytes, summary: JSONObject) -> bool:
+    """Whether one of the fields is missing, or the id is another one."""
+    lacking = any(name not in summary for name in SUMMARY[:-1])
+    return lacking or bool(summary["id"] != text_of(asset))
+
+
+def _is_long(_: bytes, summary: JSONObject) -> bool:
+    return len(str(summary.get("description", ""))) > DESCRIPTION
 
 
 def _differing_entries(sample: Sample) -> Values | None:
     found: list[bytes] = []
     for asset, told in _ask_entries(sample):
-        summary = read_object(sample.pairs[asset])
-        if told[0] is not None and summary and _differs(summary, told):
-            found.append(asset)
-    return count_bad(found, sample)
-
-
-def _differs(summary: JSONObject, told: list[bytes | None]) -> bool:
-    pairs = zip(SUMMARY[1:4], told[1:], strict=True)
-    return any(
-        name in summary and value is not None and summary[name] != text_of(value)
-        for name, value in pairs
-    )
-
-
-def _long_descriptions(sample: Sample) -> Values | None:
-    summaries = {asset: read_object(text) or {} for asset, text in sample.pairs.items()}
-    found = [
-        asset
-        for asset, summary in summaries.items()
-        if len(str(summary.get("description", ""))) > DESCRIPTION
-    ]
-    return count_bad(found, sample)
+        summary = read_object(sample.pairs[asset]) or {}
+        for name, value in zip(SUMMARY[1:4], told[1:], strict=True):
+            if value is not None and summary.get(name, text_of(value)) != text_of(
+                value
+            ):
+                found.append(asset)
+                break
+    return count_bad(found, sample, ASKED)
 
 
 def _odd_sync_status(sample: Sample) -> Values | None:
@@ -185,10 +177,6 @@ def _odd_sync_status(sample: Sample) -> Values | None:
     if written in SYNC_STATES or (written is None and not sample.complete):
         return None
     return {"shown": show(written or b"")}
-
-
-def _odd_sync_numbers(sample: Sample) -> Values | None:
-    return _odd_numbers(sample, (b"last_sync_time", b"synced_count"))
 
 
 def _stuck(sample: Sample) -> Values | None:
@@ -221,26 +209,20 @@ _LIST: Final = "asset_index"
 RULES: Final = (
     Rule("asset-fields", _META, _E, "000 §2.1", _lacks_fields),
     Rule("asset-id", _META, _E, "000 §2.1", _other_id),
-    Rule(
-        "asset-category",
-        _META,
-        _E,
-        "000 §2.1",
-        _odd_category,
-    ),
+    Rule("asset-category", _META, _E, "000 §2.1", _odd_category),
     Rule("asset-version", _META, _W, "000 §2.1", _odd_version),
     Rule("asset-json", _META, _E, "000 §2.1", _odd_json),
-    Rule("asset-timestamp", _META, _W, "000 §2.1", _odd_times),
+    Rule("asset-timestamp", _META, _W, "000 §2.1", _no_numbers(*TIMES)),
     Rule("asset-uncategorised", _META, _W, "000 §3.1", _uncategorised),
     Rule("asset-unindexed", _META, _W, "000 §4.1", _unindexed),
     Rule("category-unknown", _CATEGORY, _W, "000 §3.1", _unknown_category),
     Rule("category-members", _CATEGORY, _W, "000 §3.1", _strange_members),
     Rule("index-gone", _LIST, _W, "000 §4.1", _gone_entries),
-    Rule("index-json", _LIST, _E, "000 §4.1", _odd_entries),
+    Rule("index-json", _LIST, _E, "000 §4.1", _bad_summary(_is_odd_summary)),
     Rule("index-differs", _LIST, _W, "000 §4.1", _differing_entries),
-    Rule("index-description", _LIST, _N, "000 §4.1", _long_descriptions),
+    Rule("index-description", _LIST, _N, "000 §4.1", _bad_summary(_is_long)),
     Rule("sync-status", _SYNC, _E, "000 §5.1", _odd_sync_status),
-    Rule("sync-numbers", _SYNC, _W, "000 §5.1", _odd_sync_numbers),
+    Rule("sync-numbers", _SYNC, _W, "000 §5.1", _no_numbers(*SYNC_NUMBERS)),
     Rule("sync-stuck", _SYNC, _W, "000 §5.1", _stuck),
     Rule("sync-failed", _SYNC, _W, "000 §5.1", _failed),
     Rule(

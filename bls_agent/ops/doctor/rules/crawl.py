@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from bls_agent.core.codec import JSONObject
@@ -11,13 +11,13 @@ from bls_agent.core.keys import KEYS, key_beside
 from bls_agent.crawl.exchange import FAILED_KEPT
 from bls_agent.ops.doctor.rule import (
     JSON_LIMIT,
-    Question,
     Rule,
     Sample,
     Severity,
     Values,
     bad_items,
     count_bad,
+    is_number,
     longer_than,
     read_object,
     show,
@@ -29,6 +29,7 @@ __all__ = ["RULES"]
 
 ASKED: Final = 20  # members whose other side is checked
 OVERDUE: Final = 300.0  # seconds; a worker that takes requests brings them back sooner
+COUNTER_DIGITS: Final = 18
 DIGITS: Final = 3  # of a count of retries; how many are allowed is the queue's option
 
 # A sorted set of requests, and the hash with their bodies.
@@ -40,66 +41,43 @@ BODIES: Final = {body: queue for queue, body in QUEUES.items()}
 PREFIX: Final = KEYS["crawl_requests"].template.partition("{")[0]
 
 
-def _beside(sample: Sample, row: str) -> str:
-    return KEYS[row].locate(**sample.fields)
-
-
 def _odd_key(sample: Sample) -> Values | None:
     return {} if sample.key.startswith(PREFIX) else None
 
 
 def _ask_both(
-    sample: Sample, members: Sequence[bytes], ask: Callable[[str], tuple[Question, ...]]
+    sample: Sample, members: Sequence[bytes], queue: str, bodies: str
 ) -> Iterator[tuple[bytes, Any, Any]]:
-    """Ask two questions about each of some members; ``b""`` is a refusal.
+    """Ask for both sides of some requests: score and body; ``b""`` is a refusal.
 
     At once: a request that was taken meanwhile is no fault.
     """
     some = members[:ASKED]
-    questions = [one for member in some for one in ask(text_of(member))]
-    told = sample.ask_all(questions, refused=b"")
+    scores = [("ZSCORE", queue, text_of(one)) for one in some]
+    there = [("HEXISTS", bodies, text_of(one)) for one in some]
+    pairs = zip(scores, there, strict=True)
+    told = sample.ask_all([one for pair in pairs for one in pair], refused=b"")
     return zip(some, told[::2], told[1::2], strict=True)
 
 
 def _without_body(sample: Sample) -> Values | None:
-    bodies = _beside(sample, QUEUES[sample.row])
-    told = _ask_both(
-        sample,
-        sample.items,
-        lambda member: (("HEXISTS", bodies, member), ("ZSCORE", sample.key, member)),
-    )
-    found = [
-        member for member, body, score in told if body == 0 and score not in (None, b"")
-    ]
-    return _among(count_bad(found, sample), sample)
-
-
-def _queue_of(sample: Sample) -> str:
-    """Name the sorted set that has every member of a hash as well."""
-    if sample.row in BODIES:
-        return _beside(sample, BODIES[sample.row])
-    fields = KEYS["crawl_requests"].parse(key_beside(sample.fields["place"]))
-    return KEYS["crawl_processing"].locate(**fields) if fields else ""
+    bodies = KEYS[QUEUES[sample.row]].locate(**sample.fields)
+    told = _ask_both(sample, sample.items, sample.key, bodies)
+    found = [one for one, score, body in told if body == 0 and score not in (None, b"")]
+    return count_bad(found, sample, ASKED)
 
 
 def _without_request(sample: Sample) -> Values | None:
-    queue = _queue_of(sample)
-    if not queue:
+    """Find members of a hash that the sorted set beside it does not have."""
+    row, fields = BODIES.get(sample.row, "crawl_processing"), sample.fields
+    if "place" in fields:
+        fields = KEYS["crawl_requests"].parse(key_beside(fields["place"])) or {}
+    if not fields:
         return None
-    told = _ask_both(
-        sample,
-        list(sample.pairs),
-        lambda member: (("ZSCORE", queue, member), ("HEXISTS", sample.key, member)),
-    )
-    found = [member for member, score, here in told if score is None and here == 1]
-    return _among(count_bad(found, sample), sample)
-
-
-def _among(values: Values | None, sample: Sample) -> Values | None:
-    if values is None:
-        return None
-    looked = len(sample.items) or len(sample.pairs)
-    return values | {"of": str(min(looked, ASKED))}
+    queue = KEYS[row].locate(**fields)
+    told = _ask_both(sample, list(sample.pairs), queue, sample.key)
+    found = [one for one, score, body in told if score is None and body == 1]
+    return count_bad(found, sample, ASKED)
 
 
 def _pickled(sample: Sample) -> Values | None:
@@ -112,8 +90,7 @@ _SALTED: Final = re.compile(rb"-?\d{12,20}")  # what hash() gives, new in each p
 
 
 def _odd_retries(sample: Sample) -> Values | None:
-    value = sample.value
-    return shown_if(not value.isdigit() or len(value) > DIGITS, value)
+    return shown_if(not is_number(sample.value, DIGITS), sample.value)
 
 
 def _are_overdue(sample: Sample) -> Values | None:
@@ -144,12 +121,9 @@ def _names_request(entry: JSONObject) -> bool:
 
 def _odd_counters(sample: Sample) -> Values | None:
     for name, value in sample.pairs.items():
-        if not _COUNTER.fullmatch(value):
+        if not is_number(value, COUNTER_DIGITS):
             return {"field": show(name), "shown": show(value)}
     return None
-
-
-_COUNTER: Final = re.compile(rb"0|[1-9]\d{0,17}")
 
 
 def _is_salted(member: bytes) -> bool:

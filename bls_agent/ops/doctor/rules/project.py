@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
+from itertools import groupby
 from typing import Final
 
 from bls_agent.connection.connection import client_name
@@ -29,15 +30,15 @@ from bls_agent.ops.doctor.rule import (
     bad_field,
     bad_items,
     bad_objects,
-    bad_texts,
     is_no_text,
+    is_no_time,
     lacks_zone,
     longer_than,
     read_object,
     show,
     shown_if,
 )
-from bls_agent.project.messages import Level, Status
+from bls_agent.project.messages import Level, LogEntry, Status
 
 __all__ = ["RULES", "find_meant", "name_fault", "quote_name", "tidy_name"]
 
@@ -49,7 +50,7 @@ OLD: Final = 60.0  # seconds after which a command should have been taken
 BACKLOG: Final = 1_000  # commands
 LOG: Final = "project_console"
 CONTROL_LIST: Final = "control"
-LEVELS: Final = frozenset(level.value for level in Level)
+LEVELS: Final = tuple(Level)
 
 _INVISIBLE: Final = frozenset({"Cc", "Cf"})
 _PROJECT_ROWS: Final = ("project_status", "project_console", "control")
@@ -64,34 +65,21 @@ def find_meant(key: str) -> str | None:
     under a key that no console reads. ``key`` has surrogates for bytes that are not
     UTF-8.
     """
-    if key.isascii():  # also UTF-16 has bytes that are not
+    if key.isascii():
         return None
-    for meant in _other_readings(key):
+    for meant in (key, _in_gbk(key)):
         tidied = tidy_name(meant)
         if tidied != key and any(KEYS[row].match(tidied) for row in _PROJECT_ROWS):
             return tidied
     return None
 
 
-def _other_readings(key: str) -> Iterator[str]:
-    """Decode and tidy the bytes in other ways, the likeliest first."""
-    yield key
-    raw = key.encode("utf-8", "surrogateescape")
-    for encoding in ("gb18030", "big5", "utf-16-le", "utf-16"):
-        yield from _decoded(raw, encoding)
-    for encoding in ("gb18030", "cp1252", "latin-1"):  # UTF-8, read as that, written
-        try:
-            once = key.encode(encoding)
-        except UnicodeEncodeError:
-            continue
-        yield from _decoded(once, "utf-8")
-
-
-def _decoded(raw: bytes, encoding: str) -> Iterator[str]:
+def _in_gbk(text: str) -> str:
+    """Read a text's bytes as GBK; ``""`` if they are none."""
     try:
-        yield raw.decode(encoding)
+        return text.encode("utf-8", "surrogateescape").decode("gb18030")
     except UnicodeDecodeError:
-        return
+        return ""
 
 
 def tidy_name(text: str) -> str:
@@ -120,12 +108,10 @@ def name_fault(project: str) -> str:
 def quote_name(project: str) -> str:
     """Quote a project's name, with what it says in GBK if its bytes are not UTF-8."""
     raw = project.encode("utf-8", "surrogateescape")
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        read = next(_decoded(raw, "gb18030"), "")
-        return f"{show(raw)} (GBK: {show(read)})" if read else show(raw)
-    return show(repr(project))
+    if not is_no_text(raw):
+        return show(repr(project))
+    read = _in_gbk(project)
+    return f"{show(raw)} (GBK: {show(read)})" if read else show(raw)
 
 
 def _unknown_status(sample: Sample) -> Values | None:
@@ -184,10 +170,6 @@ def _unlisted(sample: Sample) -> Values | None:
     return {"count": f"{sample.size:,}", "lists": show(lists)}
 
 
-def _never_ends(sample: Sample) -> Values | None:
-    return {} if sample.ttl is None else None
-
-
 def _is_no_object(item: bytes) -> bool:
     """Whether text is no JSON object; text too long to be parsed counts as one."""
     if len(item) > SIZE_LIMIT or is_no_text(item):
@@ -195,21 +177,16 @@ def _is_no_object(item: bytes) -> bool:
     return read_object(item) is None
 
 
-def _no_objects(sample: Sample) -> Values | None:
-    if None not in sample.objects:
-        return None
-    return bad_items(_is_no_object)(sample)
+def _bad_bytes(is_bad: Callable[[bytes], bool]) -> Check:
+    """Make a check of the elements that are no JSON object, if there are any."""
+    check = bad_items(is_bad)
+    return lambda sample: check(sample) if None in sample.objects else None
 
 
 def _too_long(sample: Sample) -> Values | None:
     """Find messages beyond the contract's 64 KB, by size or by average weight."""
-    longest = max(map(len, sample.items), default=0)
-    longest = max(longest, int(sample.mean_bytes) if not sample.items else 0)
+    longest = max(map(len, sample.items), default=int(sample.mean_bytes))
     return {"bytes": f"{longest:,}"} if longest > SIZE_LIMIT else None
-
-
-def _is_no_time(written: JSONValue) -> bool:
-    return parse_timestamp(written) is None
 
 
 def _is_ahead(sample: Sample) -> Values | None:
@@ -223,28 +200,12 @@ def _is_ahead(sample: Sample) -> Values | None:
     return {"seconds": f"{ahead:,.0f}", "shown": show(newest["timestamp"])}
 
 
-def _is_other_level(level: JSONValue) -> bool:
-    return not isinstance(level, str) or level not in LEVELS
-
-
-def _has_odd_metadata(record: JSONObject) -> bool:
-    return not isinstance(record.get("metadata", {}), dict)
-
-
-def _is_no_args(args: JSONValue) -> bool:
-    return not isinstance(args, dict | None)
-
-
-def _is_no_string(value: JSONValue) -> bool:
-    return not isinstance(value, str)
-
-
-def _is_empty(value: JSONValue) -> bool:
-    return not isinstance(value, str) or not value
-
-
 def _is_blank(value: JSONValue) -> bool:
     return not isinstance(value, str) or not value.strip()
+
+
+def _endless(sample: Sample) -> Values | None:
+    return {} if sample.ttl is None else None
 
 
 def _status_key(sample: Sample) -> str:
@@ -257,12 +218,12 @@ def _two_agents(sample: Sample) -> Values | None:
     A successor's records come after its predecessor's; where A's come after B's after
     A's, both live. If CLIENT LIST is known, both must be connected.
     """
-    order = _writers(sample)
-    returned = any(one in order[: at - 1] for at, one in enumerate(order) if at > 1)
+    writing = [LogEntry.decode(item).instance for item in sample.items[sample.oldest :]]
+    order = [name for name, _ in groupby(filter(None, writing))]
     writers = set(order)
     if sample.connected is not None:
         writers = {one for one in writers if client_name(one) in sample.connected}
-    elif not returned:
+    elif len(order) == len(writers):
         return None
     if len(writers) < 2:  # noqa: PLR2004 - two
         return None
@@ -270,25 +231,6 @@ def _two_agents(sample: Sample) -> Values | None:
     if sample.ask("EXISTS", roster) != 0:
         return None
     return {"instances": show(", ".join(sorted(writers)))}
-
-
-def _writers(sample: Sample) -> list[str]:
-    """Give the instances of the newest records in order, without repeats in a row."""
-    order = [""]
-    for record in sample.objects[sample.oldest :]:
-        name = "" if record is None else _writer_of(record)
-        if name and name != order[-1]:
-            order.append(name)
-    return order[1:]
-
-
-def _writer_of(record: JSONObject) -> str:
-    metadata: JSONValue = record.get("metadata")
-    agent = metadata.get("agent") if isinstance(metadata, dict) else None
-    if not isinstance(agent, str):
-        return ""
-    name, _, number = agent.rpartition("#")
-    return name if number.isdecimal() else ""
 
 
 def _repeated(sample: Sample) -> Values | None:
@@ -330,7 +272,7 @@ def _to_nobody(sample: Sample) -> Values | None:
     The oldest command is old, or has no time.
     """
     first = sample.objects[0] if sample.objects else None
-    if _age(sample) <= OLD and not _is_no_time((first or {}).get("timestamp")):
+    if _age(sample) <= OLD and not is_no_time((first or {}).get("timestamp")):
         return None
     name = sample.fields["project"]
     keys = (_status_key(sample), PROJECT_CONSOLE.locate(project=name))
@@ -357,27 +299,39 @@ def _command_rule(code: str, severity: Severity, check: Check) -> Rule:
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 _RECORD_RULES: Final = (
-    Rule("log-not-utf8", LOG, _E, "002 §4", bad_texts),
-    _record_rule("log-not-json", _W, _no_objects),
-    _record_rule("log-timestamp", _W, bad_field("timestamp", _is_no_time)),
+    Rule("log-not-utf8", LOG, _E, "002 §4", _bad_bytes(is_no_text)),
+    _record_rule("log-not-json", _W, _bad_bytes(_is_no_object)),
+    _record_rule("log-timestamp", _W, bad_field("timestamp", is_no_time)),
     _record_rule("log-zone", _N, bad_field("timestamp", lacks_zone)),
     _record_rule("log-ahead", _W, _is_ahead),
-    _record_rule("log-level", _W, bad_field("level", _is_other_level)),
-    _record_rule("log-message", _W, bad_field("message", _is_no_string)),
-    _record_rule("log-metadata", _W, bad_objects(_has_odd_metadata)),
+    _record_rule(
+        "log-level", _W, bad_field("level", lambda level: level not in LEVELS)
+    ),
+    _record_rule(
+        "log-message", _W, bad_field("message", lambda text: not isinstance(text, str))
+    ),
+    _record_rule(
+        "log-metadata",
+        _W,
+        bad_objects(lambda record: not isinstance(record.get("metadata", {}), dict)),
+    ),
     Rule("log-too-long", LOG, _W, "002 §4", _too_long),
     _record_rule("log-uncapped", _W, longer_than(CAP)),
     Rule("two-agents", LOG, _W, "002 §1", _two_agents),
 )
 
 _COMMAND_RULES: Final = (
-    Rule("command-not-utf8", CONTROL_LIST, _E, "002 §4", bad_texts),
+    Rule("command-not-utf8", CONTROL_LIST, _E, "002 §4", _bad_bytes(is_no_text)),
     _command_rule("command-not-json", _E, bad_items(_is_no_object)),
     _command_rule("command-without-name", _E, bad_field("command", _is_blank)),
-    _command_rule("command-args", _E, bad_field("args", _is_no_args)),
-    _command_rule("command-id", _W, bad_field("id", _is_empty)),
-    _command_rule("command-timestamp", _W, bad_field("timestamp", _is_no_time)),
-    _command_rule("command-source", _N, bad_field("source", _is_empty)),
+    _command_rule(
+        "command-args",
+        _E,
+        bad_field("args", lambda args: not isinstance(args, dict | None)),
+    ),
+    _command_rule("command-id", _W, bad_field("id", _is_blank)),
+    _command_rule("command-timestamp", _W, bad_field("timestamp", is_no_time)),
+    _command_rule("command-source", _N, bad_field("source", _is_blank)),
     _command_rule("command-repeated", _W, _repeated),
     Rule("command-too-long", CONTROL_LIST, _W, "002 §4", _too_long),
     _command_rule("command-backlog", _W, longer_than(BACKLOG, "count")),
@@ -399,6 +353,6 @@ RULES: Final = (
     Rule("inflight-orphan", "inflight", _W, "bls_agent", _orphan),
     Rule("inflight-unlisted", "inflight", _W, "bls_agent", _unlisted),
     Rule("dead-letters", "dead_letters", _W, "bls_agent", longer_than(0, "count")),
-    Rule("lease-endless", "owner", _E, "bls_agent", _never_ends),
-    Rule("roster-endless", "instances", _W, "bls_agent", _never_ends),
+    Rule("lease-endless", "owner", _E, "bls_agent", _endless),
+    Rule("roster-endless", "instances", _W, "bls_agent", _endless),
 )

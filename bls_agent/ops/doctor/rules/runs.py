@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
-from bls_agent.core.codec import decode_object, parse_timestamp
+from bls_agent.core.codec import decode_object
 from bls_agent.core.errors import DecodeError
 from bls_agent.core.keys import key_beside
 from bls_agent.ops.doctor.rule import (
@@ -16,6 +16,7 @@ from bls_agent.ops.doctor.rule import (
     Severity,
     Values,
     count_bad,
+    is_no_time,
     is_number,
     longer_than,
     show,
@@ -30,7 +31,10 @@ __all__ = ["RULES"]
 _Event: TypeAlias = Mapping[bytes, bytes]
 
 FIELDS: Final = (b"timestamp", b"sequence", b"event_category", b"event_action", b"data")
-ENDS: Final = frozenset({b"completed", b"failed", b"cancelled"})
+ENDS: Final = tuple(
+    (b"lifecycle", action) for action in (b"completed", b"failed", b"cancelled")
+)
+CLOSE: Final = (b"system", b"close")
 LIVES: Final = 86_400  # seconds a run's events are kept after its end
 LONGEST: Final = 20_000  # events; the contract keeps about 10,000
 LARGE: Final = 256 * 1024  # bytes of one event; readers take hundreds at a time
@@ -42,9 +46,15 @@ ROW: Final = "run_events"
 BOOKS: Final = "run_books"
 
 
-def _bad_events(is_bad: Callable[[_Event], bool]) -> Check:
+def _bad_field(name: bytes, is_bad: Callable[[bytes], bool]) -> Check:
+    """Make a check of one field of the events that have it."""
+
     def check(sample: Sample) -> Values | None:
-        found = [number.decode() for number, event in sample.entries if is_bad(event)]
+        found = [
+            number.decode()
+            for number, event in sample.entries
+            if name in event and is_bad(event[name])
+        ]
         return count_bad(found, sample)
 
     return check
@@ -58,25 +68,12 @@ def _lacks_fields(sample: Sample) -> Values | None:
     return None
 
 
-def _has_odd_time(event: _Event) -> bool:
-    written = event.get(b"timestamp")
-    return written is not None and parse_timestamp(text_of(written)) is None
-
-
-def _has_odd_data(event: _Event) -> bool:
-    data = event.get(b"data")
-    if data is None:
-        return False
+def _is_odd_data(data: bytes) -> bool:
     try:
         decode_object(data)
     except DecodeError as error:
         return error.reason != "too_large"
     return False
-
-
-def _has_odd_sequence(event: _Event) -> bool:
-    written = event.get(b"sequence")
-    return written is not None and not is_number(written)
 
 
 def _sequences(sample: Sample) -> list[int]:
@@ -114,7 +111,7 @@ def _kept_for_ever(sample: Sample) -> Values | None:
         return None
     number, event = sample.entries[0]
     age = _age(number, sample)
-    if not _ends(event) and not _closes(event) and age <= LIVES:
+    if _act(event) not in (*ENDS, CLOSE) and age <= LIVES:
         return None
     return {"hours": f"{max(age, 0) / 3600:,.1f}"}
 
@@ -124,14 +121,8 @@ def _age(number: bytes, sample: Sample) -> float:
     return sample.now - int(number.partition(b"-")[0]) / 1000
 
 
-def _ends(event: _Event) -> bool:
-    of_run = event.get(b"event_category") == b"lifecycle"
-    return of_run and event.get(b"event_action") in ENDS
-
-
-def _closes(event: _Event) -> bool:
-    of_stream = event.get(b"event_category") == b"system"
-    return of_stream and event.get(b"event_action") == b"close"
+def _act(event: _Event) -> tuple[bytes | None, bytes | None]:
+    return event.get(b"event_category"), event.get(b"event_action")
 
 
 def _not_closed(sample: Sample) -> Values | None:
@@ -140,7 +131,7 @@ def _not_closed(sample: Sample) -> Values | None:
         return None
     number, event = sample.entries[0]
     age = _age(number, sample)
-    if not _ends(event) or age < WAITING:
+    if _act(event) not in ENDS or age < WAITING:
         return None
     action = event.get(b"event_action", b"").decode()
     return {"action": action, "hours": f"{age / 3600:,.1f}"}
@@ -149,7 +140,7 @@ def _not_closed(sample: Sample) -> Values | None:
 def _behind_close(sample: Sample) -> Values | None:
     """Find events after the close: followers have left by then."""
     for behind, (number, event) in enumerate(sample.entries):
-        if _closes(event):
+        if _act(event) == CLOSE:
             return {"count": str(behind), "shown": show(number)} if behind else None
     return None
 
@@ -223,33 +214,35 @@ def _gone(sample: Sample) -> Values | None:
 def _odd_books(sample: Sample) -> Values | None:
     """Find metadata that the script could not parse."""
     sequence, last = sample.pairs.get(b"sequence"), sample.pairs.get(b"id")
-    if sequence is not None and not _is_count(sequence):
+    if sequence is not None and not is_number(sequence, SEQUENCE_DIGITS):
         return {"field": "sequence", "shown": show(sequence)}
     if last is not None and find_id(last.decode("ascii", "replace")) is None:
         return {"field": "id", "shown": show(last)}
     return None
 
 
-def _is_count(written: bytes) -> bool:
-    return written.isdigit() and len(written) <= SEQUENCE_DIGITS
-
-
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
-
-_BOOK_RULES: Final = (
-    Rule("run-lost", BOOKS, _W, "bls_agent", _lost),
-    Rule("run-gone", BOOKS, _W, "bls_agent", _gone),
-    Rule("run-books", BOOKS, _E, "bls_agent", _odd_books),
-)
 
 RULES: Final = (
     Rule("run-id", ROW, _W, "003 §1.1", _other_id),
     Rule("run-fields", ROW, _E, "003 §2.1", _lacks_fields),
-    Rule("run-timestamp", ROW, _W, "003 §2.1", _bad_events(_has_odd_time)),
-    Rule("run-sequence", ROW, _E, "003 §2.1", _bad_events(_has_odd_sequence)),
+    Rule(
+        "run-timestamp",
+        ROW,
+        _W,
+        "003 §2.1",
+        _bad_field(b"timestamp", lambda time: is_no_time(text_of(time))),
+    ),
+    Rule(
+        "run-sequence",
+        ROW,
+        _E,
+        "003 §2.1",
+        _bad_field(b"sequence", lambda number: not is_number(number)),
+    ),
     Rule("run-repeats", ROW, _W, "003 §2.1", _repeated),
     Rule("run-holes", ROW, _W, "003 §2.1", _holes),
-    Rule("run-data", ROW, _E, "003 §2.1", _bad_events(_has_odd_data)),
+    Rule("run-data", ROW, _E, "003 §2.1", _bad_field(b"data", _is_odd_data)),
     Rule("run-clock", ROW, _W, "003 §1.2", _ahead),
     Rule("run-unclosed", ROW, _N, "003 §3.2", _not_closed),
     Rule("run-after-close", ROW, _W, "003 §3.2", _behind_close),
@@ -258,5 +251,7 @@ RULES: Final = (
     Rule("run-too-long", ROW, _W, "003 §4.1", longer_than(LONGEST)),
     Rule("run-large", ROW, _W, "003 §2.1", _too_large),
     Rule("run-heavy", ROW, _W, "003 §4.1", _too_heavy),
-    *_BOOK_RULES,
+    Rule("run-lost", BOOKS, _W, "bls_agent", _lost),
+    Rule("run-gone", BOOKS, _W, "bls_agent", _gone),
+    Rule("run-books", BOOKS, _E, "bls_agent", _odd_books),
 )

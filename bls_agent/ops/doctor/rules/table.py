@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from bls_agent.core.keys import KEYS, Contract, KeyTemplate
@@ -104,21 +103,7 @@ GENERIC_RULES: Final = tuple(
     rule for name, row in KEYS.items() for rule in _rules_of(name, row)
 )
 
-KEY_RULES: Final[Sequence[Rule]] = (
-    *GENERIC_RULES,
-    *PROJECT,
-    *RUNS,
-    *WORKERS,
-    *ASSETS,
-    *CRAWL,
-)
-
-
-def _by_row() -> Mapping[str, Sequence[Rule]]:
-    found: dict[str, list[Rule]] = defaultdict(list)
-    for rule in KEY_RULES:
-        found[rule.row].append(rule)
-    return dict(found)
-
-
-RULES_OF: Final = _by_row()
+KEY_RULES: Final = (*GENERIC_RULES, *PROJECT, *RUNS, *WORKERS, *ASSETS, *CRAWL)
+RULES_OF: Final = {
+    row: [rule for rule in KEY_RULES if rule.row == row] for row in ("", *KEYS)
+}

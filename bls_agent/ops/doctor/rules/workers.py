@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from bls_agent.core.codec import JSONObject, decode, parse_timestamp
 from bls_agent.core.errors import DecodeError
@@ -16,6 +16,7 @@ from bls_agent.ops.doctor.rule import (
     Severity,
     Values,
     count_bad,
+    is_no_time,
     lacks_zone,
     show,
     shown_if,
@@ -29,7 +30,7 @@ __all__ = ["RULES"]
 
 APART: Final = 120.0  # seconds between a heartbeat's time and the server's
 CACHED: Final = ("result", "timestamp", "func_name")
-STATES: Final = frozenset(WorkerStatus)
+STATES: Final = tuple(WorkerStatus)
 TOLD: Final = frozenset({"status", "timestamp"})  # rules of their own look at them
 LEAVING: Final = 5.0  # seconds before a lease ends: its heartbeat may just have ended
 # What a value has to be is left open by the contract: text at least, never a pickle.
@@ -37,33 +38,25 @@ TASKS: Final = ("task_status", "backtest_task_progress")
 TEXTS: Final = ("component_heartbeat", "process_heartbeat", *TASKS)
 
 
-def _of_beat(check: Callable[[JSONObject, Sample], Values | None]) -> Check:
+_Beat: TypeAlias = Callable[[JSONObject, Sample], Values | None]
+
+
+def _of_beat(check: _Beat) -> Check:
     """Make a check of the heartbeats that are whole JSON objects."""
 
     def check_sample(sample: Sample) -> Values | None:
-        beat = sample.objects[0] if sample.objects and sample.complete else None
+        beat = sample.document
         return None if beat is None else check(beat, sample)
 
     return check_sample
 
 
+def _beat_field(name: str, is_bad: Callable[[Any], bool]) -> Check:
+    return _of_beat(lambda beat, _: shown_if(is_bad(beat.get(name)), beat.get(name)))
+
+
 def _no_object(sample: Sample) -> Values | None:
-    is_object = bool(sample.objects) and sample.objects[0] is not None
-    return shown_if(sample.complete and not is_object, sample.value)
-
-
-def _odd_status(beat: JSONObject, _: Sample) -> Values | None:
-    status = beat.get("status")
-    return shown_if(not isinstance(status, str) or status not in STATES, status)
-
-
-def _odd_time(beat: JSONObject, _: Sample) -> Values | None:
-    written = beat.get("timestamp")
-    return shown_if(parse_timestamp(written) is None, written)
-
-
-def _no_zone(beat: JSONObject, _: Sample) -> Values | None:
-    return shown_if(lacks_zone(beat.get("timestamp")), beat.get("timestamp"))
+    return shown_if(sample.complete and sample.document is None, sample.value)
 
 
 def _other_time(beat: JSONObject, sample: Sample) -> Values | None:
@@ -94,10 +87,10 @@ def _other_id(beat: JSONObject, sample: Sample) -> Values | None:
     return _not_the_key(beat, KINDS[sample.row].id_field, sample)
 
 
-def _not_the_key(found: JSONObject | None, name: str, sample: Sample) -> Values | None:
+def _not_the_key(found: JSONObject, name: str, sample: Sample) -> Values | None:
     """Find a value whose fields contradict its key."""
     expected = next(iter(sample.fields.values()), "")
-    if found is None or name not in found or str(found[name]) == expected:
+    if name not in found or str(found[name]) == expected:
         return None
     return {"shown": show(found[name]), "expected": show(expected)}
 
@@ -132,44 +125,31 @@ def _no_text(sample: Sample) -> Values | None:
         sample.value.decode()
     except UnicodeDecodeError as error:
         cut_at_end = not sample.complete and error.end == len(sample.value)
-        return None if cut_at_end else {"shown": show(sample.value)}
+        return shown_if(not cut_at_end, sample.value)
     return None
 
 
-def _task(sample: Sample) -> Task | None:
-    return Task.decode("", sample.value) if sample.complete else None
-
-
 def _unreadable_task(sample: Sample) -> Values | None:
-    task = _task(sample)
-    bad = task and not task.status and task.reason not in ("", "not_utf8")
-    return shown_if(bad, sample.value)
+    task = Task.decode("", sample.value)
+    bad = not task.status and task.reason not in ("", "not_utf8")
+    return shown_if(sample.complete and bad, sample.value)
 
 
 def _odd_progress(sample: Sample) -> Values | None:
-    task = _task(sample)
-    said = None if task is None else task.fields.get("progress")
-    if task is None or said is None:
-        return None
-    known = task.progress is not None and 0 <= task.progress <= WHOLE
-    return shown_if(not known, said)
+    said = (sample.document or {}).get("progress")
+    progress = Task.decode("", sample.value).progress
+    known = progress is not None and 0 <= progress <= WHOLE
+    return shown_if(said is not None and not known, said)
 
 
 def _other_task(sample: Sample) -> Values | None:
-    task = _task(sample)
-    return _not_the_key(task.fields if task else None, "task_id", sample)
+    return _not_the_key(sample.document or {}, "task_id", sample)
 
 
-def _odd_moment(found: JSONObject | None) -> Values | None:
+def _odd_moment(sample: Sample) -> Values | None:
     """Find a timestamp that cannot be read or has no time zone."""
-    said = (found or {}).get("timestamp")
-    good = said is None or (parse_timestamp(said) is not None and not lacks_zone(said))
-    return shown_if(not good, said)
-
-
-def _odd_task_time(sample: Sample) -> Values | None:
-    task = _task(sample)
-    return _odd_moment(task.fields if task else None)
+    said = (sample.document or {}).get("timestamp")
+    return shown_if(said is not None and (is_no_time(said) or lacks_zone(said)), said)
 
 
 def _odd_dates(sample: Sample) -> Values | None:
@@ -179,10 +159,8 @@ def _odd_dates(sample: Sample) -> Values | None:
 
 
 def _no_json(sample: Sample) -> Values | None:
-    if not sample.complete:
-        return None
     try:
-        decode(sample.value)
+        decode(sample.value if sample.complete else b"null")
     except DecodeError:
         return {"shown": show(sample.value)}
     return None
@@ -191,24 +169,15 @@ def _no_json(sample: Sample) -> Values | None:
 def _no_cached_fields(sample: Sample) -> Values | None:
     if not sample.complete or _no_json(sample):
         return None
-    fields = sample.objects[0] or {}
-    lacking = [name for name in CACHED if name not in fields]
+    lacking = [name for name in CACHED if name not in (sample.document or {})]
     return {"fields": ", ".join(lacking)} if lacking else None
 
 
-def _entry(sample: Sample) -> JSONObject | None:
-    return sample.objects[0] if sample.complete else None
-
-
 def _other_function(sample: Sample) -> Values | None:
-    said = (_entry(sample) or {}).get("func_name")
+    said = (sample.document or {}).get("func_name")
     readings = KEYS[sample.row].readings(sample.key)
     known = said is None or any(reading["func"] == said for reading in readings)
     return shown_if(not known, said)
-
-
-def _odd_entry_time(sample: Sample) -> Values | None:
-    return _odd_moment(_entry(sample))
 
 
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -219,9 +188,13 @@ RULES: Final = (
         for row in KINDS
         for code, severity, check in (
             ("heartbeat-not-json", _E, _no_object),
-            ("heartbeat-status", _W, _of_beat(_odd_status)),
-            ("heartbeat-timestamp", _W, _of_beat(_odd_time)),
-            ("heartbeat-zone", _N, _of_beat(_no_zone)),
+            (
+                "heartbeat-status",
+                _W,
+                _beat_field("status", lambda status: status not in STATES),
+            ),
+            ("heartbeat-timestamp", _W, _beat_field("timestamp", is_no_time)),
+            ("heartbeat-zone", _N, _beat_field("timestamp", lacks_zone)),
             ("heartbeat-clock", _W, _of_beat(_other_time)),
             ("heartbeat-fields", _W, _of_beat(_lacks_fields)),
             ("heartbeat-values", _W, _of_beat(_odd_fields)),
@@ -238,12 +211,12 @@ RULES: Final = (
             ("task-unreadable", _W, _unreadable_task),
             ("task-id", _W, _other_task),
             ("task-progress", _W, _odd_progress),
-            ("task-timestamp", _N, _odd_task_time),
+            ("task-timestamp", _N, _odd_moment),
         )
     ),
     Rule("sync-dates", "sync_progress", _W, "001 §3", _odd_dates),
     Rule("cache-not-json", "func_cache", _W, "001 §3", _no_json),
     Rule("cache-fields", "func_cache", _N, "001 §3", _no_cached_fields),
     Rule("cache-function", "func_cache", _W, "001 §3", _other_function),
-    Rule("cache-timestamp", "func_cache", _N, "001 §3", _odd_entry_time),
+    Rule("cache-timestamp", "func_cache", _N, "001 §3", _odd_moment),
 )
