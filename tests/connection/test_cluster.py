@@ -338,13 +338,13 @@ async def test_a_fleet_while_slots_move(
         ):
             await to_thread.run_sync(step)
             await client.set(f"{project}_项目状态", "报错")
+            track = fleet._projects[project]
             async with fleet._turn:
-                await fleet._reader.read_statuses(fleet._now())
-            track = fleet._reader.projects[project]
+                await fleet._read_statuses([track], fleet._now())
             assert track.view(fleet._now()).status is Status.ERROR
             await client.set(f"{project}_项目状态", "在线")
             async with fleet._turn:
-                await fleet._reader.read_statuses(fleet._now())
+                await fleet._read_statuses([track], fleet._now())
             assert track.view(fleet._now()).status is Status.ONLINE
         fleet._pool._routes.cluster.distrust()
         assert (await fleet.look())[project].status is Status.ONLINE

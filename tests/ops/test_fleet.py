@@ -336,7 +336,7 @@ async def test_projects_come_and_go(
     await watching.until(lambda: len(watching.views) == 501)
     await admin.delete(*[f"{name}_项目状态" for name in names])
     await watching.until(lambda: set(watching.views) == {"长命"})
-    assert list(watching.fleet._reader.projects) == ["长命"]
+    assert list(watching.fleet._projects) == ["长命"]
     gone = [name for change in watching.changes for name in change.gone]
     assert sorted(gone) == sorted(names)
 
@@ -436,18 +436,17 @@ async def test_redis_goes_away_during_the_first_search(
     """What was not searched through is not taken for all there is."""
     await plant(admin)
     async with Fleet(own_server.url, interval=QUICK) as fleet:
-        reader = fleet._reader
-        scan = reader.scan
+        scan = fleet._scan
 
         async def break_off() -> AsyncIterator[set[str]]:
             async for names in scan():
                 yield names
                 raise RedisUnavailableError("connection", "cut")
 
-        monkeypatch.setattr(reader, "scan", break_off)
+        monkeypatch.setattr(fleet, "_scan", break_off)
         with pytest.raises(RedisUnavailableError):
             await fleet.look()
-        monkeypatch.setattr(reader, "scan", scan)
+        monkeypatch.setattr(fleet, "_scan", scan)
         async for change in fleet.watch():
             assert len(change.views) == 10
             break

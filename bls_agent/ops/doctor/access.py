@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, get_args
 
-from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.endpoint import Reply
 from bls_agent.core.acl import CONSOLE_RIGHTS, RIGHTS, Mode, Right
 from bls_agent.core.keys import (
     CONTROL,
@@ -57,7 +57,7 @@ class Trial:
     right: Right
     command: str  # the one command of the right, as an ACL names it
     key: str  # `""` where the command takes none
-    request: tuple[Argument, ...]
+    request: tuple[str, ...]
 
     @property
     def shown(self) -> str:
@@ -90,7 +90,7 @@ def _trials_of(right: Right, project: str) -> Iterator[Trial]:
         found = _keys_of(right.keys, project)
         keys = list(found)
         if command in ("eval", "evalsha"):
-            yield Trial(right, command, keys[0], (*words, "x", len(keys), *keys))
+            yield Trial(right, command, keys[0], (*words, "x", str(len(keys)), *keys))
         elif command in ("lmove", "blmove"):
             patience = ("1",) if command == "blmove" else ()
             request = (*words, *keys[:2], "LEFT", "RIGHT", *patience)
@@ -132,7 +132,7 @@ class Role:
 
 
 def roles_of(
-    tried: Mapping[str, Sequence[Trial]], answers: Mapping[tuple[Argument, ...], Reply]
+    tried: Mapping[str, Sequence[Trial]], answers: Mapping[tuple[str, ...], Reply]
 ) -> list[Role]:
     """Group the answers of ACL DRYRUN by role; no answer counts as granted."""
     found: list[Role] = []

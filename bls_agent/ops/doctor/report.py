@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,7 @@ from bls_agent.ops.doctor.rule import Finding, Severity
 from bls_agent.ops.doctor.server import Facts
 from bls_agent.ops.texts import Texts
 
-__all__ = ["Group", "Report", "Tally", "Words", "show_key", "word"]
+__all__ = ["Group", "Report", "Words", "show_key", "word"]
 
 LONGEST_KEY: Final = 1_200  # bytes of a key that are shown
 KEPT: Final = 20  # findings of one rule that are kept
@@ -40,14 +40,25 @@ class Group:
         return self.count - len(self.findings)
 
 
-class Tally:
-    """Collects findings; of each rule the first 20 of each severity are kept."""
+@dataclass(kw_only=True)
+class Report:
+    """What was found; of each rule the first 20 findings of each severity are kept."""
 
-    def __init__(self) -> None:
-        self._groups: dict[tuple[str, Severity], Group] = {}
+    servers: list[Facts] = field(default_factory=list[Facts])
+    user: str = ""  # the doctor's (ACL WHOAMI); empty where that is refused
+    project: str = ""  # the only one that was checked; empty for all
+    tried: str = ""  # the project in which the rights were tried; empty if none
+    roles: Sequence[Role] = ()  # what the user's rights allow in that project
+    keys: Counter[str] = field(default_factory=Counter[str])  # by row; "": of none
+    seconds: float = 0.0
+    _groups: dict[tuple[str, Severity], Group] = field(
+        default_factory=dict[tuple[str, Severity], Group]
+    )
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: Finding | None) -> None:
         """Count a finding, and keep it if there is room."""
+        if finding is None:
+            return
         place = (finding.rule, finding.severity)
         group = self._groups.setdefault(place, Group(*place))
         group.count += 1
@@ -62,31 +73,6 @@ class Tally:
             self._groups.values(),
             key=lambda group: (worst_first.index(group.severity), group.rule),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What was found.
-
-    Attributes:
-        groups: The findings by rule, the worst first.
-        servers: The facts of each server.
-        user: The doctor's user (ACL WHOAMI); ``""`` where that is refused.
-        project: The one project that was checked, ``""`` for all.
-        tried: The project in which the rights were tried; ``""`` if none.
-        roles: What the user's rights allow in that project.
-        keys: How many keys were seen, by row; ``""`` for those of no contract.
-        seconds: How long it took.
-    """
-
-    groups: Sequence[Group]
-    servers: Sequence[Facts]
-    user: str = ""
-    project: str = ""
-    tried: str = ""
-    roles: Sequence[Role] = ()
-    keys: Counter[str] = field(default_factory=Counter[str])
-    seconds: float = 0.0
 
     @property
     def seen(self) -> int:
@@ -123,12 +109,28 @@ class Report:
                 "foreign": self.foreign,
                 "rows": {row: n for row, n in sorted(self.keys.items()) if row},
             },
-            "servers": [_facts_to_dict(facts) for facts in self.servers],
+            "servers": [
+                {
+                    "address": facts.address,
+                    "family": facts.family if facts.info else "",
+                    "version": facts.version,
+                    "rttMs": round(facts.rtt * 1000, 3),
+                    "clockOffsetMs": round(facts.offset * 1000, 3),
+                }
+                for facts in self.servers
+            ],
             "user": self.user,
             "project": self.project,
             "rights": {
                 "project": self.tried,
-                "roles": {role.name: _role_to_dict(role) for role in self.roles},
+                "roles": {
+                    role.name: {
+                        "possible": role.possible,
+                        "tried": role.tried,
+                        "missing": [trial.shown for trial in role.missing],
+                    }
+                    for role in self.roles
+                },
             },
             "seconds": round(self.seconds, 3),
         }
@@ -143,24 +145,6 @@ def _group_to_dict(group: Group) -> dict[str, Any]:
             {"key": show_key(one.key), "source": one.source, "values": one.values}
             for one in group.findings
         ],
-    }
-
-
-def _facts_to_dict(facts: Facts) -> Mapping[str, object]:
-    return {
-        "address": facts.address,
-        "family": facts.family if facts.info else "",
-        "version": facts.version,
-        "rttMs": round(facts.rtt * 1000, 3),
-        "clockOffsetMs": round(facts.offset * 1000, 3),
-    }
-
-
-def _role_to_dict(role: Role) -> Mapping[str, object]:
-    return {
-        "possible": role.possible,
-        "tried": role.tried,
-        "missing": [trial.shown for trial in role.missing],
     }
 
 

@@ -7,6 +7,7 @@ does the I/O and applies the rule again.
 
 from __future__ import annotations
 
+import codecs
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ __all__ = [
     "lacks_zone",
     "longer_than",
     "read_object",
+    "seconds_ahead",
     "show",
     "shown_if",
     "text_of",
@@ -182,6 +184,14 @@ def lacks_zone(timestamp: object) -> bool:
     return parse_timestamp(timestamp) is not None
 
 
+def seconds_ahead(written: object, sample: Sample) -> float:
+    """Tell how far a timestamp is ahead of the server's clock, 0 without a zone."""
+    moment = parse_timestamp(written)
+    if moment is None or lacks_zone(written):
+        return 0.0
+    return moment.timestamp() - sample.now
+
+
 _ZONE: Final = re.compile(r"([zZ]|[+-]\d\d(:?\d\d)?)\s*$")  # behind the time of day
 
 
@@ -228,10 +238,10 @@ def bad_items(is_bad: Callable[[bytes], bool]) -> Check:
     return check
 
 
-def is_no_text(item: bytes) -> bool:
-    """Whether bytes are not UTF-8."""
+def is_no_text(item: bytes, *, whole: bool = True) -> bool:
+    """Whether bytes are not UTF-8; if not ``whole`` the last letter may be cut."""
     try:
-        item.decode()
+        codecs.getincrementaldecoder("utf-8")().decode(item, whole)
     except UnicodeDecodeError:
         return True
     return False

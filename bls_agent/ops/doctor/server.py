@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import anyio
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply, Request
-from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import encode_key
 from bls_agent.ops.doctor.reading import Look
 from bls_agent.ops.doctor.rule import Finding, Question, Severity, Values, show
 
-__all__ = ["SERVER_RULES", "Facts", "Server", "ServerRule", "answer"]
+__all__ = ["SERVER_RULES", "Facts", "Server", "ServerRule", "answered"]
 
 PINGS: Final = 5
 CLIENTS: Final = 10_000  # connections; of more, CLIENT LIST is not asked for
-AGENT: Final = "bls-agent:"
+_AGENT: Final = re.compile(rb" name=bls-agent:(\S*):")  # in CLIENT LIST
 NO_TOUCH: Final = ("CLIENT", "NO-TOUCH", "ON")  # reads make no key younger; since 7.2
 
 _SETTINGS: Final = (
@@ -69,11 +69,8 @@ class Facts:
     @property
     def speaks(self) -> tuple[int, ...]:
         """The version of Redis whose commands it implements."""
-        return tuple(
-            int(part)
-            for part in self.info.get("redis_version", "").split(".")
-            if part.isdecimal()
-        )
+        parts = self.info.get("redis_version", "").split(".")
+        return tuple(int(part) for part in parts if part.isdecimal())
 
     def number(self, name: str) -> int:
         """Give a number of INFO or CONFIG, 0 if it is missing."""
@@ -86,68 +83,54 @@ class Server:
 
     def __init__(self, connection: Connection) -> None:
         self.address = connection.address  # without credentials
-        self._connection = connection
+        self.connection = connection
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """Send requests that change nothing; error replies stand in the list."""
-        return (await self._connection.read_many([NO_TOUCH, *requests]))[1:]
+        return (await self.connection.read_many([NO_TOUCH, *requests]))[1:]
 
     async def one(self, *request: Argument) -> Reply:
         """Send one request; ``None`` if it is refused."""
         reply = (await self.ask([request]))[0]
         return None if _refusal(reply) else reply
 
-    async def scan(self, cursor: bytes, count: int) -> Reply:
-        """Take one step through the keys; raises if that is refused."""
-        return await self._connection.read("SCAN", cursor, "COUNT", count)
-
     async def facts(self, clock: Callable[[], float], *, whole: bool) -> Facts:
         """Ask for the server's facts, or why not; ``clock`` gives Unix seconds."""
-        refused: dict[str, str] = {}
-        rtt, offset = await self._measure(clock, refused)
-        names = [("CONFIG", "GET", name) for name in _SETTINGS]
-        info, cluster, *settings = await self.ask(
-            [("INFO",), ("CLUSTER", "INFO"), *names]
-        )
-        told = {} if _refusal(info) else _read_info(info)
-        if why := _refusal(info):
-            refused["INFO"] = why
-        if told.get("cluster_enabled") == "1" and not _refusal(cluster):
-            told |= _read_info(cluster)
-        config: dict[str, str] = {}
-        for reply in settings:
-            if why := _refusal(reply):
-                refused["CONFIG GET"] = why
-            elif len(reply) == 2:  # noqa: PLR2004 - name and value
-                config[reply[0].decode()] = reply[1].decode("utf-8", "replace")
+        settings = [("CONFIG", "GET", name) for name in _SETTINGS]
+        requests = [("INFO",), ("TIME",), *settings]
+        replies = await self.ask(requests)
+        asked = zip(requests, replies, strict=True)
+        answers: list[Reply] = [b"" if _refusal(one) else one for one in replies]
+        told = _read_info(answers[0])
+        if told.get("cluster_enabled") == "1":
+            told |= _read_info(await self.one("CLUSTER", "INFO") or b"")
+        rtt, offset = await self._measure(clock)
         return Facts(
             address=self.address,
             info=told,
-            config=config,
+            config={_text(pair[0]): _text(pair[1]) for pair in answers[2:] if pair},
             rtt=rtt,
             offset=offset,
-            refused=refused,
+            refused={
+                " ".join(request[:2]): why
+                for request, reply in asked
+                if (why := _refusal(reply))
+            },
             whole=whole,
         )
 
-    async def _measure(
-        self, clock: Callable[[], float], refused: dict[str, str]
-    ) -> tuple[float, float]:
+    async def _measure(self, clock: Callable[[], float]) -> tuple[float, float]:
         """Give the seconds of a round trip, and those by which the clock is ahead."""
         trips: list[float] = []
-        offsets: list[float] = []
-        await self.ask([("TIME",)])  # connects
+        offsets = [0.0]
         for _ in range(PINGS):
             began = anyio.current_time()
-            reply = (await self.ask([("TIME",)]))[0]
-            trip = anyio.current_time() - began
-            trips.append(trip)
-            if why := _refusal(reply):
-                refused["TIME"] = why
-            else:
-                there = int(reply[0]) + int(reply[1]) / 1e6
-                offsets.append(there - (clock() - trip / 2))
-        return statistics.median(trips), statistics.median(offsets or [0.0])
+            moment = await self.one("TIME")
+            trips.append(anyio.current_time() - began)
+            if moment is not None:
+                there = int(moment[0]) + int(moment[1]) / 1e6
+                offsets.append(there - (clock() - trips[-1] / 2))
+        return statistics.median(trips), statistics.median(offsets[1:] or offsets)
 
     async def connected(self, facts: Facts) -> frozenset[str] | None:
         """Name the instances of connected agents, ``None`` if unknown."""
@@ -156,15 +139,7 @@ class Server:
         reply = await self.one("CLIENT", "LIST")
         if reply is None:
             return None
-        lines = [line.split(b" ") for line in reply.splitlines()]
-        words = [
-            word[5:].decode() for line in lines for word in line if word[:5] == b"name="
-        ]
-        return frozenset(
-            word.removeprefix(AGENT).rpartition(":")[0]
-            for word in words
-            if word.startswith(AGENT)
-        )
+        return frozenset(name.decode() for name in _AGENT.findall(reply))
 
     async def fill(self, looks: Sequence[Look]) -> None:
         """Read some of each key, all of them in two trips."""
@@ -179,38 +154,35 @@ class Server:
                 record(look, [next(replies) for _ in requests])
 
     async def dry_run(
-        self, user: str, requests: Iterable[tuple[Argument, ...]]
-    ) -> dict[tuple[Argument, ...], Reply]:
+        self, user: str, requests: Iterable[tuple[str, ...]]
+    ) -> dict[tuple[str, ...], Reply]:
         """Try requests as a user with ACL DRYRUN; unanswered ones are omitted."""
         asked = list(requests)
-        encoded = [["ACL", "DRYRUN", user, *map(_encode, one)] for one in asked]
-        replies = await self.ask(encoded)
-        pairs = zip(asked, replies, strict=True)
-        return {request: reply for request, reply in pairs if not _refusal(reply)}
-
-
-def _encode(word: Argument) -> Argument:
-    return encode_key(word) if isinstance(word, str) else word
+        dry = "ACL", "DRYRUN", user
+        trials: list[Request] = [(*dry, *map(encode_key, one)) for one in asked]
+        return answered(asked, await self.ask(trials))
 
 
 def _refusal(reply: Reply) -> str:
     return reply.kind if isinstance(reply, RedisUnavailableError) else ""
 
 
+def _text(told: bytes) -> str:
+    return told.decode("utf-8", "replace")
+
+
 def _read_info(reply: bytes) -> dict[str, str]:
-    lines = reply.decode("utf-8", "replace").splitlines()
+    lines = _text(reply).splitlines()
     pairs = (line.partition(":") for line in lines if not line.startswith("#"))
     return {name: value for name, colon, value in pairs if colon}
 
 
-async def answer(
-    pool: ConnectionPool, questions: Iterable[Question]
-) -> Mapping[Question, Any]:
-    """Answer questions about keys on whichever server has them; omits refused ones."""
-    asked = list(questions)
-    replies = await pool.read_many([[*map(encode_key, words)] for words in asked])
+def answered(
+    asked: Iterable[Question], replies: Iterable[Reply]
+) -> dict[Question, Reply]:
+    """Give the replies by what was asked; refused ones are omitted."""
     pairs = zip(asked, replies, strict=True)
-    return {question: reply for question, reply in pairs if not _refusal(reply)}
+    return {request: reply for request, reply in pairs if not _refusal(reply)}
 
 
 _Check: TypeAlias = Callable[[Facts], Values | None]
@@ -256,19 +228,12 @@ def _other_clock(facts: Facts) -> Values | None:
     return {"seconds": f"{facts.offset:+,.1f}"}
 
 
-def _policy(facts: Facts) -> str:
-    """Give the eviction policy, ``""`` if memory has no limit."""
-    if not facts.number("maxmemory"):
-        return ""
-    return facts.info.get("maxmemory_policy") or facts.config.get(
-        "maxmemory-policy", ""
-    )
-
-
 def _evicts(which: str) -> _Check:
     def check(facts: Facts) -> Values | None:
-        policy = _policy(facts)
-        return {"policy": show(policy)} if policy.startswith(which) else None
+        info, config = facts.info, facts.config
+        policy = info.get("maxmemory_policy") or config.get("maxmemory-policy", "")
+        found = facts.number("maxmemory") and policy.startswith(which)
+        return {"policy": show(policy)} if found else None
 
     return check
 
@@ -290,12 +255,7 @@ def _not_persistent(facts: Facts) -> Values | None:
 
 
 def _save_failed(facts: Facts) -> Values | None:
-    names = (
-        "rdb_last_bgsave_status",
-        "aof_last_bgrewrite_status",
-        "aof_last_write_status",
-    )
-    failed = [name for name in names if facts.info.get(name) == "err"]
+    failed = [name for name, told in facts.info.items() if told == "err"]
     return {"which": ", ".join(failed)} if failed else None
 
 
@@ -306,23 +266,17 @@ def _is_replica(facts: Facts) -> Values | None:
     return {"master": f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"}
 
 
-def _idle_timeout(facts: Facts) -> Values | None:
-    seconds = facts.config.get("timeout", "0")
-    return None if seconds == "0" else {"seconds": show(seconds)}
+def _unlike(normal: str, name: str, value: str) -> _Check:
+    def check(facts: Facts) -> Values | None:
+        told = facts.info.get(name) or facts.config.get(name, normal)
+        return None if told == normal else {value: show(told)}
+
+    return check
 
 
 def _small_bulk(facts: Facts) -> Values | None:
     limit = facts.number("proto-max-bulk-len")
     return {"bytes": f"{limit:,}"} if 0 < limit < BULK else None
-
-
-def _is_loading(facts: Facts) -> Values | None:
-    return None if facts.info.get("loading", "0") == "0" else {}
-
-
-def _cluster_fails(facts: Facts) -> Values | None:
-    state = facts.info.get("cluster_state", "ok")
-    return None if state == "ok" else {"state": show(state)}
 
 
 def _one_node(facts: Facts) -> Values | None:
@@ -352,10 +306,10 @@ SERVER_RULES: Final = (
     ServerRule("not-persistent", _N, _not_persistent),
     ServerRule("save-failed", _E, _save_failed),
     ServerRule("read-only", _E, _is_replica),
-    ServerRule("idle-timeout", _N, _idle_timeout),
+    ServerRule("idle-timeout", _N, _unlike("0", "timeout", "seconds")),
     ServerRule("small-bulk", _N, _small_bulk),
-    ServerRule("server-loading", _E, _is_loading),
-    ServerRule("cluster-fails", _E, _cluster_fails),
+    ServerRule("server-loading", _E, _unlike("0", "loading", "loading")),
+    ServerRule("cluster-fails", _E, _unlike("ok", "cluster_state", "state")),
     ServerRule("one-node", _W, _one_node),
     ServerRule("not-looked-at", _N, _not_looked_at),
 )

@@ -8,14 +8,12 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Callable,
-    Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import aclosing, suppress
 from functools import cached_property
-from typing import Final, Self
+from typing import Final, Self, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -31,10 +29,9 @@ from bls_agent.ops.fleet.project_state import (
     Moment,
     ProjectState,
     ProjectView,
-    Sample,
 )
 
-__all__ = ["Fleet", "FleetReader"]
+__all__ = ["Fleet"]
 
 LISTS: Final = 1.0  # seconds between two looks at queues and logs
 SEARCH: Final = 2.0  # seconds from one search for new names to the next
@@ -42,6 +39,9 @@ EMPTY: Final = 1_000  # projects of which nothing is left that are remembered
 CLOSE: Final = 1.0  # seconds that closing waits for a look that is under way
 STEPS: Final = 25  # of a search in one look: each passes about a thousand keys
 TEMPLATES: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
+# One SCAN finds all three kinds: they differ in their last byte, and the parser leaves
+# out what else matches.
+PATTERN: Final = b"*[%b]" % b"".join(row.pattern().encode()[-1:] for row in TEMPLATES)
 TOGETHER: Final = 250  # projects in one write
 STATUS_BYTES: Final = 64  # of a value that are read: the contract's four have six
 FIRST_BYTES: Final = 32 * 1024 * 1024  # of records that the first look reads, about
@@ -51,6 +51,10 @@ WINDOWS: Final = 50  # projects whose records are read in one write
 NO_KEY: Final = -2  # what PTTL says
 WRONG: Final = "wrong_type"
 FORBIDDEN: Final = "no_permission"
+
+
+_T = TypeVar("_T")
+_Window: TypeAlias = tuple[ProjectState, int]  # how many records to read of its log
 
 
 class Fleet:
@@ -84,6 +88,9 @@ class Fleet:
         self._timeout = check_seconds("timeout", timeout)
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
         self._turn = anyio.Lock()
+        self._projects: dict[str, ProjectState] = {}
+        self._hidden: frozenset[str] = frozenset()  # their status may not be read
+        self._share, self._among = FIRST_BYTES, 0
         self._offset: float | None = None  # of the server's clock to the loop's
         self._complete = False
         self._search: AsyncGenerator[set[str]] | None = None
@@ -97,10 +104,6 @@ class Fleet:
         if self._endpoint is None:
             self._endpoint = default_endpoint(os.environ)
         return ConnectionPool(self._endpoint, "bls-fleet", timeout=self._timeout)
-
-    @cached_property
-    def _reader(self) -> FleetReader:
-        return FleetReader(self._pool)
 
     async def __aenter__(self) -> Self:
         """Open nothing: the first look does."""
@@ -132,8 +135,8 @@ class Fleet:
             await self._end_search()
             self._complete = False
             await self._advance()
-            projects, at = self._reader.shown, self._now()
-            return {name: projects[name].view(at) for name in sorted(projects)}
+            shown, at = self._shown(), self._now()
+            return {name: shown[name].view(at) for name in sorted(shown)}
 
     async def look_at(self, project: str) -> ProjectView:
         """Take one look at one project, whether it exists or not; searches for nothing.
@@ -141,14 +144,13 @@ class Fleet:
         Raises:
             RedisUnavailableError: Redis cannot answer.
         """
-        reader = FleetReader(self._pool)
         async with self._turn:
             await self._set_clock()
             at = self._now()
-            reader.projects[project] = ProjectState(project, at)
-            await reader.read_statuses(at)
-            await reader.read_lists(at)
-        return reader.projects[project].view(at)
+            state = ProjectState(project, at)
+            await self._read_statuses([state], at)
+            await self._read_lists([state], at)
+        return state.view(at)
 
     async def watch(self) -> AsyncIterator[FleetChange]:
         """Yield what changes, until the iteration is left or cancelled.
@@ -190,17 +192,17 @@ class Fleet:
     async def forget(self, project: str) -> None:
         """Leave a project out whose keys were deleted, until it has one again."""
         async with self._turn:
-            self._reader.projects.pop(project, None)
+            self._projects.pop(project, None)
 
     def _differences(self, told: dict[str, tuple[object, ...]]) -> FleetChange:
         """Compare with the change before, and remember this one."""
-        projects, at = self._reader.shown, self._now()
-        marks = {project: state.mark for project, state in projects.items()}
+        shown, at = self._shown(), self._now()
+        marks = {project: state.mark for project, state in shown.items()}
         changed = [name for name, mark in marks.items() if told.get(name) != mark]
         gone = frozenset(told.keys() - marks.keys())
         told.clear()
         told.update(marks)
-        views = {project: projects[project].view(at) for project in changed}
+        views = {project: shown[project].view(at) for project in changed}
         return FleetChange(views=views, gone=gone)
 
     async def _advance(self) -> None:
@@ -214,18 +216,18 @@ class Fleet:
             with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
                 await self._end_search()
             raise
-        reader, at = self._reader, self._now()
+        states, at = list(self._projects.values()), self._now()
         if now - self._statuses_at >= self._interval / 2:
-            await reader.read_statuses(at)
+            self._hidden = await self._read_statuses(states, at)
             self._statuses_at = now
         if now - self._lists_at >= LISTS - self._interval / 4:
-            await reader.read_lists(at)
+            await self._read_lists(states, at)
             self._lists_at = now
         self._let_go(at.now)
 
     def _let_go(self, now: float) -> None:
         """Let time pass; forget projects gone for long, and the oldest of many."""
-        projects = self._reader.projects
+        projects = self._projects
         empty: list[tuple[float, str]] = []
         for project, state in projects.items():
             state.turn(now)
@@ -236,8 +238,14 @@ class Fleet:
                 del projects[project]
 
     async def _set_clock(self) -> None:
-        unix = await self._reader.read_time()
-        self._offset = (self._clock() if unix is None else unix) - anyio.current_time()
+        """Compare the server's clock with the loop's; ours must do if it is refused."""
+        try:
+            async with self._pool.to("") as connection:
+                seconds, micros = await connection.read("TIME")
+            unix = int(seconds) + int(micros) / 1e6
+        except RedisRefusedError:
+            unix = self._clock()
+        self._offset = unix - anyio.current_time()
 
     def _now(self) -> Moment:
         now = anyio.current_time()
@@ -249,177 +257,132 @@ class Fleet:
         if self._search is None:
             if self._complete and now - self._search_at < SEARCH:
                 return
-            self._search, self._search_at = self._reader.scan(), now
-        steps = 0
+            self._search, self._search_at = self._scan(), now
+        steps, projects = 0, self._projects
         async for names in self._search:
-            self._add(names)
+            for name in names - projects.keys():
+                projects[name] = ProjectState(name, self._now())
+                self._statuses_at = self._lists_at = float("-inf")
             steps += 1
             if self._complete and steps >= STEPS:
                 return
         self._search, self._complete = None, True
-
-    def _add(self, names: set[str]) -> None:
-        reader = self._reader
-        for name in names - reader.projects.keys():
-            reader.projects[name] = ProjectState(name, self._now())
-            self._statuses_at = self._lists_at = float("-inf")
 
     async def _end_search(self) -> None:
         search, self._search = self._search, None
         if search is not None:
             await search.aclose()
 
+    def _shown(self) -> dict[str, ProjectState]:
+        projects = self._projects.items()
+        return {name: state for name, state in projects if name not in self._hidden}
 
-class FleetReader:
-    """The states of all projects, and the reads that update them."""
-
-    def __init__(self, pool: ConnectionPool) -> None:
-        self.projects: dict[str, ProjectState] = {}
-        self.hidden: frozenset[str] = frozenset()  # their status may not be read
-        self._pool = pool
-        self._share, self._among = FIRST_BYTES, 0
-
-    @property
-    def shown(self) -> dict[str, ProjectState]:
-        """The projects whose status may be read."""
-        shown = self.projects.items()
-        return {name: state for name, state in shown if name not in self.hidden}
-
-    async def read_time(self) -> float | None:
-        """Read the server's clock, in Unix seconds; ``None`` if that is refused."""
-        try:
-            async with self._pool.to("") as connection:
-                seconds, micros = await connection.read("TIME")
-        except RedisRefusedError:
-            return None
-        return int(seconds) + int(micros) / 1e6
-
-    async def scan(self) -> AsyncGenerator[set[str]]:
+    async def _scan(self) -> AsyncGenerator[set[str]]:
         """Give the names of projects, step by step through all keys."""
-        async with aclosing(self._pool.scan_steps(_common_pattern())) as steps:
+        async with aclosing(self._pool.scan_steps(PATTERN)) as steps:
             async for keys in steps:
-                yield set(_names_in(keys))
+                found = (row.parse(key) for key in keys for row in TEMPLATES)
+                yield {fields["project"] for fields in found if fields is not None}
 
-    async def read_statuses(self, at: Moment) -> None:
-        """Read statuses and TTLs; hide projects whose status may not be read.
+    async def _read_statuses(
+        self, states: Sequence[ProjectState], at: Moment
+    ) -> frozenset[str]:
+        """Read statuses and TTLs; name the projects whose status may not be read.
 
         Where that is so for every project, the refusal is raised.
         """
         refused: dict[str, RedisUnavailableError] = {}
-        for part in _parts(self.projects):
+        for part in _parts(states, TOGETHER):
             requests: list[Request] = []
-            for name in part:
-                key = self.projects[name].status_key
+            for state in part:
+                key = state.status_key
                 requests += [("GETRANGE", key, 0, STATUS_BYTES - 1), ("PTTL", key)]
             replies = await self._pool.read_many(requests)
             told = zip(part, replies[::2], replies[1::2], strict=True)
-            for name, value, left in told:
-                error = _record_status(self.projects[name], value, left, at)
+            for state, value, left in told:
+                error = _record_status(state, value, left, at)
                 if error is not None:
-                    refused[name] = error
+                    refused[state.project] = error
             await anyio.lowlevel.checkpoint()
-        if refused and len(refused) == len(self.projects):
+        if refused and len(refused) == len(states):
             raise next(iter(refused.values()))
-        self.hidden = frozenset(refused)
+        return frozenset(refused)
 
-    async def read_lists(self, at: Moment) -> None:
+    async def _read_lists(self, states: Sequence[ProjectState], at: Moment) -> None:
         """Read how long queues and logs are, and what is new in the logs."""
-        wanted: dict[str, int] = {}
-        self._among = self._among or len(self.projects)
-        for part in _parts(self.projects):
-            await self._read_lengths(part, at, wanted)
+        wanted: list[_Window] = []
+        self._among = self._among or len(states)
+        for part in _parts(states, TOGETHER):
+            wanted += await self._read_lengths(part, at)
             await anyio.lowlevel.checkpoint()
-        await self._read_windows(wanted, at)
         self._share, self._among = BYTES, len(wanted)
-
-    async def _read_lengths(
-        self, part: Sequence[str], at: Moment, wanted: dict[str, int]
-    ) -> None:
-        requests: list[Request] = []
-        looked = [self.projects[name].wants_record(at.now) for name in part]
-        for name, look in zip(part, looked, strict=True):
-            state = self.projects[name]
-            requests += [("LLEN", state.control_key), ("LLEN", state.log_key)]
-            if look:
-                requests.append(("LINDEX", state.log_key, -1))
-        replies = iter(await self._pool.read_many(requests))
-        # Of one project's records, by how many projects wrote last time.
-        room = min(BYTES_EACH, self._share // max(1, self._among))
-        for name, look in zip(part, looked, strict=True):
-            sample = Sample(
-                queue=_list_value(next(replies)),
-                records=_list_value(next(replies)),
-                last=_list_value(next(replies)) if look else None,
-                looked=look,
-            )
-            count = self.projects[name].record_lists(sample, at, room)
-            if count:
-                wanted[name] = count
-
-    async def _read_windows(self, wanted: Mapping[str, int], at: Moment) -> None:
         while wanted:
-            again: dict[str, int] = {}
-            for part in _parts(wanted, WINDOWS):
-                requests: list[Request] = []
-                for name in part:
-                    key = self.projects[name].log_key
-                    # The length first: it must not count what the window does not show.
-                    requests += [("LLEN", key), ("LRANGE", key, -wanted[name], -1)]
-                replies = await self._pool.read_many(requests)
-                told = zip(part, replies[::2], replies[1::2], strict=True)
-                for name, size, records in told:
-                    window, length = _list_value(records) or [], _list_value(size) or 0
-                    more = self.projects[name].record_window(window, length, at)
-                    if more > wanted[name]:
-                        again[name] = more
+            again: list[_Window] = []
+            for windows in _parts(wanted, WINDOWS):
+                again += await self._read_windows(windows, at)
                 await anyio.lowlevel.checkpoint()
             wanted = again
 
+    async def _read_lengths(
+        self, part: Sequence[ProjectState], at: Moment
+    ) -> list[_Window]:
+        requests: list[Request] = []
+        looked = [state.wants_record(at.now) for state in part]
+        for state, look in zip(part, looked, strict=True):
+            requests += [("LLEN", state.control_key), ("LLEN", state.log_key)]
+            if look:
+                requests.append(("LINDEX", state.log_key, -1))
+        replies = map(_readable, await self._pool.read_many(requests))
+        # Of one project's records, by how many projects wrote last time.
+        room = min(BYTES_EACH, self._share // max(1, self._among))
+        wanted: list[_Window] = []
+        for state, look in zip(part, looked, strict=True):
+            state.record_lists(next(replies), next(replies), at.now)
+            if look and (count := state.record_last(next(replies), at, room)):
+                wanted.append((state, count))
+        return wanted
 
-def _common_pattern() -> bytes:
-    """Make one pattern for all three kinds of keys, so that one SCAN finds them.
+    async def _read_windows(
+        self, windows: Sequence[_Window], at: Moment
+    ) -> list[_Window]:
+        """Read ends of logs; give those of which a longer one is wanted."""
+        requests: list[Request] = []
+        for state, count in windows:
+            # The length first: it must not count what the window does not show.
+            requests += [("LLEN", state.log_key), ("LRANGE", state.log_key, -count, -1)]
+        replies = map(_readable, await self._pool.read_many(requests))
+        again: list[_Window] = []
+        for state, count in windows:
+            length: int | None = next(replies)
+            window: list[bytes] | None = next(replies)
+            more = state.record_window(window or [], length or 0, at)
+            if more > count:
+                again.append((state, more))
+        return again
 
-    They differ in their last byte. Other keys that match are left out by the parser.
-    """
-    ends = {template.pattern().encode()[-1:] for template in TEMPLATES}
-    return b"*[" + b"".join(sorted(ends)) + b"]"
 
-
-def _names_in(keys: Iterable[bytes]) -> Iterator[str]:
-    for key in keys:
-        for template in TEMPLATES:
-            parsed = template.parse(key)
-            if parsed is not None:
-                yield parsed["project"]
-
-
-def _parts(projects: Iterable[str], size: int = TOGETHER) -> Iterator[list[str]]:
-    names = list(projects)
-    for begin in range(0, len(names), size):
-        yield names[begin : begin + size]
+def _parts(whole: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    for begin in range(0, len(whole), size):
+        yield whole[begin : begin + size]
 
 
 def _record_status(
     state: ProjectState, value: Reply, left: Reply, at: Moment
 ) -> RedisUnavailableError | None:
     """Record the replies; give the error if this project may not be read."""
-    wrong = False
     for reply in (value, left):
-        if isinstance(reply, RedisUnavailableError):
-            if reply.kind == FORBIDDEN:
-                return reply
-            if reply.kind != WRONG:
-                raise reply
-            wrong = True
+        if isinstance(reply, RedisUnavailableError) and reply.kind == FORBIDDEN:
+            return reply
+    text, left = _readable(value), _readable(left)
     exists = left != NO_KEY
     ttl = None if left < 0 else left / 1000
-    text = value if exists and not wrong else None
-    state.record_status(text, ttl, at, wrong=wrong and exists)
+    wrong = exists and text is None
+    state.record_status(text if exists else None, ttl, at, wrong=wrong)
     return None
 
 
-def _list_value(reply: Reply) -> Reply:
-    """Give the reply of a request about a list; ``None`` if the key is none for us."""
+def _readable(reply: Reply) -> Reply:
+    """Give the reply; ``None`` for a key of another type, or one not to be read."""
     if not isinstance(reply, RedisUnavailableError):
         return reply
     if reply.kind not in (WRONG, FORBIDDEN):

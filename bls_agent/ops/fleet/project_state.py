@@ -29,7 +29,6 @@ __all__ = [
     "Presence",
     "ProjectState",
     "ProjectView",
-    "Sample",
 ]
 
 DRIFT: Final = 5.0  # seconds by which an age that was given may be wrong
@@ -162,16 +161,6 @@ class Moment(NamedTuple):
     unix: float  # Unix seconds by the server's clock
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The lists of a project as one look found them."""
-
-    queue: int | None  # commands that wait; `None` for a key that is no list
-    records: int | None  # length of the console list; `None` as above
-    last: bytes | None  # the newest record
-    looked: bool = True  # whether the newest record was read at all
-
-
 class ProjectState:
     """One project, fed with what each look finds."""
 
@@ -233,7 +222,9 @@ class ProjectState:
     @property
     def _presence(self) -> Presence:
         if self._exists:
-            return Presence.FRESH if self._freshness.timed else Presence.UNTIMED
+            return (
+                Presence.FRESH if self._freshness.ttl is not None else Presence.UNTIMED
+            )
         known = self._was_seen or self._records != 0
         return Presence.STALE if known else Presence.NEVER
 
@@ -241,32 +232,28 @@ class ProjectState:
         """Whether to read the newest record: not a long one every time."""
         return now >= self._next_record
 
-    def record_lists(self, sample: Sample, at: Moment, room: int) -> int:
-        """Record the lists; give how many tail records to read, in ``room`` bytes."""
-        self._queue, self._records = sample.queue, sample.records
-        self._was_seen |= sample.records != 0
-        if self._exists or self._queue != 0 or self._records != 0:
+    def record_lists(self, queue: int | None, records: int | None, now: float) -> None:
+        """Record the lengths of the lists; ``None`` for a key that is no list."""
+        self._queue, self._records = queue, records
+        self._was_seen |= records != 0
+        if self._exists or queue != 0 or records != 0:
             self.empty_since = None
         elif self.empty_since is None:
-            self.empty_since = at.now
-        if not sample.looked:
-            return 0
-        self._since, self._listed_at = self._listed_at, at.now
-        self._record_last(sample.last, at)
-        size = len(sample.last or b"")
-        self._next_record = at.now + min(size // SHOWN, LONGEST_PAUSE)
-        return self._tail.wants(sample.records or 0, sample.last, room)
+            self.empty_since = now
 
-    def _record_last(self, payload: bytes | None, at: Moment) -> None:
+    def record_last(self, payload: bytes | None, at: Moment, room: int) -> int:
+        """Record the newest record; give how many to read, in ``room`` bytes."""
+        self._since, self._listed_at = self._listed_at, at.now
+        size = len(payload or b"")
+        self._next_record = at.now + min(size // SHOWN, LONGEST_PAUSE)
         mark = None if payload is None else hash(payload)
-        if mark == self._last_mark:
-            return
-        self._last_mark = mark
         if payload is None:
             self._last = self._last_at = None
-            return
-        entry = LogEntry.decode(payload)
-        self._last, self._last_at = _brief(entry, payload), _unix_of(entry, at)
+        elif mark != self._last_mark:
+            entry = LogEntry.decode(payload)
+            self._last, self._last_at = _brief(entry, size), _unix_of(entry, at)
+        self._last_mark = mark
+        return self._tail.wants(self._records or 0, payload, room)
 
     def record_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
         """Record the tail; give how many records to read instead, or 0."""
@@ -277,7 +264,7 @@ class ProjectState:
         self._activity.turn(at.now)
         errors = [entry for entry in news.entries if entry.level is Level.ERROR]
         if errors:
-            self._last_error = _brief(errors[-1], b"")
+            self._last_error = _brief(errors[-1], 0)
             self._error_at = _unix_of(errors[-1], at)
         self._count(news, at, since)
         unseen = news.count - len(news.entries)
@@ -362,9 +349,9 @@ def _since(moment: float | None, at: Moment) -> float | None:
     return None if moment is None else max(0.0, at.unix - moment)
 
 
-def _brief(entry: LogEntry, payload: bytes) -> LogEntry:
+def _brief(entry: LogEntry, size: int) -> LogEntry:
     """Shorten a long record: a thousand projects are in memory at once."""
-    size = len(payload) or len(entry.message.encode("utf-8", "surrogatepass"))
+    size = size or len(entry.message.encode("utf-8", "surrogatepass"))
     if size <= SHOWN:
         return entry
     agent = entry.metadata.get("agent")
@@ -383,14 +370,14 @@ class Freshness:
     """
 
     exact: bool = False  # a refresh was seen: the age is known
+    ttl: float | None = None  # that was left at the last look
     _given: float = 0.0  # the TTL with which the status was written, as far as known
-    _left: float | None = None
     _at: float = -math.inf
 
     def record(self, left: float | None, now: float) -> None:
         """Record a look; ``left`` is ``None`` without a TTL, or without a status."""
-        before, gap = self._left, now - self._at
-        self._left, self._at = left, now
+        before, gap = self.ttl, now - self._at
+        self.ttl, self._at = left, now
         if left is None:
             self.exact, self._given = False, 0.0
         elif before is not None and left <= before:
@@ -401,14 +388,9 @@ class Freshness:
             self._given = SUGGESTED if left <= SUGGESTED else math.inf
             self.exact = False
 
-    @property
-    def timed(self) -> bool:
-        """Whether the status expires."""
-        return self._left is not None
-
     def left(self, now: float) -> float | None:
         """Give the seconds until the status expires; ``None`` if it does not."""
-        return None if self._left is None else max(0.0, self._left - (now - self._at))
+        return None if self.ttl is None else max(0.0, self.ttl - (now - self._at))
 
     def age(self, now: float) -> float | None:
         """Give the seconds since the status was written; ``None`` if unknown."""

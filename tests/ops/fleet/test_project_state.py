@@ -14,7 +14,6 @@ from bls_agent.ops.fleet.project_state import (
     Freshness,
     Moment,
     ProjectState,
-    Sample,
 )
 
 UNIX = 1_768_221_300.0  # 2026-01-12T12:35:00Z
@@ -47,8 +46,8 @@ class Watched:
         self.track.record_status(value, ttl, at(now))
         looked = self.track.wants_record(now)
         last = self.items[-1] if self.items and looked else None
-        sample = Sample(self.queue, len(self.items), last, looked)
-        wanted = self.track.record_lists(sample, at(now), 65_536)
+        self.track.record_lists(self.queue, len(self.items), now)
+        wanted = self.track.record_last(last, at(now), 65_536) if looked else 0
         if wanted:
             self.track.record_window(self.items[-wanted:], len(self.items), at(now))
         self.track.turn(now)
@@ -93,7 +92,8 @@ def test_keys_of_other_types() -> None:
     """A status that is no string, lists that are none: told, and no fault."""
     track = ProjectState("x", at(0.0))
     track.record_status(None, None, at(0.0), wrong=True)
-    assert track.record_lists(Sample(None, None, None), at(0.0), 1_000) == 0
+    track.record_lists(None, None, 0.0)
+    assert track.record_last(None, at(0.0), 1_000) == 0
     view = track.view(at(0.0))
     assert (view.status, view.status_text) == (None, "WRONGTYPE")
     assert view.presence is Presence.UNTIMED

@@ -164,9 +164,8 @@ def _differing_entries(sample: Sample) -> Values | None:
     for asset, told in _ask_entries(sample):
         summary = read_object(sample.pairs[asset]) or {}
         for name, value in zip(SUMMARY[1:4], told[1:], strict=True):
-            if value is not None and summary.get(name, text_of(value)) != text_of(
-                value
-            ):
+            meant = None if value is None else text_of(value)
+            if meant is not None and summary.get(name, meant) != meant:
                 found.append(asset)
                 break
     return count_bad(found, sample, ASKED)

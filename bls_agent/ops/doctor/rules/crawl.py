@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from bls_agent.core.codec import JSONObject
 from bls_agent.core.keys import KEYS, key_beside
 from bls_agent.crawl.exchange import FAILED_KEPT
 from bls_agent.ops.doctor.rule import (
@@ -109,14 +108,10 @@ def _is_full(sample: Sample) -> Values | None:
 
 
 def _is_odd_failure(entry: bytes) -> bool:
-    if len(entry) > JSON_LIMIT:  # a request may be that large
-        return False
-    read = read_object(entry)
-    return read is None or not _names_request(read) or "reason" not in read
-
-
-def _names_request(entry: JSONObject) -> bool:
-    return isinstance(entry.get("request"), dict) or "raw_base64" in entry
+    read = read_object(entry) or {}
+    named = isinstance(read.get("request"), dict) or "raw_base64" in read
+    whole = len(entry) <= JSON_LIMIT  # a request may be longer
+    return whole and not (named and "reason" in read)
 
 
 def _odd_counters(sample: Sample) -> Values | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
 from itertools import groupby
 from typing import Final
 
 from bls_agent.connection.connection import client_name
-from bls_agent.core.codec import JSONObject, JSONValue, parse_timestamp
+from bls_agent.core.codec import JSONValue, parse_timestamp
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import (
     INFLIGHT_LISTS,
@@ -30,11 +30,12 @@ from bls_agent.ops.doctor.rule import (
     bad_field,
     bad_items,
     bad_objects,
+    count_bad,
     is_no_text,
     is_no_time,
     lacks_zone,
     longer_than,
-    read_object,
+    seconds_ahead,
     show,
     shown_if,
 )
@@ -61,9 +62,7 @@ _GONE: Final = (None, Status.OFFLINE.value.encode())  # no status, or a normal e
 def find_meant(key: str) -> str | None:
     """Find the key of a project that a foreign key was meant to be, or ``None``.
 
-    A peer that writes GBK, full-width letters or a trailing newline puts its status
-    under a key that no console reads. ``key`` has surrogates for bytes that are not
-    UTF-8.
+    It may be in GBK, or have full-width letters, or a newline at its end.
     """
     if key.isascii():
         return None
@@ -94,10 +93,7 @@ def tidy_name(text: str) -> str:
 
 
 def name_fault(project: str) -> str:
-    """Give the rule that a project's name breaks, ``""`` if none.
-
-    Agents of this package refuse such a name: typed elsewhere it would be another key.
-    """
+    """Give the rule for which agents refuse a project's name, ``""`` if none."""
     try:
         check_name("project", project)
     except ConfigurationError as error:
@@ -170,17 +166,11 @@ def _unlisted(sample: Sample) -> Values | None:
     return {"count": f"{sample.size:,}", "lists": show(lists)}
 
 
-def _is_no_object(item: bytes) -> bool:
-    """Whether text is no JSON object; text too long to be parsed counts as one."""
-    if len(item) > SIZE_LIMIT or is_no_text(item):
-        return False
-    return read_object(item) is None
-
-
-def _bad_bytes(is_bad: Callable[[bytes], bool]) -> Check:
-    """Make a check of the elements that are no JSON object, if there are any."""
-    check = bad_items(is_bad)
-    return lambda sample: check(sample) if None in sample.objects else None
+def _no_objects(sample: Sample) -> Values | None:
+    """Find text that is no JSON object; text too long to be parsed counts as one."""
+    pairs = zip(sample.items, sample.objects, strict=True)
+    short = [one for one, read in pairs if read is None and len(one) <= SIZE_LIMIT]
+    return count_bad([one for one in short if not is_no_text(one)], sample)
 
 
 def _too_long(sample: Sample) -> Values | None:
@@ -190,14 +180,11 @@ def _too_long(sample: Sample) -> Values | None:
 
 
 def _is_ahead(sample: Sample) -> Values | None:
-    newest: JSONObject = sample.records[-1] if sample.records else {}
-    moment = parse_timestamp(newest.get("timestamp"))
-    if moment is None or lacks_zone(newest["timestamp"]):
-        return None
-    ahead = moment.timestamp() - sample.now
-    if ahead <= AHEAD:
-        return None
-    return {"seconds": f"{ahead:,.0f}", "shown": show(newest["timestamp"])}
+    newest = sample.records[-1].get("timestamp") if sample.records else None
+    ahead = seconds_ahead(newest, sample)
+    return (
+        {"seconds": f"{ahead:,.0f}", "shown": show(newest)} if ahead > AHEAD else None
+    )
 
 
 def _is_blank(value: JSONValue) -> bool:
@@ -240,45 +227,35 @@ def _repeated(sample: Sample) -> Values | None:
     return {"count": str(len(twice)), "shown": show(twice[0])} if twice else None
 
 
-def _age(sample: Sample) -> float:
-    """Give the seconds for which the oldest command has waited; 0 if it has no time."""
-    oldest = sample.objects[0] if sample.objects else None
-    moment = parse_timestamp((oldest or {}).get("timestamp"))
-    return 0.0 if moment is None else sample.now - moment.timestamp()
+def _waiting(code: str) -> Check:
+    """Make a check of commands that wait too long, or that do not say how long."""
 
+    def check(sample: Sample) -> Values | None:
+        first = sample.objects[0] if sample.objects else None
+        sent = parse_timestamp((first or {}).get("timestamp"))
+        age = math.inf if sent is None else sample.now - sent.timestamp()
+        if age <= OLD:
+            return None
+        project = sample.fields["project"]
+        key, log = _status_key(sample), PROJECT_CONSOLE.locate(project=project)
+        questions = [("GET", key), ("EXISTS", key), ("EXISTS", log)]
+        status, *there = sample.ask_all(questions)
+        if there == [0, 0]:
+            found = "commands-to-nobody"
+        elif sent is None:
+            found = ""
+        else:
+            found = "commands-unclaimed" if status in _GONE else "commands-untaken"
+        if found != code:
+            return None
+        return {
+            "count": f"{sample.size:,}",
+            "age": show(sent and _duration(age)),
+            "status": show(status),
+            "name": show(project),
+        }
 
-def _waiting(sample: Sample) -> Values:
-    return {"count": f"{sample.size:,}", "age": _duration(_age(sample))}
-
-
-def _untaken(sample: Sample) -> Values | None:
-    if _age(sample) <= OLD:
-        return None
-    status = sample.ask("GET", _status_key(sample))
-    if status in _GONE:
-        return None
-    return _waiting(sample) | {"status": show(status)}
-
-
-def _unclaimed(sample: Sample) -> Values | None:
-    if _age(sample) <= OLD or sample.ask("GET", _status_key(sample)) not in _GONE:
-        return None
-    return None if _to_nobody(sample) else _waiting(sample)
-
-
-def _to_nobody(sample: Sample) -> Values | None:
-    """Find commands for a project that has neither a status nor a log.
-
-    The oldest command is old, or has no time.
-    """
-    first = sample.objects[0] if sample.objects else None
-    if _age(sample) <= OLD and not is_no_time((first or {}).get("timestamp")):
-        return None
-    name = sample.fields["project"]
-    keys = (_status_key(sample), PROJECT_CONSOLE.locate(project=name))
-    if any(one != 0 for one in sample.ask_all([("EXISTS", key) for key in keys])):
-        return None
-    return {"count": f"{sample.size:,}", "name": show(name)}
+    return check
 
 
 def _duration(seconds: float) -> str:
@@ -299,8 +276,8 @@ def _command_rule(code: str, severity: Severity, check: Check) -> Rule:
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 _RECORD_RULES: Final = (
-    Rule("log-not-utf8", LOG, _E, "002 §4", _bad_bytes(is_no_text)),
-    _record_rule("log-not-json", _W, _bad_bytes(_is_no_object)),
+    Rule("log-not-utf8", LOG, _E, "002 §4", bad_items(is_no_text)),
+    _record_rule("log-not-json", _W, _no_objects),
     _record_rule("log-timestamp", _W, bad_field("timestamp", is_no_time)),
     _record_rule("log-zone", _N, bad_field("timestamp", lacks_zone)),
     _record_rule("log-ahead", _W, _is_ahead),
@@ -321,8 +298,8 @@ _RECORD_RULES: Final = (
 )
 
 _COMMAND_RULES: Final = (
-    Rule("command-not-utf8", CONTROL_LIST, _E, "002 §4", _bad_bytes(is_no_text)),
-    _command_rule("command-not-json", _E, bad_items(_is_no_object)),
+    Rule("command-not-utf8", CONTROL_LIST, _E, "002 §4", bad_items(is_no_text)),
+    _command_rule("command-not-json", _E, _no_objects),
     _command_rule("command-without-name", _E, bad_field("command", _is_blank)),
     _command_rule(
         "command-args",
@@ -335,9 +312,9 @@ _COMMAND_RULES: Final = (
     _command_rule("command-repeated", _W, _repeated),
     Rule("command-too-long", CONTROL_LIST, _W, "002 §4", _too_long),
     _command_rule("command-backlog", _W, longer_than(BACKLOG, "count")),
-    _command_rule("commands-untaken", _W, _untaken),
-    _command_rule("commands-unclaimed", _W, _unclaimed),
-    _command_rule("commands-to-nobody", _W, _to_nobody),
+    _command_rule("commands-untaken", _W, _waiting("commands-untaken")),
+    _command_rule("commands-unclaimed", _W, _waiting("commands-unclaimed")),
+    _command_rule("commands-to-nobody", _W, _waiting("commands-to-nobody")),
 )
 
 RULES: Final = (

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from bls_agent.core.codec import decode_object
 from bls_agent.core.errors import DecodeError
-from bls_agent.core.keys import key_beside
+from bls_agent.core.keys import encode_key, key_beside
 from bls_agent.ops.doctor.rule import (
     Check,
     Rule,
@@ -83,11 +83,15 @@ def _sequences(sample: Sample) -> list[int]:
 
 
 def _other_id(sample: Sample) -> Values | None:
-    return shown_if(_run_id(sample) is None, sample.fields.get("run_id"))
+    return shown_if(_keys(sample) is None, sample.fields.get("run_id"))
 
 
-def _run_id(sample: Sample) -> int | None:
-    return run_id_of(sample.key.encode("utf-8", "surrogateescape"))
+def _keys(sample: Sample) -> RunKeys | None:
+    """Give the keys of the run that a stream or its books belong to."""
+    place = sample.fields.get("place")
+    key = sample.key if place is None else key_beside(place)
+    run_id = run_id_of(encode_key(key))
+    return None if run_id is None else RunKeys(run_id)
 
 
 def _repeated(sample: Sample) -> Values | None:
@@ -107,18 +111,19 @@ def _holes(sample: Sample) -> Values | None:
 
 def _kept_for_ever(sample: Sample) -> Values | None:
     """Find a run that is over and does not expire: the TTL is set at its end."""
-    if sample.ttl is not None or not sample.entries:
-        return None
-    number, event = sample.entries[0]
-    age = _age(number, sample)
-    if _act(event) not in (*ENDS, CLOSE) and age <= LIVES:
+    _, event, age = _newest(sample)
+    over = _act(event) in (*ENDS, CLOSE) or age > LIVES
+    if sample.ttl is not None or not over:
         return None
     return {"hours": f"{max(age, 0) / 3600:,.1f}"}
 
 
-def _age(number: bytes, sample: Sample) -> float:
-    """Give the seconds since an event was added, by its id."""
-    return sample.now - int(number.partition(b"-")[0]) / 1000
+def _newest(sample: Sample) -> tuple[bytes, _Event, float]:
+    """Give the id of the newest event, the event, and the seconds since by its id."""
+    if not sample.entries:
+        return b"", {}, 0.0
+    number, event = sample.entries[0]
+    return number, event, sample.now - int(number.partition(b"-")[0]) / 1000
 
 
 def _act(event: _Event) -> tuple[bytes | None, bytes | None]:
@@ -127,10 +132,7 @@ def _act(event: _Event) -> tuple[bytes | None, bytes | None]:
 
 def _not_closed(sample: Sample) -> Values | None:
     """Find a run that is over and not closed: its followers wait on."""
-    if not sample.entries:
-        return None
-    number, event = sample.entries[0]
-    age = _age(number, sample)
+    _, event, age = _newest(sample)
     if _act(event) not in ENDS or age < WAITING:
         return None
     action = event.get(b"event_action", b"").decode()
@@ -147,21 +149,18 @@ def _behind_close(sample: Sample) -> Values | None:
 
 def _ahead(sample: Sample) -> Values | None:
     """Find ids in the future: new events continue them, and their ids are no times."""
-    if not sample.entries:
+    number, _, age = _newest(sample)
+    if age >= -AHEAD:
         return None
-    number = sample.entries[0][0]
-    ahead = -_age(number, sample)
-    if ahead <= AHEAD:
-        return None
-    return {"shown": show(number), "hours": f"{ahead / 3600:,.1f}"}
+    return {"shown": show(number), "hours": f"{-age / 3600:,.1f}"}
 
 
 def _untimed(sample: Sample) -> Values | None:
     """Find a run that our store counts and that does not expire all the same."""
-    run_id = _run_id(sample)
-    if sample.ttl is not None or run_id is None or _kept_for_ever(sample) is not None:
+    keys = _keys(sample)
+    if sample.ttl is not None or keys is None or _kept_for_ever(sample) is not None:
         return None
-    return {} if sample.ask("EXISTS", RunKeys(run_id).books) == 1 else None
+    return {} if sample.ask("EXISTS", keys.books) == 1 else None
 
 
 def _too_large(sample: Sample) -> Values | None:
@@ -176,12 +175,6 @@ def _too_large(sample: Sample) -> Values | None:
 def _too_heavy(sample: Sample) -> Values | None:
     size = sample.mean_bytes * sample.size
     return {"size": f"{size / 2**20:,.0f}"} if size > HEAVY else None
-
-
-def _keys(sample: Sample) -> RunKeys | None:
-    beside = key_beside(sample.fields.get("place", ""))
-    run_id = run_id_of(beside.encode("utf-8", "surrogateescape"))
-    return None if run_id is None else RunKeys(run_id)
 
 
 def _ask_about(keys: RunKeys, sample: Sample) -> tuple[bool, list[Any] | None]:

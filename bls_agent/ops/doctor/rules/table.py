@@ -7,7 +7,7 @@ from typing import Final
 
 from bls_agent.core.keys import KEYS, Contract, KeyTemplate
 from bls_agent.ops.doctor.reading import is_loose
-from bls_agent.ops.doctor.rule import Check, Rule, Sample, Severity, Values
+from bls_agent.ops.doctor.rule import Rule, Sample, Severity, Values
 from bls_agent.ops.doctor.rules.assets import RULES as ASSETS
 from bls_agent.ops.doctor.rules.crawl import RULES as CRAWL
 from bls_agent.ops.doctor.rules.project import RULES as PROJECT
@@ -50,31 +50,22 @@ _SECTIONS: Final = {
 }
 
 
-def _wrong_type(expected: str) -> Check:
-    def check(sample: Sample) -> Values | None:
-        if sample.type == expected:
-            return None
-        return {"type": sample.type, "expected": expected}
-
-    return check
+def _wrong_type(sample: Sample) -> Values | None:
+    expected = str(KEYS[sample.row].type)
+    if sample.type == expected:
+        return None
+    return {"type": sample.type, "expected": expected}
 
 
-def _missing_ttl(row: KeyTemplate) -> Check:
-    def check(sample: Sample) -> Values | None:
-        if sample.ttl is not None or sample.type != row.type:
-            return None
-        return {"expected": f"{row.ttl}"}
-
-    return check
+def _missing_ttl(sample: Sample) -> Values | None:
+    return {"expected": f"{KEYS[sample.row].ttl}"} if sample.ttl is None else None
 
 
-def _long_ttl(row: KeyTemplate, ttl: int) -> Check:
-    def check(sample: Sample) -> Values | None:
-        if sample.ttl is None or sample.ttl <= FAR * ttl or sample.type != row.type:
-            return None
-        return {"ttl": f"{sample.ttl:,.0f}", "expected": f"{ttl}"}
-
-    return check
+def _long_ttl(sample: Sample) -> Values | None:
+    expected = KEYS[sample.row].ttl or 0
+    if sample.ttl is None or sample.ttl <= FAR * expected:
+        return None
+    return {"ttl": f"{sample.ttl:,.0f}", "expected": f"{expected}"}
 
 
 def _unwanted_ttl(sample: Sample) -> Values | None:
@@ -88,12 +79,12 @@ def _rules_of(name: str, row: KeyTemplate) -> Iterator[Rule]:
     error = Severity.NOTE if loose else Severity.ERROR
     if row.type is None:
         return
-    yield Rule("wrong-type", name, error, source, _wrong_type(row.type))
+    yield Rule("wrong-type", name, error, source, _wrong_type)
     if row.ttl is not None:
         if name not in TTL_ADVISED:
-            yield Rule("ttl-missing", name, warning, source, _missing_ttl(row))
+            yield Rule("ttl-missing", name, warning, source, _missing_ttl)
         long = Severity.NOTE if name in TTL_DEFAULT else warning
-        yield Rule("ttl-long", name, long, source, _long_ttl(row, row.ttl))
+        yield Rule("ttl-long", name, long, source, _long_ttl)
     elif name not in TTL_OPEN:
         severity = Severity.ERROR if lost else Severity.WARNING
         yield Rule("ttl-unwanted", name, severity, source, _unwanted_ttl)

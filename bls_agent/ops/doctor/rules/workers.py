@@ -16,8 +16,10 @@ from bls_agent.ops.doctor.rule import (
     Severity,
     Values,
     count_bad,
+    is_no_text,
     is_no_time,
     lacks_zone,
+    seconds_ahead,
     show,
     shown_if,
 )
@@ -60,13 +62,11 @@ def _no_object(sample: Sample) -> Values | None:
 
 
 def _other_time(beat: JSONObject, sample: Sample) -> Values | None:
-    moment = parse_timestamp(beat.get("timestamp"))
-    if moment is None or lacks_zone(beat["timestamp"]):
-        return None
-    apart = moment.timestamp() - sample.now
+    written = beat.get("timestamp")
+    apart = seconds_ahead(written, sample)
     if abs(apart) <= APART:
         return None
-    return {"seconds": f"{apart:+,.0f}", "shown": show(beat["timestamp"])}
+    return {"seconds": f"{apart:+,.0f}", "shown": show(written)}
 
 
 def _lacks_fields(beat: JSONObject, sample: Sample) -> Values | None:
@@ -121,12 +121,8 @@ def _removed(sample: Sample) -> Values | None:
 
 
 def _no_text(sample: Sample) -> Values | None:
-    try:
-        sample.value.decode()
-    except UnicodeDecodeError as error:
-        cut_at_end = not sample.complete and error.end == len(sample.value)
-        return shown_if(not cut_at_end, sample.value)
-    return None
+    bad = is_no_text(sample.value, whole=sample.complete)
+    return shown_if(bad, sample.value)
 
 
 def _unreadable_task(sample: Sample) -> Values | None:
