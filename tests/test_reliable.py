@@ -24,7 +24,7 @@ from bls_agent import CommandContext, ProjectAgent, RedisRefusedError
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.devserver import DevServer
-from bls_agent.project.receive import reclaim
+from bls_agent.project.receive import inflight as inflight_module
 from bls_agent.project.receive.reliable import ReliableReceiver
 from tests.corpus.loader import load_commands
 from tests.harness import (
@@ -583,7 +583,7 @@ async def test_a_doubtful_ack_spares_its_twin(
     await admin.lrem(
         inflight("a"), 1, twin.decode()
     )  # as the ack did whose answer is lost
-    receiver._acks._in_doubt = [first]
+    receiver._is_untidy = True
     await receiver.settle(first)
     assert await admin.lrange(inflight("a"), 0, -1) == [twin]
     assert len(receiver.in_flight) == 1
@@ -606,8 +606,8 @@ async def test_a_link_that_dies_with_an_ack(
     own_server.freeze()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(receiver.settle, first)
-        await eventually(lambda: connections.blocking.unanswered)
-        await connections.blocking.drop()
+        await eventually(lambda: connections.control.unanswered)
+        await connections.control.drop()
         own_server.thaw()
     assert await admin.lrange(inflight("a"), 0, -1) == [twin]
     await receiver.settle(second)
@@ -1017,7 +1017,7 @@ async def test_a_restart_knows_what_its_predecessor_had_started(
     await admin.rpush(CONTROL, command_bytes(0))
     await die_holding(own_server, admin, "a", 1)
     if why == "many lists":
-        monkeypatch.setattr(reclaim, "LISTS_AT_ONCE", 1)
+        monkeypatch.setattr(inflight_module, "LISTS_AT_ONCE", 1)
         for number in range(300):
             name = inflight(f"z{number}")
             await admin.sadd(LISTS, name)

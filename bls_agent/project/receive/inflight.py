@@ -1,4 +1,4 @@
-"""What a process has taken and not acknowledged: keys, lease, commands, acks."""
+"""What a process has taken and not acknowledged, and what the dead had: keys and lists."""
 
 from __future__ import annotations
 
@@ -6,23 +6,17 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, cast
 
 import anyio
 
-from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.scripts import ACK, ScriptRun, find_wrong_type, run_scripts
-from bls_agent.core.backoff import Backoff
-from bls_agent.core.errors import (
-    RedisRefusedError,
-    RedisUnavailableError,
-    WrongTypeError,
-)
+from bls_agent.connection.endpoint import Argument
+from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.scripts import HAND_BACK, RECLAIM
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import (
     DEAD_LETTERS,
     DELIVERIES,
@@ -36,22 +30,23 @@ from bls_agent.project.receive.receiver import Message
 from bls_agent.runtime.lease import Lease
 
 __all__ = [
-    "NOT_OURS",
-    "Acks",
+    "MAX_DELIVERIES",
     "HeldCommand",
     "InFlight",
     "InFlightLease",
+    "Reclaimer",
     "ReliableKeys",
     "Stage",
-    "explain_refusal",
 ]
 
 logger = logging.getLogger(__name__)
 
-NOT_OURS: Final = -1  # a script's reply for a list with another owner, or none
-SEEN_LIMIT: Final = 100_000
-FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
-_NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
+MAX_DELIVERIES: Final = 3
+DEAD_LETTER_LIMIT: Final = 1_000
+DELIVERIES_TTL: Final = 7 * 86_400  # seconds
+LIMITS: Final = (MAX_DELIVERIES, DEAD_LETTER_LIMIT, DELIVERIES_TTL)
+LISTS_AT_ONCE: Final = 100  # of a fleet's; the next round finds others
+COMMANDS_AT_ONCE: Final = 100  # so that a script is short
 
 
 @dataclass(frozen=True)
@@ -101,20 +96,6 @@ class ReliableKeys:
         }
 
 
-def explain_refusal(error: RedisUnavailableError) -> RedisRefusedError | None:
-    """Name what reliable receiving needs, if Redis has refused that."""
-    if not isinstance(error, RedisRefusedError) or error.connecting:
-        return None
-    if error.kind not in _NEEDED:
-        return None
-    return RedisRefusedError(
-        error.kind,
-        f"{error.reason}; mode 'reliable' needs BLMOVE and scripts (Redis 6.2 or "
-        "newer, and the rights): use mode='blocking' or mode='compat' instead",
-        address=error.address,
-    )
-
-
 class InFlightLease:
     """Keeps the lease on this process's in-flight list, or takes another list.
 
@@ -160,11 +141,6 @@ class InFlightLease:
     def key(self) -> str:
         """The key of the list that is in use."""
         return self.lease.key
-
-    async def ensure(self) -> None:
-        """Have a list, at once if there is one."""
-        if not self.valid:
-            await self.keep()
 
     async def keep(self) -> None:
         """Renew the lease, get it back, or get another list; register its name."""
@@ -229,11 +205,8 @@ class Stage(Enum):
 class HeldCommand:
     """One command that this process has taken and not acknowledged."""
 
-    payload: bytes
     id: str  # the id that its sender gave, or ``""``
-    ack_id: str  # the id that counts as seen when it ends, or ``""``
     stage: Stage = Stage.TAKEN
-    started_at: float = 0.0  # when it was started, on the clock of the event loop
     gone: bool = False  # from our list: another process has reclaimed it
 
 
@@ -245,8 +218,8 @@ class InFlight:
 
     def __init__(self) -> None:
         self._held: dict[Message, HeldCommand] = {}
-        # Read for each command: with thousands of them a search would be too slow.
-        self._at: dict[Stage, dict[Message, None]] = {stage: {} for stage in Stage}
+        # Those that have ended, in that order: with thousands a search is too slow.
+        self.ended: dict[Message, None] = {}
         self._ids: Counter[str] = Counter()  # of what stands in our list
 
     def __len__(self) -> int:
@@ -259,25 +232,23 @@ class InFlight:
         """Return what is known of a message, ``None`` if it is not held."""
         return self._held.get(message)
 
-    def take(self, message: Message, *, id: str, ack_id: str) -> None:  # noqa: A002
+    def take(self, message: Message, *, id: str) -> None:  # noqa: A002
         """Hold a message from now on."""
-        self._held[message] = HeldCommand(message.payload, id, ack_id)
-        self._at[Stage.TAKEN][message] = None
+        self._held[message] = HeldCommand(id)
         self._ids[id] += 1
 
-    def advance(self, message: Message, stage: Stage) -> None:
-        """Record the stage of a message, if it is held."""
+    def end(self, message: Message) -> None:
+        """Record that a message has ended, if it is held."""
         held = self._held.get(message)
         if held is not None:
-            del self._at[held.stage][message]
-            self._at[stage][message] = None
-            held.stage = stage
+            held.stage = Stage.ENDED
+            self.ended[message] = None
 
     def drop(self, message: Message) -> None:
         """Hold it no longer."""
         held = self._held.pop(message, None)
         if held is not None:
-            del self._at[held.stage][message]
+            self.ended.pop(message, None)
             self._mark_gone(held)
 
     def _mark_gone(self, held: HeldCommand) -> None:
@@ -291,50 +262,25 @@ class InFlight:
         """Whether a command with this id is held and stands in our list."""
         return id in self._ids
 
-    def of(self, stage: Stage) -> list[Message]:
-        """Messages at a stage, in the order in which they came there."""
-        return list(self._at[stage])
-
-    def any_at(self, stage: Stage) -> bool:
-        """Whether there is a message at a stage."""
-        return bool(self._at[stage])
-
     def payloads(self, *stages: Stage) -> list[bytes]:
         """The bytes of what stands in our list, at these stages."""
         return [
-            held.payload
-            for held in self._held.values()
+            message.payload
+            for message, held in self._held.items()
             if held.stage in stages and not held.gone
         ]
 
-    def count_payloads(self) -> Counter[bytes]:
-        """Bytes → how many such commands should stand in our list."""
-        return Counter(self.payloads(*Stage))
-
-    def standing(self) -> list[Message]:
-        """Messages that should stand in our list now."""
-        return [message for message, held in self._held.items() if not held.gone]
-
-    def mark_missing(
-        self, missing: Iterable[bytes], standing: Sequence[Message]
-    ) -> None:
+    def mark_missing(self, missing: Iterable[bytes]) -> None:
         """Mark as gone what does not stand in our list: it was reclaimed.
 
-        Of what was ``standing`` at the request, some may have been acknowledged since.
+        Of equal commands the one that has ended is missing first, then the latest.
         """
         counts = Counter(missing)
-        latest_first = reversed(standing)
-        for message in sorted(latest_first, key=self._is_leaving, reverse=True):
-            if counts[message.payload] > 0:
+        latest_first = reversed(self._held.items())
+        for message, held in sorted(latest_first, key=_is_running):
+            if counts[message.payload] > 0 and not held.gone:
                 counts[message.payload] -= 1
-                held = self._held.get(message)
-                if held is not None:
-                    self._mark_gone(held)
-
-    def _is_leaving(self, message: Message) -> bool:
-        """Of equal commands the one that has ended is missing first."""
-        held = self._held.get(message)
-        return held is None or held.stage is Stage.ENDED
+                self._mark_gone(held)
 
     def forget_all(self) -> None:
         """Mark everything as gone: the list is not ours any more."""
@@ -342,153 +288,87 @@ class InFlight:
             self._mark_gone(held)
 
 
-class Acks:
-    """Takes commands that ended out of the in-flight list, and remembers their ids.
+def _is_running(item: tuple[Message, HeldCommand]) -> bool:
+    return item[1].stage is not Stage.ENDED
 
-    One write for all that have ended by then. What cannot be sent is sent before
-    anything else is taken: so never more wait than commands ran at the same time.
-    """
+
+class Reclaimer:
+    """Gives back to the control list what was taken and did not end."""
 
     def __init__(
         self,
-        connections: AgentConnections,
+        connection: Connection,
         keys: ReliableKeys,
-        lease: InFlightLease,
-        in_flight: InFlight,
-        *,
-        window: float,
+        ttl: float,
+        report_dead: Callable[[bytes], None],
+        complaints: Complaints,
     ) -> None:
-        self._connections = connections
-        self._connection = connections.control
+        self._connection = connection
         self._keys = keys
-        self._lease = lease
-        self._in_flight = in_flight
-        self._window_ms = int(window * 1000)
-        self._lock = anyio.Lock(fast_acquire=True)
-        self._in_doubt: list[Message] = []
-        self._backoff = Backoff(base=FIRST_PAUSE)
-        self._retry_at = float("-inf")
+        self._lease_ms = max(1, int(ttl * 1000))
+        self._report_dead = report_dead
+        self._complaints = complaints
+        self.reclaimed = 0  # commands of dead processes, dead letters included
 
-    async def settle(self, message: Message, stopped: anyio.Event) -> None:
-        """Acknowledge a command; returns when that has arrived or must wait for later.
+    async def look(self, *, but: str) -> None:
+        """Check the lists of all processes but one, and empty those of the dead."""
+        call, lists = self._connection.call, self._keys.lists
+        found = await call("SRANDMEMBER", lists, LISTS_AT_ONCE)
+        names = [name.decode("utf-8", "replace") for name in found]
+        names = [n for n in names if n != but and self._keys.is_inflight(n)]
+        requests = [("PTTL", self._keys.owner(name)) for name in names]
+        left = await self._connection.call_many(requests)
+        for name, answer in zip(names, left, strict=True):
+            # Of a living process the script cuts a lease that is too long.
+            if isinstance(answer, int) and not 0 <= answer <= self._lease_ms:
+                try:
+                    await self.empty(name)
+                except RedisRefusedError as error:
+                    self._complaints.say(f"commands stay in {name!r}", error)
 
-        All callers share one pace: a thousand of them make no more requests than one.
+    async def empty(self, name: str) -> bool:
+        """Empty a list unless its owner lives; return whether the owner lives."""
+        keys, moved = self._keys, COMMANDS_AT_ONCE
+        named = [keys.control, name, keys.owner(name)]
+        while moved == COMMANDS_AT_ONCE:
+            reply = await RECLAIM.run(
+                self._connection,
+                [*named, keys.deliveries, keys.dead, keys.lists],
+                [COMMANDS_AT_ONCE, *LIMITS, self._lease_ms],
+            )
+            lives, moved, dead = cast("tuple[int, int, list[bytes]]", reply)
+            if lives:
+                return True
+            self.reclaimed += moved
+            if moved:
+                logger.info("%d commands of a dead process reclaimed: %s", moved, name)
+            for payload in dead:
+                self._report_dead(payload)
+        return False
+
+    async def give_back(
+        self,
+        connection: Connection,
+        lease: Lease,
+        *,
+        stay: Sequence[bytes],
+        started: Sequence[bytes] = (),
+        is_final: bool = False,
+    ) -> list[bytes] | None:
+        """Put everything in our list back except ``stay``.
+
+        What was started has one more delivery. With ``is_final`` the list is given up.
+        Returns what of ``stay`` does not stand there; ``None`` if the list is not ours.
         """
-        while True:
-            with suppress(RedisUnavailableError, WrongTypeError):
-                await self.flush(at_pace=True)
-            if message not in self._in_flight:
-                return
-            if stopped.is_set() or not self._lease.valid:
-                return
-            with anyio.move_on_after(self._retry_at - anyio.current_time()):
-                await stopped.wait()
-
-    async def flush(self, *, at_pace: bool = False) -> None:
-        """Acknowledge all that has ended; after a failure one alone, and then the rest.
-
-        With ``at_pace`` nothing is done while a failure is too recent.
-        """
-        if not self._in_flight.any_at(Stage.ENDED):
-            return
-        async with self._lock:
-            if at_pace and anyio.current_time() < self._retry_at:
-                return
-            try:
-                await self._send_all()
-            except (RedisUnavailableError, WrongTypeError) as error:
-                delay = self._backoff.failed()
-                if isinstance(error, WrongTypeError) or not error.connecting:
-                    self._retry_at = anyio.current_time() + delay
-                raise
-            self._backoff.succeeded()
-
-    async def _send_all(self) -> None:
-        if self._in_doubt:
-            await self._resolve()
-        messages = self._in_flight.of(Stage.ENDED)
-        if self._backoff.failures and messages:
-            await self._send(messages[:1])
-            messages = self._in_flight.of(Stage.ENDED)
-        if messages:
-            await self._send(messages)
-
-    @property
-    def calm(self) -> bool:
-        """Whether nothing is under way, nothing in doubt and nothing refused."""
-        busy = self._lock.locked() or self._in_doubt or self._backoff.failures
-        return not busy
-
-    async def send_ahead(
-        self, message: Message, connection: Connection, ahead: ScriptRun
-    ) -> Reply:
-        """Acknowledge and run another script, in one trip; give that one's reply."""
-        async with self._lock:
-            return (await self._run([message], connection, ahead))[-1]
-
-    def _handle_reply(self, message: Message, reply: Reply) -> None:
-        if reply == NOT_OURS:
-            self._lease.suspect()
-        else:
-            self._in_flight.drop(message)
-
-    def _script_keys(self) -> list[str]:
-        keys, lease = self._keys, self._lease.lease
-        return [lease.key, keys.deliveries, keys.seen, lease.owner_key]
-
-    def _arguments(self, message: Message) -> list[Argument]:
-        held = self._in_flight.find(message)
-        gone = held is None or held.gone
-        return [
-            "" if gone else self._lease.lease.token or "?",
-            message.payload,
-            "" if held is None else held.ack_id,
-            self._window_ms,
-            SEEN_LIMIT,
-        ]
-
-    async def _send(self, messages: list[Message]) -> None:
-        replies = await self._run(messages, self._connection)
-        refusals = [one for one in replies if isinstance(one, RedisUnavailableError)]
-        if refusals:
-            types = self._keys.types(self._lease.key)
-            wrong = await find_wrong_type(self._connection, refusals[-1], types)
-            raise wrong or refusals[-1]
-
-    async def _run(
-        self, messages: list[Message], connection: Connection, *ahead: ScriptRun
-    ) -> list[Reply]:
-        keys = self._script_keys()
-        runs = [(ACK, keys, self._arguments(message)) for message in messages]
-        self._in_doubt = messages  # also if this is cancelled
-        try:
-            replies = await run_scripts(connection, [*runs, *ahead])
-        except RedisUnavailableError as error:
-            if not error.ambiguous:
-                self._in_doubt = []
-            raise
-        self._in_doubt = []
-        for message, reply in zip(messages, replies, strict=False):
-            if not isinstance(reply, RedisUnavailableError):
-                self._handle_reply(message, reply)
-        return replies
-
-    async def _resolve(self) -> None:
-        """Find out whether an ack without a reply has arrived.
-
-        It does no harm to send it twice, unless another command with the same bytes
-        stands in the list: that one would be taken out.
-        """
-        for connection in (self._connection, self._connections.blocking):
-            await self._connections.forget_lost(connection, kill=True)
-        doubtful = [m for m in self._in_doubt if m in self._in_flight]
-        counts = self._in_flight.count_payloads()
-        if any(counts[message.payload] > 1 for message in doubtful):
-            standing = await self._connection.call("LRANGE", self._lease.key, 0, -1)
-            found: Counter[bytes] = Counter(standing)
-            counts = self._in_flight.count_payloads()
-            for message in doubtful:
-                if found[message.payload] < counts[message.payload]:
-                    counts[message.payload] -= 1
-                    self._in_flight.drop(message)
-        self._in_doubt = []
+        keys = self._keys
+        rest: list[Argument] = [int(is_final), len(stay), *stay, *started]
+        named = [keys.control, lease.key, lease.owner_key]
+        reply = await HAND_BACK.run(
+            connection,
+            [*named, keys.deliveries, keys.dead, keys.lists],
+            [lease.token or "?", *LIMITS, *rest],
+        )
+        ours, dead, missing = cast("tuple[int, list[bytes], list[bytes]]", reply)
+        for payload in dead:
+            self._report_dead(payload)
+        return missing if ours else None

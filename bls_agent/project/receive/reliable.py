@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Literal, NamedTuple
 
@@ -17,9 +16,10 @@ import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.scripts import TAKE, find_wrong_type
+from bls_agent.connection.scripts import ACK, TAKE
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import (
+    BlsError,
     RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
@@ -27,26 +27,26 @@ from bls_agent.core.errors import (
 from bls_agent.project.messages import OutcomeKind, find_id
 from bls_agent.project.receive.blocking import BLOCK, BlockingRead
 from bls_agent.project.receive.inflight import (
-    NOT_OURS,
-    Acks,
+    MAX_DELIVERIES,
     InFlight,
     InFlightLease,
+    Reclaimer,
     ReliableKeys,
     Stage,
-    explain_refusal,
 )
 from bls_agent.project.receive.receiver import Message, Receiver, ReceiverCounts, Say
-from bls_agent.project.receive.reclaim import MAX_DELIVERIES, Reclaimer
 
 __all__ = ["LONGEST_ID", "ReliableReceiver"]
 
 logger = logging.getLogger(__name__)
 
+NOT_OURS: Final = -1  # a script's reply for a list with another owner, or none
+SEEN_LIMIT: Final = 100_000
 LONGEST_ID: Final = 200  # bytes that are kept of an id; take.lua knows it, too
 LOOKS_PER_TTL: Final = 3
-QUICK: Final = 0.5  # seconds: handlers for which one trip more matters
 AWAY_GRACE: Final = 0.5  # seconds that the end waits for a Redis that is away
 FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
+_NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
 
 
 class ReliableReceiver(Receiver):
@@ -58,6 +58,8 @@ class ReliableReceiver(Receiver):
 
     What stands in our list and is not held here was never started: a lost link has
     swallowed it, or it was taken for a slot that did not become free. It goes back.
+    What is held and does not stand there was acknowledged, or reclaimed. So after each
+    request that may or may not have arrived the list is compared with what is held.
 
     ``lease_ttl`` is in seconds; an id counts as seen for ``window`` seconds; ``report``
     is called for each command that has ended without being taken.
@@ -96,19 +98,16 @@ class ReliableReceiver(Receiver):
             instance,
             lease_ttl,
             empty=self._reclaimer.empty,
-            on_renamed=self._forget_all,
+            on_renamed=self.in_flight.forget_all,
         )
-        self._acks = Acks(connections, keys, self.lease, self.in_flight, window=window)
         self._read = BlockingRead(connections)
         self._window_ms = int(window * 1000)
         self._size_limit = size_limit
-        # Held while something is taken, or nothing may be.
-        self._taking = anyio.Lock(fast_acquire=True)
-        self._arrived: list[_Taken] = []  # taken, and not held yet
-        self._taken: deque[Message] = deque()
-        self._is_untidy = True  # our list may hold what is not held here
-        self._generation = -1  # of the connection since which our list is known
-        self._limit = 1
+        # Held while something is taken, acknowledged or compared.
+        self._lock = anyio.Lock(fast_acquire=True)
+        self._is_untidy = True  # our list and what is held here may differ
+        self._backoff = Backoff(base=FIRST_PAUSE)  # of acks
+        self._retry_at = float("-inf")
         self._opened = False
         self._stopped = anyio.Event()
         self._warned_of_counts = False
@@ -120,140 +119,72 @@ class ReliableReceiver(Receiver):
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
-        if not self._taken and not self._stopped.is_set():
-            try:
-                await self._receive(limit)
-            except (RedisUnavailableError, WrongTypeError) as error:
-                told = await self._explain(error)
-                if not self._taken:
-                    raise told from error
-        return self.leftovers()
+        if self._stopped.is_set():
+            return ()
+        try:
+            return await self._receive(limit)
+        except RedisUnavailableError as error:
+            raise await self._explain(error) from error
 
-    def leftovers(self) -> list[Message]:
-        """Return what was taken, once."""
-        messages = list(self._taken)
-        self._taken.clear()
-        return messages
-
-    async def _receive(self, limit: int) -> None:
-        self._limit = limit
+    async def _receive(self, limit: int) -> Sequence[Message]:
         if self._connection.pending:  # a wait that was interrupted
             await self._read.wait()
-        async with self._taking:
+        async with self._lock:
             await self._prepare()
-            if not self._taken:
-                run = TAKE.run(self._connection, *self._take_arguments(limit))
-                await self._note_taken(run)
-                await self._hold_arrived()
-        if not self._taken and self.lease.valid and not self._stopped.is_set():
+            messages = await self._take(limit)
+        if not messages and self.lease.valid and not self._stopped.is_set():
             key = self._keys.control
             request = ("BLMOVE", key, key, "LEFT", "LEFT", BLOCK)
             await self._read.send([request], [_ignore])
             await self._read.wait()
+        return messages
 
     async def _prepare(self) -> None:
-        await self._hold_arrived()
         if not self._opened:
             await self._reclaimer.look(but=self.lease.key)
             self._opened = True
-        await self.lease.ensure()
-        await self._acks.flush()
+        if not self.lease.valid:
+            await self.lease.keep()
         if self._must_tidy():
             await self._tidy()
+        await self._acknowledge()
 
-    def _take_arguments(self, limit: int) -> tuple[list[Argument], list[Argument]]:
+    async def _take(self, limit: int) -> list[Message]:
+        """Take commands; if that fails half-way, our list is untidy."""
         keys, lease = self._keys, self.lease.lease
         named = [keys.control, lease.key, keys.deliveries, keys.seen, lease.owner_key]
-        return [*named], [limit, self._window_ms, lease.token]
-
-    async def _note_taken(self, run: Awaitable[Reply]) -> None:
-        """Note what a script has taken; without its reply, that our list is untidy."""
-        inflight = self.lease.key
         try:
-            reply = await run
-        except RedisUnavailableError as error:
-            self._is_untidy |= error.ambiguous
-            raise
-        except BaseException:  # cancelled half-way
-            self._is_untidy = True
-            raise
-        if isinstance(reply, RedisUnavailableError):
-            raise reply
-        if inflight != self.lease.key:
-            return  # others have these by now
-        if reply == NOT_OURS:
-            self.lease.suspect()
-            return
-        for payload, delivery, guess, found in reply:
-            own = self._id_of(payload)
-            is_known = not own or own.encode() == guess
-            seen = bool(own and found) if is_known else None
-            count = self._check_delivery(delivery)
-            self._arrived.append(_Taken(payload, own, count, seen))
-
-    def _must_tidy(self) -> bool:
-        if self._connection.lost or self._generation != self._connection.generation:
-            return True
-        return self._is_untidy or not self.lease.compared
-
-    async def _tidy(self) -> None:
-        """Put back what is not held here, and mark what is gone from our list.
-
-        Behind what was taken over the same connection, and given up by its caller.
-        """
-        self._is_untidy = True  # until it has succeeded
-        await self._connections.forget_lost(self._connection, kill=True)
-        await self._connection.open()
-        connection = self._control if self._connection.pending else self._connection
-        generation, losses = self._connection.generation, self.lease.losses
-        self._arrived.clear()
-        standing = self.in_flight.standing()
-        stay = self.in_flight.payloads(*Stage)
-        lease, self._is_untidy = self.lease.lease, False
-        try:
-            missing = await self._reclaimer.give_back(connection, lease, stay=stay)
+            reply = await TAKE.run(
+                self._connection, named, [limit, self._window_ms, lease.token]
+            )
+            if lease is not self.lease.lease:
+                return []  # others have these by now
+            if reply == NOT_OURS:
+                self.lease.suspect()
+                return []
+            taken = await self._look_up([self._read_taken(*one) for one in reply])
         except BaseException:
             self._is_untidy = True
             raise
-        if missing is None:
-            self.lease.suspect()
-            return
-        self.in_flight.mark_missing(missing, standing)
-        self.lease.compared = losses == self.lease.losses
-        self._generation = generation
+        return [self._hold(one) for one in taken]
 
-    def _forget_all(self) -> None:
-        self.in_flight.forget_all()
-        self._arrived.clear()
+    def _read_taken(
+        self, payload: bytes, delivery: int, guess: bytes, found: int
+    ) -> _Taken:
+        own = self._id_of(payload)
+        is_known = not own or own.encode() == guess
+        seen = bool(own and found) if is_known else None
+        if not delivery and not self._warned_of_counts:
+            self._warned_of_counts = True
+            text = "%r does not hold counts alone: such a delivery counts as the first"
+            logger.warning(text, self._keys.deliveries)
+        return _Taken(payload, own, max(delivery, 1), seen)
 
-    async def _hold_arrived(self) -> None:
-        """Hold what was taken; where an id cannot be looked up, all of it goes back."""
-        if not self._arrived:
-            return
-        arrived, self._arrived = self._arrived, []
-        if any(one.seen is None for one in arrived):
-            try:
-                arrived = await self._look_up(arrived)
-            except BaseException:
-                self._is_untidy = True
-                raise
-        for one in arrived:
-            preset = self._decide_preset(one)
-            message = Message(
-                one.payload,
-                one.delivery,
-                self.mode,
-                preset,
-                on_start=self._may_start,
-                on_overdue=self._record_end,
-            )
-            ack_id = "" if preset is OutcomeKind.DUPLICATE else one.id
-            self.in_flight.take(message, id=one.id, ack_id=ack_id)
-            self._taken.append(message)
-
-    async def _look_up(self, arrived: list[_Taken]) -> list[_Taken]:
+    async def _look_up(self, taken: list[_Taken]) -> list[_Taken]:
         """Find out which ids were seen, where the script could not read them."""
-        ids = [one.id for one in arrived if one.seen is None]
+        ids = [one.id for one in taken if one.seen is None]
+        if not ids:
+            return taken
         scores = [("ZSCORE", self._keys.seen, one) for one in ids]
         replies = await self._control.call_many([("TIME",), *scores])
         for reply in replies:
@@ -267,8 +198,20 @@ class ReliableReceiver(Receiver):
         }
         return [
             one if one.seen is not None else one._replace(seen=seen[one.id])
-            for one in arrived
+            for one in taken
         ]
+
+    def _hold(self, one: _Taken) -> Message:
+        message = Message(
+            one.payload,
+            one.delivery,
+            self.mode,
+            self._decide_preset(one),
+            on_start=self._may_start,
+            on_overdue=self.in_flight.end,
+        )
+        self.in_flight.take(message, id=one.id)
+        return message
 
     def _decide_preset(self, one: _Taken) -> OutcomeKind | None:
         """Decide the outcome of a command that is not to be run; else ``None``."""
@@ -291,41 +234,115 @@ class ReliableReceiver(Receiver):
             self.in_flight.drop(message)
             self._is_untidy = True
             return False
-        self.in_flight.advance(message, Stage.STARTED)
-        held.started_at = anyio.current_time()
+        held.stage = Stage.STARTED
         return True
 
-    def _record_end(self, message: Message) -> None:
-        """Record that its outcome is final; the next flush acknowledges it."""
-        self.in_flight.advance(message, Stage.ENDED)
+    def _must_tidy(self) -> bool:
+        is_in_doubt = self._is_untidy or bool(self._connection.lost)
+        return is_in_doubt or not self.lease.compared
+
+    async def _tidy(self) -> None:
+        """Put back what is not held here, and mark what is gone from our list."""
+        self._is_untidy = True  # until it has succeeded
+        for connection in (self._connection, self._control):
+            await self._connections.forget_lost(connection, kill=True)
+        # Behind all that was sent over either connection and given up by its caller.
+        await self.lease.keep()
+        losses, self._is_untidy = self.lease.losses, False
+        try:
+            missing = await self._hand_back(*Stage)
+        except BaseException:
+            self._is_untidy = True
+            raise
+        if missing is None:
+            self.lease.suspect()
+            return
+        self.in_flight.mark_missing(missing)
+        self.lease.compared = losses == self.lease.losses
+
+    async def _hand_back(
+        self, *stay: Stage, is_final: bool = False
+    ) -> list[bytes] | None:
+        """Put back all but these stages; ``is_final`` gives up the list."""
+        payloads = self.in_flight.payloads
+        return await self._reclaimer.give_back(
+            self._control if self._connection.pending else self._connection,
+            self.lease.lease,
+            stay=payloads(*stay),
+            started=payloads(Stage.STARTED) if is_final else (),
+            is_final=is_final,
+        )
 
     async def settle(self, message: Message) -> None:
         """Acknowledge; returns when that has arrived, or must wait for later.
 
         It waits when the lease is over or the agent stops: so never more commands are
-        started without an ack than run at the same time.
+        started without an ack than run at the same time. All callers share one pace: a
+        thousand of them make no more requests than one.
         """
-        held = self.in_flight.find(message)
-        if held is None or held.stage is not Stage.STARTED:
-            return
-        self._record_end(message)
-        quick = anyio.current_time() - held.started_at < QUICK  # else a trip is nothing
-        if quick and self._may_take():
-            take = (TAKE, *self._take_arguments(self._limit))
-            async with self._taking:
-                sent = self._acks.send_ahead(message, self._connection, take)
-                with suppress(RedisUnavailableError):
-                    await self._note_taken(sent)
-        await self._acks.settle(message, self._stopped)
+        self.in_flight.end(message)
+        while message in self.in_flight:
+            with suppress(RedisUnavailableError):
+                async with self._lock:
+                    if anyio.current_time() >= self._retry_at:
+                        await self._acknowledge()
+            if self._stopped.is_set() or not self.lease.valid:
+                return
+            with anyio.move_on_after(self._retry_at - anyio.current_time()):
+                await self._stopped.wait()
 
-    def _may_take(self) -> bool:
-        """Whether the next commands may be taken in the trip of an ack."""
-        connection = self._connection
-        if not connection.ready or connection.pending or self._taking.locked():
-            return False
-        if self._stopped.is_set() or self._arrived or self._must_tidy():
-            return False
-        return self._acks.calm and not self.in_flight.any_at(Stage.TAKEN)
+    async def _acknowledge(self) -> None:
+        """Acknowledge all that has ended; after a failure one alone, and then the rest.
+
+        To send an ack twice does no harm, unless another command with the same bytes
+        stands in the list: so the list is compared before.
+        """
+        if not self.in_flight.ended:
+            return
+        try:
+            if self._is_untidy:
+                await self._tidy()
+            if self._backoff.failures:
+                await self._send_acks(list(self.in_flight.ended)[:1])
+            await self._send_acks(list(self.in_flight.ended))
+        except RedisUnavailableError as error:
+            delay = self._backoff.failed()
+            if not error.connecting:
+                self._retry_at = anyio.current_time() + delay
+            raise
+        self._backoff.succeeded()
+
+    async def _send_acks(self, messages: list[Message]) -> None:
+        if not messages:
+            return
+        keys, lease = self._keys, self.lease.lease
+        named = [lease.key, keys.deliveries, keys.seen, lease.owner_key]
+        runs = [(named, self._ack_arguments(message)) for message in messages]
+        try:
+            replies = await ACK.run_many(self._control, runs)
+        except BaseException:
+            self._is_untidy = True
+            raise
+        for message, reply in zip(messages, replies, strict=True):
+            if reply == NOT_OURS:
+                self.lease.suspect()
+            elif not isinstance(reply, RedisUnavailableError):
+                self.in_flight.drop(message)
+        for reply in replies:
+            if isinstance(reply, RedisUnavailableError):
+                raise reply
+
+    def _ack_arguments(self, message: Message) -> list[Argument]:
+        held = self.in_flight.find(message)
+        gone = held is None or held.gone
+        is_duplicate = message.preset_outcome is OutcomeKind.DUPLICATE
+        return [
+            "" if gone else self.lease.lease.token or "?",
+            message.payload,
+            "" if held is None or is_duplicate else held.id,
+            self._window_ms,
+            SEEN_LIMIT,
+        ]
 
     async def give_back(self, messages: Sequence[Message]) -> bool:
         """Put commands back to the head of the control list, their delivery uncounted.
@@ -334,44 +351,43 @@ class ReliableReceiver(Receiver):
         """
         for message in messages:
             self.in_flight.drop(message)
-        await self._give_back(Stage.ENDED, Stage.STARTED)
+        try:
+            async with self._lock:
+                await self._tidy()
+        except RedisUnavailableError as error:
+            logger.warning("commands go back when the lease is over: %s", error)
         return True
 
     async def stop(self) -> None:
-        """Release the parked read; what was taken is in :meth:`leftovers`."""
+        """Release the parked read; what came half-way goes back."""
         self._stopped.set()
         await self._read.release()
-        if self._arrived:
-            self._arrived.clear()
-            await self._give_back(*Stage)
+        if self._is_untidy and self._opened and self._control.connected:
+            await self.give_back(())
 
     async def close(self) -> None:
         """Put back what did not end, remove the list and give back the lease."""
         self._stopped.set()
         with anyio.move_on_after(None if self._control.connected else AWAY_GRACE):
-            await self.lease.close()
-            try:
-                await self._acks.flush()
-            except (RedisUnavailableError, WrongTypeError) as error:
-                text = "commands that ended are not acknowledged yet: %s"
-                logger.debug(text, error)
-            if self.lease.lease.token:
-                await self._give_back(Stage.ENDED, is_final=True)
+            async with self._lock:
+                await self._close()
 
-    async def _give_back(self, *stay: Stage, is_final: bool = False) -> None:
-        """Put back everything except these stages; ``is_final`` gives up the list."""
-        lease, payloads = self.lease.lease, self.in_flight.payloads
-        keep, started = payloads(*stay), payloads(Stage.STARTED) if is_final else ()
+    async def _close(self) -> None:
+        try:
+            await self._acknowledge()
+        except RedisUnavailableError as error:
+            text = "commands that ended are not acknowledged yet: %s"
+            logger.debug(text, error)
+        await self.lease.close()
+        if not self.lease.lease.token:
+            return
         try:
             await self._connections.forget_lost(self._connection, kill=True)
-            await self._reclaimer.give_back(
-                self._control, lease, stay=keep, started=started, is_final=is_final
-            )
+            await self._hand_back(Stage.ENDED, is_final=True)
         except RedisUnavailableError as error:
             logger.warning("commands go back when the lease is over: %s", error)
-            return
-        if is_final:
-            lease.forget()
+        else:
+            self.lease.lease.forget()
 
     async def run(self) -> None:
         """Keep the lease, and reclaim the lists of the dead, until cancelled."""
@@ -382,7 +398,7 @@ class ReliableReceiver(Receiver):
                 if self._opened:
                     await self._look_after()
                 backoff.succeeded()
-            except (RedisRefusedError, WrongTypeError) as error:
+            except RedisRefusedError as error:
                 text = "the dead are not looked after"
                 self._connections.complaints.say(text, error)
             except RedisUnavailableError as error:
@@ -392,41 +408,43 @@ class ReliableReceiver(Receiver):
 
     async def _look_after(self) -> None:
         await self.lease.keep()
-        if self.lease.length > len(self.in_flight.standing()):
-            self._is_untidy = True  # late, over a lost link; or for no free slot
-        async with self._taking:
+        async with self._lock:
+            if self.lease.length > len(self.in_flight.payloads(*Stage)):
+                self._is_untidy = True  # late, over a lost link; or for no free slot
             if self._is_untidy:
                 await self._tidy()
-        await self._acks.flush()
+            await self._acknowledge()
         await self._reclaimer.look(but=self.lease.key)
 
     def _report_dead(self, payload: bytes) -> None:
         dead = Message(payload, MAX_DELIVERIES, self.mode, OutcomeKind.DEAD_LETTERED)
         self._report(dead)
 
-    async def _explain(
-        self, error: RedisUnavailableError | WrongTypeError
-    ) -> RedisUnavailableError | WrongTypeError:
-        if isinstance(error, WrongTypeError):
+    async def _explain(self, error: RedisUnavailableError) -> BlsError:
+        """Name what is wrong or missing behind a refusal: a script does not."""
+        if not isinstance(error, RedisRefusedError) or error.connecting:
             return error
         types = self._keys.types(self.lease.key)
-        if (wrong := await find_wrong_type(self._control, error, types)) is not None:
-            return wrong
-        if (needed := explain_refusal(error)) is None:
+        with suppress(RedisUnavailableError):
+            found = await self._control.call_many([("TYPE", key) for key in types])
+            for (key, expected), reply in zip(types.items(), found, strict=True):
+                if isinstance(reply, bytes) and reply.decode() not in (
+                    expected,
+                    "none",
+                ):
+                    return WrongTypeError(key, expected)
+        if error.kind not in _NEEDED:
             return error
         self._say(
             "mode 'reliable' does not work here: use mode='blocking' or 'compat'",
             {"mode": self.mode, "reason": error.kind},
         )
-        return needed
-
-    def _check_delivery(self, delivery: int) -> int:
-        """Take a value that is no count for the first delivery, and warn once."""
-        if not delivery and not self._warned_of_counts:
-            self._warned_of_counts = True
-            text = "%r does not hold counts alone: such a delivery counts as the first"
-            logger.warning(text, self._keys.deliveries)
-        return max(delivery, 1)
+        return RedisRefusedError(
+            error.kind,
+            f"{error.reason}; mode 'reliable' needs BLMOVE and scripts (Redis 6.2 or "
+            "newer, and the rights): use mode='blocking' or mode='compat' instead",
+            address=error.address,
+        )
 
     def _id_of(self, payload: bytes) -> str:
         """The id whose end is remembered; a long one as digest: 100,000 are kept."""
