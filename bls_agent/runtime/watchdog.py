@@ -84,10 +84,6 @@ class StallListener(Protocol):
         """Make connections for the thread; nothing is opened yet."""
         ...
 
-    def on_takeover(self) -> None:
-        """The thread begins to publish."""
-        ...
-
     def on_stall(self, where: str) -> None:
         """The loop has stood still for ``stall_after`` seconds, and where."""
         ...
@@ -140,7 +136,6 @@ class LoopWatch:
     ) -> None:
         """Publish until the loop moves; then make sure that nothing is in flight."""
         count, began, seconds, reported = monitor.count, monitor.at, 0.0, False
-        self.listener.on_takeover()
         try:
             async with anyio.create_task_group() as publishing:
                 publishing.start_soon(self._publish_again, connections)

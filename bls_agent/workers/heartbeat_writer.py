@@ -357,9 +357,6 @@ class _StallPublisher:
             keys={"liveness": first.claim.key if first else ""},
         )
 
-    def on_takeover(self) -> None:
-        """Do nothing: beats are numbered, so a late one has no effect."""
-
     def on_stall(self, where: str) -> None:
         """Write ``error`` from now on, and log where the loop stands."""
         self._stalled = True

@@ -7,12 +7,10 @@ thread writes, over connections of its own.
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 import time
 from collections.abc import Callable
-from copy import copy
 from typing import Final, NamedTuple
 
 import anyio
@@ -26,6 +24,7 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.core.keys import checked_reply
 from bls_agent.project.log.log import LogStream
 from bls_agent.project.messages import Level, Status
 from bls_agent.project.status.health import StatusAggregator, StatusCounts
@@ -60,71 +59,32 @@ class Snapshot(NamedTuple):
     remaining: int | None = None  # as PTTL (-1 never, -2 no key); ``None``: not known
 
 
-class _Written(NamedTuple):
-    value: bytes
-    ttl: float
-    at: float
-    place: int
-
-
 class ConflictDetector:
-    """Compares what stands under the key with what we have written there.
+    """Notices that another process writes the status, too.
 
-    Only what came between two of our own writes, both answered, over one connection,
-    can be another process's: not a predecessor's final status, not a doubtful write of
-    our own, nor what a server restores from a former time.
+    So it is if twice in a row, over one connection, what stands under the key is not
+    what we wrote there last, or lives longer than that could.
     """
 
     def __init__(self) -> None:
-        self._written: _Written | None = None
-        self._late = 0
-        self._ignored = 0.0  # writes that are not remembered
-
-    def pause(self) -> None:
-        """Detect nothing: this process writes over another connection, too."""
         self.forget()
-        self._ignored = math.inf
-
-    def resume(self) -> None:
-        """Begin afresh: no write of the other connection can arrive any more.
-
-        But the next write may have been made before, and overwritten since.
-        """
-        self._ignored = 1
 
     def forget(self) -> None:
-        """Begin afresh, after a write that may or may not have arrived."""
-        self._written = None
-        self._late = 0
+        """Begin afresh: what was written last is not known."""
+        self._value, self._place, self._ends = b"", -1, 0.0
+        self._sightings = 0
 
     def record(self, snapshot: Snapshot, value: bytes, ttl: float) -> bool:
-        """Record a write; return whether it met another process's."""
-        found = self._meets(snapshot)
-        if self._ignored:
-            self._ignored -= 1
-        else:
-            self._written = _Written(value, ttl, snapshot.answered, snapshot.place)
-        return found
-
-    def _meets(self, snapshot: Snapshot) -> bool:
-        before = self._written
-        if before is None or before.place != snapshot.place:
-            self._late = 0
-            return False
-        if snapshot.value is not None and snapshot.value != before.value:
-            return True
-        self._late = self._late + 1 if _outlasts(snapshot, before) else 0
-        return self._late >= SIGHTINGS
-
-
-def _outlasts(snapshot: Snapshot, before: _Written) -> bool:
-    """Whether the key would have lived longer than our own write allows."""
-    if snapshot.remaining is None or snapshot.remaining == -2:  # noqa: PLR2004 - no key
-        return False
-    if snapshot.remaining < 0:
-        return True
-    longest = before.at + before.ttl - snapshot.asked
-    return snapshot.remaining / 1000 > longest + SLACK
+        """Record a write; return whether another process writes, too."""
+        other = snapshot.value is not None and snapshot.value != self._value
+        remaining = -2 if snapshot.remaining is None else snapshot.remaining
+        outlasts = snapshot.asked + remaining / 1000 > self._ends + SLACK
+        met = other or outlasts or remaining == -1
+        is_known = self._place == snapshot.place
+        self._sightings = self._sightings + 1 if met and is_known else 0
+        self._value, self._place = value, snapshot.place
+        self._ends = snapshot.answered + ttl
+        return self._sightings >= SIGHTINGS
 
 
 class StatusWriter:
@@ -153,24 +113,23 @@ class StatusWriter:
         self._guard = True  # SET … GET is known here
         self._can_ask_ttl = True
         self._turn = anyio.Lock()
-        self._ended = False
+        self.ended = False  # the final status is being written
         self.conflicts = ConflictDetector()  # detects another process that writes here
         # The status that was written last over these connections.
         self.written: Status | None = None
 
     def over(self, connections: AgentConnections) -> StatusWriter:
         """Make a writer of the same key over other connections."""
-        other = copy(self)
-        other._connections = connections  # noqa: SLF001 - its own kind
-        other._on_conflict = None  # noqa: SLF001 - as above
-        other._turn = anyio.Lock()  # noqa: SLF001 - as above; in another loop
-        other.conflicts = ConflictDetector()
+        other = StatusWriter(
+            connections, self._key, ttl=self._ttl, replicas=self._replicas
+        )
+        other.written = self.written
         return other
 
     async def write(self, status: Status) -> None:
         """Write a status that expires after ``ttl`` seconds; none after the final."""
         async with self._turn:
-            if not self._ended:
+            if not self.ended:
                 await self._write(status)
 
     async def _write(self, status: Status) -> None:
@@ -179,16 +138,15 @@ class StatusWriter:
                 await self._set(status)
         except RedisUnavailableError as error:
             self.conflicts.forget()
-            if error.kind == "wrong_type":
-                raise WrongTypeError(self._key, "string") from error
             if error.kind != "out_of_memory" or self.written is not status:
-                raise  # EXPIRE would keep a status alive that is not true
+                checked_reply(error, self._key)
+            # EXPIRE would keep another status alive, which is not true.
             await self._connections.liveness.call("EXPIRE", self._key, self._ttl)
         self.written = status
 
     async def write_final(self, final_status: Status) -> None:
         """Write the status that stays, after every write that was lost on the way."""
-        self._ended = True
+        self.ended = True
         live = self._connections.liveness
         async with self._turn:  # one that is under way has several requests, perhaps
             while True:
@@ -198,9 +156,7 @@ class StatusWriter:
                     if not await self._report(final_status, 0):
                         await self._send(("SET", self._key, final_status.value))
                 except RedisUnavailableError as error:
-                    if error.kind == "wrong_type":
-                        raise WrongTypeError(self._key, "string") from error
-                    raise
+                    checked_reply(error, self._key)
                 if not live.lost:
                     return
 
@@ -276,7 +232,6 @@ class StatusReporter:
         self._complaints = complaints
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
         self._wakeup = ThreadSafeEvent()
-        self._ended = False
         self._counts = counts
         self.published = anyio.Event()
 
@@ -317,7 +272,6 @@ class StatusReporter:
 
     async def end(self, final_status: Status) -> None:
         """Stop refreshing and write the final status, which stays."""
-        self._ended = True
         await self._writer.write_final(final_status)
         self._counts.writes += 1
 
@@ -325,7 +279,7 @@ class StatusReporter:
         """Keep the status alive until cancelled."""
         self._wakeup.bind()
         try:
-            while not self._ended:
+            while not self._writer.ended:
                 try:
                     status = self._aggregator.status(time.monotonic())
                     await self._writer.write(status)
@@ -397,10 +351,6 @@ class StallStatusPublisher:
         # Seconds between two refreshes: less than a third of the TTL.
         self.interval = ttl / 4
 
-    def on_takeover(self) -> None:
-        """Count the thread's writes as our own."""
-        self._own_writer.conflicts.pause()
-
     def on_stall(self, where: str) -> None:
         """Turn the status to 故障 and log where the loop stands."""
         self._counts.stalls += 1
@@ -424,7 +374,7 @@ class StallStatusPublisher:
         """End the 故障, have the loop write the truth, and log how long it was."""
         self._writer = None
         self._aggregator.withdraw(self.SOURCE)
-        self._own_writer.conflicts.resume()
+        self._own_writer.conflicts.forget()
         self._changed()
         if not seconds:
             return
