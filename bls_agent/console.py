@@ -30,14 +30,14 @@ from bls_agent.core.keys import (
     CONTROL,
     PROJECT_CONSOLE,
     PROJECT_STATUS,
-    KeyTemplate,
     check_name,
+    checked_reply,
     encode_key,
 )
 from bls_agent.core.redaction import Redactor
 from bls_agent.core.settings import Settings, check_seconds
 from bls_agent.project.commands.audit import AuditRecord, local_user
-from bls_agent.project.console.log import WINDOW, LogReader, as_wrong_type, pause_after
+from bls_agent.project.console.log import WINDOW, LogReader, pause_after
 from bls_agent.project.console.projects import (
     find_projects,
     forget_project,
@@ -162,7 +162,7 @@ class Console(Store):
         await self._find(project, create=create)
         key = CONTROL.locate(project=project)
         if note is None:
-            await self._call(CONTROL, key, "RPUSH", payload)
+            await self._call(key, "RPUSH", payload)
         else:
             await self._send_recorded(project, key, payload, note)
         return message
@@ -213,15 +213,13 @@ class Console(Store):
         pushes.append(("RPUSH", encode_key(key), payload))
         try:
             length, reply = await self._pool.call_many(pushes)
-            if isinstance(reply, BlsError):
-                raise reply
-        except RedisUnavailableError as error:
-            told = as_wrong_type(error, CONTROL, key)
-            await self._record_failure(console, note, told)
-            raise told from error
+            checked_reply(reply, key)
+        except BlsError as error:
+            await self._record_failure(console, note, error)
+            raise
         if isinstance(length, int) and length > self._settings.log_list_limit:
             with suppress(BlsError):  # one for one: the list may be longer on purpose
-                await self._call(PROJECT_CONSOLE, console, "LTRIM", 1, -1)
+                await self._call(console, "LTRIM", 1, -1)
 
     async def _record_failure(
         self, console: str, note: AuditRecord, error: BlsError
@@ -230,7 +228,7 @@ class Console(Store):
             return
         with suppress(BlsError), anyio.move_on_after(LOOK_TIME):
             payload = note.after(error, self._clock())
-            await self._call(PROJECT_CONSOLE, console, "RPUSH", payload)
+            await self._call(console, "RPUSH", payload)
 
     async def call(
         self,
@@ -368,7 +366,7 @@ class Console(Store):
         if limit < 1:
             raise ConfigurationError("limit", limit, "at least 1")
         key = CONTROL.locate(project=project)
-        window = await self._read(CONTROL, "LRANGE", key, 0, limit - 1)
+        window = await self._read("LRANGE", key, 0, limit - 1)
         return [Command.peek(item) for item in window]
 
     async def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the protocol's name
@@ -398,10 +396,11 @@ class Console(Store):
                 if command.id == id
             ]
         except RedisUnavailableError as error:
-            raise as_wrong_type(error, CONTROL, key) from error
+            checked_reply(error, key)
+            raise
         withdrawn = None
         for payload in dict.fromkeys(found):
-            if await self._call(CONTROL, key, "LREM", 0, payload):
+            if await self._call(key, "LREM", 0, payload):
                 withdrawn = Command.peek(payload)
         return withdrawn
 
@@ -452,9 +451,7 @@ class Console(Store):
             WrongTypeError: The key is no string.
             RedisUnavailableError: Redis cannot answer.
         """
-        value = await self._read(
-            PROJECT_STATUS, "GET", PROJECT_STATUS.locate(project=project)
-        )
+        value = await self._read("GET", PROJECT_STATUS.locate(project=project))
         return None if value is None else Status.decode(value)
 
     async def exists(self, project: str) -> bool:
@@ -560,18 +557,14 @@ class Console(Store):
     def _log(self, project: str) -> LogReader:
         return LogReader(self._pool, project)
 
-    async def _read(
-        self, template: KeyTemplate, name: str, key: str, *rest: int
-    ) -> Reply:
+    async def _read(self, name: str, key: str, *rest: int) -> Reply:
         try:
             return await self._pool.read(key, name, *rest)
         except RedisUnavailableError as error:
-            raise as_wrong_type(error, template, key) from error
+            return checked_reply(error, key)
 
-    async def _call(
-        self, template: KeyTemplate, key: str, name: str, *rest: Argument
-    ) -> Reply:
+    async def _call(self, key: str, name: str, *rest: Argument) -> Reply:
         try:
             return await self._pool.call(key, name, *rest)
         except RedisUnavailableError as error:
-            raise as_wrong_type(error, template, key) from error
+            return checked_reply(error, key)

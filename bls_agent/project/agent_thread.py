@@ -25,7 +25,7 @@ from bls_agent.runtime.loop_thread import (
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["AgentThread", "Embedded"]
+__all__ = ["AgentThread"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,38 +35,26 @@ HURRY: Final = 1.0  # seconds for the end after handlers were cut short
 ANSWER_GRACE: Final = 0.5  # seconds beyond a timeout until the loop counts as hung
 
 
-class Embedded(Protocol):
+class _Agent(Protocol):
     """The methods of an agent that its thread calls."""
 
     @property
-    def project(self) -> str:
-        """The project's name."""
-        ...
+    def project(self) -> str: ...
 
-    async def __aenter__(self) -> object:
-        """Open."""
-        ...
+    async def __aenter__(self) -> object: ...
 
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
-        """Close; the error decides the final status."""
-        ...
+    ) -> None: ...
 
-    async def flush(self, timeout: float = ...) -> Flushed:
-        """Wait until the records logged so far are written."""
-        ...
+    async def flush(self, timeout: float = ...) -> Flushed: ...
 
-    async def ready(self, timeout: float | None = ...) -> None:
-        """Wait until the first status has been written."""
-        ...
+    async def ready(self, timeout: float | None = ...) -> None: ...
 
-    def stats(self) -> AgentStats:
-        """Return a snapshot of every counter."""
-        ...
+    def stats(self) -> AgentStats: ...
 
 
 class AgentThread:
@@ -87,7 +75,7 @@ class AgentThread:
     is plain asyncio's, also where the host uses uvloop. No signal handler is installed.
     """
 
-    def __init__(self, agent: Embedded, shutdown_timeout: Callable[[], float]) -> None:
+    def __init__(self, agent: _Agent, shutdown_timeout: Callable[[], float]) -> None:
         self._agent = agent
         self._shutdown_timeout = shutdown_timeout
         self._patience = 0.0

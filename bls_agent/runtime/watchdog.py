@@ -73,7 +73,9 @@ class StallTimer:
 class StallListener(Protocol):
     """Publishes for a stalled loop. All methods are called in the watchdog's thread."""
 
+    name: str  # in the host's log
     endpoint: Endpoint  # where to publish
+    counts: StallCounts  # the watchdog counts here
     stall_after: float  # seconds of standing still from which on it is a stall
     # Seconds of standing still after which what the loop wrote last has to be
     # refreshed; may be shorter.
@@ -84,8 +86,8 @@ class StallListener(Protocol):
         """Make connections for the thread; nothing is opened yet."""
         ...
 
-    def on_stall(self, where: str) -> None:
-        """The loop has stood still for ``stall_after`` seconds, and where."""
+    def on_stall(self) -> None:
+        """The loop has stood still for ``stall_after`` seconds."""
         ...
 
     async def publish(self, connections: AgentConnections) -> None:
@@ -142,15 +144,30 @@ class LoopWatch:
                 while not self.closed and monitor.stands_at(count):
                     if not reported and monitor.is_late(self.listener.stall_after):
                         reported = True
-                        self.listener.on_stall(_describe_place(monitor.thread))
+                        self._report(_describe_place(monitor.thread))
                         self._poke.set()
                     await anyio.sleep(QUICK)
                 publishing.cancel_scope.cancel()
             if reported and not monitor.loop.is_closed():
                 seconds = time.monotonic() - began - monitor.period
+                counts = self.listener.counts
+                counts.longest = max(counts.longest, seconds)
             await self._settle(connections)
         finally:
             self.listener.on_recovery(seconds)
+
+    def _report(self, where: str) -> None:
+        listener = self.listener
+        listener.counts.stalls += 1
+        listener.on_stall()
+        text = "%s: the event loop has not moved for %g s; it stands in %s"
+        # In a thread that may be held: the loop may be standing in a handler of the log.
+        threading.Thread(
+            target=logger.warning,
+            args=(text, listener.name, listener.stall_after, where),
+            name="bls-agent stall",
+            daemon=True,
+        ).start()
 
     async def _publish_again(self, connections: AgentConnections) -> None:
         while True:

@@ -6,7 +6,6 @@ While the loop stands still the watchdog's thread writes them, see ``_StallPubli
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -332,6 +331,7 @@ class _StallPublisher:
         timeout: float,
         stall_after: float,
     ) -> None:
+        self.name, self.counts = "heartbeats", writer.stalls
         self.endpoint = replace(endpoint, notes=())  # the loop has logged them
         self.stall_after = stall_after
         self.publish_after = self.interval = inf
@@ -357,18 +357,9 @@ class _StallPublisher:
             keys={"liveness": first.claim.key if first else ""},
         )
 
-    def on_stall(self, where: str) -> None:
-        """Write ``error`` from now on, and log where the loop stands."""
+    def on_stall(self) -> None:
+        """Write ``error`` from now on."""
         self._stalled = True
-        self._writer.stalls.stalls += 1
-        text = "heartbeats: the event loop has not moved for %g s; it stands in %s"
-        # In a thread that may block: the loop may stand still in a handler of the log.
-        threading.Thread(
-            target=logger.warning,
-            args=(text, self.stall_after, where),
-            name="bls-agent stall",
-            daemon=True,
-        ).start()
 
     async def publish(self, connections: AgentConnections) -> None:
         """Write the heartbeats that this process owns; raise if one was not written."""
@@ -393,8 +384,6 @@ class _StallPublisher:
         self._stalled = False
         self._writer.write_all_soon()
         if seconds:
-            counts = self._writer.stalls
-            counts.longest = max(counts.longest, seconds)
             logger.warning("the event loop stood still for %.1f s", seconds)
 
 

@@ -1,4 +1,4 @@
-"""What a check may be, what a row of failures means, who speaks: no Redis needed."""
+"""What a check may be, and which source the status comes from: no Redis needed."""
 
 from __future__ import annotations
 
@@ -13,51 +13,14 @@ import pytest
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.messages import Status
 from bls_agent.project.status.health import (
-    Alarm,
     Failure,
     HealthCheck,
     HealthChecks,
-    HealthState,
-    Recovery,
     StatusAggregator,
 )
 
 BAD = Failure("TimedOut", "it has not returned within 5 s")
 INFINITE = math.inf
-
-
-@pytest.mark.parametrize(
-    ("limit", "calls", "changes"),
-    [
-        pytest.param(2, "++++", {}, id="good"),
-        pytest.param(2, "+-++-+", {}, id="one failure is no alarm"),
-        pytest.param(2, "+--", {2: Alarm(BAD, 2)}, id="two in a row are"),
-        pytest.param(2, "-----", {1: Alarm(BAD, 2)}, id="one alarm, not one per call"),
-        pytest.param(
-            2,
-            "+-----++",
-            {2: Alarm(BAD, 2), 6: Recovery(50.0, 5)},
-            id="it lasts from the first failure on",
-        ),
-        pytest.param(
-            2,
-            "--+-+--+",
-            {1: Alarm(BAD, 2), 2: Recovery(20.0, 2)}
-            | {6: Alarm(BAD, 2), 7: Recovery(20.0, 2)},
-            id="the next row counts from one again",
-        ),
-        pytest.param(1, "-+", {0: Alarm(BAD, 1), 1: Recovery(10.0, 1)}, id="at once"),
-        pytest.param(3, "--+---", {5: Alarm(BAD, 3)}, id="patient"),
-    ],
-)
-def test_a_row_of_calls(
-    limit: int, calls: str, changes: dict[int, Alarm | Recovery]
-) -> None:
-    """Alarm at the n-th failure in a row, once; recovery at the first success after."""
-    state = HealthState(limit)
-    for number, call in enumerate(calls):
-        failure = BAD if call == "-" else None
-        assert state.record(failure, 100.0 + 10 * number) == changes.get(number), number
 
 
 def test_a_failure_tells_why() -> None:

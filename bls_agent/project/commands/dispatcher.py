@@ -71,7 +71,6 @@ class Dispatcher:
         self._intake_scope: anyio.CancelScope | None = None
         self._changed: anyio.Event | None = None  # set while a task waits for it
         self._handlers_scope = anyio.CancelScope()
-        self._submitted = 0
         self.running = 0  # commands whose handler runs now
 
     @property
@@ -107,29 +106,18 @@ class Dispatcher:
     @property
     def accepts(self) -> bool:
         """Whether :meth:`submit` would start a message at once."""
-        return not (self.stopping or self._submitted) and self._has_free_slot()
+        return not (self.stopping or self._pending) and self._has_free_slot()
 
     def submit(self, message: Message) -> None:
         """Run a message that did not come from the receiver, in a free slot."""
-        if self._group is None or self._group.cancel_scope.cancel_called:
+        if self.stopping:
             self._runner.report_unstarted(message)
             return
-        self._submitted += 1
-        self._group.start_soon(self._run_submitted, message)
-
-    async def _run_submitted(self, message: Message) -> None:
-        started = False
-        try:
-            while not (self.stopping or self._has_free_slot()):
-                await self._change()
-            started = not self.stopping
-        finally:
-            self._submitted -= 1
-            if not started:
-                self._runner.report_unstarted(message)
-        if started:
-            self.running += 1
-            await self._run_and_free(message)
+        self._pending.append(message)
+        is_last_worker = not self._idle and self._workers >= self._concurrency
+        if is_last_worker and self._intake_scope is not None:
+            self._intake_scope.cancel()  # the worker that fetches runs it
+        self._announce_change()
 
     async def stop(self, timeout: float) -> None:
         """End the intake, give back what was not started, let handlers finish.
@@ -178,9 +166,11 @@ class Dispatcher:
             anyio.CancelScope(shield=True),
             anyio.CancelScope(deadline=deadline + INTAKE_GRACE),
         ):
-            given_back = await self._receiver.give_back(list(self._pending))
+            others = [m for m in self._pending if m.mode == BROADCAST_MODE]
+            taken = [m for m in self._pending if m.mode != BROADCAST_MODE]
+            given_back = await self._receiver.give_back(taken)
             if given_back:
-                self._pending.clear()
+                self._pending = deque(others)
             elif given_back is False:
                 with anyio.CancelScope(deadline=deadline):
                     await self._run_the_rest(deadline)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from bls_agent.core.errors import BlsError, RedisUnavailableError, WrongTypeError
-from bls_agent.core.keys import PROJECT_CONSOLE, KeyTemplate, encode_key
+from bls_agent.core.keys import PROJECT_CONSOLE, checked_reply, encode_key
 from bls_agent.project.messages import LogEntry
 
 if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
     from bls_agent.project.log.reading import Follower, LogPage, LogPlace
 
-__all__ = ["WINDOW", "LogReader", "as_wrong_type", "pause_after"]
+__all__ = ["WINDOW", "LogReader", "pause_after"]
 
 WINDOW: Final = 64  # records a follower reads first; more while these are too few
 MOST: Final = 65_536  # records that are ever read at once
@@ -103,10 +102,8 @@ class LogReader:
         requests = [("LRANGE", encoded, first, last), ("LLEN", encoded)]
         async with self._pool.to(self._key) as connection:
             replies = await connection.read_many(requests)
-        for reply in replies:
-            if isinstance(reply, RedisUnavailableError):
-                raise as_wrong_type(reply, PROJECT_CONSOLE, self._key)
-        return replies[0], replies[1]
+        window, length = (checked_reply(reply, self._key) for reply in replies)
+        return window, length
 
 
 def pause_after(held: int) -> float:
@@ -121,12 +118,3 @@ def _fitting(window: Sequence[bytes]) -> int:
 def _fit(held: int, records: int) -> int:
     """How many records may be read at once if they are as long as these."""
     return max(1, min(MOST, LONGEST * records // held)) if held else MOST
-
-
-def as_wrong_type(
-    error: RedisUnavailableError, template: KeyTemplate, key: str
-) -> BlsError:
-    """Turn the refusal of a key of another type into a WrongTypeError."""
-    if error.kind != "wrong_type":
-        return error
-    return WrongTypeError(key, str(template.type))

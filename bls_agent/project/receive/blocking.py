@@ -12,11 +12,8 @@ import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import CONNECT_TIMEOUT, Reply, Request
-from bls_agent.core.errors import (
-    RedisRefusedError,
-    RedisUnavailableError,
-    WrongTypeError,
-)
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.core.keys import checked_reply
 from bls_agent.project.receive.receiver import Message, Receiver
 
 __all__ = ["BLOCK", "BlockingRead", "BlockingReceiver"]
@@ -197,9 +194,6 @@ class BlockingReceiver(Receiver):
         self._taken: deque[Message] = deque()
         self._stopping = False
         self._can_prefetch = True
-        self._more = -1
-        self._requests: list[Request] = []
-        self._handlers: list[_Handle] = []
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``."""
@@ -208,9 +202,7 @@ class BlockingReceiver(Receiver):
                 await self._read(limit)
             except RedisUnavailableError as error:
                 if not self._taken:
-                    if error.kind == "wrong_type":
-                        raise WrongTypeError(self._key, "list") from error
-                    raise
+                    checked_reply(error, self._key)
         return self.leftovers()
 
     def leftovers(self) -> list[Message]:
@@ -229,17 +221,13 @@ class BlockingReceiver(Receiver):
         await self._blocking_read.wait()
 
     async def _send(self, limit: int) -> None:
-        more = limit - 1 if self._can_prefetch else 0
-        if more != self._more:
-            self._more = more
-            self._requests = [("BLPOP", self._key, BLOCK)]
-            self._handlers = [self._take_first]
-            if more:
-                # Waits in the server's query buffer while the BLPOP blocks: one trip.
-                self._requests.append(("LPOP", self._key, more))
-                self._handlers.append(self._take)
+        requests: list[Request] = [("BLPOP", self._key, BLOCK)]
+        if limit > 1 and self._can_prefetch:
+            # Waits in the server's query buffer while the BLPOP blocks: one trip.
+            requests.append(("LPOP", self._key, limit - 1))
+        handlers = (self._take_first, self._take)[: len(requests)]
         await self._blocking_read.send(
-            self._requests, self._handlers, on_refused=self._stop_prefetching
+            requests, handlers, on_refused=self._stop_prefetching
         )
 
     def _take_first(self, reply: Reply) -> None:

@@ -11,11 +11,8 @@ import anyio
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import TRIM_HEAD
-from bls_agent.core.errors import (
-    RedisRefusedError,
-    RedisUnavailableError,
-    WrongTypeError,
-)
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.core.keys import checked_reply
 from bls_agent.project.receive.blocking import BlockingReceiver
 from bls_agent.project.receive.receiver import Message, Receiver, Say
 
@@ -145,12 +142,10 @@ class CompatReceiver(Receiver):
         try:
             return await self._connections.intake.call(*request)
         except RedisUnavailableError as error:
-            if error.kind == "wrong_type":
-                raise WrongTypeError(self._key, "list") from error
-            raise
+            return checked_reply(error, self._key)
 
 
-class AutoReceiver(Receiver):
+class AutoReceiver(BlockingReceiver):
     """BLPOP; where the server or its ACL refuses it, compatibility mode.
 
     Only an unknown command or a missing permission counts as refused. Logged once in
@@ -158,7 +153,7 @@ class AutoReceiver(Receiver):
     """
 
     def __init__(self, connections: AgentConnections, key: str, say: Say) -> None:
-        self._blocking = BlockingReceiver(connections, key)
+        super().__init__(connections, key)
         self._compat = CompatReceiver(connections, key, say)
         self._intake = connections.intake
         self._say = say
@@ -169,42 +164,38 @@ class AutoReceiver(Receiver):
         if self._refused_at not in (-1, self._intake.generation):
             await self._compat.finish()
             self._refused_at = -1
-            self._use(self._blocking)
-        if self.mode == self._compat.mode:
+            self._use(BlockingReceiver)
+        if self.mode == CompatReceiver.mode:
             return await self._compat.receive(limit)
         try:
-            return await self._blocking.receive(limit)
+            return await super().receive(limit)
         except RedisRefusedError as error:
             refused = error.kind in ("unknown_command", "no_permission")
             if error.connecting or not refused:
                 raise
             await self._intake.open()
             self._refused_at = self._intake.generation
-            self._use(self._compat)
+            self._use(CompatReceiver)
             self._say(
                 "BLPOP is refused here: receiving in compatibility mode",
                 {"mode": "compat", "reason": error.kind},
             )
         return []
 
-    def _use(self, receiver: Receiver) -> None:
-        self.mode, self.one_at_a_time = receiver.mode, receiver.one_at_a_time
+    def _use(self, kind: type[Receiver]) -> None:
+        self.mode, self.one_at_a_time = kind.mode, kind.one_at_a_time
 
     async def settle(self, message: Message) -> None:
         """Settle in the mode in which the message came."""
-        if message.mode == self._compat.mode:
+        if message.mode == CompatReceiver.mode:
             await self._compat.settle(message)
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
         """Give back what BLPOP took; all other messages are still in the list."""
-        taken = [one for one in messages if one.mode == self._blocking.mode]
-        return await self._blocking.give_back(taken)
-
-    def leftovers(self) -> list[Message]:
-        """Return what BLPOP took and never came out of :meth:`receive`."""
-        return self._blocking.leftovers()
+        taken = [one for one in messages if one.mode == BlockingReceiver.mode]
+        return await super().give_back(taken)
 
     async def stop(self) -> None:
         """Stop both modes."""
         await self._compat.stop()
-        await self._blocking.stop()
+        await super().stop()

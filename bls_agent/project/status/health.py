@@ -42,15 +42,12 @@ __all__ = [
     "FAILURES",
     "INTERVAL",
     "TIMEOUT",
-    "Alarm",
     "Check",
     "Failure",
     "HealthCheck",
     "HealthCheckDecorator",
     "HealthChecks",
     "HealthMonitor",
-    "HealthState",
-    "Recovery",
     "StatusAggregator",
     "StatusCounts",
     "name_of_check",
@@ -269,43 +266,6 @@ class Failure(NamedTuple):
         return {"type": self.type, "message": self.message}
 
 
-class Alarm(NamedTuple):
-    """The status has to become 故障."""
-
-    failure: Failure
-    failures: int
-
-
-class Recovery(NamedTuple):
-    """The fault is over; ``seconds`` count from its first failure."""
-
-    seconds: float
-    failures: int
-
-
-class HealthState:
-    """The failures of a check in a row. No I/O."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit  # failures in a row that are an alarm
-        self.failures = 0  # in a row until now
-        self.alarmed = False  # whether the alarm was given and is not over
-        self._since = 0.0
-
-    def record(self, failure: Failure | None, now: float) -> Alarm | Recovery | None:
-        """Record the end of a call, at these monotonic seconds; decide what to do."""
-        if failure is not None:
-            self._since = self._since if self.failures else now
-            self.failures += 1
-            if self.alarmed or self.failures < self.limit:
-                return None
-            self.alarmed = True
-            return Alarm(failure, self.failures)
-        failures, self.failures = self.failures, 0
-        alarmed, self.alarmed = self.alarmed, False
-        return Recovery(now - self._since, failures) if alarmed else None
-
-
 class HealthMonitor:
     """Runs the checks of one session, each on its own schedule, and reports changes.
 
@@ -330,7 +290,6 @@ class HealthMonitor:
         self._stream = stream
         self._project = project
         self._check_status = check
-        self._states: dict[str, HealthState] = {}
         # Name → the task of a call, and the Unix second at which it began.
         self._calls: dict[str, tuple[asyncio.Task[Failure | None], float]] = {}
         self._threads = HandlerThreads()
@@ -362,40 +321,44 @@ class HealthMonitor:
         self._threads.close()
 
     async def _watch(self, check: HealthCheck) -> None:
-        state = self._states.setdefault(check.name, HealthState(check.failures))
-        self._aggregator.set(
-            check.source, Status.FAULT if state.alarmed else Status.ONLINE
-        )
+        """Call a check again and again; report its alarms and their ends."""
+        failures, since = 0, 0.0  # in a row, and when the first of them was
+        self._aggregator.set(check.source, Status.ONLINE)
         while True:
-            change = state.record(await self._call(check), time.monotonic())
-            if isinstance(change, Alarm):
-                self._report_alarm(check, change)
-            elif isinstance(change, Recovery):
-                self._report_recovery(check, change)
+            failure, now = await self._call(check), time.monotonic()
+            if failure is not None:
+                since = since if failures else now
+                failures += 1
+                if failures == check.failures:
+                    self._report_alarm(check, failure)
+            elif failures >= check.failures:
+                self._report_recovery(check, failures, now - since)
+            failures = failures if failure else 0
             await anyio.sleep(jittered(check.interval, self._rng))
 
-    def _report_alarm(self, check: HealthCheck, alarm: Alarm) -> None:
+    def _report_alarm(self, check: HealthCheck, failure: Failure) -> None:
         self._aggregator.set(check.source, Status.FAULT)
         self._check_status()
-        told = alarm.failure.describe()
-        times = "once" if alarm.failures == 1 else f"{alarm.failures} times in a row"
+        told = failure.describe()
+        times = "once" if check.failures == 1 else f"{check.failures} times in a row"
         reason = f"{told['type']}: {told['message']}"
         text = cut_text(f"health check {check.name!r} failed {times}: {reason}", 2_000)
-        metadata = {"healthCheck": check.name, "failures": alarm.failures}
+        metadata = {"healthCheck": check.name, "failures": check.failures}
         self._stream.emit(Level.ERROR, text, {**metadata, "error": told}, is_alarm=True)
-        error = alarm.failure.error
+        error = failure.error
         trace = "" if error is None else f"\n{redact_traceback(error)}"
         logger.error("%s: %s%s", self._project, redact(text), trace)
 
-    def _report_recovery(self, check: HealthCheck, recovery: Recovery) -> None:
+    def _report_recovery(
+        self, check: HealthCheck, failures: int, seconds: float
+    ) -> None:
         self._aggregator.set(check.source, Status.ONLINE)
         self._check_status()
-        lasted = f"{recovery.seconds:.1f} s"
-        text = f"health check {check.name!r} is good again after {lasted}"
+        text = f"health check {check.name!r} is good again after {seconds:.1f} s"
         metadata = {
             "healthCheck": check.name,
-            "failures": recovery.failures,
-            "durationMs": round(recovery.seconds * 1000, 3),
+            "failures": failures,
+            "durationMs": round(seconds * 1000, 3),
         }
         self._stream.emit(Level.INFO, text, metadata)
         logger.info("%s: %s", self._project, text)

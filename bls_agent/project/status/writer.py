@@ -6,9 +6,7 @@ thread writes, over connections of its own.
 
 from __future__ import annotations
 
-import logging
 import random
-import threading
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -39,8 +37,6 @@ __all__ = [
     "StatusReporter",
     "StatusWriter",
 ]
-
-logger = logging.getLogger(__name__)
 
 # SET … GET: before Redis 6.2, or without the right to read the key.
 _UNGUARDED: Final = ("unsupported", "no_permission")
@@ -341,8 +337,8 @@ class StallStatusPublisher:
         self._writer: tuple[AgentConnections, StatusWriter] | None = None
         self._aggregator = aggregator
         self._stream = stream
-        self._counts = counts
-        self._project = project
+        self.counts = counts
+        self.name = project
         self.endpoint = endpoint  # where to write
         self.connect = connect
         self._changed = changed
@@ -351,18 +347,9 @@ class StallStatusPublisher:
         # Seconds between two refreshes: less than a third of the TTL.
         self.interval = ttl / 4
 
-    def on_stall(self, where: str) -> None:
-        """Turn the status to 故障 and log where the loop stands."""
-        self._counts.stalls += 1
+    def on_stall(self) -> None:
+        """Turn the status to 故障."""
         self._aggregator.set(self.SOURCE, Status.FAULT)
-        text = "%s: the event loop has not moved for %g s; it stands in %s"
-        # In a thread that may be held: the loop may be standing in a handler of the log.
-        threading.Thread(
-            target=logger.warning,
-            args=(text, self._project, self.stall_after, where),
-            name="bls-agent stall",
-            daemon=True,
-        ).start()
 
     async def publish(self, connections: AgentConnections) -> None:
         """Write the worst of all sources."""
@@ -378,7 +365,6 @@ class StallStatusPublisher:
         self._changed()
         if not seconds:
             return
-        self._counts.longest = max(self._counts.longest, seconds)
         self._stream.emit(
             Level.ERROR,
             f"the event loop stood still for {seconds:.1f} s",
