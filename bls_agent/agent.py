@@ -59,7 +59,6 @@ from bls_agent.project.status.health import (
     HealthCheck,
     HealthCheckDecorator,
     StatusAggregator,
-    name_of_check,
 )
 from bls_agent.runtime.batch_writer import Flushed
 from bls_agent.runtime.tasks import start_soon
@@ -229,7 +228,9 @@ class ProjectAgent:
         """
 
         def register(handler: Callable[P, R], /) -> Callable[P, R]:
-            name = function if isinstance(function, str) else name_of(handler)
+            name = (
+                function if isinstance(function, str) else name_of(handler, "command")
+            )
             call = self._as_coroutine(handler)
             self._state.router.add(name, handler, call, timeout=timeout)
             return handler
@@ -306,7 +307,9 @@ class ProjectAgent:
         """
 
         def register(check: C, /) -> C:
-            name = function if isinstance(function, str) else name_of_check(check)
+            name = function
+            if not isinstance(name, str):
+                name = name_of(check, "health_check")
             self._state.checks.add(
                 HealthCheck(
                     name=name,

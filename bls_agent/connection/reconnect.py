@@ -171,6 +171,17 @@ class Complaints:
         return True
 
 
+async def pause_after(
+    error: BlsError, consequence: str, backoff: Backoff, complaints: Complaints
+) -> None:
+    """Log a failure and wait before the next try; the gate has paced what connects."""
+    permanent = isinstance(error, RedisRefusedError | WrongTypeError)
+    delay = backoff.failed(permanent=permanent)
+    if not (isinstance(error, RedisUnavailableError) and error.connecting):
+        complaints.say(consequence, error)
+        await anyio.sleep(delay)
+
+
 class Gate:
     """Lets one connection at a time try to reach Redis, and paces the tries.
 

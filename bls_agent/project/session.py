@@ -12,15 +12,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskStatus
 
 from bls_agent.connection.after_fork import keep, register
 from bls_agent.connection.agent_connections import AgentConnections, Patrol
@@ -80,13 +79,17 @@ class AgentSession:
         self.ended_unasked = False  # whether the session was cancelled from outside
         self.loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        # The signal that began the end, if one did.
-        self.signal: signal.Signals | None = None
-        # The unexpected exception that ended it.
-        self.failure: BaseException | None = None
+        self.signal: signal.Signals | None = None  # that began the end
+        self.failure: BaseException | None = None  # unexpected, that ended it
         # Inherited: the session goes on in the parent process, not in this one.
         self._detached = self.inherited = False
         register(self)
+        if settings.status_interval * 3 > settings.status_ttl:
+            text = (
+                "status_interval %g s is more than a third of status_ttl %d s: one lost "
+                "refresh is enough to show a living service as gone"
+            )
+            logger.warning(text, settings.status_interval, settings.status_ttl)
         self.opened = anyio.Event()  # set when the loops run
         self.closed = anyio.Event()  # set when everything is over
         self._status_key = PROJECT_STATUS.build(project=state.project)
@@ -95,9 +98,23 @@ class AgentSession:
         self._console_key = PROJECT_CONSOLE.build(project=state.project)
         self.connections = self._connect(endpoint)
         self.connections.gate.on_connected = self._rewrite_status
-        self.sink = self._build_sink()
+        self.sink = LogSink(
+            self.connections,
+            state.stream,
+            key=self._console_key,
+            identity=state.instance if settings.record_ids else "",
+            list_limit=settings.log_list_limit,
+            numbers=state.numbers,
+        )
         writer = self._build_status_writer()
-        self.status = self._build_status(writer)
+        self.status = StatusReporter(
+            writer,
+            state.board,
+            interval=settings.status_interval,
+            backoff=self._backoff(),
+            complaints=self.connections.complaints,
+            counts=state.status_counts,
+        )
         self.watch = self._build_watch(endpoint, writer)
         self.health = HealthMonitor(
             state.checks,
@@ -108,8 +125,24 @@ class AgentSession:
         )
         runner = self._build_runner()
         self.receiver = self._build_receiver(runner)
-        self.dispatcher = self._build_dispatcher(runner)
-        self.inbox = self._build_inbox() if settings.replicas else None
+        self.dispatcher = Dispatcher(
+            self.receiver,
+            runner,
+            state.threads,
+            concurrency=settings.concurrency,
+            prefetch=settings.prefetch,
+            backoff=self._backoff(),
+            complaints=self.connections.complaints,
+        )
+        self.inbox: Inbox | None = None
+        if settings.replicas:
+            self.inbox = Inbox(
+                self.connections,
+                self.dispatcher,
+                project=state.project,
+                instance=state.instance,
+                say=self._warn,
+            )
 
     def _connect(self, endpoint: Endpoint, use: str = "") -> AgentConnections:
         return AgentConnections(
@@ -122,16 +155,6 @@ class AgentSession:
                 "data": self._console_key,
                 "liveness": self._status_key,
             },
-        )
-
-    def _build_sink(self) -> LogSink:
-        return LogSink(
-            self.connections,
-            self._state.stream,
-            key=self._console_key,
-            identity=self._state.instance if self._settings.record_ids else "",
-            list_limit=self._settings.log_list_limit,
-            numbers=self._state.numbers,
         )
 
     def _build_status_writer(self) -> StatusWriter:
@@ -149,23 +172,6 @@ class AgentSession:
         )
         return StatusWriter(
             self.connections, self._status_key, ttl=ttl, on_conflict=on_conflict
-        )
-
-    def _build_status(self, writer: StatusWriter) -> StatusReporter:
-        settings = self._settings
-        if settings.status_interval * 3 > settings.status_ttl:
-            text = (
-                "status_interval %g s is more than a third of status_ttl %d s: one lost "
-                "refresh is enough to show a living service as gone"
-            )
-            logger.warning(text, settings.status_interval, settings.status_ttl)
-        return StatusReporter(
-            writer,
-            self._state.board,
-            interval=settings.status_interval,
-            backoff=self._backoff(),
-            complaints=self.connections.complaints,
-            counts=self._state.status_counts,
         )
 
     def _build_watch(
@@ -229,26 +235,6 @@ class AgentSession:
                     report=runner.report_unstarted,
                 )
 
-    def _build_dispatcher(self, runner: CommandRunner) -> Dispatcher:
-        return Dispatcher(
-            self.receiver,
-            runner,
-            self._state.threads,
-            concurrency=self._settings.concurrency,
-            prefetch=self._settings.prefetch,
-            backoff=self._backoff(),
-            complaints=self.connections.complaints,
-        )
-
-    def _build_inbox(self) -> Inbox:
-        return Inbox(
-            self.connections,
-            self.dispatcher,
-            project=self._state.project,
-            instance=self._state.instance,
-            say=self._warn,
-        )
-
     def start(self) -> None:
         """Start the session in a task outside of every scope of the host."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
@@ -268,16 +254,13 @@ class AgentSession:
             text = "the agent of %s was cancelled and has ended"
             logger.warning(text, self._state.project)
 
-    async def call(self, function: Callable[[], Awaitable[R]]) -> R:
+    async def call(self, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Await a function in the session's loop: an agent in a thread has its own."""
         import asyncio  # noqa: PLC0415 - anyio knows one loop
 
-        async def call() -> R:
-            return await function()
-
         if self.loop is None or not self.is_elsewhere:
             return await function()
-        future = asyncio.run_coroutine_threadsafe(call(), self.loop)
+        future = asyncio.run_coroutine_threadsafe(function(), self.loop)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -378,26 +361,30 @@ class AgentSession:
         if self.watch is not None:
             self.watch.begin()
         self._state.stream.on_error = self.status.open_error_window(window)
+        loops: list[Callable[[], Awaitable[None]]] = [
+            self._ship,
+            self.status.run,
+            self.health.run,
+            Patrol(self.connections).run,
+            self.receiver.run,
+        ]
+        if self.inbox is not None:
+            loops.append(self.inbox.run)
         try:
-            async with anyio.create_task_group() as loops:
-                start_soon(loops, self._keep_running, self._ship)
-                start_soon(loops, self._keep_running, self.status.run)
-                start_soon(loops, self._keep_running, self.health.run)
-                start_soon(loops, self._keep_running, Patrol(self.connections).run)
-                start_soon(loops, self._keep_running, self.receiver.run)
-                if self.inbox is not None:
-                    start_soon(loops, self._keep_running, self.inbox.run)
-                start_soon(loops, self.dispatcher.run)
+            async with anyio.create_task_group() as tasks:
+                for loop in loops:
+                    start_soon(tasks, self._keep_running, loop)
+                start_soon(tasks, self.dispatcher.run)
                 self.opened.set()
-                start_soon(loops, self._log_start)
+                start_soon(tasks, self._log_start)
                 try:
                     await self.stop_requested.wait()
                 finally:
                     self.dispatcher.stop_starting()
                     if self.is_gone:
-                        loops.cancel_scope.cancel()
+                        tasks.cancel_scope.cancel()
                     else:
-                        await self._end_in_order(loops.cancel_scope)
+                        await self._end_in_order(tasks.cancel_scope)
         except BaseException:
             if not self.inherited:  # else this loop is the parent's, and torn
                 raise
@@ -410,13 +397,10 @@ class AgentSession:
         with anyio.CancelScope(shield=True):
             await self._end()
             loops.cancel()
-            await self._release()
-
-    async def _release(self) -> None:
-        await anyio.lowlevel.checkpoint()
-        self._release_host()
-        await self.connections.aclose()
-        self.mark_closed()
+            await anyio.lowlevel.checkpoint()
+            self._release_host()
+            await self.connections.aclose()
+            self.mark_closed()
 
     def _release_host(self) -> None:
         if self.watch is not None:
@@ -502,15 +486,10 @@ class AgentSession:
         )
         async with anyio.create_task_group() as tasks:
             if not delivery.running:
-                await tasks.start(self._ship_started)
+                tasks.start_soon(self._ship)
+                await anyio.lowlevel.checkpoint()  # it is running now
             await delivery.flush(timeout)
             tasks.cancel_scope.cancel()
-
-    async def _ship_started(
-        self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
-    ) -> None:
-        task_status.started()
-        await self._ship()
 
     async def _write_final_status(self) -> None:
         """Write 离线 or 故障 without a TTL; the second try uses a new connection."""
@@ -553,10 +532,8 @@ class _SignalHandlers:
 
 def final_status(error: BaseException | None) -> Status:
     """Choose 离线 for an end that was asked for, 故障 for any other exception."""
-    if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit):
-        return Status.OFFLINE
     if isinstance(error, SystemExit):
         return Status.FAULT if error.code else Status.OFFLINE
-    if isinstance(error, anyio.get_cancelled_exc_class()):
-        return Status.OFFLINE
-    return Status.FAULT
+    ended = (KeyboardInterrupt, GeneratorExit, anyio.get_cancelled_exc_class())
+    asked_for = error is None or isinstance(error, ended)
+    return Status.OFFLINE if asked_for else Status.FAULT

@@ -9,30 +9,28 @@ import anyio
 import pytest
 
 from bls_agent.project.commands import runner as module
-from bls_agent.project.commands.runner import Deadlines
+from bls_agent.project.commands.runner import Deadline
 
 
 async def run_one(
-    deadlines: Deadlines,
     seconds: float | None,
     body: Callable[[], Awaitable[object]],
     on_resisted: Callable[[], object] = list,
 ) -> tuple[bool, bool]:
     """Run a body under a limit; say whether it was late and whether it was cancelled."""
     limit = None if seconds is None else anyio.current_time() + seconds
-    task = deadlines.begin(limit, on_resisted)
+    deadline = Deadline(limit, on_resisted)
     cancelled = False
     try:
         await body()
     except asyncio.CancelledError:
         cancelled = True
-    return deadlines.end(task), cancelled
+    return deadline.end(), cancelled
 
 
 async def test_who_is_late_is_cancelled_and_free_again_afterwards() -> None:
-    deadlines = Deadlines()
     with anyio.fail_after(5):
-        assert await run_one(deadlines, 0.02, anyio.sleep_forever) == (True, True)
+        assert await run_one(0.02, anyio.sleep_forever) == (True, True)
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -40,21 +38,18 @@ async def test_who_is_late_is_cancelled_and_free_again_afterwards() -> None:
 
 
 async def test_who_is_in_time_is_left_alone() -> None:
-    deadlines = Deadlines()
     for limit in (5.0, None):
-        assert await run_one(deadlines, limit, anyio.lowlevel.checkpoint) == (
+        assert await run_one(limit, anyio.lowlevel.checkpoint) == (
             False,
             False,
         )
-    deadlines.close()
 
 
 async def test_a_shorter_limit_does_not_wait_behind_a_longer_one() -> None:
-    deadlines = Deadlines()
     ended: list[str] = []
 
     async def run(name: str, seconds: float) -> None:
-        await run_one(deadlines, seconds, anyio.sleep_forever)
+        await run_one(seconds, anyio.sleep_forever)
         ended.append(name)
 
     with anyio.fail_after(5):
@@ -66,7 +61,6 @@ async def test_a_shorter_limit_does_not_wait_behind_a_longer_one() -> None:
 
 async def test_who_goes_on_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INSIST_EVERY", 0.02)
-    deadlines = Deadlines()
     swallowed = 0
     told: list[int] = []
 
@@ -80,7 +74,7 @@ async def test_who_goes_on_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -
 
     began = anyio.current_time()
     with anyio.move_on_after(5):  # would be swallowed, too
-        ended = await run_one(deadlines, 0.02, stubborn, lambda: told.append(swallowed))
+        ended = await run_one(0.02, stubborn, lambda: told.append(swallowed))
         assert ended == (True, False)
     assert swallowed == 3
     assert told == [1]  # once, when the first one had been in vain
@@ -89,9 +83,5 @@ async def test_who_goes_on_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_nothing_fires_after_the_end() -> None:
     """The timer of a handler that has ended must not hit what the task does next."""
-    deadlines = Deadlines()
-    assert await run_one(deadlines, 0.02, anyio.lowlevel.checkpoint) == (False, False)
+    assert await run_one(0.02, anyio.lowlevel.checkpoint) == (False, False)
     await anyio.sleep(0.05)  # past the limit: an event that must not happen
-    _ = deadlines.begin(anyio.current_time() + 0.02, list)
-    deadlines.close()
-    await anyio.sleep(0.05)

@@ -21,7 +21,6 @@ from bls_agent.core.errors import (
     BlsError,
     RedisRefusedError,
     RedisUnavailableError,
-    WrongTypeError,
 )
 from bls_agent.core.keys import BROADCAST, CONTROL, place_beside
 from bls_agent.project.commands.dispatcher import BROADCAST_MODE, Dispatcher
@@ -66,30 +65,27 @@ class FanOut:
         fields.pop("broadcast", None)
         # Equal in all tries of this one, and in no other broadcast.
         fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
-        reason = f"not within {PATIENCE:g} s"
+        failure: object = f"not within {PATIENCE:g} s"
         # Shielded: a stop in the middle would reach some of them and not the others.
         with anyio.move_on_after(PATIENCE, shield=True):
-            reason = await self._try_to_push(encode_strictly("command", fields))
-        if reason:
+            failure = await self._try_to_push(encode_strictly("command", fields))
+        if failure is not None:
             self._say(
                 "a broadcast has not reached every instance",
-                {"commandId": command.id, "reason": reason},
+                {"commandId": command.id, "reason": str(failure)},
             )
 
-    async def _try_to_push(self, payload: bytes) -> str:
-        """Push, again after a lost connection; return why it failed, or ``""``."""
+    async def _try_to_push(self, payload: bytes) -> BlsError | None:
+        """Push, again after a lost connection; return why it failed."""
         failure: BlsError | None = None
         for _ in range(TRIES):
             try:
                 failure = await self._push(payload)
-            except WrongTypeError as error:
+            except BlsError as error:
                 failure = error
-            except RedisUnavailableError as error:
-                failure = error
-                if error.ambiguous:
-                    continue
-            break
-        return "" if failure is None else str(failure)
+            if not getattr(failure, "ambiguous", False):
+                break
+        return failure
 
     async def _push(self, payload: bytes) -> BlsError | None:
         living = await read_replicas(self._replicas_connection, self._project)

@@ -14,14 +14,9 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
-from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.reconnect import Complaints, pause_after
 from bls_agent.core.backoff import Backoff
-from bls_agent.core.errors import (
-    BlsError,
-    RedisRefusedError,
-    RedisUnavailableError,
-    WrongTypeError,
-)
+from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.project.commands.runner import CommandRunner
 from bls_agent.project.messages import OutcomeKind
@@ -91,17 +86,14 @@ class Dispatcher:
         """Take and run commands until :meth:`stop` has ended both."""
         self._threads.on_freed = self._announce_change
         with self._handlers_scope:
-            try:
-                while not self.stopping:  # a foreign cancellation may end the group
-                    self._workers = 0
-                    try:
-                        async with anyio.create_task_group() as self._group:
-                            self._announce_change()
-                            await anyio.sleep_forever()
-                    except* KeyboardInterrupt:
-                        pass  # asyncio has raised it in the host already
-            finally:
-                self._runner.close()
+            while not self.stopping:  # a foreign cancellation may end the group
+                self._workers = 0
+                try:
+                    async with anyio.create_task_group() as self._group:
+                        self._announce_change()
+                        await anyio.sleep_forever()
+                except* KeyboardInterrupt:
+                    pass  # asyncio has raised it in the host already
 
     @property
     def accepts(self) -> bool:
@@ -280,7 +272,8 @@ class Dispatcher:
         try:
             messages = await self._receiver.receive(self._prefetch)
         except (RedisUnavailableError, WrongTypeError) as error:
-            await self._after_failure(error)
+            text = "no commands can be received"
+            await pause_after(error, text, self._backoff, self._complaints)
             return ()
         except Exception as error:  # noqa: BLE001 - ours: logged, the loop goes on
             text = "no commands can be received\n%s"
@@ -289,14 +282,6 @@ class Dispatcher:
             return ()
         self._backoff.succeeded()
         return messages
-
-    async def _after_failure(self, error: BlsError) -> None:
-        permanent = isinstance(error, RedisRefusedError | WrongTypeError)
-        delay = self._backoff.failed(permanent=permanent)
-        if isinstance(error, RedisUnavailableError) and error.connecting:
-            return  # the gate has paced and logged it
-        self._complaints.say("no commands can be received", error)
-        await anyio.sleep(delay)
 
     async def _handle(self, message: Message) -> None:
         cancelled = await self._runner.run(message) is OutcomeKind.CANCELLED

@@ -329,13 +329,13 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
         ) from None
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any], kind: str) -> str:
     """Return a function's own name, by which it is registered if no other is given."""
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
-        rule = "a handler without a name is registered with one"
-        remedy = 'Write agent.command("name")(handler).'
-        raise ConfigurationError("command", repr(function), rule, remedy)
+        rule = "a function without a name is registered with one"
+        remedy = f'Write agent.{kind}("name")(function).'
+        raise ConfigurationError(kind, repr(function), rule, remedy)
     return name
 
 

@@ -6,7 +6,6 @@ The time limit, the context, and the one place where each exception of a handler
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 import types
@@ -34,7 +33,7 @@ from bls_agent.project.receive.receiver import Message
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["CommandRunner", "Deadlines"]
+__all__ = ["CommandRunner", "Deadline"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,73 +41,40 @@ _End: TypeAlias = tuple[OutcomeKind, Any, dict[str, Any]]  # kind, result, error
 INSIST_EVERY: Final = 0.5  # seconds until a handler that goes on is cancelled again
 
 
-class Deadlines:
-    """Cancels the task of a handler whose time is over, and again while it goes on.
+class Deadline:
+    """Cancels the running task when its time is over, and again while it goes on.
 
-    One timer for all running handlers: a cancel scope with a deadline for each command
-    would cost about as much as all the rest of a short one; most commands end long
-    before their limit. The clock is that of ``anyio.current_time()``.
+    A timer of the event loop: a cancel scope for each command would cost about as much
+    as all the rest of a short one. ``on_resisted`` is called once if the task goes on
+    although it was cancelled. The clock is that of ``anyio.current_time()``.
     """
 
-    def __init__(self) -> None:
-        self._ends: dict[asyncio.Task[Any], float] = {}
-        self._cancels: dict[asyncio.Task[Any], int] = {}
-        self._on_resisted: dict[asyncio.Task[Any], Callable[[], object]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
-
-    def begin(
+    def __init__(
         self, deadline: float | None, on_resisted: Callable[[], object]
-    ) -> asyncio.Task[Any]:
-        """Set a deadline for the handler that the running task is about to call.
-
-        ``on_resisted`` is called once if it goes on although it was cancelled.
-        """
+    ) -> None:
         import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot cancel a task
 
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self.task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._on_resisted = on_resisted
+        self._cancels = 0
+        self._timer: asyncio.TimerHandle | None = None
         if deadline is not None:
-            self._ends[task] = deadline
-            self._on_resisted[task] = on_resisted
-            if deadline < self._timer_at:
-                self._set_timer(task.get_loop(), deadline)
-        return task
+            self._timer = self.task.get_loop().call_at(deadline, self._cancel)
 
-    def end(self, task: asyncio.Task[Any]) -> bool:
-        """Undo the cancellations of a task; return whether its time was over."""
-        self._ends.pop(task, None)
-        self._on_resisted.pop(task, None)
-        cancels = self._cancels.pop(task, 0)
-        for _ in range(cancels):
-            task.uncancel()
-        return cancels > 0
+    def _cancel(self) -> None:
+        self._cancels += 1
+        self.task.cancel()
+        if self._cancels == 2:  # noqa: PLR2004 - the first one was in vain
+            self._on_resisted()
+        self._timer = self.task.get_loop().call_later(INSIST_EVERY, self._cancel)
 
-    def _set_timer(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+    def end(self) -> bool:
+        """Undo the cancellations of the task; return whether its time was over."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = when
-        self._timer = loop.call_at(when, self._cancel_late_ones, loop)
-
-    def _cancel_late_ones(self, loop: asyncio.AbstractEventLoop) -> None:
-        now = loop.time()
-        for task, deadline in self._ends.items():
-            if deadline <= now:
-                cancels = self._cancels.get(task, 0)
-                self._cancels[task] = cancels + 1
-                self._ends[task] = now + INSIST_EVERY
-                task.cancel()
-                if cancels == 1:
-                    self._on_resisted[task]()
-        self._timer, self._timer_at = None, math.inf
-        earliest = min(self._ends.values(), default=math.inf)
-        if earliest < math.inf:
-            self._set_timer(loop, earliest)
-
-    def close(self) -> None:
-        """Stop the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._timer_at = None, math.inf
+        for _ in range(self._cancels):
+            self.task.uncancel()
+        return self._cancels > 0
 
 
 class CommandRunner:
@@ -133,7 +99,6 @@ class CommandRunner:
         self._max_age = max_age
         self._size_limit = size_limit
         self._clock = clock
-        self._deadlines = Deadlines()
         self._context = copy_context()  # each command gets a copy of its own
         self._pass_on = pass_on
         # Handlers that ignore their cancellation; their outcome was reported at the
@@ -142,10 +107,6 @@ class CommandRunner:
         # No command is started any more; a cancellation is the agent's end from now
         # on, and not a handler's own doing.
         self.stopping = False
-
-    def close(self) -> None:
-        """Forget every deadline."""
-        self._deadlines.close()
 
     async def run(self, message: Message) -> OutcomeKind | None:
         """Run the handler of a message, report its outcome and return its kind.
@@ -270,14 +231,14 @@ class CommandRunner:
         """Run the handler; whatever it does ends here as an outcome."""
         variables = self._context.copy()
         variables.run(CURRENT_COMMAND.set, context.id)
-        task = self._deadlines.begin(context.deadline, on_resisted)
+        deadline = Deadline(context.deadline, on_resisted)
         late = False
         end: _End
         try:
             try:
                 result = await _run_in(variables, self._router.dispatch(context))
             finally:
-                late = self._deadlines.end(task)
+                late = deadline.end()
         except KeyboardInterrupt as error:
             if threading.current_thread() is threading.main_thread():
                 raise  # Ctrl-C: asyncio has it raised wherever the main thread is
@@ -286,13 +247,13 @@ class CommandRunner:
             if isinstance(error, anyio.get_cancelled_exc_class()):
                 if late:
                     return OutcomeKind.TIMED_OUT, None, {}
-                await self._absorb_cancellation(task)
+                await self._absorb_cancellation(deadline.task)
                 return _CANCELLED if self.stopping else _failure(error)
             end = _failure(error)
         else:
             end = OutcomeKind.SUCCEEDED, result, {}
-        if task.cancelling():
-            await self._absorb_cancellation(task)
+        if deadline.task.cancelling():
+            await self._absorb_cancellation(deadline.task)
         return end
 
 

@@ -96,29 +96,24 @@ class CompatReceiver(Receiver):
             )
 
     async def _cut_in_some_way(self, payload: bytes) -> bool:
+        """Cut; where that is not allowed or known, in the next weaker way."""
         while True:
             try:
                 return await self._cuts[0](payload)
             except RedisUnavailableError as error:
                 self._in_doubt |= error.ambiguous
-                if not self._weaken(error):
+                if error.kind not in _WEAKENING or len(self._cuts) == 1:
                     raise
+                self._cuts = self._cuts[1:]
+                if len(self._cuts) == 1:
+                    self._say(
+                        "the control list is trimmed without looking (scripts and LREM "
+                        "are refused): be the only consumer",
+                        {"key": self._key, "reason": error.kind},
+                    )
             except BaseException:  # cancelled half-way: the server may have done it
                 self._in_doubt = True
                 raise
-
-    def _weaken(self, error: RedisUnavailableError) -> bool:
-        """Use the next weaker way to cut, if this one is not allowed or known."""
-        if error.kind not in _WEAKENING or len(self._cuts) == 1:
-            return False
-        self._cuts = self._cuts[1:]
-        if len(self._cuts) == 1:
-            self._say(
-                "the control list is trimmed without looking (scripts and LREM are "
-                "refused): be the only consumer",
-                {"key": self._key, "reason": error.kind},
-            )
-        return True
 
     async def _cut_by_script(self, payload: bytes) -> bool:
         connection = self._connections.intake
@@ -145,7 +140,7 @@ class CompatReceiver(Receiver):
             return checked_reply(error, self._key)
 
 
-class AutoReceiver(BlockingReceiver):
+class AutoReceiver(Receiver):
     """BLPOP; where the server or its ACL refuses it, compatibility mode.
 
     Only an unknown command or a missing permission counts as refused. Logged once in
@@ -153,7 +148,7 @@ class AutoReceiver(BlockingReceiver):
     """
 
     def __init__(self, connections: AgentConnections, key: str, say: Say) -> None:
-        super().__init__(connections, key)
+        self._blocking = BlockingReceiver(connections, key)
         self._compat = CompatReceiver(connections, key, say)
         self._intake = connections.intake
         self._say = say
@@ -168,7 +163,7 @@ class AutoReceiver(BlockingReceiver):
         if self.mode == CompatReceiver.mode:
             return await self._compat.receive(limit)
         try:
-            return await super().receive(limit)
+            return await self._blocking.receive(limit)
         except RedisRefusedError as error:
             refused = error.kind in ("unknown_command", "no_permission")
             if error.connecting or not refused:
@@ -193,9 +188,13 @@ class AutoReceiver(BlockingReceiver):
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
         """Give back what BLPOP took; all other messages are still in the list."""
         taken = [one for one in messages if one.mode == BlockingReceiver.mode]
-        return await super().give_back(taken)
+        return await self._blocking.give_back(taken)
+
+    def leftovers(self) -> list[Message]:
+        """Return what BLPOP took and never came out of :meth:`receive`."""
+        return self._blocking.leftovers()
 
     async def stop(self) -> None:
         """Stop both modes."""
         await self._compat.stop()
-        await super().stop()
+        await self._blocking.stop()

@@ -220,7 +220,6 @@ class InFlight:
         self._held: dict[Message, HeldCommand] = {}
         # Those that have ended, in that order: with thousands a search is too slow.
         self.ended: dict[Message, None] = {}
-        self._ids: Counter[str] = Counter()  # of what stands in our list
 
     def __len__(self) -> int:
         return len(self._held)
@@ -235,7 +234,6 @@ class InFlight:
     def take(self, message: Message, *, id: str) -> None:  # noqa: A002
         """Hold a message from now on."""
         self._held[message] = HeldCommand(id)
-        self._ids[id] += 1
 
     def end(self, message: Message) -> None:
         """Record that a message has ended, if it is held."""
@@ -246,21 +244,12 @@ class InFlight:
 
     def drop(self, message: Message) -> None:
         """Hold it no longer."""
-        held = self._held.pop(message, None)
-        if held is not None:
-            self.ended.pop(message, None)
-            self._mark_gone(held)
-
-    def _mark_gone(self, held: HeldCommand) -> None:
-        if not held.gone:
-            held.gone = True
-            self._ids[held.id] -= 1
-            if not self._ids[held.id]:
-                del self._ids[held.id]
+        self.ended.pop(message, None)
+        self._held.pop(message, None)
 
     def has_id(self, id: str) -> bool:  # noqa: A002 - the protocol's name
         """Whether a command with this id is held and stands in our list."""
-        return id in self._ids
+        return any(held.id == id and not held.gone for held in self._held.values())
 
     def payloads(self, *stages: Stage) -> list[bytes]:
         """The bytes of what stands in our list, at these stages."""
@@ -280,12 +269,12 @@ class InFlight:
         for message, held in sorted(latest_first, key=_is_running):
             if counts[message.payload] > 0 and not held.gone:
                 counts[message.payload] -= 1
-                self._mark_gone(held)
+                held.gone = True
 
     def forget_all(self) -> None:
         """Mark everything as gone: the list is not ours any more."""
         for held in self._held.values():
-            self._mark_gone(held)
+            held.gone = True
 
 
 def _is_running(item: tuple[Message, HeldCommand]) -> bool:

@@ -15,7 +15,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Final,
-    NamedTuple,
     Protocol,
     TypeAlias,
     TypeVar,
@@ -29,7 +28,7 @@ from bls_agent.core.backoff import jittered
 from bls_agent.core.codec import cut_text, format_timestamp
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import check_name
-from bls_agent.core.redaction import redact, redact_traceback
+from bls_agent.core.redaction import redact
 from bls_agent.project.log.log import LogStream, describe_error
 from bls_agent.project.messages import Level, Status
 from bls_agent.runtime.tasks import ThreadSafeEvent
@@ -43,14 +42,12 @@ __all__ = [
     "INTERVAL",
     "TIMEOUT",
     "Check",
-    "Failure",
     "HealthCheck",
     "HealthCheckDecorator",
     "HealthChecks",
     "HealthMonitor",
     "StatusAggregator",
     "StatusCounts",
-    "name_of_check",
 ]
 
 logger = logging.getLogger(__name__)
@@ -200,30 +197,18 @@ def _check_function(name: str, function: object) -> None:
         pass  # a builtin without a signature: the first call decides
 
 
-def name_of_check(function: Check) -> str:
-    """Return a check's own name, by which it is registered if no other is given."""
-    name = getattr(function, "__name__", None)
-    if not isinstance(name, str):
-        rule = "a check without a name is registered with one"
-        remedy = 'Write agent.health_check("name")(function).'
-        raise ConfigurationError("health_check", repr(function), rule, remedy)
-    return name
-
-
 class HealthChecks:
     """The registered checks, from one opening of the agent to the next."""
 
     def __init__(self) -> None:
         self._checks: dict[str, HealthCheck] = {}
-        # Called when one was added, in the thread that added it.
-        self.on_added: Callable[[], None] = _nothing
+        self.added = ThreadSafeEvent()  # set when one was added
         # Name → Unix seconds at which a plain call began that has not returned. It
         # outlives a session as its thread does: reopening must not pile up threads.
         self.going_on: dict[str, float] = {}
 
     def forget_parent(self) -> None:
         """In a forked child no check goes on."""
-        self.on_added = _nothing
         self.going_on = {}
 
     def add(self, check: HealthCheck) -> None:
@@ -233,7 +218,7 @@ class HealthChecks:
             rule = "a health check of this name is registered already"
             remedy = 'Choose another one: agent.health_check("name")(function).'
             raise ConfigurationError("name", check.name, rule, remedy)
-        self.on_added()
+        self.added.set()
 
     def list_checks(self) -> list[HealthCheck]:
         """Return every check, in order of registration."""
@@ -246,24 +231,6 @@ class HealthChecks:
             return check.function()
         finally:
             self.going_on.pop(check.name, None)
-
-
-def _nothing() -> None:
-    pass
-
-
-class Failure(NamedTuple):
-    """Why a call counts as failed."""
-
-    type: str  # a short name, or the exception's type
-    message: str  # what happened
-    error: BaseException | None = None  # the exception, if there was one
-
-    def describe(self) -> dict[str, str]:
-        """Return the ``error`` object of a record."""
-        if self.error is not None:
-            return describe_error(self.error)
-        return {"type": self.type, "message": self.message}
 
 
 class HealthMonitor:
@@ -291,15 +258,13 @@ class HealthMonitor:
         self._project = project
         self._check_status = check
         # Name → the task of a call, and the Unix second at which it began.
-        self._calls: dict[str, tuple[asyncio.Task[Failure | None], float]] = {}
+        self._calls: dict[str, tuple[asyncio.Task[dict[str, str] | None], float]] = {}
         self._threads = HandlerThreads()
-        self._wakeup = ThreadSafeEvent()
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
 
     async def run(self) -> None:
         """Run all checks, also those that are registered later, until cancelled."""
-        self._wakeup.bind()
-        self._checks.on_added = self._wakeup.set
+        self._checks.added.bind()
         watched: set[str] = set()
         try:
             async with anyio.create_task_group() as tasks:
@@ -308,16 +273,15 @@ class HealthMonitor:
                         if check.name not in watched:
                             watched.add(check.name)
                             tasks.start_soon(self._watch, check)
-                    await self._wakeup.wait()
+                    await self._checks.added.wait()
         finally:
-            self._wakeup.unbind()
+            self._checks.added.unbind()
             with suppress(RuntimeError):  # the loop is closed: nothing runs any more
                 for task, _ in self._calls.values():
                     task.cancel()
 
     def close(self) -> None:
-        """Let idle threads end, and disconnect from the registry."""
-        self._checks.on_added = _nothing
+        """Let idle threads end."""
         self._threads.close()
 
     async def _watch(self, check: HealthCheck) -> None:
@@ -336,18 +300,16 @@ class HealthMonitor:
             failures = failures if failure else 0
             await anyio.sleep(jittered(check.interval, self._rng))
 
-    def _report_alarm(self, check: HealthCheck, failure: Failure) -> None:
+    def _report_alarm(self, check: HealthCheck, told: dict[str, str]) -> None:
         self._aggregator.set(check.source, Status.FAULT)
         self._check_status()
-        told = failure.describe()
         times = "once" if check.failures == 1 else f"{check.failures} times in a row"
         reason = f"{told['type']}: {told['message']}"
         text = cut_text(f"health check {check.name!r} failed {times}: {reason}", 2_000)
         metadata = {"healthCheck": check.name, "failures": check.failures}
         self._stream.emit(Level.ERROR, text, {**metadata, "error": told}, is_alarm=True)
-        error = failure.error
-        trace = "" if error is None else f"\n{redact_traceback(error)}"
-        logger.error("%s: %s%s", self._project, redact(text), trace)
+        trace = redact(told.get("traceback", ""))
+        logger.error("%s: %s", self._project, f"{redact(text)}\n{trace}".rstrip())
 
     def _report_recovery(
         self, check: HealthCheck, failures: int, seconds: float
@@ -363,14 +325,14 @@ class HealthMonitor:
         self._stream.emit(Level.INFO, text, metadata)
         logger.info("%s: %s", self._project, text)
 
-    async def _call(self, check: HealthCheck) -> Failure | None:
-        """Call a check once, unless a former call goes on; return why it failed."""
+    async def _call(self, check: HealthCheck) -> dict[str, str] | None:
+        """Call a check once, unless a former call goes on; describe why it failed."""
         import asyncio  # noqa: PLC0415 - 20 ms; anyio has no task without a scope
 
-        since = await self._busy_since(check)
+        since = self._busy_since(check)
         if since is not None:
             text = f"it has not returned since {format_timestamp(since)}"
-            return Failure("StillRunning", text)
+            return {"type": "StillRunning", "message": text}
         began = self._stream.now()
         task = asyncio.get_running_loop().create_task(
             self._attempt(check, began), name=f"bls-agent {check.source}"
@@ -380,28 +342,21 @@ class HealthMonitor:
         if not task.done():
             task.cancel()  # a thread goes on all the same
             text = f"it has not returned within {check.timeout:g} s"
-            return Failure("TimedOut", text)
+            return {"type": "TimedOut", "message": text}
         del self._calls[check.name]  # an exception holds what the check had in hand
         if task.cancelled():
-            return Failure("Cancelled", "it was cancelled from inside")
+            return {"type": "Cancelled", "message": "it was cancelled from inside"}
         return task.result()
 
-    async def _busy_since(self, check: HealthCheck) -> float | None:
-        """Unix seconds since when a former call goes on, if one does.
-
-        A thread from before the agent was opened again gets its time like any other.
-        """
-        call, going_on = self._calls.get(check.name), self._checks.going_on
-        if call is None:
-            with anyio.move_on_after(check.timeout):
-                while check.name in going_on:  # noqa: ASYNC110 - a thread sets no event
-                    await anyio.sleep(0.01)
-        elif not call[0].done():
+    def _busy_since(self, check: HealthCheck) -> float | None:
+        """Unix seconds since when a former call goes on, if one does."""
+        call = self._calls.get(check.name)
+        if call is not None and not call[0].done():
             call[0].cancel()  # it has swallowed the one before
             return call[1]
-        return going_on.get(check.name)
+        return self._checks.going_on.get(check.name)
 
-    async def _attempt(self, check: HealthCheck, now: float) -> Failure | None:
+    async def _attempt(self, check: HealthCheck, now: float) -> dict[str, str] | None:
         """Call a check; whatever it does ends here."""
         function: Callable[[], Any] = check.function
         if not is_coroutine_function(function):
@@ -411,7 +366,7 @@ class HealthMonitor:
             if inspect.isawaitable(result):  # a forgotten await proves nothing
                 result = await result
         except BaseException as error:  # noqa: BLE001 - also what would end the loop
-            return Failure(type(error).__name__, "", error)
+            return describe_error(error)
         if result is False:
-            return Failure("ReturnedFalse", "it returned False")
+            return {"type": "ReturnedFalse", "message": "it returned False"}
         return None

@@ -15,7 +15,7 @@ import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint, Request
-from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.reconnect import Complaints, pause_after
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import (
     RedisRefusedError,
@@ -281,7 +281,9 @@ class StatusReporter:
                     await self._writer.write(status)
                     self._counts.writes += 1
                 except (RedisUnavailableError, WrongTypeError) as error:
-                    await self._after_failure(error)
+                    self._counts.failures += 1
+                    text = "the status cannot be written"
+                    await pause_after(error, text, self._backoff, self._complaints)
                 else:
                     self._backoff.succeeded()
                     self.published.set()
@@ -295,17 +297,6 @@ class StatusReporter:
             return  # it has changed while it was written
         refresh = jittered(self._interval, self._rng)
         await self._wakeup.wait(min(refresh, self._aggregator.next_change(now) - now))
-
-    async def _after_failure(
-        self, error: RedisUnavailableError | WrongTypeError
-    ) -> None:
-        self._counts.failures += 1
-        permanent = isinstance(error, RedisRefusedError | WrongTypeError)
-        delay = self._backoff.failed(permanent=permanent)
-        if isinstance(error, RedisUnavailableError) and error.connecting:
-            return  # the gate has paced and logged it
-        self._complaints.say("the status cannot be written", error)
-        await anyio.sleep(delay)
 
 
 class StallStatusPublisher:
