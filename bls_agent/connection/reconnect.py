@@ -32,6 +32,7 @@ __all__ = [
     "Gate",
     "Reminders",
     "nobody_listens",
+    "pause_after",
     "show_log",
 ]
 

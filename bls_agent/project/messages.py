@@ -392,14 +392,7 @@ class Command:
         args: JSONValue = fields.get("args")
         if args is not None and not isinstance(args, dict):
             raise DecodeError("bad_args", payload, "'args' must be an object")
-        return cls(
-            id=_usable_id(fields.get("id")) or new_command_id(now),
-            timestamp=_text_only(fields.get("timestamp")),
-            source=_text_only(fields.get("source")),
-            command=name,
-            args=args or {},
-            broadcast=fields.get("broadcast") is True,
-        )
+        return cls._of(fields, _usable_id(fields.get("id")) or new_command_id(now))
 
     @classmethod
     def peek(cls, payload: bytes) -> Command:
@@ -414,9 +407,13 @@ class Command:
             with suppress(DecodeError):
                 fields = decode_object(text, limit=PEEKED)
                 break
+        return cls._of(fields, _usable_id(fields.get("id")))
+
+    @classmethod
+    def _of(cls, fields: JSONObject, id: str) -> Command:  # noqa: A002 - as above
         args: JSONValue = fields.get("args")
         return cls(
-            id=_usable_id(fields.get("id")),
+            id=id,
             timestamp=_text_only(fields.get("timestamp")),
             source=_text_only(fields.get("source")),
             command=_text_only(fields.get("command")),

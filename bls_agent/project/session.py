@@ -31,7 +31,7 @@ from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.core.settings import Settings
 from bls_agent.project.agent_state import AgentState
-from bls_agent.project.commands.broadcast import FanOut, Inbox
+from bls_agent.project.commands.broadcast import Broadcasts
 from bls_agent.project.commands.dispatcher import Dispatcher
 from bls_agent.project.commands.runner import CommandRunner
 from bls_agent.project.log.log import LogSink
@@ -98,6 +98,9 @@ class AgentSession:
         self._console_key = PROJECT_CONSOLE.build(project=state.project)
         self.connections = self._connect(endpoint)
         self.connections.gate.on_connected = self._rewrite_status
+        self._broadcasts = Broadcasts(
+            self.connections, state.project, state.instance, self._warn
+        )
         self.sink = LogSink(
             self.connections,
             state.stream,
@@ -134,15 +137,6 @@ class AgentSession:
             backoff=self._backoff(),
             complaints=self.connections.complaints,
         )
-        self.inbox: Inbox | None = None
-        if settings.replicas:
-            self.inbox = Inbox(
-                self.connections,
-                self.dispatcher,
-                project=state.project,
-                instance=state.instance,
-                say=self._warn,
-            )
 
     def _connect(self, endpoint: Endpoint, use: str = "") -> AgentConnections:
         return AgentConnections(
@@ -198,7 +192,6 @@ class AgentSession:
 
     def _build_runner(self) -> CommandRunner:
         state, settings = self._state, self._settings
-        fan_out = FanOut(self.connections, state.project, state.instance, self._warn)
         return CommandRunner(
             state.router,
             state.stream,
@@ -207,7 +200,7 @@ class AgentSession:
             max_age=settings.command_max_age,
             size_limit=settings.command_size_limit,
             clock=state.clock,
-            pass_on=fan_out.pass_on if settings.replicas else None,
+            pass_on=self._broadcasts.pass_on if settings.replicas else None,
         )
 
     def _build_receiver(self, runner: CommandRunner) -> Receiver:
@@ -368,8 +361,8 @@ class AgentSession:
             Patrol(self.connections).run,
             self.receiver.run,
         ]
-        if self.inbox is not None:
-            loops.append(self.inbox.run)
+        if self._settings.replicas:
+            loops.append(partial(self._broadcasts.read_inbox, self.dispatcher))
         try:
             async with anyio.create_task_group() as tasks:
                 for loop in loops:

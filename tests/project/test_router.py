@@ -503,4 +503,4 @@ def test_quoted_and_annotated_hints_are_understood() -> None:
     handler = router_with(hinted).find("hinted")
     assert handler is not None
     assert set(handler.parameters) == {"order", "note", "old"}
-    assert handler.parameters["note"].check.convert(None) is None
+    assert handler.parameters["note"].convert(None) is None

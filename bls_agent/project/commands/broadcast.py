@@ -1,8 +1,7 @@
 """A command for every replica.
 
-The instance that takes a broadcast from the control list pushes it into the inbox of
-every other living instance and then runs it itself. An inbox is a list beside the
-control list, read once a second by its instance.
+The instance that takes a broadcast pushes it into the inbox of every other living one
+and runs it. An inbox is a list beside the control list, which its instance reads.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from bls_agent.project.messages import Command
 from bls_agent.project.receive.receiver import Message, Say
 from bls_agent.project.status.replicas import read_replicas
 
-__all__ = ["FanOut", "Inbox"]
+__all__ = ["Broadcasts"]
 
 LOOK_EVERY: Final = 1.0  # seconds
 LOOK_AGAIN: Final = 30.0  # seconds, where reading is refused
@@ -44,8 +43,8 @@ def _inbox_of(project: str, instance: str) -> str:
     return BROADCAST.locate(place=place, instance=instance)
 
 
-class FanOut:
-    """Passes a broadcast on to every other living instance."""
+class Broadcasts:
+    """Passes broadcasts on to the other living instances, and takes theirs."""
 
     def __init__(
         self, connections: AgentConnections, project: str, instance: str, say: Say
@@ -65,27 +64,22 @@ class FanOut:
         fields.pop("broadcast", None)
         # Equal in all tries of this one, and in no other broadcast.
         fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
+        payload = encode_strictly("command", fields)
         failure: object = f"not within {PATIENCE:g} s"
         # Shielded: a stop in the middle would reach some of them and not the others.
         with anyio.move_on_after(PATIENCE, shield=True):
-            failure = await self._try_to_push(encode_strictly("command", fields))
+            for _ in range(TRIES):
+                try:
+                    failure = await self._push(payload)
+                except BlsError as error:
+                    failure = error
+                if not getattr(failure, "ambiguous", False):
+                    break
         if failure is not None:
             self._say(
                 "a broadcast has not reached every instance",
                 {"commandId": command.id, "reason": str(failure)},
             )
-
-    async def _try_to_push(self, payload: bytes) -> BlsError | None:
-        """Push, again after a lost connection; return why it failed."""
-        failure: BlsError | None = None
-        for _ in range(TRIES):
-            try:
-                failure = await self._push(payload)
-            except BlsError as error:
-                failure = error
-            if not getattr(failure, "ambiguous", False):
-                break
-        return failure
 
     async def _push(self, payload: bytes) -> BlsError | None:
         living = await read_replicas(self._replicas_connection, self._project)
@@ -100,49 +94,27 @@ class FanOut:
         replies = await self._connection.call_many(requests) if requests else []
         return next((r for r in replies if isinstance(r, BlsError)), None)
 
-
-class Inbox:
-    """Takes the broadcasts of other instances from this one's inbox."""
-
-    def __init__(
-        self,
-        connections: AgentConnections,
-        dispatcher: Dispatcher,
-        *,
-        project: str,
-        instance: str,
-        say: Say,
-    ) -> None:
-        self._connection = connections.control
-        self._dispatcher = dispatcher
-        self._key = _inbox_of(project, instance)
-        self._say = say
-        self._recent: deque[bytes] = deque(maxlen=RECENT)
-
-    async def run(self) -> None:
-        """Read once a second until cancelled."""
+    async def read_inbox(self, dispatcher: Dispatcher) -> None:
+        """Take broadcasts from this instance's inbox, once a second until cancelled."""
+        key = _inbox_of(self._project, self._instance)
+        recent: deque[bytes] = deque(maxlen=RECENT)
         while True:
+            payload, pause = None, LOOK_EVERY
             try:
-                took = await self._take_one()
+                if dispatcher.accepts:
+                    payload = await self._connection.call("LPOP", key)
+                else:
+                    await self._connection.call("EXPIRE", key, INBOX_TTL)
             except RedisRefusedError as error:
-                told: dict[str, object] = {"key": self._key, "reason": error.kind}
+                told: dict[str, object] = {"key": key, "reason": error.kind}
                 self._say("broadcasts do not reach this instance", told)
-                await anyio.sleep(LOOK_AGAIN)
+                pause = LOOK_AGAIN
             except RedisUnavailableError:
-                await anyio.sleep(LOOK_EVERY)
-            else:
-                await anyio.sleep(0 if took else LOOK_EVERY)
-
-    async def _take_one(self) -> bool:
-        """Take one command; while no handler is free, only extend the inbox's TTL."""
-        if not self._dispatcher.accepts:
-            await self._connection.call("EXPIRE", self._key, INBOX_TTL)
-            return False
-        payload = await self._connection.call("LPOP", self._key)
-        if payload is None:
-            return False
-        digest = hashlib.sha256(payload).digest()  # a command may be a megabyte
-        if digest not in self._recent:
-            self._recent.append(digest)
-            self._dispatcher.submit(Message(payload, mode=BROADCAST_MODE))
-        return True
+                pass
+            if payload is not None:
+                pause = 0.0
+                digest = hashlib.sha256(payload).digest()  # it may be a megabyte
+                if digest not in recent:
+                    recent.append(digest)
+                    dispatcher.submit(Message(payload, mode=BROADCAST_MODE))
+            await anyio.sleep(pause)

@@ -1,7 +1,6 @@
 """Finds the handler of a command, binds its arguments, runs the middleware around it.
 
-No Redis, no threads, no clock: ``await router.dispatch(context)`` is all that a test
-needs. A plain function is wrapped before it is registered.
+A plain function is wrapped before it is registered. No I/O, no threads, no clock.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from bls_agent.core.codec import JSONObject, JSONValue
+from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import (
     ArgumentError,
     ConfigurationError,
@@ -40,7 +39,6 @@ __all__ = [
     "CommandDecorator",
     "Handler",
     "Middleware",
-    "Parameter",
     "Router",
     "Unset",
     "add_builtins",
@@ -100,21 +98,13 @@ _NO_GENERATOR: Final = "a handler returns its result; it is no generator"
 
 
 @dataclass(frozen=True, eq=False)
-class Parameter:
-    """One parameter of a handler."""
-
-    name: str
-    check: Check
-    required: bool
-
-
-@dataclass(frozen=True, eq=False)
 class Handler:
     """A registered handler, with what it accepts."""
 
     name: str
     call: Callable[..., Awaitable[Any]]  # a coroutine function
-    parameters: Mapping[str, Parameter]  # what it accepts by name
+    parameters: Mapping[str, Check]  # what it accepts by name
+    required: Sequence[str]  # of these
     context_name: str | None  # the parameter that gets the CommandContext
     extra: Check | None  # what it accepts as ``**kwargs``, if at all
     timeout: float | Unset | None  # seconds; UNSET is the agent's default
@@ -129,8 +119,8 @@ class Handler:
                 bound[name] = self._check(name).convert(value)
             except Misfit as misfit:
                 faults[name] = str(misfit)
-        for name, parameter in self.parameters.items():
-            if parameter.required and name not in context.args:
+        for name in self.required:
+            if name not in context.args:
                 faults[name] = "is missing"
         if faults:
             raise ArgumentError(context.command, faults)
@@ -139,31 +129,23 @@ class Handler:
         return bound
 
     def _check(self, name: str) -> Check:
-        parameter = self.parameters.get(name)
-        if parameter is not None:
-            return parameter.check
+        check = self.parameters.get(name)
+        if check is not None:
+            return check
         if self.extra is None or name == self.context_name:
             return NOTHING
         return self.extra
 
     def describe(self) -> JSONObject:
         """Return its name, its description and, as JSON Schema, its parameters."""
-        properties: JSONObject = {
-            parameter.name: parameter.check.schema
-            for parameter in self.parameters.values()
-        }
-        required: list[JSONValue] = [
-            parameter.name
-            for parameter in self.parameters.values()
-            if parameter.required
-        ]
+        properties = {name: one.schema for name, one in self.parameters.items()}
         return {
             "name": self.name,
             "description": self.description,
             "parameters": {
                 "type": "object",
                 "properties": properties,
-                "required": required,
+                "required": list(self.required),
                 "additionalProperties": self.extra is not None,
             },
         }
@@ -213,9 +195,6 @@ class Router:
         """Return the handler of a command, or ``None``."""
         return self._handlers.get(name) or self._builtins.get(name)
 
-    def _names(self) -> list[str]:
-        return [handler.name for handler in self.list_handlers()]
-
     def list_handlers(self) -> list[Handler]:
         """Return every handler that can be reached, in order of registration."""
         return list({**self._builtins, **self._handlers}.values())
@@ -237,7 +216,8 @@ class Router:
         elif self._fallback is not None:
             result = await self._fallback(context)
         else:
-            raise UnknownCommandError(context.command, self._names())
+            known = [handler.name for handler in self.list_handlers()]
+            raise UnknownCommandError(context.command, known)
         return await result if _is_awaitable(result) else result
 
 
@@ -275,7 +255,7 @@ def _handler_of(
 ) -> Handler:
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise ConfigurationError(name, "generator function", _NO_GENERATOR)
-    parameters: dict[str, Parameter] = {}
+    parameters: dict[str, Check] = {}
     context_name: str | None = None
     extra: Check | None = None
     hints = _hints(name, function)
@@ -297,16 +277,14 @@ def _handler_of(
             context_name = parameter.name
         else:
             check = compile_check(annotation, where, pydantic=pydantic)
-            parameters[parameter.name] = _parameter_of(parameter, check)
+            parameters[parameter.name] = with_default(check, parameter.default)
+    required = [
+        name
+        for name in parameters
+        if signature.parameters[name].default is inspect.Parameter.empty
+    ]
     doc = (inspect.getdoc(function) or "").split("\n\n", 1)[0]
-    return Handler(name, call, parameters, context_name, extra, timeout, doc)
-
-
-def _parameter_of(parameter: inspect.Parameter, check: Check) -> Parameter:
-    if parameter.default is parameter.empty:
-        return Parameter(parameter.name, check, required=True)
-    told = with_default(check, parameter.default)
-    return Parameter(parameter.name, told, required=False)
+    return Handler(name, call, parameters, required, context_name, extra, timeout, doc)
 
 
 def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
@@ -342,10 +320,7 @@ def name_of(function: Callable[..., Any], kind: str) -> str:
 def add_builtins(
     router: Router, stream: LogStream, read_stats: Callable[[], JSONObject]
 ) -> None:
-    """Register ``ping``, ``help``, ``stats`` and ``set_log_level``.
-
-    Every agent answers them, unless ``builtins=False`` or the host has its own.
-    """
+    """Register ``ping``, ``help``, ``stats`` and ``set_log_level``."""
 
     async def ping() -> JSONObject:
         """Answer, to show that commands arrive and are run."""

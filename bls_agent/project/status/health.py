@@ -18,7 +18,6 @@ from typing import (
     Protocol,
     TypeAlias,
     TypeVar,
-    cast,
 )
 
 import anyio
@@ -29,6 +28,7 @@ from bls_agent.core.codec import cut_text, format_timestamp
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import redact
+from bls_agent.core.settings import Rule
 from bls_agent.project.log.log import LogStream, describe_error
 from bls_agent.project.messages import Level, Status
 from bls_agent.runtime.tasks import ThreadSafeEvent
@@ -55,7 +55,8 @@ logger = logging.getLogger(__name__)
 INTERVAL: Final = 10.0  # seconds from the end of one call to the beginning of the next
 TIMEOUT: Final = 5.0  # seconds a call may take
 FAILURES: Final = 2  # in a row: a single hiccup is no alarm
-LONGEST: Final = 86_400.0  # seconds, as in the settings
+_SECONDS: Final = Rule(float, "", "seconds", minimum=0.001, maximum=86_400.0)
+_COUNT: Final = Rule(int, "", "failures in a row", minimum=1, maximum=1_000_000)
 
 Check: TypeAlias = Callable[[], object]
 C = TypeVar("C", bound=Check)
@@ -149,12 +150,9 @@ class HealthCheck:
 
     def __post_init__(self) -> None:
         check_name("health check", self.name)
-        _check_seconds("interval", self.interval, INTERVAL)
-        _check_seconds("timeout", self.timeout, TIMEOUT)
-        if type(self.failures) is not int or self.failures < 1:
-            rule = "a whole number from 1 on"
-            remedy = f"Leave it out for {FAILURES} failures in a row."
-            raise ConfigurationError("failures", self.failures, rule, remedy)
+        _SECONDS.check("interval", self.interval)
+        _SECONDS.check("timeout", self.timeout)
+        _COUNT.check("failures", self.failures)
         _check_function(self.name, self.function)
 
     @property
@@ -163,27 +161,14 @@ class HealthCheck:
         return f"health check {self.name}"
 
 
-def _check_seconds(name: str, value: object, default: float) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < cast("float", value) <= LONGEST:
-        rule = f"more than 0 and at most {LONGEST:g} seconds"
-        remedy = f"Leave it out for {default:g} seconds."
-        raise ConfigurationError(name, value, rule, remedy)
-
-
 def _check_function(name: str, function: object) -> None:
     """Refuse what cannot be called without arguments, or would not run when called."""
     field_name = f"health check {name}"
     if not callable(function):
         rule = "a function that is called without arguments"
         raise ConfigurationError(field_name, function, rule, "Give it the function.")
-    plain: Any = function
-    while isinstance(plain, partial):
-        plain = plain.func
-    for candidate in (plain, getattr(plain, "__call__", None)):  # noqa: B004 - as above
-        if inspect.isgeneratorfunction(candidate) or inspect.isasyncgenfunction(
-            candidate
-        ):
+    for called in (function, getattr(function, "__call__", None)):  # noqa: B004 - as above
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             rule = "calling a generator function runs nothing of it"
             remedy = "Return or raise instead of yielding."
             raise ConfigurationError(field_name, "generator function", rule, remedy)
@@ -329,7 +314,7 @@ class HealthMonitor:
         """Call a check once, unless a former call goes on; describe why it failed."""
         import asyncio  # noqa: PLC0415 - 20 ms; anyio has no task without a scope
 
-        since = self._busy_since(check)
+        since = await self._busy_since(check)
         if since is not None:
             text = f"it has not returned since {format_timestamp(since)}"
             return {"type": "StillRunning", "message": text}
@@ -348,13 +333,17 @@ class HealthMonitor:
             return {"type": "Cancelled", "message": "it was cancelled from inside"}
         return task.result()
 
-    def _busy_since(self, check: HealthCheck) -> float | None:
+    async def _busy_since(self, check: HealthCheck) -> float | None:
         """Unix seconds since when a former call goes on, if one does."""
-        call = self._calls.get(check.name)
+        call, going_on = self._calls.get(check.name), self._checks.going_on
         if call is not None and not call[0].done():
             call[0].cancel()  # it has swallowed the one before
             return call[1]
-        return self._checks.going_on.get(check.name)
+        if call is None:  # a thread from before the agent was opened again has its time
+            with anyio.move_on_after(check.timeout):
+                while check.name in going_on:  # noqa: ASYNC110 - a thread sets no event
+                    await anyio.sleep(0.01)
+        return going_on.get(check.name)
 
     async def _attempt(self, check: HealthCheck, now: float) -> dict[str, str] | None:
         """Call a check; whatever it does ends here."""
