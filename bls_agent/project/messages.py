@@ -1,7 +1,6 @@
 """The values of the console protocol's three keys: status, log record, command. No I/O.
 
-Reading is tolerant: unknown fields, other spellings of a level and absent optional
-fields are accepted. What is written has exactly the documented form.
+Reading is tolerant; what is written has exactly the documented form.
 """
 
 from __future__ import annotations

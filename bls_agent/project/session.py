@@ -1,8 +1,7 @@
 """One opening of an agent: all that is opened together and closed together.
 
-A session runs in a task outside of every scope of the host: it cannot cancel the host,
-and no exception of the host is wrapped. Its end is always the same: the intake stops,
-running handlers get their time, the log is flushed, the last status is written.
+A session runs in a task outside of every scope of the host: neither can cancel the
+other. At its end the intake stops, handlers get their time, log and status are written.
 """
 
 from __future__ import annotations
@@ -263,10 +262,7 @@ class AgentSession:
             return await function()  # that loop ended meanwhile
 
     async def obey_signals(self) -> None:
-        """Drain at the first SIGTERM or SIGINT, hurry at the second.
-
-        Only the main thread gets signals; on Windows Ctrl-C cancels :meth:`run`.
-        """
+        """Drain at the first SIGTERM or SIGINT, hurry at the second."""
         on_main_thread = threading.current_thread() is threading.main_thread()
         if not on_main_thread or sys.platform == "win32":
             return
@@ -348,7 +344,7 @@ class AgentSession:
         """Run until :meth:`stop`; cancelling ends the session in order, too.
 
         A handler that resists its cancellation holds this task, but no caller waits for
-        it: :attr:`closed` is set before.
+        it.
         """
         window = self._settings.error_window
         if self.watch is not None:
@@ -507,8 +503,8 @@ class AgentSession:
 class _SignalHandlers:
     """The handlers of :meth:`obey_signals`; a forked child gets the former ones back.
 
-    Ours do nothing but wake the loop through a pipe that the child shares: a SIGTERM
-    for the child would stop the parent's agent, or be lost from Python 3.12 on.
+    Ours wake the loop through a pipe that the child shares: its SIGTERM would stop the
+    parent's agent, or be lost from Python 3.12 on.
     """
 
     def __init__(self) -> None:

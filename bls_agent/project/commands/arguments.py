@@ -1,8 +1,7 @@
 """Which JSON values fit which annotation; checked before a handler runs. No I/O.
 
-The core knows ``str int float bool None list dict Literal Enum``, ``Any`` and unions.
-Pydantic checks its own types, or everything with ``validate="pydantic"``. What cannot
-be checked is refused when the handler is registered, not at the first command.
+``str int float bool None list dict Literal Enum``, ``Any`` and unions; pydantic checks
+its own types, or everything. What cannot be checked is refused at the registration.
 """
 
 from __future__ import annotations

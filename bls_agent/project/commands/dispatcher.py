@@ -1,8 +1,4 @@
-"""Hands commands to workers: takes a message when a slot is free, and settles it.
-
-Here are the slots, and the end of what was taken when the agent stops; ``runner.py``
-runs one command.
-"""
+"""Hands commands to workers: takes a message when a slot is free, and settles it."""
 
 from __future__ import annotations
 
@@ -36,9 +32,9 @@ BROADCAST_MODE: Final = "broadcast"  # of a message that did not come from the r
 class Dispatcher:
     """Feeds commands from a receiver to the handlers of a router.
 
-    Every command that is taken leaves exactly one outcome record, unless the agent
-    stops: then what was not started goes back to the list, and a handler that resists
-    its cancellation is left behind without one.
+    Every command that is taken leaves one outcome record, unless the agent stops: then
+    what was not started goes back, and a handler that resists its cancellation leaves
+    none.
     """
 
     def __init__(
@@ -112,10 +108,7 @@ class Dispatcher:
         self._announce_change()
 
     async def stop(self, timeout: float) -> None:
-        """End the intake, give back what was not started, let handlers finish.
-
-        Running handlers get ``timeout`` seconds before they are cancelled.
-        """
+        """End the intake, give back what was not started, wait for the handlers."""
         deadline = anyio.current_time() + timeout
         self.stop_starting()
         with anyio.move_on_after(CANCEL_GRACE):
@@ -211,11 +204,7 @@ class Dispatcher:
             start_soon(group, self._work)
 
     async def _work(self) -> None:
-        """Run one command after the other; fetch more when it is this worker's turn.
-
-        One worker at a time fetches. It runs what it got itself, without a hand-over,
-        after it has woken the next one to fetch.
-        """
+        """Run one command after the other; one worker at a time fetches more."""
         try:
             while True:
                 message = await self._next()

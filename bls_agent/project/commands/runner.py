@@ -1,7 +1,4 @@
-"""Runs one command: from a message to the outcome that is reported.
-
-The time limit, the context, and the one place where each exception of a handler ends.
-"""
+"""Runs one command: from a message to the outcome that is reported."""
 
 from __future__ import annotations
 
@@ -111,8 +108,8 @@ class CommandRunner:
     async def run(self, message: Message) -> OutcomeKind | None:
         """Run the handler of a message, report its outcome and return its kind.
 
-        ``None`` if another process has the command, or its outcome was reported before.
-        Only the main thread's Ctrl-C is raised.
+        ``None`` if another process has it, or its outcome was reported; raises only
+        Ctrl-C.
         """
         try:
             outcome = await self._run(message)
@@ -211,10 +208,7 @@ class CommandRunner:
         return _ended(kind, command, seconds * 1000, result=result, error=error)
 
     async def _absorb_cancellation(self, task: asyncio.Task[Any]) -> None:
-        """Free the worker of a cancellation by which a handler hit its own task.
-
-        It waits a moment for a stop, which may be the true reason.
-        """
+        """Free the worker of a cancellation by which a handler hit its own task."""
         import asyncio  # noqa: PLC0415 - a yield, and no more
 
         if self.stopping:
@@ -261,10 +255,7 @@ class CommandRunner:
 def _run_in(
     context: Context, coroutine: Coroutine[Any, Any, Any]
 ) -> Generator[Any, Any, Any]:
-    """Await a coroutine in another context, in the running task.
-
-    A task for each command would have a context of its own, too, and cost more.
-    """
+    """Await a coroutine in another context; a task for that would cost more."""
     step: Callable[[Any], Any] = coroutine.send
     value: Any = None
     while True:

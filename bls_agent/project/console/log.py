@@ -33,10 +33,7 @@ class LogReader:
         self._encoded = encode_key(self._key)
 
     async def look(self, follower: Follower) -> list[LogEntry]:
-        """Read windows of the tail until the follower finds its place again.
-
-        What is further back than may be read at once becomes a gap.
-        """
+        """Read windows of the tail until the follower finds its place, or a gap."""
         size = min(WINDOW, _fit(follower.window_bytes, follower.window_records))
         while True:
             window, length = await self._tail(size)

@@ -46,8 +46,8 @@ REMEDY: Final = "Stop its agent first, or pass force=True."
 async def find_projects(pool: ConnectionPool) -> dict[str, Status | None]:
     """Find every project that has any key, with its status, sorted by name.
 
-    ``None`` stands for no valid status. Projects whose status may not be read are left
-    out; if Redis refuses every one, that is raised.
+    ``None`` stands for no valid status; projects whose status may not be read are left
+    out.
     """
     names: set[str] = set()
     for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
@@ -94,9 +94,8 @@ async def waiting(
 ) -> AsyncIterator[tuple[bytes, Command]]:
     """Read a control list from its end: no change meanwhile hides a command that stays.
 
-    Pushing, taking and withdrawing move the rest, so pages overlap by one command;
-    where that one is not found, the page behind it is read again. A command may be
-    given more than once.
+    Pages overlap by one command; where that one is not found, the page behind it is
+    read again. A command may be given more than once.
     """
     last, edge = -1, b""
     while True:

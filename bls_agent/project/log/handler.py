@@ -1,8 +1,7 @@
 """The standard library's logging, shipped into the console list.
 
-:class:`BLSHandler` has no lock, and nothing below it waits for one. A record may come
-from a signal handler, a finaliser or the garbage collector, which interrupted a thread
-at any point, also in this module; a lock there might wait for its own thread.
+Neither :class:`BLSHandler` nor anything below it has a lock: a signal handler,
+finaliser or the garbage collector may log while it interrupts this very code.
 """
 
 from __future__ import annotations
@@ -63,18 +62,17 @@ class BLSHandler(logging.Handler):
         }
 
     Like ``agent.log`` it never waits and never raises, and may be used from any thread,
-    signal handler or finaliser, before the agent is opened and after it was closed.
-    The agent's ``log_level`` applies beside the handler's own level. Inside a command
-    each record carries the command's id.
+    signal handler or finaliser, before the agent is opened and after it was closed. The
+    agent's ``log_level`` applies, too. Inside a command each record carries its id.
 
-    The message is the record's own, or the formatter's if one is set. ``extra`` fields
-    and the logger's name go into the metadata, and so do ``exception`` and ``stack``.
-    An extra with the name of a field of ours gets an underscore behind it: ``logger_``.
+    The message is the record's own, or the formatter's if one is set. ``extra`` fields,
+    the logger's name, ``exception`` and ``stack`` go into the metadata; an extra with
+    the name of a field of ours gets an underscore behind it: ``logger_``.
 
-    Records of the loggers ``bls_agent`` and ``redis``, and of those below them, are not
-    shipped; where no other handler is there, warnings go to standard error. Records
-    that are logged while a record is being made (by a filter, a ``__repr__``) are
-    ignored beyond the second level, and counted in ``stats().logs_not_encoded``.
+    Records of the loggers ``bls_agent`` and ``redis`` are not shipped; where no other
+    handler is there, warnings go to standard error. Records that are logged while a
+    record is being made are ignored beyond the second level, and counted in
+    ``stats().logs_not_encoded``.
 
     Args:
         agent: Its console list is written.

@@ -1,8 +1,7 @@
 """The agent's log: from any thread into the console list, without ever waiting.
 
-:class:`Log` encodes a record in the calling thread and puts it into a bounded buffer.
-:class:`LogSink` writes batches: one variadic RPUSH and the LTRIM that caps the list, in
-one round trip.
+:class:`Log` encodes a record in the calling thread into a bounded buffer;
+:class:`LogSink` writes batches, and caps the list in the same round trip.
 """
 
 from __future__ import annotations
@@ -480,8 +479,8 @@ class LogSink:
     async def was_written(self, batch: Sequence[LogRecord]) -> bool | None:
         """Search the list for the batch, after the old connection is surely gone.
 
-        The order matters: first the server drops the connection over which the batch
-        went, so that it cannot arrive later, then the tail is read over a new one.
+        Only then is the tail read: nothing that went over that connection arrives
+        later.
         """
         killed = await self._connections.forget_lost(self._connections.data, kill=True)
         if not self._id_prefix:

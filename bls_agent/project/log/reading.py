@@ -177,10 +177,7 @@ class LogPage:
 
 @dataclass(frozen=True)
 class LogPlace:
-    """The place of a record, with digests of it and of those behind it.
-
-    Equal records in a row, without ids, are taken for one another.
-    """
+    """The place of a record, with digests of it and of those behind it."""
 
     index: int  # from the front; trimming can only move it further to the front
     count: int  # how many records are known: up to 8
@@ -218,10 +215,7 @@ class LogPlace:
 
 
 def cut_page(window: Sequence[bytes], index: int, end: int, limit: int) -> LogPage:
-    """Make a page of at most ``limit`` records that ends at ``end`` in a window.
-
-    The window's first record has the ``index`` in the list.
-    """
+    """Make a page that ends at ``end`` in a window that begins at ``index``."""
     begin = max(0, end - limit)
     older = index + begin > 0 and begin < len(window)
     place = LogPlace.of(window[begin:], index + begin).encode() if older else ""

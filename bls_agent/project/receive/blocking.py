@@ -31,9 +31,8 @@ _Handle = Callable[[Reply], None]
 class BlockingRead:
     """A read that is parked at the server over the blocking connection.
 
-    The reply of a cancelled read stays pending: it may hold commands that Redis has
-    taken out of the list for us, so the next call gets it. It is never thrown away
-    while it may still come.
+    The reply of a cancelled read stays pending, for the next call: it may hold
+    commands.
     """
 
     def __init__(self, connections: AgentConnections) -> None:
@@ -49,7 +48,7 @@ class BlockingRead:
         *,
         on_refused: Callable[[], None] | None = None,
     ) -> None:
-        """Send requests; in :meth:`wait` each handler gets the reply to its own.
+        """Send requests, each with the handler of its reply in :meth:`wait`.
 
         With ``on_refused``, all but the first request may be refused.
         """
@@ -59,11 +58,9 @@ class BlockingRead:
     async def wait(self) -> None:
         """Read all pending replies, and find out what is wrong when they are late.
 
-        Overdue is not dead: a stalled server has perhaps taken an element for us, and a
-        large element may be on a narrow link; keep waiting. If the server answers PING,
-        but nothing arrives here: UNBLOCK, one more grace, then drop the connection,
-        with kind ``deaf``. An error reply is raised after all pending replies were
-        read.
+        Overdue is not dead: a server may stand still, a link may be narrow. If the
+        server answers PING but nothing arrives here: UNBLOCK, one more grace, then the
+        connection is dropped, with kind ``deaf``. An error reply is raised at the end.
         """
         link = self._connections.gate.connect_time  # a slow one is not a dead one
         deadline = BLOCK + MARGIN + link
@@ -112,10 +109,10 @@ class BlockingRead:
             self._handlers[at](reply)
 
     async def _server_answers(self) -> bool:
-        """Whether the server answers; a refusal counts, too.
+        """Whether the server answers, be it by a refusal.
 
-        The same cut may have hit the other connection as well, so one that gives no
-        answer in time is replaced once.
+        The other connection may have been cut, too: one without an answer is replaced
+        once.
         """
         patience = PATIENCE + 2 * self._connections.gate.connect_time
         for wait in (patience, CONNECT_TIMEOUT):
@@ -159,7 +156,7 @@ class BlockingRead:
         """Release the parked read with CLIENT UNBLOCK, or wait until its block ends.
 
         A link that then brings nothing, while the server answers, is dead: it is
-        dropped, with its pending replies.
+        dropped.
         """
         grace = MARGIN + self._connections.gate.connect_time
         pause, waited = FIRST_PAUSE, 0.0
@@ -180,9 +177,8 @@ class BlockingRead:
 class BlockingReceiver(Receiver):
     """BLPOP on a connection of its own.
 
-    Each element that Redis hands out comes out of :meth:`receive` at most once, and
-    stopping, cancelling and reconnecting lose none: the reply of a parked read stays
-    pending until it is read. Lost at most: the replies that a dying server or link
+    Each element comes out of :meth:`receive` at most once, and stopping, cancelling and
+    reconnecting lose none. Lost at most: the replies that a dying server or link
     swallowed (``prefetch`` commands each time) and what a killed process held.
     """
 

@@ -31,8 +31,8 @@ class CompatReceiver(Receiver):
     """LRANGE 0 0, handle, LTRIM 1 -1: for servers and clients without BLPOP.
 
     At least once, one consumer, one command at a time. The head is cut only if it is
-    still the command that was handled: by a script, where scripts are refused by
-    LREM, and where that is refused too by a plain LTRIM, with one warning.
+    still the handled command: by a script; if refused by LREM; if refused by a plain
+    LTRIM.
     """
 
     mode = "compat"
@@ -143,8 +143,7 @@ class CompatReceiver(Receiver):
 class AutoReceiver(Receiver):
     """BLPOP; where the server or its ACL refuses it, compatibility mode.
 
-    Only an unknown command or a missing permission counts as refused. Logged once in
-    the console log, tried again after a reconnect.
+    Logged once in the console log, tried again after a reconnect.
     """
 
     def __init__(self, connections: AgentConnections, key: str, say: Say) -> None:

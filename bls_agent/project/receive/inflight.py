@@ -99,11 +99,10 @@ class ReliableKeys:
 class InFlightLease:
     """Keeps the lease on this process's in-flight list, or takes another list.
 
-    A lease is never waited for: a list that another process owns is left to it, and a
-    fresh name is taken. As long as the lease has not been interrupted no process can
-    have reclaimed anything; after an interruption the list has to be compared.
-    ``empty`` gives back what a dead process of our name has left in a list, unless its
-    owner lives, which it returns.
+    A list that another process owns is left to it, and a fresh name is taken. After an
+    interruption of the lease the list has to be compared: it may have been reclaimed.
+    ``empty`` gives back what a dead process has left in a list; true if its owner
+    lives.
     """
 
     def __init__(
@@ -211,10 +210,7 @@ class HeldCommand:
 
 
 class InFlight:
-    """The commands that this process has taken and not acknowledged.
-
-    Redis cannot distinguish commands with the same bytes; they are counted.
-    """
+    """The commands that this process has taken and not acknowledged."""
 
     def __init__(self) -> None:
         self._held: dict[Message, HeldCommand] = {}

@@ -1,8 +1,7 @@
 """What every way to receive commands can do.
 
-A receiver is asked for messages only when a handler is free. It is stopped by
-:meth:`Receiver.stop`, never by throwing a read away: the reply of a read in flight may
-hold a command that Redis has already taken out of the list.
+A receiver is asked for messages only when a handler is free, and stopped by
+:meth:`Receiver.stop`: the reply of a read in flight may hold a command.
 """
 
 from __future__ import annotations
@@ -98,10 +97,7 @@ class Receiver:
 def check_cluster_name(
     project: str, endpoint: Endpoint | None, *, mode: str, replicas: bool
 ) -> None:
-    """Refuse keys in a project's own slots on a cluster where there can be none.
-
-    Raises ConfigurationError. The endpoint is ``None`` as long as it is not known.
-    """
+    """Refuse a name that on a cluster leaves no key in the slots of its own."""
     needs = "mode='reliable'" if mode == "reliable" else "replicas=True" * replicas
     keys = (CONTROL.build(project=project), PROJECT_STATUS.build(project=project))
     is_cluster = endpoint is not None and endpoint.is_cluster

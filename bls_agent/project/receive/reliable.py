@@ -224,8 +224,8 @@ class ReliableReceiver(Receiver):
     def _may_start(self, message: Message) -> bool:
         """Decide whether a command may start, at the moment when it is to begin.
 
-        What was reclaimed meanwhile is dropped: another process has it, or will. What
-        may have been reclaimed goes back, if it still stands in our list.
+        What may have been reclaimed is dropped, and goes back if it still stands in our
+        list.
         """
         held = self.in_flight.find(message)
         if held is None:
@@ -277,8 +277,7 @@ class ReliableReceiver(Receiver):
         """Acknowledge; returns when that has arrived, or must wait for later.
 
         It waits when the lease is over or the agent stops: so never more commands are
-        started without an ack than run at the same time. All callers share one pace: a
-        thousand of them make no more requests than one.
+        started without an ack than run at once. All callers share one pace.
         """
         self.in_flight.end(message)
         while message in self.in_flight:

@@ -65,14 +65,11 @@ C = TypeVar("C", bound=Check)
 class StatusAggregator:
     """The status of each source in this process; the worst one counts.
 
-    A source other than the host only complains: while it is 在线 it adds nothing, so
-    that a host that has set 离线 stays 离线.
+    A source other than the host only complains: while it is 在线 it adds nothing.
 
-    There is no lock on purpose. ``set_status`` and ``log.error`` may be called in a
-    signal handler, a finaliser or a callback of the garbage collector, which interrupt
-    any line here in the same thread: a lock that this thread holds already would never
-    come free. So setting a status is one assignment of a key, which is atomic, and
-    readers copy the whole first.
+    There is no lock on purpose: a signal handler or finaliser may call ``set_status``
+    or ``log.error`` at any line here. Setting a status is one assignment; readers copy
+    first.
     """
 
     HOST: Final = "host"
@@ -222,10 +219,8 @@ class HealthMonitor:
     """Runs the checks of one session, each on its own schedule, and reports changes.
 
     Each call is a task of asyncio outside of every scope: it is cancelled once, at its
-    timeout, and never waited for longer. (A scope of anyio would cancel a check that
-    swallows it at every turn of the loop, and wait for it.) While a call goes on no new
-    one is begun: it counts as failed. Plain checks run in threads of the monitor's own,
-    so that no hanging one takes a handler's place.
+    timeout, and never waited for longer. While a call goes on no new one is begun: that
+    counts as failed. Plain checks run in threads of the monitor's own.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Several processes of one project: which are alive, and their common status.
 
-Beside the status key is a hash: instance → its status, and until when that counts by
-the server's clock. One script writes an instance's status there and, in the same step,
-the worst of the living into the status key. A killed replica just expires.
+A hash beside the status key maps an instance to its status, and until when that counts
+by the server's clock. One script writes it and the worst of the living in one step.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ class ReplicaRegistry:
         self._namesakes = 0
 
     async def report(self, connection: Connection, status: Status, ttl: int) -> bool:
-        """Report this instance's status; the status key gets the worst of all.
+        """Report this instance's status for ``ttl`` seconds; with 0 it leaves.
 
-        It counts for ``ttl`` seconds; with 0 the instance leaves. False, with a
-        warning, where scripts or keys are refused.
+        The status key gets the worst of all. False, with a warning, where that is
+        refused.
         """
         # An instance that leaves removes only its own entry, and not a namesake's.
         token = "-" if self._is_shared and not ttl else self._token
@@ -123,10 +122,7 @@ async def read_replicas(connection: Connection, project: str) -> dict[str, Statu
 
 
 def list_living(entries: Sequence[bytes], now: int) -> dict[str, Status]:
-    """Decide which instances live, at these milliseconds of the server's clock.
-
-    ``entries`` are the names and values of the hash in turn, as Redis returns it.
-    """
+    """Decide which instances live at these milliseconds of the server, from HGETALL."""
     living: dict[str, Status] = {}
     for name, entry in zip(entries[::2], entries[1::2], strict=True):
         parts = entry.split(b" ", 2)  # token, expiry, status
@@ -167,10 +163,7 @@ class OutcomeCollector:
     async def collect(
         self, read: Callable[[], Awaitable[Iterable[LogEntry]]], timeout: float
     ) -> None:
-        """Read new records until every instance has answered or the time is over.
-
-        The command is sent: an outage is waited out, its outcomes may still come.
-        """
+        """Read new records until each instance has answered or the time is over."""
         with anyio.move_on_after(timeout):
             while True:
                 try:

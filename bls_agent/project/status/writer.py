@@ -1,8 +1,4 @@
-"""Writing the status to its key, and keeping it true.
-
-The reporter writes from the event loop; while that loop stands still the watchdog's
-thread writes, over connections of its own.
-"""
+"""Writing the status to its key, and keeping it true: from the loop or the watchdog."""
 
 from __future__ import annotations
 
@@ -58,8 +54,8 @@ class Snapshot(NamedTuple):
 class ConflictDetector:
     """Notices that another process writes the status, too.
 
-    So it is if twice in a row, over one connection, what stands under the key is not
-    what we wrote there last, or lives longer than that could.
+    So it is if twice in a row, over one connection, the key holds not what we wrote
+    there last, or lives longer than that could.
     """
 
     def __init__(self) -> None:
@@ -86,10 +82,9 @@ class ConflictDetector:
 class StatusWriter:
     """Writes the status of one project, never over a key of another type.
 
-    ``SET … GET`` fails on another type without writing. Under out-of-memory, where SET
-    is refused, EXPIRE keeps a status alive that is still true. One of several replicas
-    reports to the registry instead. ``on_conflict`` is called once, when a write met
-    another process's.
+    ``SET … GET`` fails on another type without writing. Where memory is out, EXPIRE
+    keeps a status alive that is still true. A replica reports to the registry instead.
+    ``on_conflict`` is called once, when another process writes, too.
     """
 
     def __init__(
@@ -238,8 +233,8 @@ class StatusReporter:
     def check(self) -> None:
         """Have the status written soon if it differs from the one that stands there.
 
-        From anywhere, never waits. A source sets its status and then checks here, while
-        :meth:`run` writes and then checks the sources: one of them sees the other.
+        A source sets its status and then checks here, :meth:`run` writes and then
+        checks the sources: one of them sees the other.
         """
         if self._aggregator.status(time.monotonic()) is not self._writer.written:
             self._wakeup.set()
@@ -247,8 +242,8 @@ class StatusReporter:
     def open_error_window(self, seconds: float | None) -> Callable[[], None] | None:
         """Turn 在线 into 报错 until some seconds have passed without an error record.
 
-        Returns the function that records an error, from anywhere, even if it interrupts
-        itself; ``None`` if errors do not count.
+        Returns the function that records an error, from anywhere; ``None`` without a
+        window.
         """
         if seconds is None:
             return None
@@ -303,9 +298,9 @@ class StallStatusPublisher:
     """Keeps the status of one agent alive and true while its loop cannot.
 
     From the notice of a stall until no write of the thread can arrive any more, a
-    source of the status is 故障: so the loop, once it moves, writes 故障 too until then,
-    and the truth afterwards. Before ``stall_after`` the loop's own status is kept alive
-    where it would expire earlier.
+    source of the status is 故障: so the loop, once it moves, writes 故障 too until then.
+    Before ``stall_after`` the loop's own status is kept alive where it would expire
+    earlier.
     """
 
     SOURCE = "event loop"
