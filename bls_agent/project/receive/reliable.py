@@ -16,14 +16,9 @@ import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.scripts import ACK, TAKE
+from bls_agent.connection.scripts import ACK, TAKE, find_wrong_type
 from bls_agent.core.backoff import Backoff, jittered
-from bls_agent.core.errors import (
-    BlsError,
-    RedisRefusedError,
-    RedisUnavailableError,
-    WrongTypeError,
-)
+from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.project.messages import OutcomeKind, find_id
 from bls_agent.project.receive.blocking import BLOCK, BlockingRead
 from bls_agent.project.receive.inflight import (
@@ -424,16 +419,9 @@ class ReliableReceiver(Receiver):
         if not isinstance(error, RedisRefusedError) or error.connecting:
             return error
         types = self._keys.types(self.lease.key)
-        with suppress(RedisUnavailableError):
-            found = await self._control.call_many([("TYPE", key) for key in types])
-            for (key, expected), reply in zip(types.items(), found, strict=True):
-                if isinstance(reply, bytes) and reply.decode() not in (
-                    expected,
-                    "none",
-                ):
-                    return WrongTypeError(key, expected)
-        if error.kind not in _NEEDED:
-            return error
+        wrong = await find_wrong_type(self._control, error, types)
+        if wrong is not None or error.kind not in _NEEDED:
+            return wrong or error
         self._say(
             "mode 'reliable' does not work here: use mode='blocking' or 'compat'",
             {"mode": self.mode, "reason": error.kind},
