@@ -169,7 +169,7 @@ class Load:
         """Count what waits, and what stands in lists of what was taken."""
         read, places = (
             self.console._pool.read,
-            ReliableKeys.beside(f"{subject.project}_控制"),
+            ReliableKeys(f"{subject.project}_控制"),
         )
         try:
             lists = [name.decode() for name in await read(places.lists, "SMEMBERS")]

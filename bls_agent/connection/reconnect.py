@@ -32,8 +32,8 @@ __all__ = [
     "Gate",
     "Reminders",
     "nobody_listens",
-    "pause_after",
     "show_log",
+    "wait_after_failure",
 ]
 
 logger = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class Complaints:
         return True
 
 
-async def pause_after(
+async def wait_after_failure(
     error: BlsError, consequence: str, backoff: Backoff, complaints: Complaints
 ) -> None:
     """Log a failure and wait before the next try; the gate has paced what connects."""

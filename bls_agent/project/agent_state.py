@@ -48,7 +48,8 @@ class AgentState:
         """Name this process, once; a forked child never gets its parent's name."""
         if given and self.forked:
             given = f"{given}-{os.getpid()}"
-        self.instance = self.instance or given or _new_instance()
+        unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self.instance = self.instance or given or unique
 
     def forget_parent(self) -> None:
         """Reset in a forked child: what waits is written by the parent."""
@@ -60,7 +61,3 @@ class AgentState:
         self.stall_counts = StallCounts()
         self.board.forget_sources()
         self.stream.forget_parent()
-
-
-def _new_instance() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"

@@ -171,10 +171,8 @@ class AgentThread:
         await self._agent.__aenter__()
 
     async def _exit(self, error: BaseException | None) -> None:
-        if error is None:
-            await self._agent.__aexit__(None, None, None)
-        else:
-            await self._agent.__aexit__(type(error), error, error.__traceback__)
+        kind = None if error is None else type(error)
+        await self._agent.__aexit__(kind, error, getattr(error, "__traceback__", None))
 
     def _close_at_exit(self) -> None:
         """Close a block that was never left; 故障 if the program failed."""

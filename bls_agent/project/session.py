@@ -152,19 +152,20 @@ class AgentSession:
 
     def _build_status_writer(self) -> StatusWriter:
         state, ttl = self._state, self._settings.status_ttl
-        if self._settings.replicas:
-            replicas = ReplicaRegistry(state.project, state.instance, ttl, self._warn)
-            return StatusWriter(
-                self.connections, self._status_key, ttl=ttl, replicas=replicas
-            )
         on_conflict = partial(
             self._warn,
             "somebody else writes the status of this project, too: give the processes "
             "replicas=True, or each a project name of its own",
             {"key": self._status_key},
         )
+        replicas = ReplicaRegistry(state.project, state.instance, ttl, self._warn)
+        is_replica = self._settings.replicas
         return StatusWriter(
-            self.connections, self._status_key, ttl=ttl, on_conflict=on_conflict
+            self.connections,
+            self._status_key,
+            ttl=ttl,
+            replicas=replicas if is_replica else None,
+            on_conflict=None if is_replica else on_conflict,
         )
 
     def _build_watch(

@@ -110,7 +110,7 @@ def test_a_name_is_registered_once() -> None:
     checks.add(first)
     with pytest.raises(ConfigurationError, match=r"'数据库' .* registered already"):
         checks.add(HealthCheck(name="数据库", function=waiting))
-    assert checks.list_checks() == [first]
+    assert checks.all == {"数据库": first}
 
 
 def test_a_plain_call_is_known_as_long_as_it_lasts() -> None:

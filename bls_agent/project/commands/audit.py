@@ -28,9 +28,10 @@ class AuditRecord:
     """The records of a command's sender: before it is sent, and after a failure."""
 
     def __init__(
-        self, command: Command, sent_by: str, redactor: Redactor = DEFAULT
+        self, command: Command, sent_by: object, redactor: Redactor = DEFAULT
     ) -> None:
-        _check_sender(sent_by)
+        if not isinstance(sent_by, str) or not sent_by.strip():
+            raise ConfigurationError("sent_by", sent_by, "a text that is not blank")
         self._redactor = redactor
         self._name = cut_text(command.command, 100)
         self._sent_by = cut_text(sent_by, 1_000)
@@ -64,8 +65,3 @@ class AuditRecord:
     ) -> bytes:
         record = LogRecord(level, message, metadata, now=now, redactor=self._redactor)
         return record.payload
-
-
-def _check_sender(sent_by: object) -> None:
-    if not isinstance(sent_by, str) or not sent_by.strip():
-        raise ConfigurationError("sent_by", sent_by, "a text that is not blank")

@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
-from bls_agent.connection.reconnect import Complaints, pause_after
+from bls_agent.connection.reconnect import Complaints, wait_after_failure
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.redaction import redact_traceback
@@ -262,7 +262,7 @@ class Dispatcher:
             messages = await self._receiver.receive(self._prefetch)
         except (RedisUnavailableError, WrongTypeError) as error:
             text = "no commands can be received"
-            await pause_after(error, text, self._backoff, self._complaints)
+            await wait_after_failure(error, text, self._backoff, self._complaints)
             return ()
         except Exception as error:  # noqa: BLE001 - ours: logged, the loop goes on
             text = "no commands can be received\n%s"

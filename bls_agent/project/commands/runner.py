@@ -165,14 +165,11 @@ class CommandRunner:
             message.payload, now=self._clock(), limit=self._size_limit
         )
 
-    def _timeout_of(self, command: Command) -> float | None:
-        handler = self._router.find(command.command)
-        own = UNSET if handler is None else handler.timeout
-        return self._timeout if own is UNSET else own
-
     async def _run_command(self, command: Command, message: Message) -> Outcome | None:
         began = time.monotonic()
-        timeout = self._timeout_of(command)
+        handler = self._router.find(command.command)
+        own = UNSET if handler is None else handler.timeout
+        timeout = self._timeout if own is UNSET else own
         context = CommandContext(
             id=command.id,
             command=command.command,

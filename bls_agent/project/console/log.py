@@ -36,7 +36,7 @@ class LogReader:
         """Read windows of the tail until the follower finds its place, or a gap."""
         size = min(WINDOW, _fit(follower.window_bytes, follower.window_records))
         while True:
-            window, length = await self._tail(size)
+            window, length = await self._window(-size, -1)
             most = _fitting(window)
             entries = follower.find_new(window, length, longest=size >= most)
             if entries is not None:
@@ -52,14 +52,11 @@ class LogReader:
         """Read in growing steps; also return how many records were asked for last."""
         size = min(limit, FEW)
         while True:
-            window, length = await self._tail(size)
+            window, length = await self._window(-size, -1)
             most = min(limit, _fitting(window))
             if size >= most or len(window) < size:
                 return window, length, size
             size = min(size * GROWTH, most)
-
-    async def _tail(self, size: int) -> tuple[list[bytes], int]:
-        return await self._window(-size, -1)
 
     async def page(self, before: str, limit: int) -> LogPage:
         """Read the newest records, or those before the place of an earlier page."""

@@ -63,7 +63,7 @@ class BLSHandler(logging.Handler):
 
     Like ``agent.log`` it never waits and never raises, and may be used from any thread,
     signal handler or finaliser, before the agent is opened and after it was closed. The
-    agent's ``log_level`` applies, too. Inside a command each record carries its id.
+    agent's ``log_level`` applies, too. Inside a command each record has its command id.
 
     The message is the record's own, or the formatter's if one is set. ``extra`` fields,
     the logger's name, ``exception`` and ``stack`` go into the metadata; an extra with

@@ -467,10 +467,9 @@ class LogSink:
             ]
         )
         if isinstance(pushed, RedisUnavailableError):
-            if pushed.kind == "wrong_type":
-                complain("records cannot be written", WrongTypeError(self._key, "list"))
-            else:
-                complain("records cannot be written", pushed)
+            is_wrong = pushed.kind == "wrong_type"
+            told = WrongTypeError(self._key, "list") if is_wrong else pushed
+            complain("records cannot be written", told)
             raise pushed
         self._last = values[-1]
         if isinstance(trimmed, RedisUnavailableError):

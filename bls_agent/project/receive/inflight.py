@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, cast
@@ -13,9 +13,8 @@ from typing import Final, cast
 import anyio
 
 from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Argument
 from bls_agent.connection.reconnect import Complaints
-from bls_agent.connection.scripts import HAND_BACK, RECLAIM
+from bls_agent.connection.scripts import RECLAIM
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import (
     DEAD_LETTERS,
@@ -30,6 +29,7 @@ from bls_agent.project.receive.receiver import Message
 from bls_agent.runtime.lease import Lease
 
 __all__ = [
+    "LIMITS",
     "MAX_DELIVERIES",
     "HeldCommand",
     "InFlight",
@@ -49,27 +49,20 @@ LISTS_AT_ONCE: Final = 100  # of a fleet's; the next round finds others
 COMMANDS_AT_ONCE: Final = 100  # so that a script is short
 
 
-@dataclass(frozen=True)
 class ReliableKeys:
     """The keys of reliable receiving: beside the control list, in its slot."""
 
-    control: str  # the protocol's list, from which commands are taken
-    lists: str  # a set: the names of all in-flight lists
-    deliveries: str  # a hash: how often a command was handed out that came back
-    seen: str  # a sorted set: ids of commands that ended
-    dead: str  # a list: commands that were handed out too often
-
-    @classmethod
-    def beside(cls, control: str) -> ReliableKeys:
-        """Make the keys that belong to a control list."""
+    def __init__(self, control: str) -> None:
         place = place_beside(control)
-        return cls(
-            control=control,
-            lists=INFLIGHT_LISTS.locate(place=place),
-            deliveries=DELIVERIES.locate(place=place),
-            seen=SEEN.locate(place=place),
-            dead=DEAD_LETTERS.locate(place=place),
-        )
+        self.control = control  # the protocol's list, from which commands are taken
+        # A set: the names of all in-flight lists.
+        self.lists = INFLIGHT_LISTS.locate(place=place)
+        # A hash: how often a command was handed out that came back.
+        self.deliveries = DELIVERIES.locate(place=place)
+        # A sorted set: ids of commands that ended.
+        self.seen = SEEN.locate(place=place)
+        # A list: commands that were handed out too often.
+        self.dead = DEAD_LETTERS.locate(place=place)
 
     def inflight(self, instance: str) -> str:
         """The list of the commands that one instance has taken and not ended."""
@@ -176,10 +169,6 @@ class InFlightLease:
         key = self._keys.inflight(name)
         return Lease(self._connection, key, self._ttl, is_dead=_is_waited_for)
 
-    def suspect(self) -> None:
-        """Have the lease verified before the list is used: a script doubted it."""
-        self.lease.step_down()
-
     async def close(self) -> None:
         """Acquire and renew nothing any more."""
         self.closed = True
@@ -278,7 +267,7 @@ def _is_running(item: tuple[Message, HeldCommand]) -> bool:
 
 
 class Reclaimer:
-    """Gives back to the control list what was taken and did not end."""
+    """Gives back to the control list what dead processes have taken."""
 
     def __init__(
         self,
@@ -330,30 +319,3 @@ class Reclaimer:
             for payload in dead:
                 self._report_dead(payload)
         return False
-
-    async def give_back(
-        self,
-        connection: Connection,
-        lease: Lease,
-        *,
-        stay: Sequence[bytes],
-        started: Sequence[bytes] = (),
-        is_final: bool = False,
-    ) -> list[bytes] | None:
-        """Put everything in our list back except ``stay``.
-
-        What was started has one more delivery. With ``is_final`` the list is given up.
-        Returns what of ``stay`` does not stand there; ``None`` if the list is not ours.
-        """
-        keys = self._keys
-        rest: list[Argument] = [int(is_final), len(stay), *stay, *started]
-        named = [keys.control, lease.key, lease.owner_key]
-        reply = await HAND_BACK.run(
-            connection,
-            [*named, keys.deliveries, keys.dead, keys.lists],
-            [lease.token or "?", *LIMITS, *rest],
-        )
-        ours, dead, missing = cast("tuple[int, list[bytes], list[bytes]]", reply)
-        for payload in dead:
-            self._report_dead(payload)
-        return missing if ours else None

@@ -10,18 +10,19 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.scripts import ACK, TAKE, find_wrong_type
+from bls_agent.connection.scripts import ACK, HAND_BACK, TAKE, find_wrong_type
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.project.messages import OutcomeKind, find_id
 from bls_agent.project.receive.blocking import BLOCK, BlockingRead
 from bls_agent.project.receive.inflight import (
+    LIMITS,
     MAX_DELIVERIES,
     InFlight,
     InFlightLease,
@@ -82,7 +83,7 @@ class ReliableReceiver(Receiver):
         self._ttl = lease_ttl
         self._on_redelivery = on_redelivery
         self._report = report
-        self._keys = keys = ReliableKeys.beside(key)
+        self._keys = keys = ReliableKeys(key)
         self.in_flight = InFlight()
         self._reclaimer = Reclaimer(
             self._control, keys, lease_ttl, self._report_dead, connections.complaints
@@ -140,7 +141,8 @@ class ReliableReceiver(Receiver):
             self._opened = True
         if not self.lease.valid:
             await self.lease.keep()
-        if self._must_tidy():
+        is_in_doubt = self._is_untidy or bool(self._connection.lost)
+        if is_in_doubt or not self.lease.compared:
             await self._tidy()
         await self._acknowledge()
 
@@ -155,7 +157,7 @@ class ReliableReceiver(Receiver):
             if lease is not self.lease.lease:
                 return []  # others have these by now
             if reply == NOT_OURS:
-                self.lease.suspect()
+                self.lease.lease.step_down()
                 return []
             taken = await self._look_up([self._read_taken(*one) for one in reply])
         except BaseException:
@@ -197,24 +199,22 @@ class ReliableReceiver(Receiver):
         ]
 
     def _hold(self, one: _Taken) -> Message:
+        """Hold a command; its outcome is known if it is not to be run."""
+        preset = None
+        if one.seen or (one.id and self.in_flight.has_id(one.id)):
+            preset = OutcomeKind.DUPLICATE
+        elif one.delivery > 1 and self._on_redelivery == "skip":
+            preset = OutcomeKind.ABANDONED
         message = Message(
             one.payload,
             one.delivery,
             self.mode,
-            self._decide_preset(one),
+            preset,
             on_start=self._may_start,
             on_overdue=self.in_flight.end,
         )
         self.in_flight.take(message, id=one.id)
         return message
-
-    def _decide_preset(self, one: _Taken) -> OutcomeKind | None:
-        """Decide the outcome of a command that is not to be run; else ``None``."""
-        if one.seen or (one.id and self.in_flight.has_id(one.id)):
-            return OutcomeKind.DUPLICATE
-        if one.delivery > 1 and self._on_redelivery == "skip":
-            return OutcomeKind.ABANDONED
-        return None
 
     def _may_start(self, message: Message) -> bool:
         """Decide whether a command may start, at the moment when it is to begin.
@@ -232,10 +232,6 @@ class ReliableReceiver(Receiver):
         held.stage = Stage.STARTED
         return True
 
-    def _must_tidy(self) -> bool:
-        is_in_doubt = self._is_untidy or bool(self._connection.lost)
-        return is_in_doubt or not self.lease.compared
-
     async def _tidy(self) -> None:
         """Put back what is not held here, and mark what is gone from our list."""
         self._is_untidy = True  # until it has succeeded
@@ -250,7 +246,7 @@ class ReliableReceiver(Receiver):
             self._is_untidy = True
             raise
         if missing is None:
-            self.lease.suspect()
+            self.lease.lease.step_down()
             return
         self.in_flight.mark_missing(missing)
         self.lease.compared = losses == self.lease.losses
@@ -258,15 +254,25 @@ class ReliableReceiver(Receiver):
     async def _hand_back(
         self, *stay: Stage, is_final: bool = False
     ) -> list[bytes] | None:
-        """Put back all but these stages; ``is_final`` gives up the list."""
-        payloads = self.in_flight.payloads
-        return await self._reclaimer.give_back(
+        """Put everything in our list back except what is at these stages.
+
+        With ``is_final`` the list is given up, and what was started has one more
+        delivery. Returns what should stay and does not stand there; ``None`` if the
+        list is not ours.
+        """
+        keys, lease, payloads = self._keys, self.lease.lease, self.in_flight.payloads
+        kept = payloads(*stay)
+        started = payloads(Stage.STARTED) if is_final else []
+        named = [keys.control, lease.key, lease.owner_key]
+        reply = await HAND_BACK.run(
             self._control if self._connection.pending else self._connection,
-            self.lease.lease,
-            stay=payloads(*stay),
-            started=payloads(Stage.STARTED) if is_final else (),
-            is_final=is_final,
+            [*named, keys.deliveries, keys.dead, keys.lists],
+            [lease.token or "?", *LIMITS, int(is_final), len(kept), *kept, *started],
         )
+        ours, dead, missing = cast("tuple[int, list[bytes], list[bytes]]", reply)
+        for payload in dead:
+            self._report_dead(payload)
+        return missing if ours else None
 
     async def settle(self, message: Message) -> None:
         """Acknowledge; returns when that has arrived, or must wait for later.
@@ -319,7 +325,7 @@ class ReliableReceiver(Receiver):
             raise
         for message, reply in zip(messages, replies, strict=True):
             if reply == NOT_OURS:
-                self.lease.suspect()
+                self.lease.lease.step_down()
             elif not isinstance(reply, RedisUnavailableError):
                 self.in_flight.drop(message)
         for reply in replies:

@@ -183,7 +183,7 @@ class HealthChecks:
     """The registered checks, from one opening of the agent to the next."""
 
     def __init__(self) -> None:
-        self._checks: dict[str, HealthCheck] = {}
+        self.all: dict[str, HealthCheck] = {}  # in the order of registration
         self.added = ThreadSafeEvent()  # set when one was added
         # Name → Unix seconds at which a plain call began that has not returned. It
         # outlives a session as its thread does: reopening must not pile up threads.
@@ -196,15 +196,11 @@ class HealthChecks:
     def add(self, check: HealthCheck) -> None:
         """Register a check; from any thread."""
         register(self)
-        if self._checks.setdefault(check.name, check) is not check:
+        if self.all.setdefault(check.name, check) is not check:
             rule = "a health check of this name is registered already"
             remedy = 'Choose another one: agent.health_check("name")(function).'
             raise ConfigurationError("name", check.name, rule, remedy)
         self.added.set()
-
-    def list_checks(self) -> list[HealthCheck]:
-        """Return every check, in order of registration."""
-        return list(self._checks.values())
 
     def call(self, check: HealthCheck, now: float) -> object:
         """Call a plain check and record, as long as it lasts, that it goes on."""
@@ -249,7 +245,7 @@ class HealthMonitor:
         try:
             async with anyio.create_task_group() as tasks:
                 while True:
-                    for check in self._checks.list_checks():
+                    for check in list(self._checks.all.values()):
                         if check.name not in watched:
                             watched.add(check.name)
                             tasks.start_soon(self._watch, check)

@@ -11,7 +11,7 @@ import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint, Request
-from bls_agent.connection.reconnect import Complaints, pause_after
+from bls_agent.connection.reconnect import Complaints, wait_after_failure
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import (
     RedisRefusedError,
@@ -278,7 +278,9 @@ class StatusReporter:
                 except (RedisUnavailableError, WrongTypeError) as error:
                     self._counts.failures += 1
                     text = "the status cannot be written"
-                    await pause_after(error, text, self._backoff, self._complaints)
+                    await wait_after_failure(
+                        error, text, self._backoff, self._complaints
+                    )
                 else:
                     self._backoff.succeeded()
                     self.published.set()
