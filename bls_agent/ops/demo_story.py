@@ -31,10 +31,7 @@ from bls_agent.ops.terminal import (
     LEVEL_STYLES,
     STATUS_STYLES,
     clock_of,
-    count_columns,
     metadata_text,
-    visible,
-    wrap,
 )
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import (
@@ -57,7 +54,6 @@ __all__ = [
 ]
 
 STEP_DEADLINE: Final = 5.0  # seconds until a step has failed
-STORY_DEADLINE: Final = 18.0  # seconds until the rest is not tried any more
 SLOW_TIMEOUT: Final = 0.5
 MEANWHILE: Final = (1, 2, 3)  # the records that are written while Redis is away
 MALFORMED: Final = {
@@ -70,7 +66,7 @@ T = TypeVar("T")
 TIME_COLUMNS: Final = 8
 LABEL_COLUMNS: Final = 6
 LOOK_INTERVAL: Final = 0.05  # seconds between two looks of the console
-HANGING: Final = TIME_COLUMNS + LABEL_COLUMNS + 2
+HANGING: Final = TIME_COLUMNS + LABEL_COLUMNS + 4
 LONGEST_METADATA: Final = 400  # bytes of a record's metadata that are shown
 MARKS: Final = ("✓✗-", "√\N{MULTIPLICATION SIGN}-", "+x-")  # the first that it knows
 LONGEST_MESSAGE: Final = 2_000
@@ -356,16 +352,13 @@ STEPS: Final[Mapping[str, Step]] = {
 
 
 async def go_through(steps: Mapping[str, Step], stage: Stage) -> list[Result]:
-    """Run the steps in order; those beyond the deadline have failed."""
+    """Run the steps in order."""
     results: list[Result] = []
-    with anyio.move_on_after(STORY_DEADLINE):
-        for number, (name, step) in enumerate(steps.items(), 1):
-            title = stage.texts[f"step_{name}"]
-            stage.screen.heading(f"{number}/{len(steps)} {title}")
-            results.append(Result(name, *await attempt(step, stage)))
-    late = stage.texts["not_reached"].format(seconds=STORY_DEADLINE)
-    missing = list(steps)[len(results) :]
-    return [*results, *(Result(name, Mark.FAILED, late) for name in missing)]
+    for number, (name, step) in enumerate(steps.items(), 1):
+        title = stage.texts[f"step_{name}"]
+        stage.screen.heading(f"{number}/{len(steps)} {title}")
+        results.append(Result(name, *await attempt(step, stage)))
+    return results
 
 
 async def attempt(step: Step, stage: Stage) -> tuple[Mark, str]:
@@ -400,8 +393,7 @@ class Screen:
 
     def text(self, text: str, style: str = "") -> None:
         """Write a paragraph."""
-        for line in wrap(visible(text), self._out.columns):
-            self._out.line((line, style))
+        self._out.row([(text, style)], [self._out.columns])
 
     def entry(self, entry: LogEntry) -> None:
         """Write a log record that the console has read."""
@@ -430,11 +422,10 @@ class Screen:
     def mark(self, mark: Mark, title: str, detail: str) -> None:
         """Write a row of the table at the end."""
         known = next(marks for marks in MARKS if self._out.encodable(marks) == marks)
-        first, *rest = wrap(title, self._out.columns - 2)
-        self._out.line((known[mark], STYLES[mark]), f" {first}")
-        details = wrap(visible(detail), self._out.columns - 4) if detail else []
-        for line in [*rest, *(f"  {line}" for line in details)]:
-            self.write(f"  {line}")
+        widths = [1, self._out.columns - 3]
+        self._out.row([(known[mark], STYLES[mark]), title], widths)
+        if detail:
+            self._out.row(["", detail], widths)
 
     def write(self, line: str) -> None:
         """Write a line unchanged."""
@@ -442,11 +433,8 @@ class Screen:
 
     def _event(self, label: str, text: str, style: str, clock: str = "") -> None:
         clock = clock or datetime.now(UTC).astimezone().strftime("%H:%M:%S")
-        padded = label + " " * (LABEL_COLUMNS - count_columns(label))
-        first, *rest = wrap(visible(text), self._out.columns - HANGING)
-        self._out.line((clock, "dim"), " ", (padded, style), f" {first}".rstrip())
-        for line in rest:
-            self.write(" " * HANGING + line)
+        widths = [TIME_COLUMNS, LABEL_COLUMNS, self._out.columns - HANGING]
+        self._out.row([(clock, "dim"), (label, style), text], widths)
 
 
 def _text_of(entry: LogEntry) -> str:

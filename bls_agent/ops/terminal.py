@@ -151,7 +151,8 @@ class Screen:
         *,
         needed: bool = True,
     ) -> None:
-        self._stream = stream or _nowhere()
+        # A process may have been started without one.
+        self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
         self._needed = needed  # a command that cannot write results has failed
         if reconfigure := getattr(self._stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
@@ -203,17 +204,17 @@ class Screen:
         while sum(widths) > room:
             widths[widths.index(max(widths))] -= 1
         for row in shown:
-            self._write_row(row, widths)
+            self.row(row, widths)
 
-    def _write_row(self, row: Sequence[Cell], widths: Sequence[int]) -> None:
+    def row(self, cells: Sequence[Cell], widths: Sequence[int]) -> None:
         """Write cells beside each other; long ones go on below themselves."""
         folded = [
             wrap(visible(_plain(cell)), width)
-            for cell, width in zip(row, widths, strict=True)
+            for cell, width in zip(cells, widths, strict=True)
         ]
         for texts in zip_longest(*folded, fillvalue=""):
             line = ""
-            for text, cell, width in zip(texts, row, widths, strict=True):
+            for text, cell, width in zip(texts, cells, widths, strict=True):
                 blanks = " " * (width - count_columns(text) + GAP)
                 line += self._shown((text, _style(cell))) + blanks
             self.write(line.rstrip(" "))
@@ -266,26 +267,17 @@ class Screen:
         with self._writing():
             self._stream.flush()
 
-    def give_up(self) -> None:
-        """Discard all further output: the stream is broken."""
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-
     @contextmanager
     def _writing(self) -> Generator[None]:
         try:
             yield
         except OSError as error:
-            self.give_up()
+            with suppress(OSError, ValueError):  # what comes now is discarded
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if self._needed and isinstance(error, BrokenPipeError):
                 raise ReaderGone from error  # the parser makes an exit code of its own
             if self._needed:
                 raise
-
-
-def _nowhere() -> TextIO:
-    """Give a stream for a process that was started without one."""
-    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - as long as we live
 
 
 def _plain(cell: Cell) -> str:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Final
 
 __all__ = ["main"]
-
-EXTRA: Final = ("typer", "rich", "shellingham", "annotated_doc", "pydantic")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,13 +19,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; by default those of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        return _run(given)
-    except KeyboardInterrupt:  # while modules were loaded
-        return 130
-
-
-def _run(given: list[str]) -> int:
     if given == ["--version"]:
         import bls_agent
 
@@ -36,8 +26,10 @@ def _run(given: list[str]) -> int:
         return 0
     try:
         from bls_agent.ops.cli.app import run_program
+    except KeyboardInterrupt:
+        return 130
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRA:
+        if (error.name or "").startswith("bls_agent"):
             raise
         from bls_agent.core.errors import MissingExtraError
 

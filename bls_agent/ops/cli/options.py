@@ -5,8 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
 from typer import Argument, Context, Option
 
@@ -18,7 +26,6 @@ __all__ = [
     "CommandArgument",
     "JsonOption",
     "LangOption",
-    "Language",
     "LimitOption",
     "ProjectArgument",
     "RedisOption",
@@ -153,16 +160,9 @@ def _offer(
     ]
 
 
-class Language(StrEnum):
-    """The languages of the catalogues."""
-
-    ZH = "zh"
-    EN = "en"
-
-
 RedisOption: TypeAlias = Annotated[str, Option(metavar="URL", show_default=False)]
 JsonOption: TypeAlias = Annotated[bool, Option("--json")]
-LangOption: TypeAlias = Annotated[Language | None, Option(metavar="zh|en")]
+LangOption: TypeAlias = Annotated[Literal["zh", "en"] | None, Option(metavar="zh|en")]
 ProjectArgument: TypeAlias = Annotated[
     str, Argument(metavar="PROJECT", autocompletion=complete_project)
 ]

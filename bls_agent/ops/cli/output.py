@@ -18,6 +18,7 @@ from bls_agent.ops.terminal import (
     Screen,
     count_columns,
     visible,
+    wrap,
 )
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import LogEntry, Status
@@ -78,9 +79,7 @@ class Progress:
 
     def _draw(self, text: str) -> None:
         """Overwrite the line; without escapes, so that every terminal understands."""
-        fitting = visible(text)
-        while count_columns(fitting) >= self._screen.columns:
-            fitting = fitting[:-1]
+        fitting = wrap(visible(text), self._screen.columns - 1)[0]
         blanks = " " * max(0, count_columns(self._drawn) - count_columns(fitting))
         with suppress(OSError, ValueError):  # the terminal is closed
             self._screen.draw(f"\r{fitting}{blanks}" + "\r" * (not text))

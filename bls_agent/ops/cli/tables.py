@@ -196,12 +196,7 @@ class Table(Generic[T]):
 
         out = self.invocation.out
         console = Console(
-            markup=False,
-            emoji=False,
-            highlight=False,
-            no_color=not out.colours,
-            color_system="standard" if out.colours else None,
-            legacy_windows=False,
+            color_system="standard" if out.colours else None, legacy_windows=False
         )
         with (
             _keys_pressed() as keys,

@@ -62,26 +62,23 @@ _UrlOption: TypeAlias = Annotated[str, Option(metavar="URL")]
 
 def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Source:
     """Read ``SOURCE``: a repository on GitHub, any Git server, or a folder."""
-    chosen: dict[str, Any] = {"branch": branch, "base_url": base_url}
-    found: Source
     if source.startswith(GITHUB):
         from bls_agent.assets import GitHubSource
 
+        token = next(filter(None, map(os.environ.get, TOKENS)), "")
+        chosen = {"branch": branch, "base_url": base_url, "token": token}
+        given: dict[str, Any] = {name: one for name, one in chosen.items() if one}
         repo = source.removeprefix(GITHUB)
-        chosen["token"] = next(filter(None, map(os.environ.get, TOKENS)), "")
-        given = {name: value for name, value in chosen.items() if value}
-        found = GitHubSource(repo, base_path=base_path, **given)
-    elif _GIT.match(source):
+        return GitHubSource(repo, base_path=base_path, **given)
+    if _GIT.match(source):
         from bls_agent.assets import GitSource
 
-        found = GitSource(source, base_path=base_path, branch=branch)
-    elif branch or base_url:
+        return GitSource(source, base_path=base_path, branch=branch)
+    if branch or base_url:
         raise Failure("asset_no_branch", Exit.USAGE, source=source)
-    else:
-        from bls_agent.assets import DirectorySource
+    from bls_agent.assets import DirectorySource
 
-        found = DirectorySource(source, base_path=base_path)
-    return found
+    return DirectorySource(source, base_path=base_path)
 
 
 @asynccontextmanager
@@ -168,12 +165,9 @@ async def watch(invocation: Invocation) -> Exit:
         async for asset_id in library.watch():
             found = await library.get(asset_id)
             value = {"id": asset_id, "asset": asdict(found) if found else None}
-            if found:
-                cells = [found.id, found.category, found.version, found.name]
-            else:
-                gone = invocation.texts["asset_gone"]
-                cells = [asset_id, "-", "-", gone if invocation.out.terminal else ""]
-            invocation.record(value, *cells)
+            gone = invocation.texts["asset_gone"] if invocation.out.terminal else ""
+            told = (found.category, found.version, found.name) if found else None
+            invocation.record(value, asset_id, *(told or ("-", "-", gone)))
     return Exit.DONE
 
 
@@ -281,22 +275,19 @@ async def validate(
     base_url: _UrlOption = "",
 ) -> Exit:
     """Check manifests; needs no Redis."""
-    is_file = await anyio.Path(source).is_file()
     with invocation.waiting("asset_waiting"):
-        if is_file:
+        if await anyio.Path(source).is_file():
             read, faults = 1, _check_file(Path(source))
         else:
             where = _open_source(source, branch, base_path, base_url)
             read, faults = await _check_all(where)
     for fault in faults:
-        if invocation.json:
-            invocation.out.json(asdict(fault))
-        elif invocation.out.terminal:
-            place, *rest = _place_and_rule(fault)
+        place, *rest = _place_and_rule(fault)
+        if invocation.out.terminal and not invocation.json:
             told = ": ".join(one for one in rest if one)
             invocation.out.line((f"{place}: ", "bold"), told)
         else:
-            invocation.out.fields(*_place_and_rule(fault))
+            invocation.record(asdict(fault), place, *rest)
     broken = len({fault.path for fault in faults})
     invocation.hint("asset_checked", count=read, faults=len(faults), broken=broken)
     return Exit.UNHEALTHY if faults else Exit.DONE

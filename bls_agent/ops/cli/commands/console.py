@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["console", "password"]
 
 AGAIN: Final = 10.0  # seconds until asyncio may log the same again
-KINDS: Final = 100  # of its records that are distinguished
 LONGEST_LINE: Final = 2_000  # characters of a password that comes through a pipe
 
 
@@ -105,14 +104,11 @@ class _NotAgain(logging.Filter):
         self._passed: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Compare first lines: the other ones name the socket or the task."""
-        kind = str(record.msg).partition("\n")[0][:80]
-        if record.created - self._passed.get(kind, -AGAIN) < AGAIN:
-            return False
-        if len(self._passed) >= KINDS:
-            self._passed.clear()
-        self._passed[kind] = record.created
-        return True
+        kind = str(record.msg).partition("\n")[0]  # more names the socket or the task
+        due = record.created - self._passed.get(kind, -AGAIN) >= AGAIN
+        if due:
+            self._passed[kind] = record.created
+        return due
 
 
 def _wanted_language() -> str:

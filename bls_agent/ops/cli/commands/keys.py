@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
-from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -21,11 +20,12 @@ from bls_agent.core.acl import (
     worker_acl_rules,
 )
 from bls_agent.core.keys import KEYS, find_templates
+from bls_agent.core.settings import Mode
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, normalise
 from bls_agent.ops.cli.output import Invocation
 
-__all__ = ["ModeName", "acl", "explain", "find_nearest", "key_bytes", "keys"]
+__all__ = ["acl", "explain", "find_nearest", "key_bytes", "keys"]
 
 NEAREST: Final = 3  # rows that are named for a key that is none
 LIKENESS: Final = 0.3
@@ -152,20 +152,11 @@ def _show(invocation: Invocation, told: dict[str, Any]) -> None:
     invocation.out.table(rows)
 
 
-class ModeName(StrEnum):
-    """The values of ``--mode``."""
-
-    AUTO = "auto"
-    BLOCKING = "blocking"
-    COMPAT = "compat"
-    RELIABLE = "reliable"
-
-
 @command("acl")
 def acl(
     invocation: Invocation,
     project: Annotated[str, Argument(metavar="PROJECT")] = "",
-    mode: Annotated[ModeName, Option(metavar="MODE")] = ModeName.AUTO,
+    mode: Annotated[Mode, Option(metavar="MODE")] = "auto",
     *,
     replicas: bool = False,
     console: bool = False,
@@ -201,7 +192,7 @@ def acl(
     elif not project:
         raise Failure("acl_for_whom", Exit.USAGE, hint="hint_acl")
     else:
-        rules = acl_rules(project, mode.value, replicas=replicas, selectors=selectors)
+        rules = acl_rules(project, mode, replicas=replicas, selectors=selectors)
     if any(letter.isspace() or not letter.isprintable() for letter in user):
         raise Failure("bad_user", Exit.USAGE, user=user)
     name = user or USERS[[*asked, *["console"] * console, "agent"][0]]

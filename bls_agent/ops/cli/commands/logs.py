@@ -6,7 +6,6 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import anyio
@@ -16,6 +15,7 @@ from bls_agent.console import Console
 from bls_agent.core.codec import cut_text, encode, parse_timestamp
 from bls_agent.core.errors import ContractError, RedisRefusedError
 from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.commands.projects import exists
 from bls_agent.ops.cli.errors import (
     Exit,
     Failure,
@@ -36,7 +36,7 @@ from bls_agent.ops.terminal import (
 )
 from bls_agent.project.messages import Level, LogEntry
 
-__all__ = ["Filter", "LevelName", "for_people", "for_pipe", "logs"]
+__all__ = ["Filter", "for_people", "for_pipe", "logs"]
 
 LINES: Final = 200  # records that are shown by default
 MOST: Final = 100_000  # with --since, which bounds them by time
@@ -51,15 +51,6 @@ LEVEL_COLUMNS: Final = 5
 UNTOLD: Final = frozenset({"agent", "commandId"})  # of use to programs alone
 
 
-class LevelName(StrEnum):
-    """The values of ``--level``."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARN = "warn"
-    ERROR = "error"
-
-
 @command("logs")
 async def logs(
     invocation: Invocation,
@@ -68,12 +59,12 @@ async def logs(
     since: Annotated[str, Option(metavar="TIME", show_default=False)] = "",
     follow: Annotated[bool, Option("--follow", "-f")] = False,
     level: Annotated[
-        LevelName, Option(metavar="LEVEL", case_sensitive=False)
-    ] = LevelName.DEBUG,
+        Level, Option(metavar="LEVEL", case_sensitive=False)
+    ] = Level.DEBUG,
     grep: Annotated[str, Option(metavar="TEXT", show_default=False)] = "",
 ) -> Exit:
     """Print the newest records, newest last, and follow the log if asked to."""
-    wanted = Filter(Level(level.value), grep, _moment(since))
+    wanted = Filter(level, grep, _moment(since))
     if lines is None:
         lines = MOST if since else LINES
     project = normalise(invocation, project)
@@ -127,15 +118,9 @@ async def _refuse_unknown(
     invocation: Invocation, console: Console, project: str
 ) -> None:
     """End the command if the project has no other key either."""
-    try:
-        known = await console.status(project) is not None
-    except ContractError:
-        known = True
-    if not known:
-        async with Fleet(invocation.redis) as fleet:
-            known = (await fleet.look_at(project)).queue != 0
-    if not known:
-        raise await unknown_project(console, project)
+    async with Fleet(invocation.redis) as fleet:
+        if not exists(await fleet.look_at(project)):
+            raise await unknown_project(console, project)
     invocation.hint("no_records", project=project)
 
 
@@ -152,22 +137,23 @@ async def _follow(
         invocation.hint("waiting_records", project=project)
         await hint_likely(invocation, console, project)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch_outages, invocation, project)
+        tasks.start_soon(_watch_outages, invocation, console, project)
         async for entry in console.follow_logs(project, last=lines):
             if wanted.wants(entry):
                 printer.write(entry)
 
 
-async def _watch_outages(invocation: Invocation, project: str) -> None:
+async def _watch_outages(
+    invocation: Invocation, console: Console, project: str
+) -> None:
     """Report when Redis goes away and comes back: following waits in silence."""
-    async with invocation.console() as console:
 
-        async def look() -> None:
-            with suppress(ContractError):  # the key holds no status: Redis answers
-                await console.status(project)
+    async def look() -> None:
+        with suppress(ContractError):  # the key holds no status: Redis answers
+            await console.status(project)
 
-        with suppress(RedisRefusedError):  # it answers; what is refused is no outage
-            await poll(look, lambda _: None, invocation.tell_outage, LOOK)
+    with suppress(RedisRefusedError):  # it answers; what is refused is no outage
+        await poll(look, lambda _: None, invocation.tell_outage, LOOK)
 
 
 class _Printer:
@@ -178,17 +164,15 @@ class _Printer:
         self._cut = False
 
     def write(self, entry: LogEntry) -> None:
-        out = self._invocation.out
-        if self._invocation.json:
-            out.json(describe_entry(entry))
-        elif out.terminal:
-            line, cut = for_people(entry)
-            if cut and not self._cut:
-                self._cut = True
-                self._invocation.hint("hint_cut")
-            out.line(*line)
-        else:
-            out.fields(*for_pipe(entry))
+        out, json = self._invocation.out, self._invocation.json
+        if json or not out.terminal:
+            self._invocation.record(describe_entry(entry), *for_pipe(entry))
+            return
+        line, cut = for_people(entry)
+        if cut and not self._cut:
+            self._cut = True
+            self._invocation.hint("hint_cut")
+        out.line(*line)
 
 
 @dataclass(frozen=True)

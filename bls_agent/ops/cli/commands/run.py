@@ -8,12 +8,11 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from typer import Argument
 
@@ -46,12 +45,9 @@ async def run(
         logging.basicConfig(level=logging.INFO, format=FORMAT, stream=sys.stderr)
     agent = await _make(found, target)
     ended = await agent.run(task_status=_Announcement(invocation, agent))
-    told = {
-        "projectName": agent.project,
-        "signal": ended.name if ended else None,
-    }
     if invocation.json:
-        invocation.out.json(told)
+        signal_name = ended.name if ended else None
+        invocation.out.json({"projectName": agent.project, "signal": signal_name})
     else:
         invocation.hint("ended", project=agent.project)
     return CODES[ended] if ended else Exit.DONE
@@ -88,8 +84,7 @@ class _Announcement:
             self._invocation.hint("online", project=self._agent.project)
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """The argument of ``run``."""
 
     module: str

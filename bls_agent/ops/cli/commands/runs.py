@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -142,11 +141,10 @@ def run_cells(
     )
     started, last = _known(run.started_at), _known(run.last_at)
     age, begun = _stamp(last), _stamp(started)
-    if people:
-        age = "-" if last is None else span(now - last)
+    if people and last is not None:
+        age = span(now - last)
     if people and started is not None:
-        local = datetime.fromtimestamp(started, UTC).astimezone()
-        begun = local.strftime("%m-%d %H:%M:%S")
+        begun = clock_of(begun)
     return {
         "id": str(run.run_id),
         "state": (shown, style) if style else shown,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Annotated, Any, Final, TypeAlias, cast
 
@@ -39,7 +39,7 @@ from bls_agent.ops.cli.options import (
 )
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.cli.tables import Layout, Table
-from bls_agent.ops.terminal import Cell, json_text
+from bls_agent.ops.terminal import json_text
 from bls_agent.project.messages import Command, Outcome, Status
 
 __all__ = [
@@ -100,7 +100,10 @@ async def commands(
     else:
         texts = invocation.texts
         titles = [texts["column_command"], texts["column_description"]]
-        rows = [(signature(one), _first_line(one)) for one in chosen]
+        rows = [
+            (signature(one), str(one.get("description") or "").partition("\n")[0])
+            for one in chosen
+        ]
         invocation.out.table(rows, titles)
     return Exit.DONE
 
@@ -116,12 +119,10 @@ def _show_one(invocation: Invocation, told: _Schema) -> None:
     if out.terminal:
         out.line((signature(told), "bold"))
         out.paragraph(str(told.get("description") or ""))
-    rows: list[list[Cell]] = []
-    for name, schema in _properties(told).items():
-        needed = texts["argument_required"] if name in _required(told) else ""
-        default = json_text(schema["default"]) if "default" in schema else needed
-        description = str(schema.get("description") or "")
-        rows.append([name, _type_of(schema), default, description])
+    rows = [
+        [name, kind, default or texts["argument_required"] * needed, description]
+        for name, kind, default, needed, description in _arguments(told)
+    ]
     if rows:
         names = ("argument", "type", "default", "description")
         out.table(rows, [texts[f"column_{name}"] for name in names])
@@ -130,26 +131,25 @@ def _show_one(invocation: Invocation, told: _Schema) -> None:
 def signature(told: _Schema) -> str:
     """Write a command as a function: ``reload(force: boolean = false)``."""
     words: list[str] = []
-    for name, schema in _properties(told).items():
-        default = f" = {json_text(schema['default'])}" if "default" in schema else ""
-        optional = "" if default or name in _required(told) else "?"
-        words.append(f"{name}{optional}: {_type_of(schema)}{default}")
+    for name, kind, default, needed, _ in _arguments(told):
+        optional = "" if default or needed else "?"
+        words.append(f"{name}{optional}: {kind}{default and f' = {default}'}")
     return f"{told.get('name')}({', '.join(words)})"
 
 
-def _first_line(told: _Schema) -> str:
-    return str(told.get("description") or "").partition("\n")[0]
+def _arguments(told: _Schema) -> Iterator[tuple[str, str, str, bool, str]]:
+    """Give name, type, default, whether it is required, and description of each.
 
-
-def _properties(told: _Schema) -> dict[str, _Schema]:
-    """Give the schemas of the arguments; other agents may send anything."""
-    found = _dict(_dict(told.get("parameters")).get("properties"))
-    return {str(name): _dict(schema) for name, schema in found.items()}
-
-
-def _required(told: _Schema) -> list[Any]:
-    found: list[Any] | None = _dict(told.get("parameters")).get("required")
-    return found if isinstance(found, list) else []
+    Other agents may send anything.
+    """
+    parameters = _dict(told.get("parameters"))
+    required = parameters.get("required")
+    for name, value in _dict(parameters.get("properties")).items():
+        schema = _dict(value)
+        default = json_text(schema["default"]) if "default" in schema else ""
+        needed = isinstance(required, list) and name in required
+        description = str(schema.get("description") or "")
+        yield name, _type_of(schema), default, needed, description
 
 
 def _dict(value: Any) -> dict[str, Any]:
