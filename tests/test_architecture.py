@@ -36,7 +36,6 @@ PROGRAMS = [
     "ops.fleet",
     "ops.doctor",
     "ops.web",
-    "ops.demo_story",
     "ops.demo_fleet",
     "demo",
     "ops.cli",

@@ -42,7 +42,7 @@ FACES = {
     "bls_agent.workers",
     "bls_agent.runs",
 }
-# The demo is a program in three parts: nobody imports more than its entrance.
+# The demo is a program in two parts: nobody imports more than its entrance.
 DEMO = ("bls_agent.demo", "bls_agent.ops.demo_")
 
 

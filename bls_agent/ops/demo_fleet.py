@@ -1,7 +1,8 @@
-"""A small fleet that lives until Ctrl-C, with the console in the browser beside it.
+"""What the demo shows and how: its services, a small fleet of them, and its screen.
 
 For ``python -m bls_agent.demo --console``: services with status, log and commands,
-workers with heartbeats and tasks, and runs that write events, on a server of their own.
+workers with heartbeats and tasks, and runs that write events, on a server of their own,
+until Ctrl-C, with the console in the browser beside them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
 from typing import Final, Literal
@@ -19,13 +21,20 @@ import anyio
 from anyio import to_thread
 
 from bls_agent.agent import ProjectAgent
+from bls_agent.core.codec import JSONValue, cut_text
 from bls_agent.core.errors import ConfigurationError, Reject
 from bls_agent.core.settings import Settings
 from bls_agent.devserver import start_for_user
-from bls_agent.ops.demo_story import Place, Screen, make_agent
+from bls_agent.ops import terminal
+from bls_agent.ops.terminal import (
+    LEVEL_STYLES,
+    STATUS_STYLES,
+    clock_of,
+    metadata_text,
+)
 from bls_agent.ops.texts import Texts
 from bls_agent.ops.web import need_web
-from bls_agent.project.messages import Status
+from bls_agent.project.messages import LogEntry, Status
 from bls_agent.runs import EventStore
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,
@@ -35,7 +44,7 @@ from bls_agent.workers import (
     TaskStatus,
 )
 
-__all__ = ["serve_fleet"]
+__all__ = ["Screen", "make_orders", "serve_fleet"]
 
 CODES: Final = ("600519.SH", "000858.SZ", "300750.SZ", "601318.SH")
 BEAT: Final = 2.0  # seconds between two records, and two values of a heartbeat
@@ -44,6 +53,87 @@ WELL: Final = 50.0  # seconds between two errors of the risk service
 BETWEEN_RUNS: Final = 10.0  # seconds
 STEP: Final = 0.05  # seconds between two words of a run, and two steps of a task
 START_TIMEOUT: Final = 20.0  # seconds
+SLOW_TIMEOUT: Final = 0.5
+TIME_COLUMNS: Final = 8
+LABEL_COLUMNS: Final = 6
+HANGING: Final = TIME_COLUMNS + LABEL_COLUMNS + 4
+LONGEST_METADATA: Final = 400  # bytes of a record's metadata that are shown
+LONGEST_MESSAGE: Final = 2_000
+UNTOLD: Final = frozenset({"agent", "commandId"})
+MARKS: Final = ("✓✗-", "√\N{MULTIPLICATION SIGN}-", "+x-")  # the first that it knows
+STYLES: Final = ("green", "red", "yellow")  # of the marks
+
+
+class Screen:
+    """Lines for people: time, label, text."""
+
+    def __init__(self, out: terminal.Screen, texts: Texts) -> None:
+        self._out = out
+        self.texts = texts
+
+    def heading(self, text: str) -> None:
+        """Begin a part."""
+        self.write("")
+        self.text(text, "bold")
+
+    def text(self, text: str, style: str = "") -> None:
+        """Write a paragraph."""
+        self._out.row([(text, style)], [self._out.columns])
+
+    def entry(self, entry: LogEntry) -> None:
+        """Write a log record that the console has read."""
+        clock = clock_of(entry.timestamp, "%H:%M:%S", TIME_COLUMNS)
+        style = LEVEL_STYLES[entry.level]
+        self._event(entry.level.value, _text_of(entry), style, clock)
+
+    def status(self, status: Status | None) -> None:
+        """Write the status that the console has read."""
+        label = self.texts["label_status"]
+        if status is None:
+            self._event(label, self.texts["no_status"], "dim")
+            return
+        meaning = self.texts[f"status_{status.name}"]
+        shown = status.value if meaning == status else f"{status.value} ({meaning})"
+        self._event(label, shown, STATUS_STYLES[status])
+
+    def sent(self, text: str) -> None:
+        """Write a command that is sent."""
+        self._event(self.texts["label_send"], text, "bold")
+
+    def redis(self, text: str) -> None:
+        """Write what happens to Redis itself."""
+        self._event(self.texts["label_redis"], text, "yellow")
+
+    def mark(self, mark: int, title: str, detail: str) -> None:
+        """Write a row of the table at the end."""
+        known = next(marks for marks in MARKS if self._out.encodable(marks) == marks)
+        widths = [1, self._out.columns - 3]
+        self._out.row([(known[mark], STYLES[mark]), title], widths)
+        if detail:
+            self._out.row(["", detail], widths)
+
+    def write(self, line: str) -> None:
+        """Write a line unchanged."""
+        self._out.write(line)
+
+    def _event(self, label: str, text: str, style: str, clock: str = "") -> None:
+        clock = clock or datetime.now(UTC).astimezone().strftime("%H:%M:%S")
+        widths = [TIME_COLUMNS, LABEL_COLUMNS, self._out.columns - HANGING]
+        self._out.row([(clock, "dim"), (label, style), text], widths)
+
+
+def _text_of(entry: LogEntry) -> str:
+    outcome = entry.outcome
+    told: dict[str, JSONValue] = {}
+    if outcome is None:
+        told = {key: item for key, item in entry.metadata.items() if key not in UNTOLD}
+    elif outcome.succeeded and outcome.result is not None:
+        told = {"result": outcome.result}
+    elif "firstBytes" in outcome.error:
+        told = {"firstBytes": outcome.error["firstBytes"]}
+    pairs = metadata_text(told.items())
+    message = cut_text(entry.message, LONGEST_MESSAGE)
+    return f"{message}  {cut_text(pairs, LONGEST_METADATA)}".rstrip()
 
 
 def serve_fleet(screen: Screen, redis_url: str) -> int:
@@ -95,7 +185,7 @@ async def _live(screen: Screen, redis: str) -> None:
         page = await stack.enter_async_context(_console(redis))
         packed = anyio.Event()
         packed.set()
-        orders = make_agent(Place(redis, texts["fleet_orders"], None), texts, packed)
+        orders = make_orders(redis, texts["fleet_orders"], texts, packed)
         quotes, risk = _make_quotes(redis, texts), _make_risk(redis, texts)
         for agent in (orders, quotes, risk):
             await stack.enter_async_context(agent)
@@ -120,6 +210,34 @@ async def _live(screen: Screen, redis: str) -> None:
             screen.text(texts["fleet_quit"])
             await anext(signals)
             work.cancel_scope.cancel()
+
+
+def make_orders(
+    redis: str, project: str, texts: Texts, packed: anyio.Event
+) -> ProjectAgent:
+    """Make the order service: what a user of the package would write."""
+    agent = ProjectAgent(project, redis=redis, settings=Settings())
+
+    @agent.command
+    async def reload(*, force: bool = False) -> dict[str, int]:
+        """Read the configuration again."""
+        agent.log.info(texts["log_reloaded"], force=force)
+        return {"rules": 42}
+
+    @agent.command("import", timeout=SLOW_TIMEOUT)
+    async def import_orders() -> None:
+        """Take longer than allowed."""
+        agent.log.info(texts["log_importing"])
+        await anyio.sleep_forever()
+
+    @agent.command
+    async def pack(order: int) -> dict[str, int]:
+        """Pack an order, which takes until the story lets it end."""
+        agent.log.info(texts["log_packing"], order=order)
+        await packed.wait()
+        return {"packed": order}
+
+    return agent
 
 
 def _make_quotes(redis: str, texts: Texts) -> ProjectAgent:

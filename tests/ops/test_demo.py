@@ -27,10 +27,19 @@ from redis import Redis
 from bls_agent import Console, RedisUnavailableError
 from bls_agent.core.codec import JSONObject, JSONValue
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
-from bls_agent.demo import at_the_console, conclude, main
+from bls_agent.demo import (
+    STEPS,
+    Mark,
+    Place,
+    Result,
+    at_the_console,
+    conclude,
+    go_through,
+    main,
+)
 from bls_agent.devserver import DevServer
 from bls_agent.ops import terminal
-from bls_agent.ops.demo_story import STEPS, Mark, Place, Result, Screen, go_through
+from bls_agent.ops.demo_fleet import Screen
 from bls_agent.ops.terminal import count_columns
 from bls_agent.ops.texts import load_texts
 from bls_agent.project.log.reading import gap_entry
@@ -257,7 +266,7 @@ async def test_step_that_never_happens(
     own_server: DevServer, project: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the console never sees has failed at a deadline, and the story goes on."""
-    monkeypatch.setattr("bls_agent.ops.demo_story.STEP_DEADLINE", 0.5)
+    monkeypatch.setattr("bls_agent.demo.STEP_DEADLINE", 0.5)
     screen = _screen(io.StringIO(), "zh")
     steps = {name: STEPS[name] for name in ("online", "stop")}
     rules = ("+@all", "&*", "%R~*_项目状态", "~*_项目控制台", "~*_控制")
