@@ -21,7 +21,6 @@ import anyio
 from anyio import to_thread
 
 from bls_agent.agent import ProjectAgent
-from bls_agent.core.codec import JSONValue, cut_text
 from bls_agent.core.errors import ConfigurationError, Reject
 from bls_agent.core.settings import Settings
 from bls_agent.devserver import start_for_user
@@ -30,7 +29,7 @@ from bls_agent.ops.terminal import (
     LEVEL_STYLES,
     STATUS_STYLES,
     clock_of,
-    metadata_text,
+    describe_record,
 )
 from bls_agent.ops.texts import Texts
 from bls_agent.ops.web import need_web
@@ -57,9 +56,6 @@ SLOW_TIMEOUT: Final = 0.5
 TIME_COLUMNS: Final = 8
 LABEL_COLUMNS: Final = 6
 HANGING: Final = TIME_COLUMNS + LABEL_COLUMNS + 4
-LONGEST_METADATA: Final = 400  # bytes of a record's metadata that are shown
-LONGEST_MESSAGE: Final = 2_000
-UNTOLD: Final = frozenset({"agent", "commandId"})
 MARKS: Final = ("✓✗-", "√\N{MULTIPLICATION SIGN}-", "+x-")  # the first that it knows
 STYLES: Final = ("green", "red", "yellow")  # of the marks
 
@@ -84,7 +80,10 @@ class Screen:
         """Write a log record that the console has read."""
         clock = clock_of(entry.timestamp, "%H:%M:%S", TIME_COLUMNS)
         style = LEVEL_STYLES[entry.level]
-        self._event(entry.level.value, _text_of(entry), style, clock)
+        message, metadata, _ = describe_record(entry)
+        failed = entry.outcome is not None and not entry.outcome.succeeded
+        shown = message if failed else f"{message}  {metadata}".rstrip()
+        self._event(entry.level.value, shown, style, clock)
 
     def status(self, status: Status | None) -> None:
         """Write the status that the console has read."""
@@ -120,20 +119,6 @@ class Screen:
         clock = clock or datetime.now(UTC).astimezone().strftime("%H:%M:%S")
         widths = [TIME_COLUMNS, LABEL_COLUMNS, self._out.columns - HANGING]
         self._out.row([(clock, "dim"), (label, style), text], widths)
-
-
-def _text_of(entry: LogEntry) -> str:
-    outcome = entry.outcome
-    told: dict[str, JSONValue] = {}
-    if outcome is None:
-        told = {key: item for key, item in entry.metadata.items() if key not in UNTOLD}
-    elif outcome.succeeded and outcome.result is not None:
-        told = {"result": outcome.result}
-    elif "firstBytes" in outcome.error:
-        told = {"firstBytes": outcome.error["firstBytes"]}
-    pairs = metadata_text(told.items())
-    message = cut_text(entry.message, LONGEST_MESSAGE)
-    return f"{message}  {cut_text(pairs, LONGEST_METADATA)}".rstrip()
 
 
 def serve_fleet(screen: Screen, redis_url: str) -> int:

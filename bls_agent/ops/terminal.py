@@ -14,10 +14,10 @@ import unicodedata
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
-from typing import Final, TextIO, TypeAlias
+from typing import Any, Final, TextIO, TypeAlias
 
-from bls_agent.core.codec import encode, parse_timestamp
-from bls_agent.project.messages import Level, Status
+from bls_agent.core.codec import cut_text, encode, parse_timestamp
+from bls_agent.project.messages import Level, LogEntry, Status
 
 __all__ = [
     "CLOCK",
@@ -28,6 +28,7 @@ __all__ = [
     "Screen",
     "clock_of",
     "count_columns",
+    "describe_record",
     "escape_json",
     "json_text",
     "metadata_text",
@@ -40,6 +41,9 @@ Cell: TypeAlias = "str | tuple[str, str]"  # a text, and perhaps its style
 
 CLOCK: Final = "%m-%d %H:%M:%S"
 LEAST_COLUMNS: Final = 20
+LONGEST_METADATA: Final = 400  # bytes of a record's metadata
+LONGEST_MESSAGE: Final = 4_000
+UNTOLD: Final = frozenset({"agent", "commandId"})  # of use to programs alone
 GAP: Final = 2  # between two columns of a table
 LEAST: Final = 10  # of a table's column: it is no use to squeeze it further
 LEVEL_STYLES: Final = {
@@ -132,6 +136,25 @@ def metadata_text(items: Iterable[tuple[str, object]]) -> str:
 
 def _bare(text: str) -> str:
     return text[1:-1] if text[:1] == '"' and _BARE.fullmatch(text[1:-1]) else text
+
+
+def describe_record(entry: LogEntry) -> tuple[str, str, bool]:
+    """Give message and metadata of a record for people, and whether they were cut."""
+    pairs = metadata_text(_told_metadata(entry))
+    message = cut_text(entry.message, LONGEST_MESSAGE)
+    shown = cut_text(pairs, LONGEST_METADATA)
+    return message, shown, message != entry.message or shown != pairs
+
+
+def _told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
+    """Choose the metadata for people: of an outcome its result alone."""
+    outcome = entry.outcome
+    if outcome is None:
+        return [item for item in entry.metadata.items() if item[0] not in UNTOLD]
+    told = [("truncated", outcome.truncated)] if outcome.truncated else []
+    if outcome.succeeded:
+        return told if outcome.result is None else [*told, ("result", outcome.result)]
+    return told + [item for item in outcome.error.items() if item[0] != "message"]
 
 
 class ReaderGone(Exception):  # noqa: N818 - nothing is wrong: `| head` has enough

@@ -6,13 +6,13 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import anyio
 from typer import Option
 
 from bls_agent.console import Console
-from bls_agent.core.codec import cut_text, encode, parse_timestamp
+from bls_agent.core.codec import encode, parse_timestamp
 from bls_agent.core.errors import ContractError, RedisRefusedError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.commands.projects import exists
@@ -31,8 +31,8 @@ from bls_agent.ops.terminal import (
     LEVEL_STYLES,
     Cell,
     clock_of,
+    describe_record,
     json_text,
-    metadata_text,
 )
 from bls_agent.project.messages import Level, LogEntry
 
@@ -45,10 +45,7 @@ SPAN: Final = re.compile(
 )
 PAGE: Final = 1_000  # records of one read
 LOOK: Final = 1.0  # seconds between two questions whether Redis still answers
-LONGEST_METADATA: Final = 400  # bytes of it at a terminal
-LONGEST_MESSAGE: Final = 4_000
 LEVEL_COLUMNS: Final = 5
-UNTOLD: Final = frozenset({"agent", "commandId"})  # of use to programs alone
 
 
 @command("logs")
@@ -203,9 +200,7 @@ class Filter:
 def for_people(entry: LogEntry) -> tuple[list[Cell], bool]:
     """Format a record for a terminal; the flag says whether something was cut."""
     level = entry.level.value.ljust(LEVEL_COLUMNS)
-    pairs = metadata_text(_told_metadata(entry))
-    message = cut_text(entry.message, LONGEST_MESSAGE)
-    shown = cut_text(pairs, LONGEST_METADATA)
+    message, shown, cut = describe_record(entry)
     style = "yellow" if entry.is_gap else ""
     line: list[Cell] = [
         (clock_of(entry.timestamp), "dim"),
@@ -216,21 +211,10 @@ def for_people(entry: LogEntry) -> tuple[list[Cell], bool]:
     ]
     if shown and not entry.is_gap:
         line += ["  ", (shown, "dim")]
-    return line, message != entry.message or shown != pairs
+    return line, cut
 
 
 def for_pipe(entry: LogEntry) -> list[Cell]:
     """Format a record for a pipe: time, level, message and metadata, nothing cut."""
     metadata = json_text(entry.metadata) if entry.metadata else ""
     return [entry.timestamp or "-", entry.level.value, entry.message, metadata]
-
-
-def _told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
-    """Choose the metadata for people: of an outcome its result alone."""
-    outcome = entry.outcome
-    if outcome is None:
-        return [item for item in entry.metadata.items() if item[0] not in UNTOLD]
-    told = [("truncated", outcome.truncated)] if outcome.truncated else []
-    if outcome.succeeded:
-        return told if outcome.result is None else [*told, ("result", outcome.result)]
-    return told + [item for item in outcome.error.items() if item[0] != "message"]
