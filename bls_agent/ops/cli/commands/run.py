@@ -40,10 +40,9 @@ async def run(
 ) -> Exit:
     """Serve until a signal; drain; end with the signal's exit code."""
     invocation.export_redis()  # before the import: an agent may read it there
-    found = _load_agent(target, Path.cwd())
+    agent = await _load_agent(parse_target(target), Path.cwd())
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format=FORMAT, stream=sys.stderr)
-    agent = await _make(found, target)
     ended = await agent.run(task_status=_Announcement(invocation, agent))
     if invocation.json:
         signal_name = ended.name if ended else None
@@ -51,24 +50,6 @@ async def run(
     else:
         invocation.hint("ended", project=agent.project)
     return CODES[ended] if ended else Exit.DONE
-
-
-async def _make(found: ProjectAgent | Callable[[], Any], target: str) -> ProjectAgent:
-    """Call a factory, which may be a coroutine function."""
-    if isinstance(found, ProjectAgent):
-        return found
-    try:
-        made = found()
-        if inspect.isawaitable(made):
-            made = await made
-    except Exception as error:
-        raise _own_failure(error, target) from error
-    if not isinstance(made, ProjectAgent):
-        kind = type(made).__name__
-        raise Failure(
-            "no_agent", Exit.USAGE, hint="hint_target", target=target, kind=kind
-        )
-    return made
 
 
 class _Announcement:
@@ -100,21 +81,38 @@ def parse_target(text: str) -> Target:
     return Target(found["module"], found["path"] or "agent", bool(found["call"]))
 
 
-def _load_agent(text: str, directory: Path) -> ProjectAgent | Callable[[], Any]:
-    """Import a target; a factory is returned without being called.
+async def _load_agent(target: Target, directory: Path) -> ProjectAgent:
+    """Import a target, and call it if it is a factory.
 
     Modules are looked for in the user's directory first.
     """
-    target = parse_target(text)
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
     found: Any = _import(target, directory)
+    shown = f"{target.module}:{target.path}"
     for number, name in enumerate(target.path.split(".")):
         if not hasattr(found, name):
             within = ".".join([target.module, *target.path.split(".")[:number]])
             raise _no_attribute(found, name, within)
         found = getattr(found, name)
-    return _checked(found, target)
+    hint = "hint_target"
+    if target.call and callable(found):
+        found = await _call(found, f"{shown}()")
+    elif inspect.isfunction(found):
+        hint = "hint_factory"
+    if isinstance(found, ProjectAgent):
+        return found
+    kind = type(found).__name__
+    raise Failure("no_agent", Exit.USAGE, hint=hint, target=shown, kind=kind)
+
+
+async def _call(factory: Callable[[], Any], name: str) -> Any:
+    """Call a function, which may be a coroutine function."""
+    try:
+        made = factory()
+        return await made if inspect.isawaitable(made) else made
+    except Exception as error:
+        raise _own_failure(error, name) from error
 
 
 def _import(target: Target, directory: Path) -> ModuleType:
@@ -145,19 +143,6 @@ def _no_attribute(found: Any, name: str, within: str) -> Failure:
     return misspelt(
         "no_attribute", likely, "hint_target", Exit.USAGE, name=name, module=within
     )
-
-
-def _checked(found: Any, target: Target) -> ProjectAgent | Callable[[], Any]:
-    shown = f"{target.module}:{target.path}"
-    if target.call and callable(found):
-        maker: Callable[[], Any] = found
-        return maker
-    if isinstance(found, ProjectAgent) and not target.call:
-        return found
-    kind = type(found).__name__
-    function = inspect.isfunction(found) and not target.call
-    hint = "hint_factory" if function else "hint_target"
-    raise Failure("no_agent", Exit.USAGE, hint=hint, target=shown, kind=kind)
 
 
 def _own_failure(error: BaseException, name: str) -> Failure:
