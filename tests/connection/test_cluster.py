@@ -38,6 +38,7 @@ from bls_agent.connection.pool import KEPT
 from bls_agent.connection.scripts import END_LEASE
 from bls_agent.connection.topology import SlotRange, read_redirection, read_slots
 from bls_agent.core.acl import acl_rules
+from bls_agent.core.codec import encode, format_timestamp
 from bls_agent.core.keys import slot_of
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
@@ -209,12 +210,13 @@ async def test_an_agent_and_a_console_on_three_nodes(
 async def test_a_fleet_on_three_nodes(topology: ClusterTopology, project: str) -> None:
     """Keys on every node are read together, over one connection to each; nothing is kept."""
     names = [f"{project}-舰队-{number}" for number in range(40)]
+    error = encode({"level": "error", "timestamp": format_timestamp(time.time())})
     client = RedisCluster(LOOPBACK, topology.nodes[1].port)
     async with Fleet(topology.url) as fleet:
         assert not names & (await fleet.look()).keys()
         for name in names:
             await client.set(f"{name}_项目状态", "在线", ex=60)
-            await client.rpush(f"{name}_项目控制台", "{}", '{"level":"error"}')
+            await client.rpush(f"{name}_项目控制台", "{}", error)
             await client.rpush(f"{name}_控制", "{}")
         views = await fleet.look()
         assert {(views[name].status, views[name].presence) for name in names} == {
