@@ -291,13 +291,12 @@ class CrawlScheduler(BaseScheduler):
         )
         return cls(crawler, df)
 
-    # in the reactor's thread
+    # In the reactor's thread:
 
     def open(self, spider: Spider) -> Deferred[None]:
         """Connect to Redis and begin to take requests; called by Scrapy.
 
-        The result fails with :class:`~bls_agent.RedisUnavailableError` when Redis
-        cannot be reached.
+        The result fails with ``RedisUnavailableError`` if Redis cannot be reached.
         """
         self._spider = spider
         try:
@@ -335,7 +334,7 @@ class CrawlScheduler(BaseScheduler):
             return True
         if not self._is_over and not self._looking:
             self._looking = True
-            self._begin(self._holding, self._look, self._changes)
+            self._begin(self._start, self._holding, self._look, self._changes)
         return not self._is_over
 
     def enqueue_request(self, request: Request) -> bool:
@@ -352,29 +351,33 @@ class CrawlScheduler(BaseScheduler):
         unique = bool(is_first) or not request.dont_filter
         if not isinstance(self._df, CrawlDupeFilter):
             unique = False
-            if not request.dont_filter and self._df.request_seen(request):
-                self._df.log(request, self._spider)
+            if not request.dont_filter and self._is_duplicate(request):
                 return False
         try:
             written = write_request(request, self._spider)
         except (TypeError, ValueError) as error:
             return self._keep(request, error, unique=unique)
-        self._begin(self._pushing, self._push, request, written, unique)
+        self._begin(self._start, self._pushing, self._push, request, written, unique)
         return True
+
+    def _is_duplicate(self, request: Request) -> bool:
+        """Ask the filter in memory, and log what it has seen before."""
+        if is_seen := self._df.request_seen(request):
+            self._df.log(request, self._spider)
+        return is_seen
 
     def _keep(self, request: Request, error: Exception, *, unique: bool) -> bool:
         """Keep a request in memory, as Scrapy does where its disk queue refuses it."""
-        if unique and self._df.request_seen(request):
-            self._df.log(request, self._spider)
+        if unique and self._is_duplicate(request):
             return False
-        if not self._count("scheduler/unserializable") or self._log_all:
-            _log.warning(
+        if self._log_all or not self._stats.get_value("scheduler/unserializable"):
+            text = (
                 "%s stays in the memory of this process and is lost with it: %s. Callbacks "
                 "must be methods of the spider, and meta and cb_kwargs what JSON can hold "
-                "(SCHEDULER_DEBUG shows all such requests; this is the first)",
-                request,
-                error,
+                "(SCHEDULER_DEBUG shows all such requests; this is the first)"
             )
+            _log.warning(text, request, error)
+        self._count("scheduler/unserializable")
         heappush(self._memory, (-request.priority, self._changes, request))
         self._count("scheduler/enqueued", "scheduler/enqueued/memory")
         return True
@@ -389,11 +392,11 @@ class CrawlScheduler(BaseScheduler):
             return request
         while self._ready:
             held = self._ready.popleft()
-            self._loop.call_soon_threadsafe(self._room.release)
+            self._begin(self._room.release)
             self._changes += 1
             self._is_over = False
             if not held.taken.valid:  # this process stood still, another one has it
-                self._loop.call_soon_threadsafe(held.task.cancel)
+                self._begin(held.task.cancel)
                 continue
             self._out[held.request] = held
             self._count("scheduler/dequeued", "scheduler/dequeued/redis")
@@ -409,7 +412,7 @@ class CrawlScheduler(BaseScheduler):
         if self._out and (slot := self._slot) is not None:
             for request in self._out.keys() - slot.inprogress:
                 held = self._out.pop(request)
-                self._loop.call_soon_threadsafe(self._acknowledge, held)
+                self._begin(self._acknowledge, held)
 
     @property
     def _slot(self) -> Any:
@@ -436,13 +439,13 @@ class CrawlScheduler(BaseScheduler):
         self._is_over = over and changes == self._changes
         self._wake()
 
-    def _count(self, *names: str) -> int:
-        """Count in the stats; give the former count of the last name."""
-        stats, before = cast("Any", self._crawler.stats), 0
+    @property
+    def _stats(self) -> Any:
+        return self._crawler.stats
+
+    def _count(self, *names: str) -> None:
         for name in names:
-            before = stats.get_value(name, 0)
-            stats.inc_value(name)
-        return before
+            self._stats.inc_value(name)
 
     def _deferred(
         self, function: Callable[[], Coroutine[Any, Any, None]]
@@ -461,15 +464,7 @@ class CrawlScheduler(BaseScheduler):
         future.add_done_callback(partial(self._call_reactor, fire))
         return deferred
 
-    def _begin(
-        self,
-        tasks: set[asyncio.Task[None]],
-        function: Callable[..., Coroutine[Any, Any, None]],
-        *args: Any,
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._start, tasks, function, *args)
-
-    # in the loop's thread
+    # In the loop's thread:
 
     def _start(
         self,
@@ -483,6 +478,7 @@ class CrawlScheduler(BaseScheduler):
 
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._begin = self._loop.call_soon_threadsafe
         self._room = asyncio.Semaphore(AHEAD)
         try:
             stats = await self._queue.stats()
