@@ -1,7 +1,8 @@
-"""The requests of one event loop to its crawl queue, gathered into few writes.
+"""What the tasks of one event loop hold of a crawl queue, and what they wait for.
 
-One task of each event loop talks to Redis: what the other tasks push, settle and take
-meanwhile leaves in one write. It runs while any request is awaited or held.
+One task of each event loop takes requests, renews their leases and ends them: what the
+other tasks want meanwhile leaves in one write. It runs while any request is awaited or
+held.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import anyio
 
@@ -131,19 +132,6 @@ class Settlement:
 
 
 @dataclass(eq=False, slots=True)
-class _Batch:
-    """Requests that one task pushes, on their way to Redis."""
-
-    pushes: Sequence[Push]
-    future: asyncio.Future[list[int]]
-
-    def fail(self, error: Exception) -> None:
-        """Fail the waiting task: as far as is known, nothing was pushed."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-@dataclass(eq=False, slots=True)
 class _Waiter:
     """A task that waits for a request, until a moment of the loop's clock."""
 
@@ -152,10 +140,9 @@ class _Waiter:
 
 
 class _Write(NamedTuple):
-    """One write to Redis: up to three runs of scripts, in this order."""
+    """One write to Redis: one or two runs of scripts."""
 
     settlements: Sequence[Settlement]  # ends and renewals of leases
-    batches: Sequence[_Batch]  # requests that are pushed
     wanted: int  # how many requests are taken; -1 if none is looked for
     token: str  # of the leases of what is taken; none where it is taken for good
     sent_at: float  # by the clock of leases
@@ -180,7 +167,6 @@ class Exchange:
         self._blocking = pool.waiting(self._wake)
         self._loop = asyncio.get_running_loop()
         self._held: set[Held] = set()
-        self._batches: deque[_Batch] = deque()
         self._settlements: list[Settlement] = []
         self._waiters: deque[_Waiter] = deque()
         self._asked = asyncio.Event()
@@ -203,10 +189,14 @@ class Exchange:
         RedisUnavailableError: nothing was queued, unless ``error.ambiguous``.
         WrongTypeError if a key holds another type.
         """
-        batch = _Batch(pushes, self._loop.create_future())
-        self._batches.append(batch)
-        self._start()
-        return await batch.future
+        words = [word for push in pushes for word in push]
+        async with self._pool.to(self._wake) as connection:
+            run = (CRAWL_PUSH, self._key_list, words)
+            (reply,) = await run_scripts(connection, [run])
+        reply = await self._explain(reply)
+        if isinstance(reply, BlsError):
+            raise reply
+        return cast("list[int]", reply)
 
     async def take(self, timeout: float | None) -> Held | None:
         """Wait for a request; ``None`` if none came in time.
@@ -229,10 +219,8 @@ class Exchange:
             raise
 
     async def give_back(self, held: Held) -> bool:
-        """Put a request back; in mode ``simple`` behind those of its priority."""
-        if held.token:
-            return await self.settle(Settlement("back", held))
-        return bool((await self.push([Push(repr(held.priority), held.body)]))[0])
+        """Put a request back to its place."""
+        return await self.settle(_back(held))
 
     async def settle(self, one: Settlement) -> bool:
         """End a lease, and wait until Redis has done so, but not for long."""
@@ -249,11 +237,11 @@ class Exchange:
     async def aclose(self) -> None:
         """Give back what is held, wait for what is under way, and end the task."""
         for held in self._held:
-            self._settlements.append(Settlement("back", replace(held)))
+            self._settlements.append(_back(replace(held)))
             held.valid_until = -math.inf
         self._held.clear()
         self._end_waits(_closed())
-        if self._settlements or self._batches:
+        if self._settlements:
             self._start()
         self._asked.set()
         tasks = [task for task in (self._task, self._reader) if task is not None]
@@ -277,13 +265,6 @@ class Exchange:
             else:
                 waiter.future.set_exception(error)
 
-    def _end_all(self, error: Exception) -> None:
-        """Fail every task that waits for a request or pushes."""
-        self._end_waits(error)
-        for batch in self._batches:
-            batch.fail(error)
-        self._batches.clear()
-
     def _start(self) -> None:
         self._asked.set()
         if self._task is None or self._task.done():
@@ -291,7 +272,7 @@ class Exchange:
 
     @property
     def _is_needed(self) -> bool:
-        asked = self._batches or self._settlements or self._waiters
+        asked = self._settlements or self._waiters
         return bool(asked or self._held or self._must_look)
 
     async def _run(self) -> None:
@@ -307,15 +288,14 @@ class Exchange:
                     backoff.succeeded()
                     await self._pause()
         except Exception as error:
-            self._end_all(error)  # a fault of ours: no task may wait for ever
+            self._end_waits(error)  # a fault of ours: no task may wait for ever
             raise
         except asyncio.CancelledError:
             await asyncio.sleep(0)  # what is cancelled with this task gives back first
             self._end_waits(_closed())
             with suppress(BlsError), anyio.move_on_after(1, shield=True):
-                while self._settlements or self._batches:
+                while self._settlements:
                     await self._exchange()
-            self._end_all(_closed())
             raise
 
     async def _pause(self) -> None:
@@ -391,7 +371,6 @@ class Exchange:
             script: await self._explain(reply)
             for (script, *_), reply in zip(runs, replies, strict=True)
         }
-        self._end_pushes(write, by_script.get(CRAWL_PUSH))
         faults = (
             self._end_leases(write, by_script.get(CRAWL_SETTLE)),
             self._hand_out(write, by_script.get(CRAWL_TAKE)),
@@ -400,12 +379,11 @@ class Exchange:
             raise fault
 
     def _next_write(self) -> _Write:
-        settlements, batches = self._next_settlements(), self._next_batches()
-        count = self._count_wanted(pushing=bool(batches))
+        settlements, count = self._next_settlements(), self._count_wanted()
         if not count and not self._must_look:
-            return _Write(settlements, batches, -1, "", boot_seconds())
+            return _Write(settlements, -1, "", boot_seconds())
         token = secrets.token_hex(12) if self.options.leased else ""
-        return _Write(settlements, batches, count, token, boot_seconds())
+        return _Write(settlements, count, token, boot_seconds())
 
     def _runs_of(self, write: _Write) -> list[ScriptRun]:
         found: list[ScriptRun] = []
@@ -415,10 +393,6 @@ class Exchange:
             for one in write.settlements:
                 words += (one.what, one.held.member, one.held.token, one.value)
             found.append((CRAWL_SETTLE, self._key_list, words))
-        if write.batches:
-            pushes = (push for batch in write.batches for push in batch.pushes)
-            words = [word for push in pushes for word in push]
-            found.append((CRAWL_PUSH, self._key_list, words))
         if write.wanted >= 0:
             lease, retries = int(self.options.lease * 1000), self._keys.retries
             words = [write.wanted, write.token, lease, retries, MOST_BYTES]
@@ -426,10 +400,8 @@ class Exchange:
         return found
 
     def _keep_for_later(self, write: _Write, error: RedisUnavailableError) -> None:
-        """Keep what may be sent again; fail the tasks whose push is in doubt."""
+        """Keep what may be sent again."""
         self._keep(write.settlements, in_doubt=error.ambiguous)
-        for batch in write.batches:
-            batch.fail(error)
         if write.token and error.ambiguous:  # no task has what may have been taken
             end = write.sent_at + self.options.lease
             lost = Held(b"", write.token, valid_until=end)
@@ -448,24 +420,13 @@ class Exchange:
     def _plan_renewal(self) -> None:
         self._renew_at = self._loop.time() + self.options.lease / RENEWALS
 
-    def _next_batches(self) -> list[_Batch]:
-        found: list[_Batch] = []
-        pushes = size = 0
-        while self._batches:
-            pushes += len(self._batches[0].pushes)
-            size += sum(len(push.body) for push in self._batches[0].pushes)
-            if found and (pushes > MOST_PUSHES or size > MOST_BYTES):
-                break
-            found.append(self._batches.popleft())
-        return found
-
-    def _count_wanted(self, *, pushing: bool) -> int:
+    def _count_wanted(self) -> int:
         """Count the requests to take now; 0 where none can be in the queue."""
         waiters = (one for one in self._waiters if not one.future.done())
         self._waiters = deque(waiters)
         now = self._loop.time()
         is_time = now >= self._look_at or any(w.until <= now for w in self._waiters)
-        return min(len(self._waiters), MOST_TAKEN) if pushing or is_time else 0
+        return min(len(self._waiters), MOST_TAKEN) if is_time else 0
 
     def _keep(self, settlements: Sequence[Settlement], *, in_doubt: bool) -> None:
         """Send ends of leases again with the next write."""
@@ -490,15 +451,6 @@ class Exchange:
                 held.valid_until = -math.inf
                 self._held.discard(held)
         return None
-
-    def _end_pushes(self, write: _Write, reply: Reply) -> None:
-        at = 0
-        for batch in write.batches:
-            if isinstance(reply, BlsError):
-                batch.fail(reply)
-            elif not batch.future.done():
-                batch.future.set_result(reply[at : at + len(batch.pushes)])
-            at += len(batch.pushes)
 
     def _hand_out(self, write: _Write, reply: Reply) -> BlsError | None:
         """Give what was taken to the tasks that wait for it."""
@@ -545,13 +497,7 @@ class Exchange:
                         self._plan_renewal()
                     self._held.add(held)
                 return
-        if held.token:
-            self._settlements.append(Settlement("back", held))
-        else:
-            nobody = self._loop.create_future()
-            nobody.cancel()
-            push = Push(repr(held.priority), held.body)
-            self._batches.append(_Batch([push], nobody))
+        self._settlements.append(_back(held))
 
     async def _explain(self, reply: Reply) -> Reply:
         """Name the key that holds another type, if that is what an error says."""
@@ -559,6 +505,12 @@ class Exchange:
             return reply
         connection = self._pool.pick(self._wake)
         return await find_wrong_type(connection, reply, self._keys.types) or reply
+
+
+def _back(held: Held) -> Settlement:
+    """Put a request back to its place; Redis has forgotten one that has no lease."""
+    value = b"" if held.token else b"%r %b" % (held.priority, held.body)
+    return Settlement("back", held, value)
 
 
 def _closed(*, ambiguous: bool = False) -> RedisUnavailableError:

@@ -136,10 +136,7 @@ class TakenRequest:
     async def give_back(self) -> bool:
         """Put the request back to its place; the attempt does not count.
 
-        In mode ``simple`` it goes behind those of its priority. Returns as :meth:`ack`.
-
-        Raises:
-            RedisUnavailableError: In mode ``simple`` alone: it is lost then.
+        Returns as :meth:`ack`.
         """
         if self.settled:
             return False

@@ -13,7 +13,8 @@
 -- ARGV[…]  what to do, member, token and one value in turn:
 --          ack: the request is finished; value 1 if it has failed before
 --          renew: the lease begins anew; value: its milliseconds
---          back: the request goes back to its place; no value
+--          back: the request goes back to its place; value: priority and body of one
+--          that was taken for good, else nothing
 --          retry: the request comes back later; value: in how many milliseconds
 --          fail: the request goes into the failed list; value: its entry
 --          recall: like back, of every request that was taken with the token
@@ -71,8 +72,15 @@ end
 function act.renew(member, priority, milliseconds)
   redis.call('ZADD', KEYS[3], later(milliseconds), member)
 end
-function act.back(member, priority)
-  back(member, priority)
+function act.back(member, priority, value)
+  if value == '' then
+    back(member, priority)
+    return
+  end
+  local score, body = string.match(value, '^(%S+) (.*)$')
+  redis.call('ZADD', KEYS[1], score, member)
+  redis.call('HSET', KEYS[2], member, body)
+  waiting = true
 end
 function act.retry(member, priority, milliseconds)
   redis.call('HSET', KEYS[6], member, priority)
