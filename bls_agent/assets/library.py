@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import anyio
 
@@ -34,7 +34,6 @@ from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.reconnect import Complaints
 from bls_agent.connection.scripts import WRITE_ASSET
 from bls_agent.core.backoff import Backoff
-from bls_agent.core.codec import JSONObject, decode
 from bls_agent.core.errors import (
     ConfigurationError,
     DecodeError,
@@ -188,18 +187,13 @@ class AssetLibrary(Store):
         One request; raises as :meth:`list`.
         """
         pairs = pair(await self._read(INDEX, "HGETALL"))
-        found: list[AssetSummary]
+        found: list[AssetSummary] = []
         faults: dict[str, DecodeError] = {}
-        try:  # as one JSON array, which takes half of the time
-            rows: Any = decode(b"[" + b",".join(pairs.values()) + b"]")
-            found = list(map(AssetSummary.of, pairs, _exactly(rows, len(pairs))))
-        except DecodeError:
-            found = []
-            for asset_id, payload in pairs.items():
-                try:
-                    found.append(AssetSummary.read(asset_id, payload))
-                except DecodeError as error:
-                    faults[read_text(asset_id)] = error
+        for asset_id, payload in pairs.items():
+            try:
+                found.append(AssetSummary.read(asset_id, payload))
+            except DecodeError as error:
+                faults[read_text(asset_id)] = error
         found.sort(key=lambda summary: summary.id)
         return found, dict(sorted(faults.items()))
 
@@ -436,13 +430,6 @@ def portions(writes: Sequence[AssetWrite]) -> Iterator[list[AssetWrite]]:
 def _holds(text: str, words: Sequence[str]) -> bool:
     folded = text.casefold()
     return all(word in folded for word in words)
-
-
-def _exactly(rows: Any, count: int) -> list[JSONObject]:
-    """Check that so many values are so many objects."""
-    if len(rows) != count or any(type(row) is not dict for row in rows):
-        raise DecodeError("not_an_asset", b"")
-    return cast("list[JSONObject]", rows)
 
 
 def _keys_of(write: AssetWrite) -> list[str]:

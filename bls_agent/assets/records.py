@@ -109,12 +109,7 @@ class AssetSummary(NamedTuple):
     @classmethod
     def read(cls, asset_id: bytes, payload: bytes) -> Self:
         """Read a value of the index; DecodeError if it is none, or of another asset."""
-        return cls.of(asset_id, decode_object(payload), payload)
-
-    @classmethod
-    def of(cls, asset_id: bytes, fields: JSONObject, payload: bytes = b"") -> Self:
-        """Check an index value that was decoded before; raises as :meth:`read`."""
-        get = fields.get
+        get = decode_object(payload).get
         found = cls(
             get("id", ""), get("name", ""), get("category", ""), get("version", ""),
             get("description", ""),

@@ -44,7 +44,7 @@ from bls_agent.core.errors import (
 from bls_agent.core.redaction import redact
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.keys import QueueKeys
-from bls_agent.runtime.lease import boot_seconds, valid_until
+from bls_agent.runtime.lease import RENEWALS, boot_seconds, valid_until
 
 __all__ = [
     "FAILED_KEPT",
@@ -62,7 +62,6 @@ MOST_PUSHES: Final = 500  # in one write
 MOST_BYTES: Final = 2**20
 MOST_TAKEN: Final = 100
 WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
-RENEWALS: Final = 3  # of a lease, before it would end
 REASON_BYTES: Final = 2_000
 
 
