@@ -97,9 +97,9 @@ def category_key(category: str) -> str:
 class AssetLibrary(Store):
     """The tools, prompts and skills that agents may use.
 
-    Works with and without ``async with``, in any event loop; close it with
-    :meth:`aclose` when it was used without. An entry that cannot be read is left out
-    and named in the log, at most once a minute; it never hides the others.
+    Works with and without ``async with``, in any event loop. An entry that cannot be
+    read is left out and named in the log, at most once a minute; it never hides the
+    others. Every method raises RedisUnavailableError if Redis cannot answer.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
@@ -131,7 +131,6 @@ class AssetLibrary(Store):
 
         Raises:
             ConfigurationError: No asset can have this id.
-            RedisUnavailableError: Redis cannot answer.
         """
         key = KEYS["asset_metadata"].build(id=asset_id)
         try:
@@ -171,7 +170,6 @@ class AssetLibrary(Store):
         Raises:
             ConfigurationError: There is no such category.
             WrongTypeError: ``asset:index`` is no hash.
-            RedisUnavailableError: Redis cannot answer.
         """
         if category is not None and category not in CATEGORIES:
             rule = f"one of {', '.join(CATEGORIES)}"
@@ -215,6 +213,8 @@ class AssetLibrary(Store):
     async def save(self, manifest: AssetManifest, *, path: str, sha: str) -> str:
         """Write one asset. A synchronisation deletes it again if no file describes it.
 
+        After an error saving again is safe.
+
         Args:
             manifest: What it is.
             path: Its file in the repository, such as ``tools/search/google.yaml``.
@@ -225,7 +225,6 @@ class AssetLibrary(Store):
 
         Raises:
             ConfigurationError: The path leads elsewhere, or the SHA is empty.
-            RedisUnavailableError: Redis cannot answer. Saving again is safe.
         """
         from bls_agent.assets.manifest import path_fault  # noqa: PLC0415 - an extra
 
@@ -238,9 +237,10 @@ class AssetLibrary(Store):
     async def delete(self, asset_id: str) -> bool:
         """Delete one asset, also what is left of one; tell whether there was anything.
 
+        After an error deleting again is safe.
+
         Raises:
             ConfigurationError: No asset can have this id.
-            RedisUnavailableError: Redis cannot answer. Deleting again is safe.
         """
         KEYS["asset_metadata"].build(id=asset_id)
         return await self._write_one(AssetWrite(asset_id)) != "same"
@@ -300,7 +300,6 @@ class AssetLibrary(Store):
 
         Raises:
             WrongTypeError: ``asset:sync:state`` is no hash.
-            RedisUnavailableError: Redis cannot answer.
         """
         requests = [("HGETALL", STATE), ("EXISTS", SYNC_OWNER), ("GET", REPORT)]
         state, owned, report = await self.pool.read_many(requests)
@@ -328,7 +327,6 @@ class AssetLibrary(Store):
         Raises:
             ConfigurationError: ``n`` is not between 1 and 1,000.
             WrongTypeError: ``asset:sync:changed`` is no list.
-            RedisUnavailableError: Redis cannot answer.
         """
         if not 1 <= n <= KEPT:
             raise ConfigurationError("n", n, f"between 1 and {KEPT:,}")

@@ -249,7 +249,7 @@ async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Nam
         timeout: Deadline of one request in seconds.
 
     Returns:
-        Project and spider of each, in order. Other keys are left out.
+        Project and spider of each, in order.
 
     Raises:
         RedisUnavailableError: Redis cannot answer.

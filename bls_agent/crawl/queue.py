@@ -97,8 +97,8 @@ class TakenRequest:
     def valid(self) -> bool:
         """Whether certainly no other worker has the request.
 
-        Check it before anything that must not happen twice: it becomes ``False`` when
-        Redis could not renew the lease in time or when this process stood still.
+        Check it before anything that must not happen twice: it is ``False`` once Redis
+        could not renew the lease in time, or this process stood still.
         """
         return not self.settled and boot_seconds() < self._held.valid_until
 
