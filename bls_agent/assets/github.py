@@ -9,22 +9,20 @@ import logging
 import re
 import tarfile
 import zlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from email.utils import parsedate_to_datetime
+from functools import cache, partial
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
-from bls_agent.assets.github_api import (
-    NOT_MODIFIED,
-    RAW,
-    SHA,
-    Answer,
-    Client,
-    GitHubApi,
-    Question,
-)
+import anyio
+import anyio.to_thread
+
 from bls_agent.assets.manifest import AssetManifest, parse_manifest, path_fault
 from bls_agent.assets.sources import (
+    LOOPBACK,
     MOST_BYTES,
     Head,
     SourceFile,
@@ -36,15 +34,19 @@ from bls_agent.assets.sources import (
 from bls_agent.core.codec import decode_object, encode
 from bls_agent.core.errors import (
     ConfigurationError,
+    ContractError,
     MissingExtraError,
     SourceConflictError,
     SourceError,
 )
+from bls_agent.core.settings import check_seconds
 
 try:
+    import httpx2
+    import stamina
     from ruamel.yaml import YAML, scalarstring
 except ModuleNotFoundError:
-    raise MissingExtraError("assets", "publishing a manifest") from None
+    raise MissingExtraError("assets", "reading from GitHub") from None
 
 __all__ = ["GitHubSource"]
 
@@ -56,10 +58,96 @@ IN_A_ROW: Final = 3  # files that fail, after which the others are not asked for
 NOT_FOUND: Final = 404
 CONFLICT: Final = (409, 422)
 NO_YAML: Final = "it ends in .yaml or .yml, and no part of it begins with a dot"
+MAX_JSON: Final = 32 * 2**20  # bytes; GitHub's lists end at 7 MB
+ATTEMPTS: Final = 4
+REDIRECTS: Final = 5
+SLOWEST: Final = 2_000  # bytes a second: a narrow link, not a dead one
+UNTOLD: Final = 60.0  # seconds: GitHub's advice where a limit does not say how long
+NOT_MODIFIED: Final = 304
+REDIRECTED: Final = (301, 302, 307, 308)  # the same request, to another place
+JSON: Final = "application/vnd.github+json"
+RAW: Final = "application/vnd.github.raw+json"
+SHA: Final = "application/vnd.github.sha"
 
+_REPO: Final = re.compile(r"[\w-][\w.-]{0,99}/[\w.-]{1,100}", re.ASCII)
+_SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_REMEDIES: Final[Mapping[int, str]] = {
+    401: ": the token is wrong or has expired",
+    403: ": the token lacks the right to contents",
+    404: ": there is no such repository, branch or commit, or the token may not read it",
+    409: ": the repository is empty, or the branch is protected",
+    422: ": there is no such branch or commit",
+}
 _SHA: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_T = TypeVar("_T")
+
+_make_tls: Final = cache(httpx2.create_ssl_context)  # takes some 50 ms
 
 logger = logging.getLogger(__name__)
+
+
+class _PassingError(SourceError):
+    """A failure that may be over at the next attempt, or after ``retry_after``."""
+
+
+class _QuietURL(httpx2.URL):
+    """A URL that hides its query: an archive's is a password, and URLs are logged."""
+
+    def __str__(self) -> str:
+        return super().__str__().partition("?")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """One request; statuses in ``also`` count as answers, too."""
+
+    path: str
+    method: str = "GET"
+    accept: str = JSON
+    etag: str = ""
+    body: bytes | None = None
+    limit: int = MAX_JSON
+    also: tuple[int, ...] = ()
+    is_archive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One answer, read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def message(self) -> str:
+        """The server's message, if the answer is an error."""
+        try:
+            return str(decode_object(self.body).get("message", ""))[:200]
+        except ContractError:
+            return ""
+
+    @property
+    def retry_after(self) -> float | None:
+        """Give the seconds for which a limit holds, by the server's clock."""
+        said = self.headers.get("retry-after")
+        if said is not None:
+            return float(said) if _SECONDS.fullmatch(said) else self._until(said)
+        if self.headers.get("x-ratelimit-remaining") == "0":
+            return self._until(self.headers.get("x-ratelimit-reset", "")) + 1
+        is_limit = self.status == 429 or "rate limit" in self.message.lower()  # noqa: PLR2004 - a status
+        return UNTOLD if is_limit else None
+
+    def _until(self, time: str) -> float:
+        try:
+            end = float(time) if time.isdecimal() else _parse_date(time)
+            return max(0.0, end - _parse_date(self.headers.get("date", "")))
+        except ValueError:
+            return UNTOLD
+
+
+def _parse_date(text: str) -> float:
+    return parsedate_to_datetime(text).timestamp()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +201,16 @@ class GitHubSource:
     ) -> None:
         self.repo, self.branch = repo, check_branch(branch)
         self.base_path = check_base_path(base_path)
-        self._api = GitHubApi(
-            repo,
-            branch,
-            token or "",
-            base_url=base_url,
-            timeout=timeout,
-            max_wait=max_wait,
-            pause=pause,
-        )
+        if not _REPO.fullmatch(repo) or repo.endswith(("/.", "/..")):
+            raise ConfigurationError("repo", repo, "it is written owner/name")
+        self._token = token or ""
+        if not re.fullmatch("[!-~]*", self._token):
+            rule = "a token is printable ASCII without blanks"
+            raise ConfigurationError("token", "***", rule)
+        self._base = _check_base_url(base_url, has_token=bool(token))
+        self._timeout = check_seconds("timeout", timeout)
+        self._max_wait = check_seconds("max_wait", max_wait)
+        self._pause = check_seconds("pause", pause)
         self._seen = "", ""  # the branch's ETag and commit
 
     def __repr__(self) -> str:
@@ -130,7 +219,8 @@ class GitHubSource:
     @property
     def name(self) -> str:
         """Host, repository and branch."""
-        return self._api.name
+        host = self._base.netloc.decode().removeprefix("api.")
+        return f"{host}/{self.repo}" + (f"@{self.branch}" if self.branch else "")
 
     async def head(self) -> Head:
         """Ask for the commit of the branch, in one request.
@@ -139,9 +229,9 @@ class GitHubSource:
         """
         ref = f"heads/{self.branch}" if self.branch else "HEAD"
         path = f"/commits/{quote(ref)}"
-        question = Question(path=path, accept=SHA, etag=self._seen[0])
-        async with self._api.open() as client:
-            told = await self._api.ask(client, question, _read_commit)
+        question = _Question(path=path, accept=SHA, etag=self._seen[0])
+        async with self._open() as client:
+            told = await self._ask(client, question, _read_commit)
         self._seen = told or self._seen
         return Head(self._seen[1])
 
@@ -150,7 +240,7 @@ class GitHubSource:
 
         SourceError if the list is not complete, or there is no such folder.
         """
-        async with self._api.open() as client:
+        async with self._open() as client:
             start, folder = head.commit, ""
             for part in filter(None, self.base_path.split("/")):
                 folders = (await self._list(client, start)).folders
@@ -164,9 +254,11 @@ class GitHubSource:
             raise SourceError(self.name, reason)
         return [replace(one, path=folder + one.path) for one in listed.files]
 
-    async def _list(self, client: Client, sha: str, how: str = "") -> _Listing:
-        question = Question(path=f"/git/trees/{sha}{how}")
-        return await self._api.ask(client, question, _read_tree)
+    async def _list(
+        self, client: httpx2.AsyncClient, sha: str, how: str = ""
+    ) -> _Listing:
+        question = _Question(path=f"/git/trees/{sha}{how}")
+        return await self._ask(client, question, _read_tree)
 
     async def fetch(
         self, head: Head, files: Sequence[SourceFile]
@@ -177,12 +269,18 @@ class GitHubSource:
         others come with the same error and are not asked for.
         """
         left = {file.path: file for file in files}
+        whole = _Question(
+            path=f"/tarball/{head.commit}",
+            accept="*/*",
+            limit=MAX_ARCHIVE,
+            is_archive=True,
+        )
         content: bytes | SourceError = b""
         failed = 0  # in a row
-        async with self._api.open() as client:
+        async with self._open() as client:
             if len(left) >= ARCHIVE_FROM:
                 try:
-                    found = await self._fetch_archive(client, head.commit, left)
+                    found = await self._ask(client, whole, partial(_unpack, left))
                 except SourceError as error:
                     logger.debug("%s; the files are read singly", error)
                     content, found = error, {}
@@ -198,28 +296,19 @@ class GitHubSource:
                     failed = 0
                 yield file, content
 
-    async def _fetch_archive(
-        self, client: Client, commit: str, files: Mapping[str, SourceFile]
-    ) -> dict[str, bytes]:
-        path = f"/tarball/{commit}"
-        question = Question(path=path, accept="*/*", limit=MAX_ARCHIVE, is_archive=True)
-        return await self._api.ask(
-            client, question, lambda answer: _unpack(answer.body, files)
-        )
-
     async def _fetch_blob(
-        self, client: Client, file: SourceFile
+        self, client: httpx2.AsyncClient, file: SourceFile
     ) -> bytes | SourceError:
-        def read(answer: Answer) -> bytes:
+        def read(answer: _Answer) -> bytes:
             if blob_sha(answer.body, like=file.sha) != file.sha:
                 message = "the content has another SHA"
                 raise ValueError(message)
             return answer.body
 
         path = f"/git/blobs/{file.sha}"
-        question = Question(path=path, accept=RAW, limit=MOST_BYTES)
+        question = _Question(path=path, accept=RAW, limit=MOST_BYTES)
         try:
-            return await self._api.ask(client, question, read)
+            return await self._ask(client, question, read)
         except SourceError as error:
             return error
 
@@ -256,33 +345,157 @@ class GitHubSource:
         body |= {"sha": sha} if sha else {}
         place = f"/contents/{quote(path)}"
         file = SourceFile(path, blob_sha(content, like=sha), len(content))
-        write = Question(path=place, method="PUT", body=encode(body), also=CONFLICT)
+        write = _Question(path=place, method="PUT", body=encode(body), also=CONFLICT)
         ref = f"?ref={quote(self.branch, safe='')}" if self.branch else ""
-        read = Question(
+        read = _Question(
             path=place + ref, accept=RAW, limit=MOST_BYTES, also=(NOT_FOUND,)
         )
-        async with self._api.open() as client:
-            answer = await self._api.ask(client, write, _as_it_is)
+        async with self._open() as client:
+            answer = await self._ask(client, write, _as_it_is)
             if answer.status not in CONFLICT:
                 return file
-            there = await self._api.ask(client, read, _as_it_is)
+            there = await self._ask(client, read, _as_it_is)
         is_there = there.status != NOT_FOUND
         theirs = there.body if is_there else b""
         if theirs == content:  # a former attempt wrote it, and its answer was lost
             return file
         if sha == (blob_sha(theirs, like=sha) if is_there else ""):
-            raise self._api.refusal(answer)
+            raise self._refusal(answer)
         raise SourceConflictError(self.name, path, ours=content, theirs=theirs)
 
     async def aclose(self) -> None:
         """Do nothing: no connection is open between two calls."""
 
+    @asynccontextmanager
+    async def _open(self) -> AsyncGenerator[httpx2.AsyncClient]:
+        """Open connections for one call, bound to no other loop or process."""
+        tls = await anyio.to_thread.run_sync(_make_tls)
+        async with httpx2.AsyncClient(verify=tls, timeout=self._timeout) as client:
+            yield client
 
-def _as_it_is(answer: Answer) -> Answer:
+    async def _ask(
+        self,
+        client: httpx2.AsyncClient,
+        question: _Question,
+        read: Callable[[_Answer], _T],
+    ) -> _T:
+        """Ask until there is an answer that can be read, four times at most."""
+        attempts = stamina.retry_context(
+            on=self._pause_after,
+            attempts=ATTEMPTS,
+            timeout=None,
+            wait_initial=self._pause,
+            wait_jitter=self._pause,
+        )
+        async for attempt in attempts:
+            with attempt:
+                answer = await self._follow(client, question)
+                is_fine = answer.status in (200, 201, *question.also)
+                is_same = answer.status == NOT_MODIFIED and question.etag
+                if not is_fine and not is_same:
+                    raise self._refusal(answer)
+                try:
+                    return await anyio.to_thread.run_sync(read, answer)
+                except (ValueError, ContractError) as error:
+                    raise _PassingError(self.name, f"broken answer: {error}") from None
+        raise AssertionError  # there is an attempt, and it returns or raises
+
+    def _pause_after(self, error: Exception) -> bool | float:
+        """Decide whether to try again, and after how many seconds."""
+        if not isinstance(error, _PassingError):
+            return False
+        wait = error.retry_after
+        return wait is None or (wait <= self._max_wait and wait)
+
+    def _refusal(self, answer: _Answer) -> SourceError:
+        """Translate a status; the token is not in it, whatever the server says."""
+        status, message = answer.status, answer.message
+        if self._token:
+            message = message.replace(self._token, "***")
+        said = f"status {status}" + (f" ({message})" if message else "")
+        wait = answer.retry_after
+        if status >= 500 or status == 408:  # noqa: PLR2004 - statuses
+            return _PassingError(self.name, said, retry_after=wait)
+        if status in (403, 429) and wait is not None:
+            return _PassingError(self.name, f"rate limit, {said}", retry_after=wait)
+        return SourceError(self.name, f"{said}{_REMEDIES.get(status, '')}")
+
+    async def _follow(self, client: httpx2.AsyncClient, question: _Question) -> _Answer:
+        """Ask; follow redirects to the same host, of an archive to its neighbour."""
+        url = httpx2.URL(f"{self._base}/repos/{self.repo}{question.path}")
+        for _ in range(REDIRECTS):
+            answer = await self._send(client, question, url)
+            if answer.status not in REDIRECTED:
+                return answer
+            try:
+                url = url.join(answer.headers.get("location", ""))
+            except httpx2.InvalidURL:
+                break
+            neighbour = f"codeload.{self._base.host.removeprefix('api.')}"
+            is_near = question.is_archive and url.host == neighbour
+            is_known = is_near or _host_of(url) == _host_of(self._base)
+            if not is_known or url.scheme != self._base.scheme:
+                reason = f"it redirects to {url.scheme}://{url.host}, not followed"
+                raise SourceError(self.name, reason)
+        raise SourceError(self.name, "it redirects again and again, or to no address")
+
+    async def _send(
+        self, client: httpx2.AsyncClient, question: _Question, url: httpx2.URL
+    ) -> _Answer:
+        """Send one request; an answer that stops arriving or is too long raises."""
+        headers = {
+            "Accept": question.accept,
+            "Accept-Encoding": "identity",
+            "User-Agent": "bls-agent",
+            "X-GitHub-Api-Version": "2022-11-28",
+        }
+        if question.etag:
+            headers["If-None-Match"] = question.etag
+        if self._token and _host_of(url) == _host_of(self._base):
+            headers["Authorization"] = f"Bearer {self._token}"
+        request = client.build_request(
+            question.method, url, headers=headers, content=question.body
+        )
+        request.url = _QuietURL(request.url)
+        try:
+            return await self._receive(client, request, question.limit)
+        except (TimeoutError, httpx2.TimeoutException):
+            reason = f"no complete answer within {self._timeout:g} s"
+            raise _PassingError(self.name, reason) from None
+        except httpx2.TransportError as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise _PassingError(self.name, reason) from None
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise SourceError(self.name, type(error).__name__) from None
+
+    async def _receive(
+        self, client: httpx2.AsyncClient, request: httpx2.Request, limit: int
+    ) -> _Answer:
+        body = bytearray()
+        with anyio.fail_after(self._timeout) as scope:
+            end = scope.deadline
+            response = await client.send(request, stream=True)
+            try:
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    reason = "the answer is compressed, which was not asked for"
+                    raise SourceError(self.name, reason)
+                async for chunk in response.aiter_raw():
+                    body += chunk
+                    if len(body) > limit:
+                        reason = f"an answer has more than {limit:,} bytes"
+                        raise SourceError(self.name, reason)
+                    scope.deadline = end + len(body) / SLOWEST
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+        return _Answer(response.status_code, response.headers, bytes(body))
+
+
+def _as_it_is(answer: _Answer) -> _Answer:
     return answer
 
 
-def _read_commit(answer: Answer) -> tuple[str, str] | None:
+def _read_commit(answer: _Answer) -> tuple[str, str] | None:
     """Give ETag and commit, or nothing if the branch has not moved."""
     if answer.status == NOT_MODIFIED:
         return None
@@ -296,7 +509,7 @@ def _check_sha(text: object) -> str:
     return text
 
 
-def _read_tree(answer: Answer) -> _Listing:
+def _read_tree(answer: _Answer) -> _Listing:
     """Read a list of files; one that does not say that it is complete is refused."""
     told = decode_object(answer.body)
     files: list[SourceFile] = []
@@ -327,7 +540,7 @@ class _Unpacked(gzip.GzipFile):
         return super().read(size)
 
 
-def _unpack(body: bytes, wanted: Mapping[str, SourceFile]) -> dict[str, bytes]:
+def _unpack(wanted: Mapping[str, SourceFile], answer: _Answer) -> dict[str, bytes]:
     """Take files out of an archive, in memory.
 
     Stricter than the filter ``data`` of tarfile: only regular files that the commit
@@ -336,7 +549,7 @@ def _unpack(body: bytes, wanted: Mapping[str, SourceFile]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     try:
         with (
-            _Unpacked(fileobj=io.BytesIO(body)) as plain,
+            _Unpacked(fileobj=io.BytesIO(answer.body)) as plain,
             tarfile.open(fileobj=plain, mode="r|", encoding="utf-8") as archive,
         ):
             while (member := archive.next()) is not None:
@@ -363,3 +576,22 @@ def _write_yaml(manifest: AssetManifest, path: str) -> bytes:
         rule = "it can be written as YAML and read again"
         raise ConfigurationError("manifest", manifest.id, rule)
     return stream.getvalue()
+
+
+def _check_base_url(text: str, *, has_token: bool) -> httpx2.URL:
+    try:
+        url = httpx2.URL(text.rstrip("/"))
+    except httpx2.InvalidURL:
+        url = httpx2.URL("")
+    if url.userinfo or url.query or url.fragment:
+        rule = "it has no user, query or fragment; the token is passed as token="
+        raise ConfigurationError("base_url", "***", rule)
+    is_safe = url.scheme == "https" or not has_token or url.host in LOOPBACK
+    if url.scheme not in ("https", "http") or not url.host or not is_safe:
+        rule = "it is an address that begins with https://"
+        raise ConfigurationError("base_url", text, rule)
+    return url
+
+
+def _host_of(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
