@@ -73,10 +73,7 @@ def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Che
 
 
 def with_default(check: Check, default: object) -> Check:
-    """Add a default to the schema, unless it is long or JSON cannot hold it.
-
-    Nor can it hold what stands for no default.
-    """
+    """Add a default to the schema, if there is one that is short and fits JSON."""
     try:
         payload = encode_strictly("default", default)
     except ConfigurationError:

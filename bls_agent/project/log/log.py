@@ -222,11 +222,16 @@ class LogStream:
         self._level = level
         self._revert = None if seconds is None else (time.monotonic() + seconds, former)
 
-    def count_new_drops(self) -> Counter[str]:
-        """Return reason → records dropped since the last call."""
+    def report_drops(self) -> list[LogRecord]:
+        """Make a record about what was dropped since the last call, if anything was."""
         dropped = Counter(self.delivery.buffer.stats().dropped)
         fresh, self._reported = dropped - self._reported, dropped
-        return fresh
+        if not fresh:
+            return []
+        text = f"{fresh.total()} log records were dropped before this one"
+        told = {"dropped": dict(fresh)}
+        now, redactor = self.now(), self.redactor
+        return [LogRecord(Level.WARN, text, told, now=now, redactor=redactor)]
 
     def emit(
         self,
@@ -434,27 +439,12 @@ class LogSink:
 
     def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
         """Number the records, after a record about those that had to be dropped."""
-        batch = [*self._report_drops(), *items]
+        batch = [*self._stream.report_drops(), *items]
         redactor = self._stream.redactor
         for record in batch:
             record.redact(redactor)
             record.number(self._id_prefix, next(self._numbers))
         return batch
-
-    def _report_drops(self) -> list[LogRecord]:
-        fresh = self._stream.count_new_drops()
-        if not fresh:
-            return []
-        count = fresh.total()
-        return [
-            LogRecord(
-                Level.WARN,
-                f"{count} log records were dropped before this one",
-                {"dropped": dict(fresh)},
-                now=self._stream.now(),
-                redactor=self._stream.redactor,
-            )
-        ]
 
     async def write(self, batch: Sequence[LogRecord]) -> None:
         """Append the batch and cap the list, in one round trip."""
