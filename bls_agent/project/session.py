@@ -522,8 +522,10 @@ class _SignalHandlers:
 
 def final_status(error: BaseException | None) -> Status:
     """Choose 离线 for an end that was asked for, 故障 for any other exception."""
+    if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit):
+        return Status.OFFLINE
     if isinstance(error, SystemExit):
         return Status.FAULT if error.code else Status.OFFLINE
-    ended = (KeyboardInterrupt, GeneratorExit, anyio.get_cancelled_exc_class())
-    asked_for = error is None or isinstance(error, ended)
-    return Status.OFFLINE if asked_for else Status.FAULT
+    # Asked last: in a forked child no event loop runs.
+    was_cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+    return Status.OFFLINE if was_cancelled else Status.FAULT
