@@ -1,4 +1,9 @@
-"""The texts of a command's form, read as the arguments of the command. No I/O.
+"""Forms of commands: from an agent's answer to ``help``, and what was typed. No I/O.
+
+``help`` is sent when a user asks for it; agents in other languages may not know it. The
+answer comes from a foreign process and may be anything: a JSON Schema that is no plain
+object of plain values becomes a field for JSON, and what is no schema at all ``None``,
+for which the page shows one field for all arguments.
 
 The inputs are ``arg.<argument>``, ``null.<argument>`` (ticked: it is null), ``more``
 (JSON object of further arguments) and ``args`` (JSON object of all of them, where there
@@ -10,24 +15,319 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field as part
-from typing import Final, cast
+from enum import StrEnum
+from typing import Any, Final, TypeAlias, TypeGuard, cast
 
 from bls_agent.core.codec import JSONObject, JSONValue, decode, encode
 from bls_agent.core.errors import DecodeError
-from bls_agent.ops.web.help import ABSENT, Absent, Field, FieldKind, Form, is_same
+from bls_agent.project.messages import LogEntry
 
-__all__ = ["ALL", "MORE", "MisfitError", "Submission", "read_submission", "read_value"]
+__all__ = [
+    "ABSENT",
+    "HELP",
+    "Absent",
+    "Entry",
+    "Field",
+    "FieldKind",
+    "Form",
+    "HelpCache",
+    "Manual",
+    "MisfitError",
+    "Submission",
+    "find_manual",
+    "is_same",
+    "read_form",
+    "read_manual",
+    "read_submission",
+]
 
+HELP: Final = "help"
+MOST_ENTRIES: Final = 300
+MOST_MANUALS: Final = 500  # projects whose commands are remembered
+KEPT: Final = 600.0  # seconds for which an agent is not asked again
+LONGEST_ABOUT: Final = 2_000  # characters of what a command is for
+MOST_FIELDS: Final = 50
+MOST_CHOICES: Final = 200
+LONGEST_TEXT: Final = 500  # characters of a description or title
+LONGEST_NAME: Final = 200
+DEEPEST: Final = 5  # lists in lists that are checked
 ALL: Final = "args"  # one field for all arguments
 MORE: Final = "more"  # those that have no field
-_OBJECT: Final = Field(name="", kind=FieldKind.JSON, shape="object")
 LONGEST_NUMBER: Final = 400  # digits; beyond that a number is a mistake
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,400}")
 _NUMBER: Final = re.compile(
     r"[+-]?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]{1,4})?"
 )
+
+_Schema: TypeAlias = Mapping[str, Any]
+
+
+class Absent:
+    """Marks a missing value, where ``None`` is a value."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = Absent()
+
+
+class FieldKind(StrEnum):
+    """How the page lets people type a value."""
+
+    BOOLEAN = "boolean"
+    INTEGER = "integer"
+    NUMBER = "number"
+    TEXT = "text"
+    CHOICE = "choice"
+    JSON = "json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One argument of a command.
+
+    ``inner`` is each item of a JSON array, or each value of a JSON object.
+    """
+
+    name: str  # printable
+    kind: FieldKind
+    title: str = ""
+    description: str = ""
+    required: bool = False
+    nullable: bool = False
+    default: JSONValue | Absent = ABSENT  # what the agent takes if it is left out
+    choices: tuple[JSONValue, ...] = ()
+    shape: str = ""  # of a JSON field "array", "object", or "" for anything
+    least: float | None = None  # the smallest number, or the fewest characters
+    most: float | None = None
+    above: float | None = None  # a limit that is itself excluded
+    below: float | None = None
+    inner: Field | None = None  # None for anything
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """The arguments of a command; an open form takes more than these."""
+
+    fields: tuple[Field, ...]
+    open: bool = False
+
+
+def read_form(schema: object) -> Form | None:
+    """Read a command's parameters; ``None`` unless an object of at most 50 names."""
+    if not isinstance(schema, Mapping):
+        return None
+    told = cast("_Schema", schema)
+    properties = told.get("properties", {})
+    if told.get("type", "object") != "object" or not isinstance(properties, Mapping):
+        return None
+    parts = cast("Mapping[object, object]", properties)
+    named = {name: part for name, part in parts.items() if _is_usable_name(name)}
+    if len(parts) > MOST_FIELDS or len(named) < len(parts):
+        return None
+    required = told.get("required")
+    needed = cast("list[object]", required) if isinstance(required, list) else []
+    return Form(
+        fields=tuple(
+            _read_field(name, part, required=name in needed)
+            for name, part in named.items()
+        ),
+        open=told.get("additionalProperties", False) is not False,
+    )
+
+
+def _is_usable_name(name: object) -> TypeGuard[str]:
+    return (
+        isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
+    )
+
+
+def _read_field(
+    name: str, schema: object, *, required: bool = False, depth: int = 0
+) -> Field:
+    told, nullable = _without_null(
+        cast("_Schema", schema) if isinstance(schema, Mapping) else {}
+    )
+    kind, choices = _kind_of(told)
+    limits = {name: _number(told, word) for name, word in _LIMITS.get(kind, {}).items()}
+    return Field(
+        name=name,
+        kind=kind,
+        title=_text(told.get("title")),
+        description=_text(told.get("description")),
+        required=required,
+        nullable=nullable,
+        default=told.get("default", ABSENT),
+        choices=choices,
+        shape=_shape_of(told) if kind is FieldKind.JSON else "",
+        inner=_inner_of(told, depth) if kind is FieldKind.JSON else None,
+        **limits,
+    )
+
+
+def _inner_of(schema: _Schema, depth: int) -> Field | None:
+    word = {"array": "items", "object": "additionalProperties"}.get(_shape_of(schema))
+    inner = schema.get(word) if word and "properties" not in schema else None
+    if not isinstance(inner, Mapping) or depth >= DEEPEST:
+        return None
+    return _read_field("", cast("_Schema", inner), depth=depth + 1)
+
+
+def _without_null(schema: _Schema) -> tuple[_Schema, bool]:
+    """Take ``null`` out of ``anyOf: [X, null]`` and ``type: [X, "null"]``."""
+    rest = {key: value for key, value in schema.items() if key not in _EITHER}
+    parts = _pair(schema.get("anyOf", schema.get("oneOf")))
+    others = [part for part in parts if part != {"type": "null"}]
+    if len(parts) - len(others) == 1 and isinstance(others[0], Mapping):
+        return {**cast("_Schema", others[0]), **rest}, True
+    kinds = _pair(schema.get("type"))
+    others = [kind for kind in kinds if kind != "null"]
+    if len(kinds) - len(others) == 1:
+        return {**schema, "type": others[0]}, True
+    return schema, False
+
+
+def _pair(value: object) -> list[object]:
+    if not isinstance(value, list):
+        return []
+    parts = cast("list[object]", value)
+    return parts if len(parts) == 2 else []  # noqa: PLR2004 - a value or null
+
+
+_EITHER: Final = ("anyOf", "oneOf")
+_KINDS: Final[Mapping[str, FieldKind]] = {
+    "boolean": FieldKind.BOOLEAN,
+    "integer": FieldKind.INTEGER,
+    "number": FieldKind.NUMBER,
+    "string": FieldKind.TEXT,
+}
+
+
+_OF_NUMBERS: Final = {
+    "least": "minimum",
+    "most": "maximum",
+    "above": "exclusiveMinimum",
+    "below": "exclusiveMaximum",
+}
+_LIMITS: Final[Mapping[FieldKind, Mapping[str, str]]] = {
+    FieldKind.TEXT: {"least": "minLength", "most": "maxLength"},
+    FieldKind.INTEGER: _OF_NUMBERS,
+    FieldKind.NUMBER: _OF_NUMBERS,
+}
+
+
+def _kind_of(schema: _Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(choices, list):
+        known = tuple(cast("list[JSONValue]", choices))
+        if 0 < len(known) <= MOST_CHOICES and all(map(_is_plain, known)):
+            return FieldKind.CHOICE, known
+        return FieldKind.JSON, ()
+    kind = schema.get("type")
+    if {"anyOf", "oneOf", "allOf", "not", "$ref"} & schema.keys():
+        kind = None
+    plain = _KINDS.get(kind) if isinstance(kind, str) else None
+    return plain or FieldKind.JSON, ()
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float | bool | None)
+
+
+def _shape_of(schema: _Schema) -> str:
+    kind = schema.get("type")
+    return kind if kind in ("array", "object") else ""
+
+
+def _number(schema: _Schema, name: str) -> float | None:
+    value = schema.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value
+
+
+def _text(value: object) -> str:
+    return value[:LONGEST_TEXT] if isinstance(value, str) else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One command; ``form`` is ``None`` if its arguments are only JSON."""
+
+    name: str
+    description: str = ""
+    form: Form | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manual:
+    """The commands of an agent; none if it did not answer."""
+
+    entries: tuple[Entry, ...]
+    told_at: float  # by a clock that never jumps
+    asked: bool = True  # as far as is known
+
+
+def read_manual(result: JSONValue) -> tuple[Entry, ...]:
+    """Read the answer to ``help``; empty if it is no list of commands."""
+    if not isinstance(result, list):
+        return ()
+    entries: dict[str, Entry] = {}
+    for item in result[:MOST_ENTRIES]:
+        entry = _read_entry(item)
+        if entry is not None:
+            entries.setdefault(entry.name, entry)
+    return tuple(sorted(entries.values(), key=lambda entry: entry.name))
+
+
+def _read_entry(item: JSONValue) -> Entry | None:
+    if not isinstance(item, dict):
+        return None
+    told = cast("dict[str, Any]", item)
+    name, said = told.get("name"), told.get("description")
+    if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
+        return None
+    return Entry(
+        name=name,
+        description=said[:LONGEST_ABOUT] if isinstance(said, str) else "",
+        form=read_form(told.get("parameters")),
+    )
+
+
+def find_manual(log: Sequence[LogEntry]) -> tuple[Entry, ...]:
+    """Find the newest answer to ``help`` among records; empty if there is none."""
+    for entry in reversed(log):
+        outcome = entry.outcome
+        if outcome is not None and outcome.succeeded and outcome.command == HELP:
+            return read_manual(outcome.result)
+    return ()
+
+
+class HelpCache:
+    """Caches agents' answers to ``help``, and that one did not answer."""
+
+    def __init__(self) -> None:
+        self._manuals: OrderedDict[str, Manual] = OrderedDict()
+
+    def get(self, project: str, now: float) -> Manual | None:
+        """Give a cached answer that is not too old."""
+        manual = self._manuals.get(project)
+        if manual is None or now - manual.told_at > KEPT:
+            return None
+        return manual
+
+    def put(self, project: str, entries: tuple[Entry, ...], now: float) -> Manual:
+        """Cache an answer, or that the agent did not answer."""
+        manual = Manual(entries=entries, told_at=now)
+        self._manuals[project] = manual
+        self._manuals.move_to_end(project)
+        while len(self._manuals) > MOST_MANUALS:
+            self._manuals.popitem(last=False)
+        return manual
 
 
 class MisfitError(Exception):
@@ -42,6 +342,9 @@ class MisfitError(Exception):
         self.values = {name: str(value) for name, value in values.items()}
         self.place: tuple[str, ...] = ()
         super().__init__(code)
+
+
+_OBJECT: Final = Field(name="", kind=FieldKind.JSON, shape="object")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +369,7 @@ def read_submission(form: Form | None, typed: Mapping[str, str]) -> Submission:
     errors: dict[str, MisfitError] = {}
     for field in form.fields:
         try:
-            value = read_value(field, typed)
+            value = _read_value(field, typed)
         except MisfitError as error:
             errors[f"arg.{field.name}"] = error
             continue
@@ -93,7 +396,7 @@ def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
     return Submission(arguments=value)
 
 
-def read_value(field: Field, typed: Mapping[str, str]) -> JSONValue | Absent:
+def _read_value(field: Field, typed: Mapping[str, str]) -> JSONValue | Absent:
     """Read the value of one field."""
     if field.nullable and typed.get(f"null.{field.name}"):
         return None
@@ -172,12 +475,14 @@ def _check_length(field: Field, text: str) -> None:
 
 
 def _check_limits(field: Field, value: float) -> None:
-    above, below = field.beyond
-    least, most = field.least, field.most
-    if least is not None and (value < least or (above and value == least)):
-        raise MisfitError("more_than" if above else "at_least", least=_plain(least))
-    if most is not None and (value > most or (below and value == most)):
-        raise MisfitError("less_than" if below else "at_most", most=_plain(most))
+    if field.above is not None and value <= field.above:
+        raise MisfitError("more_than", least=_plain(field.above))
+    if field.below is not None and value >= field.below:
+        raise MisfitError("less_than", most=_plain(field.below))
+    if field.least is not None and value < field.least:
+        raise MisfitError("at_least", least=_plain(field.least))
+    if field.most is not None and value > field.most:
+        raise MisfitError("at_most", most=_plain(field.most))
 
 
 def _check_inside(field: Field, value: list[JSONValue] | dict[str, JSONValue]) -> None:
@@ -202,3 +507,8 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "array": (list,),
     "object": (dict,),
 }
+
+
+def is_same(one: JSONValue, other: JSONValue) -> bool:
+    """Compare as JSON does: ``true`` is not ``1``, ``1`` is not ``1.0``."""
+    return type(one) is type(other) and one == other

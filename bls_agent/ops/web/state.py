@@ -34,7 +34,7 @@ from bls_agent.ops.web.feeds.logs import LogFeeds
 from bls_agent.ops.web.feeds.runs import RunFeed
 from bls_agent.ops.web.feeds.watch import SharedWatch
 from bls_agent.ops.web.feeds.workers import WorkerFeed
-from bls_agent.ops.web.help import HELP, HelpCache
+from bls_agent.ops.web.forms import HELP, HelpCache
 from bls_agent.ops.web.requests import CommandRequest, FieldError
 from bls_agent.ops.web.security import Buckets, HostRule, StreamQuota
 from bls_agent.project.messages import CONSOLE_SOURCE, Command, Outcome

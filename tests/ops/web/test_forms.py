@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bls_agent.core.codec import JSONValue, decode, encode
-from bls_agent.ops.web.forms import read_submission
-from bls_agent.ops.web.help import ABSENT, Field, FieldKind, Form, is_same, read_form
+from bls_agent.ops.web.forms import (
+    ABSENT,
+    Field,
+    FieldKind,
+    Form,
+    is_same,
+    read_form,
+    read_submission,
+)
 from bls_agent.project.commands.router import Router, add_builtins
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 

@@ -20,7 +20,7 @@ from bls_agent.ops.web.feeds.assets import COLUMNS, STATES as ASSETS, SYNC_STATE
 from bls_agent.ops.web.feeds.crawl import FIGURES, STATES as QUEUES, TOTALS
 from bls_agent.ops.web.feeds.fleet import KINDS, FleetFeed, make_card
 from bls_agent.ops.web.feeds.workers import STATES
-from bls_agent.ops.web.help import KEPT, HelpCache, find_manual, read_manual
+from bls_agent.ops.web.forms import KEPT, HelpCache, find_manual, read_manual
 from bls_agent.ops.web.pages.rendering import (
     choose_page_language,
     in_other_language,

@@ -29,15 +29,16 @@ from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
 from bls_agent.ops.web.feeds.fleet import KINDS, make_card
 from bls_agent.ops.web.feeds.watch import shorten
-from bls_agent.ops.web.forms import MisfitError, read_submission
-from bls_agent.ops.web.help import (
+from bls_agent.ops.web.forms import (
     Absent,
     Entry,
     Field,
     FieldKind,
     Manual,
+    MisfitError,
     find_manual,
     read_manual,
+    read_submission,
 )
 from bls_agent.ops.web.pages.rendering import error_page, render, say_age, texts_of
 from bls_agent.ops.web.requests import (
@@ -343,14 +344,11 @@ def _options(one: Field) -> list[tuple[str, str]]:
 
 def _limits(one: Field) -> str:
     """Write the limits of a number as an interval."""
-    if one.least is None and one.most is None:
-        return ""
-    least = "" if one.least is None else f"{one.least:g}"
-    most = "" if one.most is None else f"{one.most:g}"
-    above, below = one.beyond
-    left = f"{least} {'<' if above else '≤'} " if least else ""
-    right = f" {'<' if below else '≤'} {most}" if most else ""
-    return f"{left}n{right}"
+    limits = (one.above, "<"), (one.least, "≤")
+    left = next((f"{n:g} {sign} " for n, sign in limits if n is not None), "")
+    limits = (one.below, "<"), (one.most, "≤")
+    right = next((f" {sign} {n:g}" for n, sign in limits if n is not None), "")
+    return f"{left}n{right}" if left or right else ""
 
 
 async def _show_queue(request: Request) -> Response:
