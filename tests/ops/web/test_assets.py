@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.assets import Asset, AssetLibrary, AssetSummary, SyncReport, SyncState
-from bls_agent.core.errors import DecodeError, ManifestFault
+from bls_agent.core.errors import ManifestFault
 from bls_agent.devserver import DevServer
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds import assets as asset_feed, watch
@@ -22,7 +22,6 @@ from bls_agent.ops.web.feeds.assets import (
     SYNC_STATES,
     make_asset_card,
     make_asset_sheet,
-    make_broken_card,
     make_sync_sheet,
 )
 from bls_agent.ops.web.requests import quote_name
@@ -61,7 +60,7 @@ def test_nothing_on_the_pages_is_obeyed() -> None:
         )  # fmt: skip
         sheets = [
             make_asset_card(entry),
-            make_broken_card(text, DecodeError("not_an_asset", text.encode(), text)),
+            make_asset_card(entry, text),
             make_sync_sheet(state, 0.0, [text]),
             make_sync_sheet(SyncState(sync_status=text), 0.0),
             make_asset_sheet(asset),

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import anyio
-import anyio.lowlevel
 
 from bls_agent.assets.library import AssetLibrary
 from bls_agent.assets.records import CATEGORIES, KEPT, Asset, AssetSummary, SyncState
@@ -15,7 +14,7 @@ from bls_agent.core.codec import JSONObject, encode, encode_lines, format_timest
 from bls_agent.core.errors import DecodeError, WrongTypeError
 from bls_agent.ops.terminal import visible, visible_lines
 from bls_agent.ops.web.feeds.watch import SharedWatch, clock, pause_after, shorten
-from bls_agent.ops.web.requests import quote_name
+from bls_agent.ops.web.requests import convert, quote_name
 
 __all__ = [
     "COLUMNS",
@@ -24,7 +23,6 @@ __all__ = [
     "AssetFeed",
     "make_asset_card",
     "make_asset_sheet",
-    "make_broken_card",
     "make_sync_sheet",
 ]
 
@@ -56,36 +54,24 @@ WHOLE: Final = 30.0  # seconds until the index is read though no change was repo
 _T = TypeVar("_T")
 
 
-def make_asset_card(one: AssetSummary) -> JSONObject:
-    """Make the card of an asset.
+def make_asset_card(one: AssetSummary, fault: str = "") -> JSONObject:
+    """Make the card of an asset, or of an entry of the index with a fault.
 
     ``key`` identifies it (its page is ``/assets/`` and this), ``state`` is one of
-    ``STATES`` and ``kind`` its colour, ``problem`` what is wrong with the entry or
-    ``""``.
+    ``STATES`` and ``kind`` its colour, ``problem`` what is wrong with it or ``""``.
     """
-    known = one.category in CATEGORIES
-    problem = "" if known else f"category: {one.category}"
-    return _card(one.id, one.name, one.category if known else "broken", problem) | {
+    if not fault and one.category not in CATEGORIES:
+        fault = f"category: {one.category}"
+    state = "broken" if fault else one.category
+    return {
+        "key": quote_name(one.id),
+        "id": shorten(one.id),
+        "name": shorten(one.name),
         "version": shorten(one.version),
         "about": shorten(one.description),
-    }
-
-
-def make_broken_card(asset_id: str, fault: DecodeError) -> JSONObject:
-    """Make the card of an entry of the index that cannot be read."""
-    return _card(asset_id, asset_id, "broken", str(fault))
-
-
-def _card(asset_id: str, name: str, state: str, problem: str) -> JSONObject:
-    return {
-        "key": quote_name(asset_id),
-        "id": shorten(asset_id),
-        "name": shorten(name),
-        "version": "",
-        "about": "",
         "state": state,
         "kind": STATES[state],
-        "problem": shorten(problem),
+        "problem": shorten(fault),
     }
 
 
@@ -94,44 +80,39 @@ def make_sync_sheet(
 ) -> JSONObject:
     """Describe the last synchronisation at a moment, in seconds since 1970.
 
-    ``state`` is one of ``SYNC_STATES`` and ``kind`` its colour, ``said`` the value of
-    the key where it is no status; ``age`` and ``time`` are those of the last complete
-    one, ``reason`` and ``faults`` those of one that failed, ``problems`` those of the
-    library's own keys.
+    ``said`` is the value of the key where it is no status, ``age`` and ``time`` are
+    those of the last complete one, ``reason`` and ``faults`` those of one that failed.
     """
-    status, at, report = state.sync_status, state.last_sync_time, state.report
-    if state.is_interrupted:
-        status = "interrupted"
-    failed = report if report is not None and status == "failed" else None
-    shown = status or "never"
+    at, report = state.last_sync_time, state.report
+    status = "interrupted" if state.is_interrupted else state.sync_status or "never"
+    known = status in SYNC_STATES
+    failed = report if status == "failed" else None
+    faults = () if failed is None else failed.broken[:MOST_FAULTS]
     return {
-        "state": shown if shown in SYNC_STATES else "odd",
-        "kind": SYNC_STATES.get(shown, "odd"),
-        "said": "" if shown in SYNC_STATES else shorten(shown),
+        "state": status if known else "odd",
+        "kind": SYNC_STATES.get(status, "odd"),
+        "said": "" if known else shorten(status),
         "age": None if at is None else max(0.0, now - at),
         "time": _format_time(at),
         "commit": shorten(state.last_commit_sha),
         "count": state.synced_count,
         "source": "" if report is None else shorten(report.source),
         "reason": "" if failed is None else shorten(failed.reason, LONGEST_REASON),
-        "faults": [
-            shorten(str(fault), LONGEST_REASON)
-            for fault in (() if failed is None else failed.broken[:MOST_FAULTS])
-        ],
+        "faults": [shorten(str(fault), LONGEST_REASON) for fault in faults],
         "problems": [visible(problem) for problem in problems],
     }
 
 
 def make_asset_sheet(asset: Asset) -> JSONObject:
     """Describe one asset in full: texts, a table of settings (``COLUMNS``), JSON."""
-    known = asset.category in CATEGORIES
+    state = asset.category if asset.category in CATEGORIES else "broken"
     return {
         "id": shorten(asset.id),
         "name": shorten(asset.name),
         "version": shorten(asset.version),
         "category": shorten(asset.category),
-        "state": asset.category if known else "broken",
-        "kind": STATES[asset.category if known else "broken"],
+        "state": state,
+        "kind": STATES[state],
         "author": shorten(asset.author),
         "about": visible_lines(_cut(asset.description)),
         "path": shorten(asset.github_path, LONGEST_REASON),
@@ -212,11 +193,11 @@ class AssetFeed(SharedWatch[JSONObject]):
             if told != before or began >= whole_at or problems != self.problems:
                 found = await _read(self.library.read_index(), ([], {}), problems)
                 self.assets, self.broken = found
-                cards = [make_broken_card(*pair) for pair in self.broken.items()]
-                for number, one in enumerate(self.assets):
-                    cards.append(make_asset_card(one))
-                    if number % SLICE == 0:
-                        await anyio.lowlevel.checkpoint()
+                cards = [
+                    make_asset_card(AssetSummary(name, name, "", ""), str(fault))
+                    for name, fault in self.broken.items()
+                ]
+                cards += await convert(self.assets, make_asset_card, SLICE)
                 whole_at = began + WHOLE
             self.state, self.problems = state, problems
             self._replace({card["key"]: card for card in cards})
