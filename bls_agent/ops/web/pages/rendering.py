@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import cache, partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode
@@ -90,12 +91,9 @@ def _weight(parameter: str) -> float:
 
 def in_other_language(query: str, language: str) -> str:
     """Give the address of the same page in another language, relative to it."""
-    fields = [("lang", language)]
-    for name, value in parse_qsl(
-        query, keep_blank_values=True, errors="surrogateescape"
-    )[:MOST_FIELDS]:
-        if name != "lang":
-            fields.append((name, value))
+    pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
+    kept = [(name, value) for name, value in pairs[:MOST_FIELDS] if name != "lang"]
+    fields = [("lang", language), *kept]
     return f"?{urlencode(fields, errors='surrogateescape')}"
 
 
@@ -176,7 +174,12 @@ def render(
 ) -> HTMLResponse:
     """Fill a template with these values, and with those of every page."""
     page = _environment().get_template(template)
-    return _answer(request, page.render(_context(request) | values), status, headers)
+    context = _context(request)
+    answer = HTMLResponse(page.render(context | values), status, headers)
+    chosen, path = request.query_params.get("lang"), context["root"] or "/"
+    if chosen in LANGUAGES:
+        answer.set_cookie("lang", chosen, max_age=YEAR, path=path, samesite="strict")
+    return answer
 
 
 def render_if_new(request: Request, template: str, **values: Any) -> Response:
@@ -190,10 +193,12 @@ def render_if_new(request: Request, template: str, **values: Any) -> Response:
 
 
 def _context(request: Request) -> dict[str, Any]:
-    language, root = _language_of(request), _root_of(request)
+    language, scope = _language_of(request), request.scope
+    # What a proxy cuts off the path; in a mount ``root_path`` has more.
+    root: str = scope.get("app_root_path", scope.get("root_path", ""))
     texts = _texts(language)
     other = next(known for known in LANGUAGES if known != language)
-    query = request.scope["query_string"].decode("ascii", "replace")
+    query = scope["query_string"].decode("ascii", "replace")
     state: WebState = request.app.state.web
     user, title = request.state.user, visible(state.config.title)
     # Not at the login: the address of Redis is for users.
@@ -217,28 +222,7 @@ def _context(request: Request) -> dict[str, Any]:
         "title": title,
         "redis": redis,
         "site": " · ".join(filter(None, (title or texts["title"], redis))),
-        "may_log_out": bool(user),
     }
-
-
-def _answer(
-    request: Request,
-    text: str,
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-) -> HTMLResponse:
-    answer = HTMLResponse(text, status, dict(headers or {}))
-    chosen, path = request.query_params.get("lang"), _root_of(request) or "/"
-    if chosen in LANGUAGES:
-        answer.set_cookie("lang", chosen, max_age=YEAR, path=path, samesite="strict")
-    return answer
-
-
-def _root_of(request: Request) -> str:
-    """Give the path that a proxy cuts off; in a mount ``root_path`` has more."""
-    scope = request.scope
-    root: str = scope.get("app_root_path", scope.get("root_path", ""))
-    return root
 
 
 def error_page(
@@ -247,21 +231,22 @@ def error_page(
     """Show an error, with a way back; ``name`` is the project that it is about."""
     texts = texts_of(request)
     headline = texts[f"error_{status}" if status in _WITH_HEADLINE else "error_other"]
-    hint = texts["error_503_hint"] if status == 503 else ""  # noqa: PLR2004 - HTTP's own
-    if status == 404 and name:  # noqa: PLR2004
+    hint, again = "", 0
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        hint, again = texts["error_503_hint"], AGAIN
+    elif status == HTTPStatus.NOT_FOUND and name:
         headline, hint = texts["error_404_project"], texts["error_404_hint"]
-    part_of_page = "hx-request" in request.headers
     return render(
         request,
-        "trouble.html" if part_of_page else "error.html",
+        "trouble.html" if "hx-request" in request.headers else "error.html",
         status,
-        {"retry-after": str(AGAIN)} if status == 503 else None,  # noqa: PLR2004
+        {"retry-after": str(again)} if again else None,
         number=status,
         headline=headline,
         hint=hint,
         name=visible(name),
         detail=visible(detail[:LONGEST_DETAIL]),
-        again=AGAIN if status == 503 else 0,  # noqa: PLR2004
+        again=again,
     )
 
 
