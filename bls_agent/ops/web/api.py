@@ -90,10 +90,8 @@ async def _send_and_wait(
 ) -> tuple[Command, Outcome | None]:
     """Send a command, and read the project's log until its outcome or the deadline."""
     state = web_state(request)
-    user = requester(request)
-    if status := state.streams.refuse(user):
-        raise HTTPException(status, "too many wait", {"retry-after": "5"})
-    with state.streams.hold(user), state.logs.join(told.project) as feed:
+    quota = state.streams.hold(requester(request))
+    with quota, state.logs.join(told.project) as feed:
         with anyio.move_on_after(FIRST_WAIT):
             await feed.begun.wait()
         place = feed.ring.end

@@ -18,6 +18,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import Message, Send
 
 __all__ = [
@@ -196,9 +197,10 @@ class Buckets:
 class StreamQuota:
     """Counts open streams, of each user and of all."""
 
-    def __init__(self, *, each: int, total: int) -> None:
+    def __init__(self, *, each: int, total: int, counts: Counter[str]) -> None:
         self._each = each
         self._total = total
+        self._counts = counts
         self._open: Counter[str] = Counter()
 
     @property
@@ -206,15 +208,14 @@ class StreamQuota:
         """Streams that are open now."""
         return self._open.total()
 
-    def refuse(self, user: str) -> int:
-        """Give the status that refuses one more stream of a user; 0 if it may open."""
-        if self._open[user] >= self._each:
-            return 429
-        return 503 if self.open >= self._total else 0
-
     @contextmanager
     def hold(self, user: str) -> Generator[None]:
-        """Count a stream while the block lasts."""
+        """Count a stream while the block lasts; 429 or 503 for one too many."""
+        is_many = self._open[user] >= self._each
+        if is_many or self.open >= self._total:
+            self._counts["streams_refused"] += 1
+            status = 429 if is_many else 503
+            raise HTTPException(status, "too many streams", {"retry-after": "10"})
         self._open[user] += 1
         try:
             yield

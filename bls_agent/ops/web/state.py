@@ -104,7 +104,9 @@ class WebState:
         # Logins that failed: of each address, and of all.
         self.logins = Buckets(limits.logins, 1 / 30)
         self.all_logins = Buckets(limits.all_logins, 1 / 2)
-        self.streams = StreamQuota(each=limits.user_streams, total=limits.streams)
+        self.streams = StreamQuota(
+            each=limits.user_streams, total=limits.streams, counts=self.counts
+        )
 
     @property
     def watches(self) -> tuple[SharedWatch[Any], ...]:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import anyio
 from sse_starlette import EventSourceResponse
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from bls_agent.core.codec import encode
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.web.auth import Session
-from bls_agent.ops.web.feeds.logs import LogFeed, encode_records
+from bls_agent.ops.web.feeds.logs import encode_records
 from bls_agent.ops.web.feeds.runs import encode_event, make_run_card, read_pages
 from bls_agent.ops.web.feeds.watch import Item, SharedWatch, clock
 from bls_agent.ops.web.requests import project_in_query, read_limit, run_in_path
@@ -73,28 +72,24 @@ class _Stream(EventSourceResponse):
     async def _ending(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield events until the session is over."""
         yield RETRY
-        async for event in events:  # they end by themselves when the console does
-            session, state = self._session, self._state
-            if session is not None:
-                if state.sessions.is_over(session, state.now()):
-                    return
-                session.seen = state.now()  # a wallboard is watched, not clicked
-            yield event or HEARTBEAT
+        session, state = self._session, self._state
+        try:
+            async for event in events:  # they end by themselves when the console does
+                if session is not None:
+                    if state.sessions.is_over(session, state.now()):
+                        return
+                    session.seen = state.now()  # a wallboard is watched, not clicked
+                yield event or HEARTBEAT
+        except BlsError as error:  # it stays so until its cause is changed
+            kind = getattr(error, "kind", "wrong_type")
+            yield _write_event(
+                "unavailable", encode({"kind": kind, "reason": str(error)})
+            )
 
 
 def _write_event(kind: str, data: bytes) -> bytes:
     """Write an event; our JSON has no line ends."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
-
-
-def _open_stream(request: Request, events: AsyncIterator[bytes]) -> Response:
-    """Open a stream, or raise 429 for too many of one user, 503 for too many of all."""
-    state = web_state(request)
-    status = state.streams.refuse(requester(request))
-    if status:
-        state.counts["streams_refused"] += 1
-        raise HTTPException(status, "too many streams", {"retry-after": "10"})
-    return _Stream(request, events)
 
 
 def _pictures_at(name: str, kind: str) -> Route:
@@ -103,7 +98,7 @@ def _pictures_at(name: str, kind: str) -> Route:
     async def follow(request: Request) -> Response:
         watch: SharedWatch[Any] = getattr(web_state(request), name)
         heartbeat = web_state(request).config.limits.heartbeat
-        return _open_stream(request, _pictures_of(watch, kind, heartbeat))
+        return _Stream(request, _pictures_of(watch, kind, heartbeat))
 
     return Route(f"/events/{name}", follow)
 
@@ -122,7 +117,7 @@ async def _follow_log(request: Request) -> Response:
     project = await existing_project(request, project_in_query(request.scope))
     state = web_state(request)
     await state.console.logs(project, 1)  # raised here, errors get a status
-    return _open_stream(request, _log_events(state, project, limit))
+    return _Stream(request, _log_events(state, project, limit))
 
 
 async def _log_events(
@@ -132,8 +127,10 @@ async def _log_events(
     with state.logs.join(project) as feed:
         with anyio.move_on_after(FIRST_WAIT):
             await feed.begun.wait()
-        first, place = await _first_events(feed, limit)
-        for event in first:
+        page, place = await feed.newest(limit)
+        yield _write_event("place", encode({"before": page.before or None}))
+        records = await encode_records(page.entries)
+        for event in _write_items(Item(record, "log") for record in records):
             yield event
         while not feed.closed:
             await feed.ring.wait(place, heartbeat)
@@ -146,20 +143,9 @@ async def _log_events(
             for event in _write_items(items):
                 yield event
             if feed.error is not None and place >= feed.ring.end:
-                yield _write_end(feed.error)
-                return
+                raise feed.error
             if not items:
                 yield b""
-
-
-async def _first_events(feed: LogFeed, limit: int) -> tuple[list[bytes], int]:
-    try:
-        page, place = await feed.newest(limit)
-    except BlsError as error:
-        return [_write_end(error)], feed.ring.end
-    items = [Item(record, "log") for record in await encode_records(page.entries)]
-    beginning = _write_event("place", encode({"before": page.before or None}))
-    return [beginning, *_write_items(items)], place
 
 
 def _write_items(items: Iterable[Item], shared: str = "log") -> list[bytes]:
@@ -188,11 +174,6 @@ def _write_array(kind: str, items: Sequence[Item]) -> bytes:
     return (b"id: %s\n" % place.encode() if place else b"") + _write_event(kind, array)
 
 
-def _write_end(error: BlsError) -> bytes:
-    kind = error.kind if isinstance(error, RedisUnavailableError) else "wrong_type"
-    return _write_event("unavailable", encode({"kind": kind, "reason": str(error)}))
-
-
 NO_RUN: Final = _write_event("run", b"null")
 
 
@@ -205,7 +186,7 @@ async def _run_events(request: Request) -> Response:
     if after is None:
         await state.store.describe(run_id)  # raised here, errors get a status
     stream = _RunStream(state, run_id)
-    return _open_stream(request, stream.events(after))
+    return _Stream(request, stream.events(after))
 
 
 @dataclass
@@ -219,22 +200,19 @@ class _RunStream:
         First ``run`` (how it stands), ``begin`` (where older events are found) and the
         newest ``events``; then what follows.
         """
+        yield await self._head()
+        if after is None:
+            first, after = await self._newest()
+            for frame in first:
+                yield frame
+        follower = self.state.store.follow(self.run_id, after)
         try:
-            yield await self._head()
-            if after is None:
-                first, after = await self._newest()
-                for frame in first:
+            async with aclosing(self._follow(follower)) as frames:
+                async for frame in frames:
                     yield frame
-            follower = self.state.store.follow(self.run_id, after)
-            try:
-                async with aclosing(self._follow(follower)) as frames:
-                    async for frame in frames:
-                        yield frame
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await follower.aclose()
-        except BlsError as error:  # it stays so until its cause is changed
-            yield _write_end(error)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await follower.aclose()
 
     async def _newest(self) -> tuple[list[bytes], str]:
         """Write the newest events, at most a page, and give the last one's id."""

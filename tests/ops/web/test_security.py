@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
+from starlette.exceptions import HTTPException
 
 from bls_agent.ops.web.security import (
     Buckets,
@@ -161,15 +164,23 @@ def test_clients_do_not_share_and_are_bounded() -> None:
 
 def test_streams_are_counted_for_each_and_for_all() -> None:
     """429 for too many of one, 503 for too many of all, and an end is an end."""
-    quota = StreamQuota(each=2, total=3)
+    counts = Counter[str]()
+    quota = StreamQuota(each=2, total=3, counts=counts)
+
+    def refused(user: str) -> int:
+        with pytest.raises(HTTPException) as refusal, quota.hold(user):
+            pass
+        return refusal.value.status_code
+
     with quota.hold("a"), quota.hold("a"):
-        assert quota.refuse("a") == 429
-        assert quota.refuse("b") == 0
+        assert refused("a") == 429
         with quota.hold("b"):
             assert quota.open == 3
-            assert quota.refuse("b") == 503
+            assert refused("b") == 503
     assert quota.open == 0
-    assert quota.refuse("a") == 0
+    assert counts["streams_refused"] == 2
+    with quota.hold("a"):
+        pass
     assert not quota._open
 
 
