@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -396,12 +395,7 @@ async def _get_health(request: Request) -> Response:
 
 
 async def _get_openapi(_: Request) -> Response:
-    return json_answer(_read_openapi())
-
-
-@cache
-def _read_openapi() -> bytes:
-    return OPENAPI.read_bytes()
+    return json_answer(OPENAPI.read_bytes())
 
 
 api_routes: Final[list[BaseRoute]] = [

@@ -26,9 +26,7 @@ from bls_agent.core.errors import DecodeError
 from bls_agent.project.messages import LogEntry
 
 __all__ = [
-    "ABSENT",
     "HELP",
-    "Absent",
     "Entry",
     "Field",
     "FieldKind",
@@ -65,16 +63,6 @@ _NUMBER: Final = re.compile(
 _Schema: TypeAlias = Mapping[str, Any]
 
 
-class Absent:
-    """Marks a missing value, where ``None`` is a value."""
-
-    def __repr__(self) -> str:
-        return "ABSENT"
-
-
-ABSENT: Final = Absent()
-
-
 class FieldKind(StrEnum):
     """How the page lets people type a value."""
 
@@ -99,7 +87,7 @@ class Field:
     description: str = ""
     required: bool = False
     nullable: bool = False
-    default: JSONValue | Absent = ABSENT  # what the agent takes if it is left out
+    default: str = ""  # JSON of what the agent takes if it is left out, or a text
     choices: tuple[JSONValue, ...] = ()
     shape: str = ""  # of a JSON field "array", "object", or "" for anything
     least: float | None = None  # the smallest number, or the fewest characters
@@ -161,12 +149,18 @@ def _read_field(
         description=_text(told.get("description")),
         required=required,
         nullable=nullable,
-        default=told.get("default", ABSENT),
+        default=_default_of(told),
         choices=choices,
         shape=_shape_of(told) if kind is FieldKind.JSON else "",
         inner=_inner_of(told, depth) if kind is FieldKind.JSON else None,
         **limits,
     )
+
+
+def _default_of(schema: _Schema) -> str:
+    default = schema.get("default", "")
+    is_text = isinstance(default, str) and (default or "default" not in schema)
+    return default if is_text else encode(default).decode()
 
 
 def _inner_of(schema: _Schema, depth: int) -> Field | None:
@@ -369,12 +363,9 @@ def read_submission(form: Form | None, typed: Mapping[str, str]) -> Submission:
     errors: dict[str, MisfitError] = {}
     for field in form.fields:
         try:
-            value = _read_value(field, typed)
+            arguments |= _read_field_value(field, typed)
         except MisfitError as error:
             errors[f"arg.{field.name}"] = error
-            continue
-        if not isinstance(value, Absent):
-            arguments[field.name] = value
     if form.open:
         names = frozenset(field.name for field in form.fields)
         more = _read_object(MORE, typed.get(MORE, ""), names)
@@ -396,19 +387,19 @@ def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
     return Submission(arguments=value)
 
 
-def _read_value(field: Field, typed: Mapping[str, str]) -> JSONValue | Absent:
-    """Read the value of one field."""
+def _read_field_value(field: Field, typed: Mapping[str, str]) -> JSONObject:
+    """Give the argument of a field, none where it is left empty."""
     if field.nullable and typed.get(f"null.{field.name}"):
-        return None
+        return {field.name: None}
     text = typed.get(f"arg.{field.name}", "").replace("\r\n", "\n")
     # An empty text is sent as JSON, where it is not sent by mistake.
     if not (text if field.kind is FieldKind.TEXT else text.strip()):
         if field.required:
             raise MisfitError("required")
-        return ABSENT
+        return {}
     value = _parse(field, text)
     _check(field, value)
-    return value
+    return {field.name: value}
 
 
 def _parse(field: Field, text: str) -> JSONValue:

@@ -145,21 +145,18 @@ class Journal:
             before, after = self._known.get(project), view.condition
             if after is before:
                 self._missing.pop(project, None)
-            elif before is None and (not self._begun or after in ABSENT):
-                self._record_first(project, after, now)
-            elif before is None and now < self._settled_at:
-                self._known[project] = after
+            elif before is None and not (
+                self._begun and now >= self._settled_at and after not in ABSENT
+            ):
+                # At the first look, or while an outage may hide what was there.
+                if after not in ABSENT or now >= self._settled_at:
+                    self._known[project] = after
             elif after not in ABSENT or self._is_gone(project, now):
                 self._record(project, before, view)
         for project in self._known.keys() - views.keys():
             del self._known[project]
             self._missing.pop(project, None)
         self._begun = True
-
-    def _record_first(self, project: str, condition: Condition, now: float) -> None:
-        """Record the first look; what an outage hides is not known yet."""
-        if condition not in ABSENT or now >= self._settled_at:
-            self._known[project] = condition
 
     def _is_lost(self, project: str, view: ProjectView) -> bool:
         """Whether a status was there at the look before and is gone."""

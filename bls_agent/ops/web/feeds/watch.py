@@ -18,13 +18,15 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, Final, Generic, Protocol, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
+from bls_agent.connection.access import Store
 from bls_agent.core.codec import JSONObject, JSONValue, encode
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.ops.fleet import Fleet
 from bls_agent.ops.terminal import visible
 
 __all__ = [
@@ -84,12 +86,11 @@ class Ring:
             self._items.append(kept)
             self._held += len(item.payload)
             self.end += 1
-        while len(self._items) > 1 and self._is_too_much():
+        while len(self._items) > 1 and (
+            len(self._items) > self._most or self._held > self._size
+        ):
             self._held -= len(self._items.popleft().payload)
         self.wake()
-
-    def _is_too_much(self) -> bool:
-        return len(self._items) > self._most or self._held > self._size
 
     def since(self, place: int, size: float = math.inf) -> tuple[list[Item], int]:
         """Give the items from a place on, and how many before them are dropped.
@@ -117,10 +118,6 @@ class Ring:
         """Wake every follower."""
         self._more.set()
         self._more = anyio.Event()
-
-
-class _Closeable(Protocol):
-    async def aclose(self) -> None: ...
 
 
 class Shared(ABC):
@@ -187,7 +184,7 @@ class SharedWatch(Shared, Generic[_Thing]):
 
     kind: ClassVar[str]  # the name of the list of cards in what followers are sent
 
-    def __init__(self, source: _Closeable) -> None:
+    def __init__(self, source: Store | Fleet) -> None:
         super().__init__(Ring(most=MOST, size=SIZE), GRACE)
         self._source = source
         self._picture = (-1, 0.0, b"")  # its place, when it was made, its bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -30,7 +31,6 @@ from bls_agent.ops.texts import Texts
 from bls_agent.ops.web.feeds.fleet import KINDS, make_card
 from bls_agent.ops.web.feeds.watch import shorten
 from bls_agent.ops.web.forms import (
-    Absent,
     Entry,
     Field,
     FieldKind,
@@ -258,12 +258,10 @@ async def _send(request: Request) -> Response:
         command = await send_command(request, wanted)
         sent = _as_sent(command, request)
         told = texts["sent"].format(id=visible(command.id))
-    except RedisUnavailableError as error:
-        told = texts["not_sent"].format(reason=visible(str(error)))
-        if error.ambiguous:
-            told = texts["perhaps_sent"]
     except BlsError as error:
         told = texts["not_sent"].format(reason=visible(str(error)))
+        if isinstance(error, RedisUnavailableError) and error.ambiguous:
+            told = texts["perhaps_sent"]
     return render(request, "told.html", sent=sent, told=told)
 
 
@@ -317,20 +315,11 @@ def _render_form(
         focus=focus,
         command=values["command"],
         note=note,
-        show_default=_show_default,
+        shorten=partial(shorten, longest=LONGEST_DEFAULT),
         options=_options,
         limits=_limits,
         shapes={"array": "[]", "object": "{}", "": "null"},
     )
-
-
-def _show_default(one: Field) -> str:
-    """Write the default of the field; ``""`` if the agent names none."""
-    if isinstance(one.default, Absent):
-        return ""
-    plain = isinstance(one.default, str) and one.default
-    text = plain or encode(one.default).decode()
-    return shorten(text, LONGEST_DEFAULT)
 
 
 def _options(one: Field) -> list[tuple[str, str]]:
@@ -407,17 +396,11 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
 
 async def _show_instances(request: Request) -> Response:
     project = project_in_query(request.scope)
-    kinds = {
-        Status.FAULT: "fault",
-        Status.ERROR: "error",
-        Status.OFFLINE: "offline",
-        Status.ONLINE: "online",
-    }
     try:
         found = await web_state(request).console.instances(project)
     except BlsError:
         return Response(status_code=204)
-    instances = [(name, kinds[status]) for name, status in sorted(found.items())]
+    instances = [(one, status.name.lower()) for one, status in sorted(found.items())]
     return render(request, "instances.html", instances=instances)
 
 
