@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import stat
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,8 +40,6 @@ __all__ = [
 
 SHORTEST: Final = 8  # characters of a new password
 LONGEST: Final = 1_024  # bytes of a password that is checked
-REMEMBERED: Final = 256  # passwords of programs that were right a moment ago
-FRESH: Final = 60.0  # seconds for which they are believed
 _USERS_FILE: Final = 1_000_000  # bytes
 _NAME: Final = re.compile(r"[^:\s#][^:]{0,63}")
 TOKEN_BYTES: Final = 32
@@ -137,8 +134,6 @@ class Verifier:
         self._users = users
         self._at_once = at_once
         self._hasher = PasswordHasher()
-        self._right: OrderedDict[bytes, float] = OrderedDict()
-        self._secret = secrets.token_bytes(32)
 
     @cached_property
     def _limiter(self) -> anyio.CapacityLimiter:
@@ -160,24 +155,6 @@ class Verifier:
             return False
         return known is not None and len(_bytes(password)) <= LONGEST
 
-    def was_right(self, user: str, password: str, now: float) -> bool:
-        """Whether exactly this password was right within the last minute.
-
-        For programs, which send the password with every request.
-        """
-        until = self._right.get(self._mark(user, password))
-        return until is not None and now < until
-
-    def remember(self, user: str, password: str, now: float) -> None:
-        """Accept this password for a minute without another check."""
-        self._right[self._mark(user, password)] = now + FRESH
-        while len(self._right) > REMEMBERED:
-            self._right.popitem(last=False)
-
-    def _mark(self, user: str, password: str) -> bytes:
-        told = _bytes(user) + b"\0" + _bytes(password)
-        return hmac.digest(self._secret, told, hashlib.sha256)
-
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
@@ -196,7 +173,8 @@ class Session:
 class Sessions:
     """Tokens and their sessions; the least recently used one makes room for a new one.
 
-    Only a digest of a token is kept: a leak of memory opens nothing.
+    Only a keyed digest of a token is kept: a leak of memory opens nothing. The token
+    of a program, which keeps no cookie, is what it sends each time.
     """
 
     def __init__(self, *, most: int, idle: float, lifetime: float) -> None:
@@ -204,20 +182,21 @@ class Sessions:
         self._idle = idle
         self._lifetime = lifetime
         self._sessions: dict[bytes, Session] = {}  # the one used last at the end
+        self._secret = secrets.token_bytes(TOKEN_BYTES)
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def start(self, user: str, now: float) -> str:
-        """Begin a session and give its token."""
+    def start(self, user: str, now: float, token: str = "") -> str:
+        """Begin a session and give its token, by default a new one."""
         self._make_room(user, now)
-        token = secrets.token_urlsafe(TOKEN_BYTES)
-        self._sessions[_digest(token)] = Session(user, now, now)
+        token = token or secrets.token_urlsafe(TOKEN_BYTES)
+        self._sessions[self._digest(token)] = Session(user, now, now)
         return token
 
     def find(self, token: str, now: float) -> Session | None:
         """Give the session of a token; this counts as a use."""
-        key = _digest(token)
+        key = self._digest(token)
         session = self._sessions.pop(key, None)
         if session is None:
             return None
@@ -230,7 +209,7 @@ class Sessions:
 
     def end(self, token: str) -> None:
         """End a session, if there is one."""
-        session = self._sessions.pop(_digest(token), None)
+        session = self._sessions.pop(self._digest(token), None)
         if session is not None:
             session.over = True
 
@@ -238,6 +217,10 @@ class Sessions:
         """Whether a session has ended or timed out."""
         idle, age = now - session.seen, now - session.since
         return session.over or idle > self._idle or age > self._lifetime
+
+    def _digest(self, token: str) -> bytes:
+        told = token.encode("utf-8", "surrogateescape")
+        return hmac.digest(self._secret, told, hashlib.sha256)
 
     def _make_room(self, user: str, now: float) -> None:
         gone = [key for key, one in self._sessions.items() if self.is_over(one, now)]
@@ -253,7 +236,3 @@ class Sessions:
 def cookie_name(*, secure: bool) -> str:
     """Name the cookie; over TLS no other host and no plain page can set it."""
     return "__Host-bls_session" if secure else "bls_session"
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

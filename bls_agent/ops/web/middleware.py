@@ -194,13 +194,16 @@ class SecurityMiddleware:
 
     async def _log_program_in(self, request: Request) -> None:
         """Check the name and password of a program, which keeps no cookie."""
-        told = _read_basic(request.headers)
+        state, told = self._state, _read_basic(request.headers)
         if request.state.user or told is None or not is_data(request):
             return
-        if self._state.verifier is not None and await _check_password(
-            self._state, request, *told, program=True
-        ):
-            self._set_user(request, told[0])
+        token = "\0".join(("basic", *told))  # no cookie can hold it
+        session = state.sessions.find(token, state.now())
+        if session is None:
+            if not await _check_password(state, request, *told):
+                return
+            state.sessions.start(told[0], state.now(), token)
+        self._set_user(request, told[0])
 
     def _set_user(self, request: Request, user: str) -> None:
         request.state.user = user
@@ -241,23 +244,15 @@ def _read_basic(headers: Headers) -> tuple[str, str] | None:
 
 
 async def _check_password(
-    state: WebState,
-    request: Request,
-    user: str,
-    password: str,
-    *,
-    program: bool = False,
+    state: WebState, request: Request, user: str, password: str
 ) -> bool:
     """Check a name and a password; 429 if this address has to wait.
 
     Attempts are counted before they are verified: a flood of them does not wait here.
-    A ``program`` sends them with every request: a recent success is enough.
     """
     verifier, client, now = state.verifier, request.state.client, state.now()
     if verifier is None:
         return False
-    if program and verifier.was_right(user, password, now):
-        return True
     wait = state.logins.take(client, now) or state.all_logins.take("", now)
     if wait:
         state.counts["logins_refused"] += 1
@@ -267,8 +262,6 @@ async def _check_password(
     if right:
         state.logins.give_back(client)
         state.all_logins.give_back("")
-        if program:
-            verifier.remember(user, password, now)
     else:
         state.counts["logins_failed"] += 1
         shown = visible(user[:80])

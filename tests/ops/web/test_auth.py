@@ -10,7 +10,6 @@ import pytest
 from argon2 import PasswordHasher
 
 from bls_agent import ConfigurationError
-from bls_agent.ops.web import auth
 from bls_agent.ops.web.auth import (
     USER_SESSIONS,
     Sessions,
@@ -162,21 +161,6 @@ async def test_few_passwords_are_verified_at_once(
     assert await verifier.check("operator", PASSWORD)
 
 
-def test_a_program_is_believed_for_a_minute() -> None:
-    """Exactly this name with exactly this password, and not for longer."""
-    verifier = Verifier(USERS, at_once=2)
-    assert not verifier.was_right("operator", PASSWORD, 0.0)
-    verifier.remember("operator", PASSWORD, 0.0)
-    assert verifier.was_right("operator", PASSWORD, 59.0)
-    assert not verifier.was_right("operator", PASSWORD, 60.0)
-    assert not verifier.was_right("operator", "wrong", 1.0)
-    assert not verifier.was_right("auditor", PASSWORD, 1.0)
-    assert PASSWORD.encode() not in repr(vars(verifier)).encode()
-    for n in range(1_000):
-        verifier.remember(f"user{n}", PASSWORD, 0.0)
-    assert len(verifier._right) == auth.REMEMBERED
-
-
 def make(most: int = 10) -> Sessions:
     return Sessions(most=most, idle=100.0, lifetime=1_000.0)
 
@@ -229,3 +213,16 @@ def test_the_table_is_bounded() -> None:
         sessions.start("operator", float(n) / 10)
     assert len(sessions) == USER_SESSIONS + 1
     assert sessions.find(other, 10.0) is not None
+
+
+def test_a_program_has_a_session_of_its_own() -> None:
+    """Under what it sends each time, which is kept as a digest."""
+    sessions = Sessions(most=3, idle=60.0, lifetime=100.0)
+    token = f"basic\0operator\0{PASSWORD}"
+    assert sessions.find(token, 0.0) is None
+    assert sessions.start("operator", 0.0, token) == token
+    found = sessions.find(token, 59.0)
+    assert found is not None
+    assert found.user == "operator"
+    assert sessions.find(f"{token}x", 59.0) is None
+    assert PASSWORD not in repr(vars(sessions))
