@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,7 @@ from bls_agent.ops.fleet import ProjectView
 from bls_agent.ops.web.feeds.crawl import SeenQueue
 from bls_agent.ops.web.feeds.logs import encode_records
 from bls_agent.ops.web.feeds.runs import write_page
-from bls_agent.ops.web.feeds.watch import later
+from bls_agent.ops.web.feeds.watch import SharedWatch, later
 from bls_agent.ops.web.requests import (
     ANY_ASSET,
     ANY_NAME,
@@ -189,16 +190,19 @@ async def _get_logs(request: Request) -> Response:
     return list_answer("logs", await encode_records(page.entries), head)
 
 
-async def _get_projects(request: Request) -> Response:
-    state = web_state(request)
-    await state.fleet.fresh()
+def _list_at(
+    path: str, name: str, feed: str, describe: Callable[[Any, float], JSONObject]
+) -> Route:
+    """Make the list of everything that a watch has seen."""
 
-    def write(view: ProjectView) -> bytes:
-        late = state.fleet.seconds_since(view.project)
-        return encode(_describe_project(view, late))
+    async def show(request: Request) -> Response:
+        watch: SharedWatch[Any] = getattr(web_state(request), feed)
+        await watch.fresh()
+        seen = [(one, watch.seconds_since(key)) for key, one in watch.found.items()]
+        written = await convert(seen, lambda pair: encode(describe(*pair)), SLICE)
+        return list_answer(name, written)
 
-    views = [*state.fleet.found.values()]
-    return list_answer("projects", await convert(views, write, SLICE))
+    return Route(path, show)
 
 
 async def _get_project(request: Request) -> Response:
@@ -248,15 +252,6 @@ async def _get_changes(request: Request) -> Response:
         "changes": [change.to_dict() for change in found],
     }
     return json_answer(content)
-
-
-async def _get_workers(request: Request) -> Response:
-    watch = web_state(request).workers
-    await watch.fresh()
-    found = [(worker, watch.seconds_since(key)) for key, worker in watch.found.items()]
-    found.sort(key=lambda pair: (pair[0].kind, pair[0].id))
-    written = await convert(found, lambda pair: encode(_describe_worker(*pair)), SLICE)
-    return list_answer("workers", written)
 
 
 def _describe_worker(worker: Worker, late: float) -> JSONObject:
@@ -351,23 +346,16 @@ async def _get_asset(request: Request) -> Response:
     return json_answer(asdict(found))
 
 
-async def _get_queues(request: Request) -> Response:
-    feed = web_state(request).crawl
-    await feed.fresh()
-    written = await convert([*feed.found.values()], _write_queue, ASSETS)
-    return list_answer("queues", written)
-
-
-def _write_queue(queue: SeenQueue) -> bytes:
+def _describe_queue(queue: SeenQueue, late: float) -> JSONObject:
     """Describe a queue; ``null`` for unknown counts, and for rates of a first look."""
+    del late  # nothing of it grows older
     view, rates, _ = queue
-    told = {
+    return {
         **view.name._asdict(),
         "problem": view.problem,
         "stats": asdict(view.stats) if view.stats else None,
         "rates": rates and {"pushed": round(rates[0], 3), "taken": round(rates[1], 3)},
     }
-    return encode(told)
 
 
 async def _get_health(request: Request) -> Response:
@@ -403,17 +391,17 @@ api_routes: Final[list[BaseRoute]] = [
     Route("/api/commands", _get_commands),
     Route("/api/commands", _delete_command, methods=["DELETE"]),
     Route("/api/logs", _get_logs),
-    Route("/api/projects", _get_projects),
+    _list_at("/api/projects", "projects", "fleet", _describe_project),
     Route(f"/api/projects/{ANY_NAME}", _get_project),
     Route(f"/api/projects/{ANY_NAME}", _delete_project, methods=["DELETE"]),
     Route("/api/changes", _get_changes),
-    Route("/api/workers", _get_workers),
+    _list_at("/api/workers", "workers", "workers", _describe_worker),
     Route("/api/runs", _get_runs),
     Route("/api/runs/{run}", _get_run),
     Route("/api/runs/{run}/events", _get_events),
     Route("/api/assets", _get_assets),
     Route(f"/api/assets/{ANY_ASSET}", _get_asset),
-    Route("/api/crawl", _get_queues),
+    _list_at("/api/crawl", "queues", "crawl", _describe_queue),
     Route("/api/health", _get_health),
     Route("/api/openapi.json", _get_openapi),
 ]

@@ -15,7 +15,6 @@ import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -132,12 +131,8 @@ class Verifier:
 
     def __init__(self, users: Mapping[str, str], *, at_once: int) -> None:
         self._users = users
-        self._at_once = at_once
+        self._limiter = anyio.CapacityLimiter(at_once)
         self._hasher = PasswordHasher()
-
-    @cached_property
-    def _limiter(self) -> anyio.CapacityLimiter:
-        return anyio.CapacityLimiter(self._at_once)
 
     async def check(self, user: str, password: str) -> bool:
         """Whether a password is the user's."""

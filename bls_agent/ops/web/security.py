@@ -173,9 +173,6 @@ class Buckets:
         self._most = most
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._full_at)
-
     def take(self, client: str, now: float) -> float:
         """Take a token of a client, or give the seconds until it has one."""
         full_at = max(now, self._full_at.get(client, now))

@@ -157,7 +157,7 @@ def test_clients_do_not_share_and_are_bounded() -> None:
     buckets.give_back("nobody")
     assert buckets.take("a", 0.0) == 0.0
     buckets.take("c", 0.0)
-    assert len(buckets) == 2
+    assert len(buckets._full_at) == 2
     assert buckets.take("a", 0.0) > 0
     assert buckets.take("b", 0.0) == 0.0  # it was forgotten
 

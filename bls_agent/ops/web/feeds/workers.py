@@ -153,6 +153,7 @@ class WorkerFeed(SharedWatch[Worker]):
                 self._ages[_key_of(worker)] = later(worker.age, 0.0)
             elif worker is not None:
                 self._changed.add(worker.key)
-        found = {_key_of(worker): worker for worker in diff.workers.values()}
+        by_id = sorted(diff.workers.values(), key=lambda one: (one.kind, one.id))
+        found = {_key_of(worker): worker for worker in by_id}
         self._replace(found, turned=bool(self._ages))
         self._ages = {}
