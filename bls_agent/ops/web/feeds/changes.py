@@ -13,7 +13,6 @@ import logging
 import secrets
 import socket
 import ssl
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -32,6 +31,7 @@ from bls_agent.core.codec import JSONObject, encode, format_timestamp
 from bls_agent.ops.fleet import Condition, ProjectView
 from bls_agent.ops.web.config import WebhookTarget
 from bls_agent.ops.web.feeds.fleet import FleetFeed
+from bls_agent.ops.web.feeds.watch import clock
 from bls_agent.ops.web.requests import project_path, show_name
 
 __all__ = ["Journal", "StatusChange", "Webhook"]
@@ -86,7 +86,6 @@ class Journal:
         self,
         fleet: FleetFeed,
         listeners: Sequence[Callable[[StatusChange], None]],
-        clock: Callable[[], float] = time.time,  # noqa: TID251 - the outermost place
     ) -> None:
         self._fleet = fleet
         self._listeners = listeners
@@ -199,12 +198,10 @@ class Webhook:
         target: WebhookTarget,
         about: Mapping[str, str],
         counts: Counter[str],
-        clock: Callable[[], float] = time.time,  # noqa: TID251 - the outermost place
     ) -> None:
         self._target = target
         self._about = dict(about)  # which console it is: part of every post
         self._counts = counts
-        self._clock = clock
         self._key = target.key
         secure = target.url.lower().startswith("https:")
         self._tls = ssl.create_default_context() if secure else None
@@ -243,7 +240,7 @@ class Webhook:
         body = encode(
             {
                 "type": "status.changed",
-                "timestamp": format_timestamp(self._clock()),
+                "timestamp": format_timestamp(clock()),
                 "data": {
                     **self._about,
                     "dropped": dropped,
@@ -292,7 +289,7 @@ class Webhook:
         return f"it answered {status}"
 
     def _sign(self, name: str, body: bytes) -> dict[str, str]:
-        moment = str(int(self._clock()))
+        moment = str(int(clock()))
         signed = f"{name}.{moment}.".encode() + body
         digest = base64.b64encode(hmac.digest(self._key, signed, "sha256")).decode()
         return {

@@ -128,7 +128,7 @@ class Shared(ABC):
         self._grace = grace  # seconds for which it outlives its last follower
         self._tasks: TaskGroup | None = None
         self._followers = 0
-        self._wanted_until = 0.0
+        self._scope: anyio.CancelScope | None = None  # in which it runs
         self.running = False
         self.closed = False  # whether every follower has to end
 
@@ -154,29 +154,26 @@ class Shared(ABC):
             yield
         finally:
             self._followers -= 1
-            self._wanted_until = anyio.current_time() + self._grace
+            self._set_end()
 
     def _keep_running(self) -> None:
-        self._wanted_until = anyio.current_time() + self._grace
         if not self.running and not self.closed and self._tasks is not None:
             self.running = True
-            self._tasks.start_soon(self._run_while_wanted)
+            self._scope = anyio.CancelScope()
+            self._tasks.start_soon(self._run_while_wanted, self._scope)
+        self._set_end()
 
-    async def _run_while_wanted(self) -> None:
+    def _set_end(self) -> None:
+        if self._scope is not None:
+            end = anyio.current_time() + self._grace
+            self._scope.deadline = math.inf if self._followers else end
+
+    async def _run_while_wanted(self, scope: anyio.CancelScope) -> None:
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._stop_unwanted, tasks.cancel_scope)
+            with scope:
                 await self._run()
-                tasks.cancel_scope.cancel()
         finally:
             self.running = False
-
-    async def _stop_unwanted(self, scope: anyio.CancelScope) -> None:
-        while True:
-            await anyio.sleep(0.5)
-            if not self._followers and anyio.current_time() > self._wanted_until:
-                scope.cancel()
-                return
 
 
 class SharedWatch(Shared, Generic[_Thing]):
