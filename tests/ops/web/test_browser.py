@@ -87,7 +87,7 @@ def test_the_wallboard_follows(
         assert looked.texts(".card a")[0] == foreign.name
         foreign.log(record("银行通道超时", "error"), b"no json at all")
         looked.wait(
-            "document.querySelector('.card .last bdi').textContent === '银行通道超时'"
+            "document.querySelector('.card .last bdi')?.textContent === '银行通道超时'"
         )
         assert looked.page.locator(".card .ago").first.text_content()
         assert looked.page.locator(".card .last[data-old]").count() == 0
@@ -434,7 +434,7 @@ def test_status_history_and_replicas(
         looked.page.click("#history a")
         looked.page.wait_for_url(f"**{project_path(foreign.name)}")
         foreign.redis.set(f"{foreign.name}_项目状态", b"running")
-        looked.wait("document.querySelector('#cards .odd').textContent === 'running'")
+        looked.wait("document.querySelector('#cards .odd')?.textContent === 'running'")
 
 
 def test_keys_of_another_type(browser: Any, base: str, redis: Redis) -> None:
@@ -445,7 +445,7 @@ def test_keys_of_another_type(browser: Any, base: str, redis: Redis) -> None:
     with looking(browser, base, expected=("409",)) as looked:
         looked.open("/")
         kind_is(looked, "订单系统", "online")
-        looked.wait("document.querySelector('.queue dd').textContent === '类型不符'")
+        looked.wait("document.querySelector('.queue dd')?.textContent === '类型不符'")
         looked.open_project("订单系统")
         looked.wait(
             "document.querySelector('#log-top').textContent.includes('another type')"
@@ -711,7 +711,9 @@ def test_assets(
         index("summarizer", category="prompt")
         redis.hset("asset:sync:state", mapping={"sync_status": "failed"})
         looked.wait("document.querySelectorAll('.cards .card').length === 4")
-        looked.wait("document.querySelector('.sync .badge b').textContent === 'failed'")
+        looked.wait(
+            "document.querySelector('.sync .badge b')?.textContent === 'failed'"
+        )
         assert looked.texts(".cards .id")[0] == "x"
         page.click(".chip[data-chip=prompt]")
         assert page.locator(".card:visible").count() == 2
@@ -721,14 +723,14 @@ def test_assets(
             assert looked.texts(".card:visible .id") == ["google_search"]
         page.fill("#search", "")
         page.click("text=谷歌")
-        looked.wait("document.querySelector('.sheet h1').textContent === '谷歌'")
+        looked.wait("document.querySelector('.sheet h1')?.textContent === '谷歌'")
         index(
             "google_search",
             name=hostile,
             agent_specs=orjson.dumps({hostile: 1}).decode(),
         )
         looked.wait(
-            "(n) => document.querySelector('.sheet h1').textContent === n",
+            "(n) => document.querySelector('.sheet h1')?.textContent === n",
             visible(hostile),
         )
         assert visible(hostile) in looked.texts("pre")[0]

@@ -99,7 +99,7 @@ def test_a_run_is_followed(browser: Any, base: str, writer: Writer) -> None:
         writer.add(42, "lifecycle.started", task="早报")
         last_is(looked, "1")
         looked.wait("document.querySelector('#absent').hidden")
-        looked.wait("document.querySelector('.task').textContent === '早报'")
+        looked.wait("document.querySelector('.task')?.textContent === '早报'")
         writer.say(42, "市场", "安静", "。\n", source="甲")
         writer.say(42, "volume ", "is low", source="乙")
         writer.say(42, "完", source="甲")
@@ -164,7 +164,7 @@ def test_the_list_follows(browser: Any, base: str, writer: Writer) -> None:
         assert looked.page.locator("h1").text_content() == "Run 2"
         looked.open("/runs/3")
         assert page.locator(".last bdi").text_content() == "坏" * 300
-        looked.wait("document.querySelector('.took dd').textContent.endsWith('s')")
+        looked.wait("document.querySelector('.took dd')?.textContent?.endsWith('s')")
         looked.wait("document.title.startsWith('⚠ Run 3')")
 
 
