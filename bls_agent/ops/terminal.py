@@ -7,6 +7,7 @@ control characters from Redis are shown and never sent, and no markup has an eff
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import shutil
@@ -215,32 +216,41 @@ class Screen:
                 self.fields(*row)
             return
         cells = [*rows]
-        head: list[Cell] = [(title, "bold") for title in titles]
-        shown = [head, *cells] if head else cells
-        columns = zip(*shown, strict=True)
-        widths = [max(map(_cell_columns, column)) for column in columns]
-        room = self.columns - GAP * (len(widths) - 1)
-        if sum(min(width, LEAST) for width in widths) > room:
+        shown = _with_titles(cells, titles)
+        needed, widths = _measure(shown, self.columns)
+        least = (min(width, LEAST) for width in needed)
+        if any(map(operator.lt, widths, least)):
             self._stack(cells, titles)
             return
-        widths = [min(width, room) for width in widths]
-        while sum(widths) > room:
-            widths[widths.index(max(widths))] -= 1
         for row in shown:
             self.row(row, widths)
 
+    def frame(
+        self, rows: Sequence[Sequence[Cell]], titles: Sequence[str], columns: int
+    ) -> list[str]:
+        """Give the lines of a table in which each row is one line; the rest is cut."""
+        shown = _with_titles(rows, titles)
+        _, widths = _measure(shown, columns)
+        return [self.cut_line(row, widths) for row in shown]
+
+    def cut_line(self, cells: Sequence[Cell], widths: Sequence[int]) -> str:
+        """Give cells beside each other; long ones are cut."""
+        line = ""
+        for cell, width in zip(cells, widths, strict=True):
+            text, *more = wrap(visible(_plain(cell)), width)
+            if more:
+                text = wrap(visible(_plain(cell)), width - 1)[0] + "…"
+            blanks = " " * (width - count_columns(text) + GAP)
+            line += self._shown((text, _style(cell))) + blanks
+        return line.rstrip(" ")
+
     def row(self, cells: Sequence[Cell], widths: Sequence[int]) -> None:
         """Write cells beside each other; long ones go on below themselves."""
-        folded = [
-            wrap(visible(_plain(cell)), width)
-            for cell, width in zip(cells, widths, strict=True)
-        ]
+        folded = map(wrap, (visible(_plain(cell)) for cell in cells), widths)
+        styles = [_style(cell) for cell in cells]
         for texts in zip_longest(*folded, fillvalue=""):
-            line = ""
-            for text, cell, width in zip(texts, cells, widths, strict=True):
-                blanks = " " * (width - count_columns(text) + GAP)
-                line += self._shown((text, _style(cell))) + blanks
-            self.write(line.rstrip(" "))
+            pieces = [*zip(texts, styles, strict=True)]
+            self.write(self.cut_line(pieces, widths))
 
     def _stack(self, rows: Sequence[Sequence[Cell]], titles: Sequence[str]) -> None:
         """Write a row's cells below each other: the terminal is too narrow."""
@@ -311,8 +321,26 @@ def _style(cell: Cell) -> str:
     return "" if isinstance(cell, str) else cell[1]
 
 
-def _cell_columns(cell: Cell) -> int:
-    return count_columns(visible(_plain(cell)))
+def _with_titles(
+    rows: Sequence[Sequence[Cell]], titles: Sequence[str]
+) -> list[Sequence[Cell]]:
+    head = [(title, "bold") for title in titles]
+    return [head, *rows] if head else [*rows]
+
+
+def _measure(
+    rows: Sequence[Sequence[Cell]], columns: int
+) -> tuple[list[int], list[int]]:
+    """Give what each column needs, and what it gets: the widest are narrowed."""
+    needed = [
+        max(count_columns(visible(_plain(cell))) for cell in column)
+        for column in zip(*rows, strict=True)
+    ]
+    room = columns - GAP * (len(needed) - 1)
+    widths = [min(width, room) for width in needed]
+    while sum(widths) > room:
+        widths[widths.index(max(widths))] -= 1
+    return needed, widths
 
 
 def escape_json(text: str, encoding: str = "utf-8") -> str:

@@ -1,6 +1,6 @@
 """The command line: ``bls-agent``, or ``python -m bls_agent``.
 
-Only :func:`main` loads typer and rich, so a missing extra is one line on standard
+Only :func:`main` loads typer, so a missing extra is one line on standard
 error, and ``--version`` costs next to nothing.
 """
 

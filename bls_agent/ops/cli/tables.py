@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import (
     Awaitable,
@@ -14,16 +15,13 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import Cell, visible
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 __all__ = ["Layout", "Table", "poll", "wants_live"]
 
@@ -37,18 +35,24 @@ INTERVAL: Final = 2.0  # seconds between two looks at everything, at least
 REST: Final = 4.0  # times as long as a look took
 
 
+# Another screen without a cursor, and back; what any terminal obeys.
+ENTER: Final = "\x1b[?1049h\x1b[?25l"
+LEAVE: Final = "\x1b[?25h\x1b[?1049l"
+HOME: Final = "\x1b[H"
+CLEAR_LINE: Final = "\x1b[K"
+CLEAR_BELOW: Final = "\x1b[J"
+
+
 @dataclass(frozen=True)
 class Layout:
     """The fields of a table, in their order.
 
     A heading is the text ``PREFIX_FIELD`` of the catalogue ``cli``. ``fields`` gives
-    the columns of a terminal from which each is shown, ``shares`` the parts of a live
-    table's width; a field without one takes what it needs.
+    the columns of a terminal from which each is shown.
     """
 
     prefix: str
     fields: Mapping[str, int]
-    shares: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def fitting(self, columns: int) -> list[str]:
         """Choose the fields that fit a terminal; the least important ones go first."""
@@ -191,55 +195,42 @@ class Table(Generic[T]):
     async def show(self, follow: _Follow) -> None:
         """Draw while ``follow`` runs; its argument redraws at once."""
         import anyio
-        from rich.console import Console
-        from rich.live import Live
 
         out = self.invocation.out
-        console = Console(
-            color_system="standard" if out.colours else None, legacy_windows=False
-        )
-        with (
-            _keys_pressed() as keys,
-            Live(console=console, screen=True, auto_refresh=False) as live,
-        ):
 
-            def redraw() -> None:
-                size = console.size
-                live.update(self._draw(size.width, size.height), refresh=True)
+        def redraw() -> None:
+            lines = self._lines(*shutil.get_terminal_size())
+            out.draw(HOME + f"{CLEAR_LINE}\n".join(lines) + CLEAR_BELOW)
 
-            async def tick() -> None:
-                while True:
-                    redraw()
-                    await anyio.sleep(PERIOD)
+        async def tick() -> None:
+            while True:
+                redraw()
+                await anyio.sleep(PERIOD)
 
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(follow, redraw)
-                tasks.start_soon(tick)
-                await _wait_for_q(keys)
-                tasks.cancel_scope.cancel()
+        with _keys_pressed() as keys:
+            out.draw(ENTER)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(follow, redraw)
+                    tasks.start_soon(tick)
+                    await _wait_for_q(keys)
+                    tasks.cancel_scope.cancel()
+            finally:
+                out.draw(LEAVE)
 
-    def _draw(self, columns: int, lines: int) -> RichTable:
-        """Make the table: a summary above, the number of hidden rows below."""
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
-        names = self.layout.fitting(columns)
-        table = RichTable(box=None, pad_edge=False, expand=True, header_style="bold")
-        table.title = Text(self._head(), "yellow" if self.outage else "dim")
-        table.title_justify = "left"
-        for name, title in zip(names, self._titles(names), strict=True):
-            share = self.layout.shares.get(name)
-            table.add_column(
-                Text(title), no_wrap=True, overflow="ellipsis", ratio=share
-            )
+    def _lines(self, columns: int, lines: int) -> list[str]:
+        """Draw the table: a summary above, the number of hidden rows below."""
+        out, names = self.invocation.out, self.layout.fitting(columns)
         room = max(1, lines - AROUND)
-        for row in map(self.cells, self.items[:room]):
-            cells = (row[name] for name in names)
-            pairs = ((one, "") if isinstance(one, str) else one for one in cells)
-            table.add_row(*(Text(visible(text), style) for text, style in pairs))
+        cells = map(self.cells, self.items[:room])
+        rows = [[row[name] for name in names] for row in cells]
+        head = self._head(), "yellow" if self.outage else "dim"
+        shown = [out.cut_line([head], [columns])]
+        shown += out.frame(rows, self._titles(names), columns)
         if more := max(0, len(self.items) - room) + self.more:
-            table.add_row(Text(self.invocation.say("top_more", count=more), "dim"))
-        return table
+            text = self.invocation.say("top_more", count=more)
+            shown.append(out.cut_line([(text, "dim")], [columns]))
+        return shown
 
     def _head(self) -> str:
         if self.outage is not None:

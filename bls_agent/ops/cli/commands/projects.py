@@ -63,7 +63,6 @@ TOP: Final = Layout(
         "errors": 60,
         "last_error": 90,
     },
-    shares={"project": 3, "status": 2, "last_error": 4},
 )
 
 

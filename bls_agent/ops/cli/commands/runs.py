@@ -57,7 +57,6 @@ RUNS: Final = Layout(
         "last": 70,
         "about": 60,
     },
-    shares={"last": 2, "about": 5},
 )
 STATE_STYLES: Final = {
     RunState.RUNNING: "green",

@@ -45,7 +45,6 @@ WORKERS: Final = Layout(
         "tasks": 70,
         "says": 100,
     },
-    shares={"id": 3, "status": 2, "problem": 2, "says": 4},
 )
 STYLES: Final = {
     WorkerStatus.STARTING: "cyan",
