@@ -7,7 +7,6 @@ control characters from Redis are shown and never sent, and no markup has an eff
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 import shutil
@@ -218,8 +217,8 @@ class Screen:
         cells = [*rows]
         shown = _with_titles(cells, titles)
         needed, widths = _measure(shown, self.columns)
-        least = (min(width, LEAST) for width in needed)
-        if any(map(operator.lt, widths, least)):
+        pairs = zip(needed, widths, strict=True)
+        if any(width < min(need, LEAST) for need, width in pairs):
             self._stack(cells, titles)
             return
         for row in shown:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.resources
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
 __all__ = [
@@ -42,17 +42,15 @@ def find_language(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
 
 def find_value(option: str, arguments: Sequence[str]) -> str:
     """Find the value that an option will have, before the parsing; ``""`` for none."""
-    return [*_values_of(option, arguments), ""][-2:][0]
-
-
-def _values_of(option: str, arguments: Sequence[str]) -> Iterator[str]:
+    value = ""  # the last one counts
     for index, word in enumerate(arguments):
         if word == "--":
-            return
-        if word == option and index + 1 < len(arguments):
-            yield arguments[index + 1]
-        if word.startswith(f"{option}="):
-            yield word.partition("=")[2]
+            break
+        if word == option:
+            value = next(iter(arguments[index + 1 :]), value)
+        elif word.startswith(f"{option}="):
+            value = word.partition("=")[2]
+    return value
 
 
 def load_texts(catalogue: str, language: str) -> Texts:

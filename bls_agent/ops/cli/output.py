@@ -109,15 +109,8 @@ class Invocation:
         """Warn on standard error; the command goes on."""
         self.err.paragraph(self.say(text, **values), "yellow")
 
-    def result(self, value: object, *pieces: Cell) -> None:
-        """Write a result: the value as JSON, or a line for people."""
-        if self.json:
-            self.out.json(value)
-        else:
-            self.out.line(*pieces)
-
     def record(self, value: object, *cells: Cell) -> None:
-        """Write one of several results: as JSON, or its fields on a line."""
+        """Write a result: as JSON, or its fields on a line."""
         if self.json:
             self.out.json(value)
         else:

@@ -81,7 +81,7 @@ def password(
     from bls_agent.ops.web.auth import user_line
 
     line = user_line(name, _ask_password(invocation))
-    invocation.result({"line": line}, line)
+    invocation.record({"line": line}, line)
     return Exit.DONE
 
 

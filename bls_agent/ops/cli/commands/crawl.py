@@ -201,7 +201,7 @@ async def requeue(
             left = (await queue.stats()).failed
     told = {"project": project, "spider": spider or None, "requeued": count}
     text = invocation.say("requeued", count=count)
-    invocation.result({**told, "left": left}, text)
+    invocation.record({**told, "left": left}, text)
     if left:
         invocation.warn("requeue_left", count=left)
     return Exit.FAILED if left else Exit.DONE

@@ -49,7 +49,6 @@ async def doctor(
 
 
 def _in_words(report: Report, texts: Texts) -> dict[str, Any]:
-    """Give the report as plain values, with the texts of each finding."""
     told = report.to_dict()
     for group, shown in zip(report.groups, told["findings"], strict=True):
         for finding, one in zip(group.findings, shown["shown"], strict=True):
@@ -58,7 +57,6 @@ def _in_words(report: Report, texts: Texts) -> dict[str, Any]:
 
 
 def _write_rows(report: Report, texts: Texts, invocation: Invocation) -> None:
-    """Write one line for each finding; the summary goes to standard error."""
     rows: list[Sequence[Cell]] = []
     for group in report.groups:
         for finding in group.findings:

@@ -197,7 +197,7 @@ def acl(
         raise Failure("bad_user", Exit.USAGE, user=user)
     name = user or USERS[[*asked, *["console"] * console, "agent"][0]]
     line = _line(rules, user, name if shell else "", selectors=selectors)
-    invocation.result({"rules": rules, "line": line}, line)
+    invocation.record({"rules": rules, "line": line}, line)
     if not user and not shell:
         invocation.hint("hint_acl_use", user=name)
     else:

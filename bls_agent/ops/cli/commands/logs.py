@@ -114,7 +114,6 @@ async def _read(
 async def _refuse_unknown(
     invocation: Invocation, console: Console, project: str
 ) -> None:
-    """End the command if the project has no other key either."""
     async with Fleet(invocation.redis) as fleet:
         if not exists(await fleet.look_at(project)):
             raise await unknown_project(console, project)
@@ -154,8 +153,6 @@ async def _watch_outages(
 
 
 class _Printer:
-    """Writes records for a terminal, for a pipe, or as JSON."""
-
     def __init__(self, invocation: Invocation) -> None:
         self._invocation = invocation
         self._cut = False

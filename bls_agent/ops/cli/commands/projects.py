@@ -242,7 +242,6 @@ def is_healthy(view: ProjectView) -> bool:
 
 
 def _shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) -> Cell:
-    """Describe the status, a missing or unknown one as well."""
     if view.status is None and view.status_text:
         return texts["status_bad"].format(value=view.status_text), "bold red"
     if view.status is None:

@@ -154,7 +154,6 @@ def _own_failure(error: BaseException, name: str) -> Failure:
 
 
 def _from_user_code(trace: TracebackType | None) -> TracebackType | None:
-    """Drop the frames above the user's code from a traceback."""
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace

@@ -194,30 +194,21 @@ async def follow(
         raise Failure("bad_place", Exit.USAGE, place=begin)
     async with EventStore(invocation.redis) as store:
         follower = store.follow(run, PLACES.get(begin, begin))
-        outage: RedisUnavailableError | None = None
         try:
             if not await store.exists(run):
                 invocation.hint("waiting_run", run=run)
-        except RedisRefusedError:
-            raise
         except RedisUnavailableError as error:
-            if begin == "now":  # only Redis knows where that is
+            # Only Redis knows where "now" is; otherwise the follower waits for it.
+            if begin == "now" or isinstance(error, RedisRefusedError):
                 raise
-            outage = error
-            invocation.tell_outage(outage)
-        await _print_run(invocation, follower, outage, raw=raw)
+        await _print_run(invocation, follower, raw=raw)
     return Exit.DONE
 
 
-async def _print_run(
-    invocation: Invocation,
-    follower: Follower,
-    outage: RedisUnavailableError | None,
-    *,
-    raw: bool,
-) -> None:
+async def _print_run(invocation: Invocation, follower: Follower, *, raw: bool) -> None:
     """Print events as they come; an outage and its end are reported once."""
     printer = _Printer(invocation, raw=raw)
+    outage: RedisUnavailableError | None = None
     while True:
         found = await follower.batch(LOOK)
         if (follower.unavailable is None) != (outage is None):
@@ -234,8 +225,6 @@ async def _print_run(
 
 
 class _Printer:
-    """Writes events for a terminal, for a pipe, or as JSON."""
-
     def __init__(self, invocation: Invocation, *, raw: bool) -> None:
         self._invocation = invocation
         self._joins = invocation.out.terminal and not (raw or invocation.json)

@@ -208,7 +208,7 @@ async def send(
                 invocation.hint("sent_offline", project=project)
     told = {"projectName": project, "id": sent.id, "command": name, "args": sent.args}
     said = invocation.say("sent", command=name, project=project, id=sent.id)
-    invocation.result(told, said if invocation.out.terminal else sent.id)
+    invocation.record(told, said if invocation.out.terminal else sent.id)
     return Exit.DONE
 
 
@@ -332,7 +332,6 @@ async def call(
 def _no_outcome(
     invocation: Invocation, project: str, error: NoOutcomeError, waited: float
 ) -> Failure:
-    """Make the failure of a command without outcome; hints at a longer wait."""
     since = invocation.say("since", time=error.since) if error.since else ""
     return Failure(
         f"no_outcome_{error.state}" if error.state else "no_outcome",
@@ -386,7 +385,6 @@ def _hint_text(invocation: Invocation, args: dict[str, Any], outcome: Outcome) -
 
 
 def _show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") -> None:
-    """Write one outcome: kind, time, and result or error."""
     told: dict[str, Any] = {"instance": instance} if instance else {}
     told |= outcome.metadata
     what = outcome.result if outcome.succeeded else outcome.error
@@ -516,5 +514,5 @@ async def withdraw(
         "withdrawn", command=found.command, id=number, project=project
     )
     told = {"projectName": project, **_describe(found, console)}
-    invocation.result(told, said)
+    invocation.record(told, said)
     return Exit.DONE

@@ -65,7 +65,6 @@ _TOLD: Final = frozenset(
 
 
 def _kind_name(row: str) -> str:
-    """Give a kind as people type it: the row without ``_heartbeat``."""
     return row.removesuffix(_END)
 
 
@@ -101,7 +100,6 @@ async def workers(
 
 
 def _row_of(word: str) -> str | None:
-    """Find the one kind that a word means, or fail."""
     rows = find_kinds(word)
     if not word or len(rows) == 1:
         return rows[0] if rows else None
