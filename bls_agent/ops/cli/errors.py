@@ -109,7 +109,8 @@ def report_failure(error: BaseException, invocation: Invocation) -> int:
         return Exit.BROKEN_PIPE
     if isinstance(error, KeyboardInterrupt):
         return Exit.INTERRUPTED
-    verdict = decide(error, invocation.texts, os.environ, redis=invocation.redis)
+    by_default = not (invocation.redis or os.environ.get("BLS_REDIS_URL"))
+    verdict = decide(error, invocation.texts, by_default=by_default)
     err = invocation.err
     for line in verdict.details.splitlines():
         err.line(line)
@@ -125,14 +126,8 @@ def unwrap(error: BaseException) -> BaseException:
     return unwrap(inner[0]) if len(inner) == 1 else error
 
 
-def decide(
-    error: BaseException,
-    texts: Texts,
-    environ: Mapping[str, str],
-    *,
-    redis: str | None,
-) -> Verdict:
-    """Decide what to print, without I/O; ``redis`` is the value of ``--redis``."""
+def decide(error: BaseException, texts: Texts, *, by_default: bool = False) -> Verdict:
+    """Decide what to print, without I/O; ``by_default``: no address was given."""
     if isinstance(error, Failure):
         hint = texts[error.hint].format(**error.values) if error.hint else ""
         text = texts[error.text].format(**error.values)
@@ -143,7 +138,7 @@ def decide(
         hint = texts["hint_help"].format(command=path)
         return Verdict(Exit.USAGE, _usage_text(error, texts), hint)
     if isinstance(error, RedisUnavailableError):
-        return _decide_outage(error, texts, environ, redis)
+        return _decide_outage(error, texts, by_default=by_default)
     if isinstance(error, BlsError | OSError):
         code = Exit.USAGE if isinstance(error, ConfigurationError) else Exit.FAILED
         name = _SENTENCES.get(type(error))
@@ -153,10 +148,7 @@ def decide(
 
 
 def _decide_outage(
-    error: RedisUnavailableError,
-    texts: Texts,
-    environ: Mapping[str, str],
-    redis: str | None,
+    error: RedisUnavailableError, texts: Texts, *, by_default: bool
 ) -> Verdict:
     values = {"address": error.address, "kind": error.kind, "reason": error.reason}
     shut_out = error.kind in _SHUT_OUT or error.connecting
@@ -166,7 +158,7 @@ def _decide_outage(
     hint = texts["hint_sent_perhaps"] if error.ambiguous else ""
     if error.kind == "auth":
         hint = texts["hint_password"]
-    elif not redis and not environ.get("BLS_REDIS_URL"):
+    elif by_default:
         hint = texts["hint_default_redis"]
     elif not hint:
         hint = texts["hint_address"]

@@ -20,7 +20,6 @@ from typer import Argument, Context, Option
 
 if TYPE_CHECKING:
     from bls_agent.console import Console
-    from bls_agent.crawl.overview import QueueOverview
 
 __all__ = [
     "CommandArgument",
@@ -33,9 +32,8 @@ __all__ = [
     "WatchOption",
     "arrange",
     "complete_command",
-    "complete_crawl_project",
     "complete_project",
-    "complete_spider",
+    "offer",
     "told_commands",
 ]
 
@@ -72,7 +70,7 @@ def arrange(arguments: Sequence[str]) -> list[str]:
 
 def complete_project(context: Context, incomplete: str) -> list[str]:
     """Offer the projects in Redis; none if it does not answer."""
-    return _offer(context, incomplete, _make_console, lambda made: made.projects())
+    return offer(context, incomplete, _make_console, lambda made: made.projects())
 
 
 def complete_command(context: Context, incomplete: str) -> list[str]:
@@ -92,25 +90,7 @@ def complete_command(context: Context, incomplete: str) -> list[str]:
                 found += told_commands(outcome.result)
         return found
 
-    return _offer(context, incomplete, _make_console, find)
-
-
-def complete_crawl_project(context: Context, incomplete: str) -> list[str]:
-    """Offer the projects that have crawl queues."""
-
-    async def find(overview: QueueOverview) -> list[str]:
-        return [one.project for one in await overview.find()]
-
-    return _offer(context, incomplete, _make_overview, find)
-
-
-def complete_spider(context: Context, incomplete: str) -> list[str]:
-    """Offer the spiders of all projects: the parser drops the words before --spider."""
-
-    async def find(overview: QueueOverview) -> list[str]:
-        return [one.spider for one in await overview.find() if one.spider]
-
-    return _offer(context, incomplete, _make_overview, find)
+    return offer(context, incomplete, _make_console, find)
 
 
 def told_commands(result: object) -> dict[str, dict[str, Any]]:
@@ -126,18 +106,13 @@ def _make_console(redis: str) -> Console:
     return Console(redis, timeout=DEADLINE)
 
 
-def _make_overview(redis: str) -> QueueOverview:
-    from bls_agent.crawl.overview import QueueOverview
-
-    return QueueOverview(redis, timeout=DEADLINE)
-
-
-def _offer(
+def offer(
     context: Context,
     incomplete: str,
     make: Callable[[str], AbstractAsyncContextManager[T]],
     find: Callable[[T], Awaitable[Iterable[str]]],
 ) -> list[str]:
+    """Offer the names that are found in Redis; none if it does not answer in time."""
     import anyio
 
     from bls_agent.core.settings import Settings

@@ -235,7 +235,7 @@ def test_a_missing_extra_in_both_languages() -> None:
     """Which one, for what, and how it is installed."""
     error = MissingExtraError("web", "the console")
     for language, said in (("en", "needs the extra web"), ("zh", "需要附加依赖 web")):
-        verdict = decide(error, load_texts("cli", language), {}, redis=None)
+        verdict = decide(error, load_texts("cli", language))
         assert verdict.code == Exit.USAGE
         assert said in verdict.text
         assert "the console" in verdict.text
@@ -245,10 +245,10 @@ def test_a_missing_extra_in_both_languages() -> None:
 def test_an_error_of_ours() -> None:
     """A fault of this package alone is shown with its traceback."""
     texts = load_texts("cli", "en")
-    verdict = decide(ZeroDivisionError("x"), texts, {}, redis=None)
+    verdict = decide(ZeroDivisionError("x"), texts)
     assert "ZeroDivisionError" in verdict.details
     assert verdict.code == Exit.FAILED
-    assert not decide(BlsError("x"), texts, {}, redis=None).details
+    assert not decide(BlsError("x"), texts).details
 
 
 def test_groups_of_errors() -> None:
@@ -263,7 +263,7 @@ def test_a_command_that_was_perhaps_sent() -> None:
     """A cut after sending: said, because doing it again does it twice."""
     texts = load_texts("cli", "en")
     error = RedisUnavailableError("connection", "x", ambiguous=True)
-    verdict = decide(error, texts, {"BLS_REDIS_URL": "x"}, redis=None)
+    verdict = decide(error, texts)
     assert verdict.code == 4
     assert "may have been executed" in verdict.hint
 
@@ -272,7 +272,7 @@ def test_hints_are_sentences() -> None:
     """A hint is formatted with the values of its failure."""
     texts = load_texts("cli", "zh")
     failure = Failure("no_such_project", hint="did_you_mean", project="甲", names="乙")
-    verdict = decide(failure, texts, {}, redis=None)
+    verdict = decide(failure, texts)
     assert "甲" in verdict.text
     assert "乙" in verdict.hint
 

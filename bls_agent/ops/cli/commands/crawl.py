@@ -11,7 +11,7 @@ from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
 import anyio
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from bls_agent.core.redaction import redact
 from bls_agent.crawl.overview import (
@@ -26,10 +26,10 @@ from bls_agent.crawl.queue import RequestQueue
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt, normalise
 from bls_agent.ops.cli.options import (
+    DEADLINE,
     LimitOption,
     WatchOption,
-    complete_crawl_project,
-    complete_spider,
+    offer,
 )
 from bls_agent.ops.cli.output import Invocation, span
 from bls_agent.ops.cli.tables import Layout, Table
@@ -45,11 +45,30 @@ FAILED: Final = Layout(
 UNKNOWN: Final = "-"
 SHOWN: Final = 3  # spiders that are suggested
 
+
+def _complete_project(context: Context, incomplete: str) -> list[str]:
+    async def find(overview: QueueOverview) -> list[str]:
+        return [one.project for one in await overview.find()]
+
+    quick = partial(QueueOverview, timeout=DEADLINE)
+    return offer(context, incomplete, quick, find)
+
+
+def _complete_spider(context: Context, incomplete: str) -> list[str]:
+    """Offer the spiders of all projects: the parser drops the words before --spider."""
+
+    async def find(overview: QueueOverview) -> list[str]:
+        return [one.spider for one in await overview.find() if one.spider]
+
+    quick = partial(QueueOverview, timeout=DEADLINE)
+    return offer(context, incomplete, quick, find)
+
+
 _CrawlArgument: TypeAlias = Annotated[
-    str, Argument(metavar="PROJECT", autocompletion=complete_crawl_project)
+    str, Argument(metavar="PROJECT", autocompletion=_complete_project)
 ]
 _SpiderOption: TypeAlias = Annotated[
-    str, Option(metavar="NAME", autocompletion=complete_spider)
+    str, Option(metavar="NAME", autocompletion=_complete_spider)
 ]
 
 

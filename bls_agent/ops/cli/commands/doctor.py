@@ -73,15 +73,13 @@ def _write_rows(report: Report, texts: Texts, invocation: Invocation) -> None:
 
 def _show(report: Report, texts: Texts, screen: Screen) -> None:
     """Write the report for people: the summary, then the findings, the worst first."""
-    shown = 0
     for severity in Severity:
         groups = [group for group in report.groups if group.severity is severity]
         if groups:
             title = f"{texts[f'severity_{severity}']} ({report.count(severity):,})"
-            if shown:
+            if groups[0] is not report.groups[0]:
                 screen.write("")
             screen.line((title, STYLES[severity]))
-            shown += 1
         for group in groups:
             _show_group(group, texts, screen)
     for sentence, style in _summary(report, texts):
