@@ -100,16 +100,16 @@ def told_commands(result: object) -> dict[str, dict[str, Any]]:
     return {str(one["name"]): one for one in told if "name" in one}
 
 
-def _make_console(redis: str) -> Console:
+def _make_console(redis: str, *, timeout: float) -> Console:
     from bls_agent.console import Console
 
-    return Console(redis, timeout=DEADLINE)
+    return Console(redis, timeout=timeout)
 
 
 def offer(
     context: Context,
     incomplete: str,
-    make: Callable[[str], AbstractAsyncContextManager[T]],
+    make: Callable[..., AbstractAsyncContextManager[T]],
     find: Callable[[T], Awaitable[Iterable[str]]],
 ) -> list[str]:
     """Offer the names that are found in Redis; none if it does not answer in time."""
@@ -126,7 +126,8 @@ def offer(
     given = context.params.get("redis") or context.find_root().params.get("redis")
     try:
         # Made beforehand: loading the client must not count as the server's silence.
-        made = make(given or Settings.from_env(os.environ).redis_url)
+        url = given or Settings.from_env(os.environ).redis_url
+        made = make(url, timeout=DEADLINE)
         names = dict.fromkeys(anyio.run(ask, made))
     except Exception:  # noqa: BLE001 - whatever it is, a shell shows nothing of it
         return []

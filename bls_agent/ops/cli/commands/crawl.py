@@ -26,7 +26,6 @@ from bls_agent.crawl.queue import RequestQueue
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt, normalise
 from bls_agent.ops.cli.options import (
-    DEADLINE,
     LimitOption,
     WatchOption,
     offer,
@@ -50,8 +49,7 @@ def _complete_project(context: Context, incomplete: str) -> list[str]:
     async def find(overview: QueueOverview) -> list[str]:
         return [one.project for one in await overview.find()]
 
-    quick = partial(QueueOverview, timeout=DEADLINE)
-    return offer(context, incomplete, quick, find)
+    return offer(context, incomplete, QueueOverview, find)
 
 
 def _complete_spider(context: Context, incomplete: str) -> list[str]:
@@ -60,8 +58,7 @@ def _complete_spider(context: Context, incomplete: str) -> list[str]:
     async def find(overview: QueueOverview) -> list[str]:
         return [one.spider for one in await overview.find() if one.spider]
 
-    quick = partial(QueueOverview, timeout=DEADLINE)
-    return offer(context, incomplete, quick, find)
+    return offer(context, incomplete, QueueOverview, find)
 
 
 _CrawlArgument: TypeAlias = Annotated[
