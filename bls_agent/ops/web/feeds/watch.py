@@ -18,16 +18,18 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
-from bls_agent.connection.access import Store
 from bls_agent.core.codec import JSONObject, JSONValue, encode
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.ops.fleet import Fleet
 from bls_agent.ops.terminal import visible
+
+if TYPE_CHECKING:
+    from bls_agent.connection.access import Store
+    from bls_agent.ops.fleet import Fleet
 
 __all__ = [
     "Item",
