@@ -1,8 +1,8 @@
 """Notices an event loop that stands still; meanwhile a thread publishes for it.
 
-One daemon thread per process watches every loop that has a listener; a loop has one
-timer, however many agents it runs. Only during a stall the thread opens connections,
-of its own, and runs a small event loop in which the listeners publish.
+One daemon thread per process watches every loop that has a listener. During a stall
+another thread opens connections of its own and runs a small event loop, in which the
+listener publishes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from bls_agent.connection.agent_connections import AgentConnections
-    from bls_agent.connection.endpoint import Endpoint
 
 __all__ = ["LoopWatch", "StallCounts", "StallListener", "StallTimer"]
 
@@ -71,10 +70,9 @@ class StallTimer:
 
 
 class StallListener(Protocol):
-    """Publishes for a stalled loop. All methods are called in the watchdog's thread."""
+    """Publishes for a stalled loop. All methods are called in a thread of the watchdog."""
 
     name: str  # in the host's log
-    endpoint: Endpoint  # where to publish
     counts: StallCounts  # the watchdog counts here
     stall_after: float  # seconds of standing still from which on it is a stall
     # Seconds of standing still after which what the loop wrote last has to be
@@ -103,22 +101,47 @@ class StallListener(Protocol):
 
 
 class LoopWatch:
-    """Watches the loop of one listener, from :meth:`begin` to :meth:`end`."""
+    """Watches the loop of one listener, from :meth:`begin` to :meth:`end`.
+
+    A timer counts in the loop as long as the loop moves; the watchdog's thread reads
+    the count. During a stall a thread of its own publishes.
+    """
 
     def __init__(self, listener: StallListener) -> None:
         self.listener = listener
         self.closed = True  # no publishing is begun for it any more
-        # Whether the thread publishes for it, or may have something in flight.
+        # Whether a thread publishes for it, or may have something in flight.
         self.publishing = False
-        self._monitor: _LoopMonitor | None = None
+        self.period = LONGEST  # seconds between two counts
+        self._shortest = 0.0  # seconds of standing still until it is published
+        self._timer = StallTimer()  # used by the watchdog's thread
+        self._count = 0
+        self._at = 0.0  # monotonic seconds of the last count
+        self._thread = 0  # identifier of the loop's thread
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handle: asyncio.TimerHandle | None = None
         self._poke = anyio.Event()  # set when it has to be published at once
 
     def begin(self) -> None:
         """Watch the running event loop from now on."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
+        if self._handle is not None:
+            self._handle.cancel()
         self.closed = False
-        self._monitor = _WATCHDOG.add(self, asyncio.get_running_loop())
+        self._shortest = min(self.listener.stall_after, self.listener.publish_after)
+        self.period = min(LONGEST, max(SHORTEST, self._shortest / 10))
+        self._loop = asyncio.get_running_loop()
+        self._tick()
+        _WATCHDOG.add(self)
+
+    def _tick(self) -> None:
+        self._count += 1
+        self._at = time.monotonic()
+        self._thread = threading.get_ident()
+        self._handle = None
+        if self._loop is not None and not self.closed:
+            self._handle = self._loop.call_later(self.period, self._tick)
 
     async def end(self) -> None:
         """Stop, and wait until no write of the thread can arrive any more."""
@@ -130,31 +153,64 @@ class LoopWatch:
     def drop(self) -> None:
         """Stop, without waiting; from anywhere, also from a finaliser."""
         self.closed = True
-        if self._monitor is not None:
-            self._monitor.watches.pop(id(self), None)
 
-    async def publish(
-        self, monitor: _LoopMonitor, connections: AgentConnections
-    ) -> None:
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to watch."""
+        return self.closed or self._loop is None or self._loop.is_closed()
+
+    def check(self, elapsed: float, asked: float) -> None:
+        """Check the loop's count; if it has stood too long, begin to publish."""
+        self._timer.check(self._count, elapsed, asked, 5 * self.period)
+        if self.publishing or not self._is_late(self._shortest):
+            return
+        self.publishing = True  # set before closed is read: see end()
+        if self.closed:
+            self.publishing = False
+            return
+        threading.Thread(
+            target=self._run, name="bls-agent stalled loop", daemon=True
+        ).start()
+
+    def _is_late(self, seconds: float) -> bool:
+        """Whether the loop has been late for so long, beyond the timer's period."""
+        return self._timer.seconds >= seconds + self.period
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._publish)
+        except BaseException as error:  # noqa: BLE001 - it ends the thread
+            self.drop()
+            if not sys.is_finalizing():
+                text = "a stalled agent cannot be spoken for any more\n%s"
+                logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+        finally:
+            self.publishing = False
+
+    async def _publish(self) -> None:
         """Publish until the loop moves; then make sure that nothing is in flight."""
-        count, began, seconds, reported = monitor.count, monitor.at, 0.0, False
+        connections = self.listener.connect()
+        connections.complaints.quiet = True  # the log may be what the loop waits for
+        count, began, seconds, reported = self._count, self._at, 0.0, False
         try:
             async with anyio.create_task_group() as publishing:
                 publishing.start_soon(self._publish_again, connections)
-                while not self.closed and monitor.stands_at(count):
-                    if not reported and monitor.is_late(self.listener.stall_after):
+                while self._count == count and not self.is_over:
+                    if not reported and self._is_late(self.listener.stall_after):
                         reported = True
-                        self._report(_describe_place(monitor.thread))
+                        self._report(_describe_place(self._thread))
                         self._poke.set()
                     await anyio.sleep(QUICK)
                 publishing.cancel_scope.cancel()
-            if reported and not monitor.loop.is_closed():
-                seconds = time.monotonic() - began - monitor.period
+            if reported and self._loop is not None and not self._loop.is_closed():
+                seconds = time.monotonic() - began - self.period
                 counts = self.listener.counts
                 counts.longest = max(counts.longest, seconds)
             await self._settle(connections)
         finally:
             self.listener.on_recovery(seconds)
+            with anyio.CancelScope(shield=True):
+                await connections.aclose()
 
     def _report(self, where: str) -> None:
         listener = self.listener
@@ -198,49 +254,10 @@ class LoopWatch:
                 return
 
 
-class _LoopMonitor:
-    """A timer that counts in one event loop as long as the loop moves."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.count = 0  # how often the timer has fired
-        self.at = time.monotonic()  # monotonic seconds of the last time
-        self.thread = 0  # identifier of the loop's thread
-        self.period = LONGEST  # seconds between two counts
-        # The timer ends with the last of them.
-        self.watches: dict[int, LoopWatch] = {}
-        self.timer = StallTimer()  # used by the watchdog's thread
-        self._handle: asyncio.TimerHandle | None = None
-
-    def add(self, watch: LoopWatch, shortest: float) -> None:
-        """Count for one watch more, often enough for so many seconds; in the loop."""
-        self.period = min(self.period, max(SHORTEST, shortest / 10))
-        self.watches[id(watch)] = watch
-        if self._handle is not None:
-            self._handle.cancel()
-        self._tick()
-
-    def _tick(self) -> None:
-        self.count += 1
-        self.at = time.monotonic()
-        self.thread = threading.get_ident()
-        self._handle = None
-        if self.watches:
-            self._handle = self.loop.call_later(self.period, self._tick)
-
-    def stands_at(self, count: int) -> bool:
-        """Whether the loop has not moved since this count, and is not closed."""
-        return self.count == count and not self.loop.is_closed()
-
-    def is_late(self, seconds: float) -> bool:
-        """Whether the loop has been late for so long, beyond the timer's period."""
-        return self.timer.seconds >= seconds + self.period
-
-
 class _Watchdog:
-    """The thread and the loops it watches; it ends with the last of them.
+    """The thread, and the loops that it watches; it ends with the last of them.
 
-    It holds monitors weakly, their loops and watches hold them: so no agent is kept.
+    It holds the watches weakly, their loops hold them: so no agent is kept.
     """
 
     def __init__(self) -> None:
@@ -248,124 +265,49 @@ class _Watchdog:
 
     def forget_parent(self) -> None:
         """Have no thread and nothing to watch, as at first and in a forked child."""
-        self._monitors: dict[int, weakref.ref[_LoopMonitor]] = {}
+        self._watches: dict[int, weakref.ref[LoopWatch]] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self.wake = threading.Event()
-        self._checked = time.monotonic()
-        self._connections: dict[object, AgentConnections] = {}
-        self._publishers = 0
 
-    def add(self, watch: LoopWatch, loop: asyncio.AbstractEventLoop) -> _LoopMonitor:
-        """Watch a loop for one more listener; called in the loop's thread."""
+    def add(self, watch: LoopWatch) -> None:
+        """Watch one loop more."""
         register(self)
         with self._lock:
-            known = (one for one in self._list_monitors() if one.loop is loop)
-            monitor = next(known, None) or _LoopMonitor(loop)
-            listener = watch.listener
-            monitor.add(watch, min(listener.stall_after, listener.publish_after))
-            self._monitors[id(monitor)] = weakref.ref(monitor)
+            self._watches[id(watch)] = weakref.ref(watch)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="bls-agent watchdog", daemon=True
                 )
                 self._thread.start()
         self.wake.set()
-        return monitor
 
     def _run(self) -> None:
         try:
-            while self._has_work():
-                periods = [one.period for one in self._list_monitors()]
-                asked = min(periods, default=QUICK)
+            checked = time.monotonic()
+            while periods := [watch.period for watch in self._open()]:
+                asked = min(periods)
                 self.wake.wait(asked)
                 self.wake.clear()
-                self._check(asked)
-                if self._due():
-                    anyio.run(self._publish)
+                now = time.monotonic()
+                elapsed, checked = now - checked, now
+                for watch in self._open():
+                    watch.check(elapsed, asked)
         except BaseException as error:  # noqa: BLE001 - it ends the thread
             self._thread = None  # the next agent that opens has a new one
             if not sys.is_finalizing():
                 text = "the watchdog failed\n%s"
                 logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
 
-    def _has_work(self) -> bool:
+    def _open(self) -> list[LoopWatch]:
+        """Give what is to be watched; without any, the thread ends."""
         with self._lock:
-            for number, reference in self._monitors.copy().items():
-                monitor = reference()
-                if monitor is None or not monitor.watches or monitor.loop.is_closed():
-                    self._monitors.pop(number, None)
-            if not self._monitors:
+            found = [reference() for reference in self._watches.values()]
+            watches = [watch for watch in found if watch and not watch.is_over]
+            self._watches = {id(watch): weakref.ref(watch) for watch in watches}
+            if not watches:
                 self._thread = None
-            return bool(self._monitors)
-
-    def _list_monitors(self) -> list[_LoopMonitor]:
-        found = [reference() for reference in self._monitors.copy().values()]
-        return [one for one in found if one and not one.loop.is_closed()]
-
-    def _check(self, asked: float) -> None:
-        now = time.monotonic()
-        elapsed, self._checked = now - self._checked, now
-        for monitor in self._list_monitors():
-            monitor.timer.check(monitor.count, elapsed, asked, 5 * monitor.period)
-
-    def _due(self) -> list[tuple[LoopWatch, _LoopMonitor]]:
-        return [
-            (watch, monitor)
-            for monitor in self._list_monitors()
-            if monitor.timer.seconds > monitor.period  # else no listener can be due
-            for watch in monitor.watches.copy().values()
-            if not watch.publishing
-            and monitor.is_late(
-                min(watch.listener.stall_after, watch.listener.publish_after)
-            )
-        ]
-
-    async def _publish(self) -> None:
-        """While a loop stands still, check on and let its listeners publish."""
-        try:
-            async with anyio.create_task_group() as publishers:
-                while True:
-                    for watch, monitor in self._due():
-                        watch.publishing = True  # set before closed is read: see end()
-                        if watch.closed:
-                            watch.publishing = False
-                        else:
-                            found = self._connections_for(watch.listener)
-                            publishers.start_soon(
-                                self._publish_for, watch, monitor, found
-                            )
-                            self._publishers += 1
-                    if not self._publishers:
-                        break
-                    await anyio.sleep(QUICK)
-                    self._check(QUICK)
-        finally:
-            with anyio.CancelScope(shield=True):
-                for connections in self._connections.values():
-                    await connections.aclose()
-            self._connections = {}
-
-    async def _publish_for(
-        self, watch: LoopWatch, monitor: _LoopMonitor, connections: AgentConnections
-    ) -> None:
-        try:
-            await watch.publish(monitor, connections)
-        except Exception as error:  # noqa: BLE001 - ours: the others go on
-            watch.drop()
-            text = "a stalled agent cannot be spoken for any more\n%s"
-            logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
-        finally:
-            watch.publishing = False
-            self._publishers -= 1
-
-    def _connections_for(self, listener: StallListener) -> AgentConnections:
-        endpoint = listener.endpoint
-        key = (endpoint.address, endpoint.likeness or id(endpoint))
-        if key not in self._connections:
-            made = self._connections[key] = listener.connect()
-            made.complaints.quiet = True  # the log may be what the loop waits for
-        return self._connections[key]
+            return watches
 
 
 def _describe_place(thread: int) -> str:
