@@ -13,10 +13,9 @@ import anyio
 
 from bls_agent.connection.connection import Connection, Lost
 from bls_agent.connection.endpoint import Argument, Endpoint
-from bls_agent.connection.engines import Routes
 from bls_agent.connection.faults import port_was_closed
 from bls_agent.connection.reconnect import Gate
-from bls_agent.connection.route import Route
+from bls_agent.connection.route import Route, Routes
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
@@ -130,16 +129,10 @@ class AgentConnections:
             gone &= await self._let_go_or_leave(connection, lost, kill=kill)
             if lost in connection.lost:
                 connection.lost.remove(lost)
-        connection.unkilled = [
-            lost for lost in connection.unkilled[-8:] if self._may_act(lost)
-        ]
+        over = anyio.current_time() - GONE_AFTER
+        recent = connection.unkilled[-8:]
+        connection.unkilled = [lost for lost in recent if lost.at > over]
         return gone and not connection.unkilled
-
-    def _may_act(self, lost: Lost) -> bool:
-        """Tell whether a request sent over a lost connection may still arrive."""
-        if lost.life != self.gate.lives[(lost.server or self.endpoint).address]:
-            return False  # its server is gone
-        return anyio.current_time() - lost.at < GONE_AFTER
 
     async def _let_go_or_leave(
         self, connection: Connection, lost: Lost, *, kill: bool
@@ -162,8 +155,6 @@ class AgentConnections:
 
     async def _let_go(self, connection: Connection, lost: Lost, *, kill: bool) -> bool:
         server = lost.server or self.endpoint
-        if lost.life != self.gate.lives[server.address]:
-            return True  # its server is gone
         if lost.client_id is None:
             return False
         request: list[Argument] = ["CLIENT", "UNBLOCK", lost.client_id]

@@ -57,7 +57,6 @@ REMEMBERED: Final = 8  # connections that were lost and that the server may stil
 class Lost(NamedTuple):
     """A connection that ended without our will."""
 
-    life: int  # of the server at that time; see Gate.lives
     client_id: int | None  # at the server, if that is known
     address: str  # our end, as a server sees it without address translation
     server: Endpoint | None = None  # ``None`` where there is one server only
@@ -246,9 +245,7 @@ class Connection:
         try:
             return (await connection.call_many(asked))[1::2]
         finally:
-            life = self._gate.lives[server.address] if self._gate else 0
-            lost = [one._replace(life=life) for one in connection.lost]
-            self.lost = [*self.lost, *lost][-REMEMBERED:]
+            self.lost = [*self.lost, *connection.lost][-REMEMBERED:]
             await connection.aclose()
 
     async def read(self, *request: Argument) -> Reply:
@@ -384,7 +381,7 @@ class Connection:
     def note_lost(self, channel: Channel) -> None:
         """Remember a connection that ended without our will."""
         there, at = channel.own_address, channel.ended_at
-        lost = Lost(channel.life, channel.client_id, there, channel.server, at)
+        lost = Lost(channel.client_id, there, channel.server, at)
         self.lost = [*self.lost[1 - REMEMBERED :], lost]
         self.route.look_anew()
 
@@ -475,7 +472,6 @@ class Connection:
             raise
         finally:
             self._raw = self._greeting = None
-        channel.life = self._gate.lives[self.address] if self._gate else 0
         channel.server = server
         channel.established = True
         self._channel = channel

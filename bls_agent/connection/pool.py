@@ -18,9 +18,8 @@ import anyio
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
-from bls_agent.connection.engines import Routes
 from bls_agent.connection.faults import redirects
-from bls_agent.connection.route import Direct, Node, Route
+from bls_agent.connection.route import Direct, Node, Route, Routes
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import encode_key, slot_of
 from bls_agent.core.settings import Settings

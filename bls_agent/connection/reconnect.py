@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 
-from bls_agent.connection.faults import port_was_closed
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     BlsError,
@@ -201,9 +199,6 @@ class Gate:
         self.complaints = Complaints()
         self.connect_time = 0.0  # seconds that the last success took: some round trips
         self.failures = 0  # tries that failed
-        # By address; grows when a port was found closed: a later listener is another
-        # process, and connection ids of the former one mean nothing.
-        self.lives: Counter[str] = Counter()
         self.last_error = "nothing went wrong so far"
         # Called after each success.
         self.on_connected: Callable[[], object] = lambda: None
@@ -234,8 +229,6 @@ class Gate:
         )
         self.failures += 1
         self.last_error = str(error)
-        if port_was_closed(error):
-            self.lives[error.address] += 1
         if self._away_since is None:
             self._away_since = now
         self._told |= self.complaints.say("Redis cannot be reached", error)

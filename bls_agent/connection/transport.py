@@ -161,7 +161,6 @@ class Channel:
         self.pending = 0  # replies to posted requests that are not collected yet
         self._arrived: deque[Collected] = deque()
         self.client_id: int | None = None  # at the server, if that is known
-        self.life = 0  # of the server when it was opened; see Gate.lives
         self.server: Endpoint | None = None
         self.ended_at = 0.0  # on the clock of the event loop
         self._transport.set_protocol(cast("Any", self))

@@ -32,9 +32,9 @@ from bls_agent.connection.access import Access
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.connection import Connection, Lost
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.engines import Routes
 from bls_agent.connection.faults import ends_connection, translate
 from bls_agent.connection.pool import KEPT
+from bls_agent.connection.route import Routes
 from bls_agent.connection.scripts import END_LEASE
 from bls_agent.connection.topology import SlotRange, read_redirection, read_slots
 from bls_agent.core.acl import acl_rules
@@ -793,7 +793,7 @@ async def test_what_was_lost_is_let_go_where_it_was(
         keys={"control": key, "data": key, "liveness": key},
     )
     await connections.control.open()
-    connections.blocking.lost = [Lost(0, zombie.client_id, "", server)]
+    connections.blocking.lost = [Lost(zombie.client_id, "", server)]
     assert await connections.forget_lost(connections.blocking, kill=False)
     with anyio.fail_after(5):
         assert await zombie.collect() is None

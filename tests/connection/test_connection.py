@@ -328,16 +328,11 @@ async def test_lost_connections_are_let_go_at_the_server(
     await other.open()
     await stranger.post([("BLPOP", "队列", 30)])
     await eventually(lambda: are_blocked(admin, 1))
-    connections.blocking.lost = [Lost(0, stranger.client_id, "")]
+    connections.blocking.lost = [Lost(stranger.client_id, "")]
     assert await connections.forget_lost(connections.blocking, kill=False)
     await eventually(lambda: are_blocked(admin, 0))
-    connections.gate.lives[connections.endpoint.address] = 1
-    connections.blocking.lost = [Lost(0, stranger.client_id, "")]
-    assert await connections.forget_lost(connections.blocking, kill=True)
     assert await stranger.collect() is None
-    assert await stranger.call("PING") == b"PONG"
-    assert stranger.generation == 1, "an id of another life of the server is not used"
-    connections.blocking.lost = [Lost(1, other.client_id, "")]
+    connections.blocking.lost = [Lost(other.client_id, "")]
     assert await connections.forget_lost(connections.blocking, kill=True)
     assert await other.call("PING") == b"PONG"
     assert other.generation == 1, "an id that is a stranger's by now is not used"
@@ -368,10 +363,6 @@ async def test_what_was_not_killed_is_not_gone(
     await connection.drop()
     monkeypatch.undo()
     assert not await connections.forget_lost(connection, kill=True)
-    connections.gate.lives[connections.endpoint.address] += 1
-    assert await connections.forget_lost(connection, kill=True), (
-        "another life of the server"
-    )
     await connections.aclose()
 
 
@@ -412,10 +403,10 @@ async def test_a_lost_connection_without_the_right_to_look(
     await zombie.post([("BLPOP", project, 30)])
     await eventually(lambda: are_blocked(admin, 1))
     name = await zombie_address(admin, zombie)
-    connections.blocking.lost = [Lost(0, zombie.client_id, "127.0.0.1:1")]
+    connections.blocking.lost = [Lost(zombie.client_id, "127.0.0.1:1")]
     await connections.forget_lost(connections.blocking, kill=False)
     assert await are_blocked(admin, 1), "the same id at another address is a stranger"
-    connections.blocking.lost = [Lost(0, zombie.client_id, name)]
+    connections.blocking.lost = [Lost(zombie.client_id, name)]
     assert await connections.forget_lost(connections.blocking, kill=False)
     await eventually(lambda: are_blocked(admin, 0))
     await zombie.drop()

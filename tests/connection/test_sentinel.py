@@ -17,7 +17,7 @@ from bls_agent import Console, NoOutcomeError, ProjectAgent, RedisRefusedError, 
 from bls_agent.connection import agent_connections
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.engines import Routes
+from bls_agent.connection.route import Routes
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine

@@ -195,7 +195,7 @@ class ModelWire:
         if server_knows:
             self._server.close(link)
         else:
-            self.lost.append(Lost(0, link.number, ""))
+            self.lost.append(Lost(link.number, ""))
         self._arrived.set()
 
     async def drop(self) -> None:
