@@ -35,7 +35,7 @@ from bls_agent.core.errors import (
 )
 from bls_agent.ops.texts import Texts, find_language, load_texts, make_parser
 
-__all__ = ["DevServer", "find_server_binary", "serve_or_use", "start_for_user"]
+__all__ = ["DevServer", "find_server_binary", "start_for_user"]
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = "python -m bls_agent.devserver"
@@ -166,7 +166,7 @@ class DevServer:
         ports = [self._wanted_port] if self._wanted_port else free
         with ExitStack() as stack:
             stack.enter_context(_locked(self._kept))
-            self._watchdog = self._launch(ports, folder, on_failure=self._end_word)
+            self._watchdog = self._launch(ports, folder, on_failure="stop")
             self._lock = stack.pop_all()
 
     def stop(self) -> None:
@@ -176,12 +176,8 @@ class DevServer:
         """
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
-            watchdog.end(self._end_word)
+            watchdog.end("stop")
         self._lock.close()
-
-    @property
-    def _end_word(self) -> Literal["stop", "leave"]:
-        return "leave" if self._kept else "stop"
 
     def kill(self) -> None:
         """End the server by SIGKILL and wait until it is gone; its folder stays."""
@@ -232,20 +228,17 @@ class DevServer:
     ) -> _Watchdog:
         """Start the server on the first of these ports that is free."""
         binary = self._binary or find_server_binary(os.environ)
-        failure: RedisUnavailableError | None = None
+        failure: BaseException | None = None
         for port in ports:
             command = [str(binary), *self._arguments(port, folder)]
             watchdog = _Watchdog(folder, port, command, keep=bool(self._kept))
             try:
                 watchdog.start()
-            except RedisUnavailableError as error:
+            except BaseException as error:
                 watchdog.end(on_failure)
-                if error.kind != "port_taken":
+                if getattr(error, "kind", "") != "port_taken":
                     raise
                 failure = error
-            except BaseException:
-                watchdog.end(on_failure)
-                raise
             else:
                 return watchdog
         raise failure or ConfigurationError("ports", (), "at least one is needed")
@@ -307,7 +300,7 @@ class _Watchdog:
         self._receive()
 
     def end(self, word: Literal["stop", "leave"]) -> None:
-        """Kill the server, remove the folder or leave it, and end the shell."""
+        """Kill the server and end the shell; ``stop`` removes a temporary folder."""
         if self._shell is not None:
             with suppress(BrokenPipeError):  # it ends at once when it gets no folder
                 self._send(word)
@@ -350,16 +343,6 @@ class _Watchdog:
     def _failure(self, kind: str, log: str) -> RedisUnavailableError:
         reason = f"{self._command[0]} did not come up:\n{log}"
         return RedisUnavailableError(kind, reason, address=f"{LOOPBACK}:{self.port}")
-
-
-@contextmanager
-def serve_or_use(environ: Mapping[str, str]) -> Generator[str]:
-    """Give the URL of ``BLS_REDIS_URL``, or of a server that lives with the context."""
-    if url := environ.get("BLS_REDIS_URL"):
-        yield url
-        return
-    with DevServer(binary=find_server_binary(environ)) as server:
-        yield server.url
 
 
 def start_for_user(port: int | None, folder: Path | None, texts: Texts) -> DevServer:

@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Console
-from bls_agent.devserver import DevServer, serve_or_use
+from bls_agent.devserver import DevServer
 
 # What is made once for all tests of a module is made in one process alone.
 TOGETHER = (
@@ -92,8 +92,11 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """URL of the server that the tests share; BLS_REDIS_URL chooses another one."""
-    with serve_or_use(os.environ) as url:
+    if url := os.environ.get("BLS_REDIS_URL"):
         yield url
+        return
+    with DevServer() as server:
+        yield server.url
 
 
 @pytest.fixture
