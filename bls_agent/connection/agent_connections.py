@@ -24,9 +24,10 @@ __all__ = ["AgentConnections", "Patrol"]
 logger = logging.getLogger(__name__)
 
 GONE_AFTER: Final = 25.0  # seconds: TCP_USER_TIMEOUT, and behind it a read's block
-ROUND: Final = 10.0  # seconds between two checks without a reason
-GLANCE: Final = 1.0  # seconds between two glances for a reason
-LATE: Final = 1.0  # seconds after which a missing answer is a reason
+# Seconds between two looks for another server: one request to one sentinel, or a new
+# connection to a node for the map of a cluster, whose nodes tell of most moves.
+LOOK_EVERY: Final = {"sentinel": 1.0, "cluster": 10.0}
+LATE: Final = 1.0  # seconds after which a missing answer is a reason to look
 PACE: Final = 0.5  # seconds between two turns of the loop
 BESIDE_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
 
@@ -145,7 +146,7 @@ class AgentConnections:
                 raise
             if port_was_closed(error):
                 return True
-            now = await connection.route.look()
+            now = await connection.route.look(lost.server)
             if now is None or now.address == lost.server.address:
                 raise
             return False
@@ -182,11 +183,12 @@ class AgentConnections:
         wrong: list[Connection] = []
         ways: dict[tuple[str, str], None] = {}
         for connection in self.all:
-            if not connection.engaged:
+            route, server = connection.route, connection.server
+            if server is None or not connection.engaged:
                 continue
-            if connection.route not in found:
-                found[connection.route] = await connection.route.look()
-            right = found[connection.route]
+            if route not in found:
+                found[route] = await route.look(server)
+            right = found[route]
             if right is not None and right.address != connection.address:
                 ways[connection.address, right.address] = None
                 wrong.append(connection)
@@ -219,9 +221,7 @@ class Patrol:
 
     A server that was killed or demoted ends its connections, and a new one is found. One
     that hangs, or is cut off from the others, does not: what is written there is lost
-    when it comes back. So the sentinels, or the nodes of the cluster, are asked now and
-    then, and at once when an answer is late. One sentinel is asked each second, because
-    it may have made another server the master while the old one lives.
+    when it comes back.
     """
 
     def __init__(self, connections: AgentConnections) -> None:
@@ -230,42 +230,21 @@ class Patrol:
 
     async def run(self) -> None:
         """Check the connections until cancelled."""
-        if self._connections.endpoint.topology is None:
+        topology = self._connections.endpoint.topology
+        if topology is None:
             return
-        routes = {connection.route for connection in self._connections.all}
         try:
-            await self._walk()
+            due = 0.0
+            while True:
+                await anyio.sleep(PACE)
+                now = anyio.current_time()
+                if now >= due or self._is_late(now):
+                    await self._connections.leave_wrong_servers()
+                    due = now + jittered(LOOK_EVERY[topology.kind], self._rng)
         finally:
             with anyio.CancelScope(shield=True):
-                for route in routes:
-                    await route.aclose()
-
-    async def _walk(self) -> None:
-        due = anyio.current_time() + jittered(ROUND, self._rng)
-        glance = 0.0
-        while True:
-            await anyio.sleep(PACE)
-            now = anyio.current_time()
-            suspicious = False
-            if now >= glance:
-                suspicious = await self._glance()
-                # Suspicious: glance at each turn, until the sentinels agree or it ends.
-                glance = now + (0 if suspicious else jittered(GLANCE, self._rng))
-            if now >= due or suspicious or self._is_late(now):
-                await self._connections.leave_wrong_servers()
-                due = anyio.current_time() + jittered(ROUND, self._rng)
-
-    async def _glance(self) -> bool:
-        """Ask whether another server may have taken over from one that is in use."""
-        used = {
-            connection.route: connection.server
-            for connection in self._connections.all
-            if connection.server is not None and connection.connected
-        }
-        for route, server in used.items():
-            if await route.glance(server):
-                return True
-        return False
+                for connection in self._connections.all:
+                    await connection.route.aclose()
 
     def _is_late(self, now: float) -> bool:
         began = (connection.waiting_since for connection in self._connections.all)

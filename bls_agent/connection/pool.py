@@ -82,12 +82,10 @@ class ConnectionPool:
         now, server = anyio.current_time(), connection.server
         if server is None or not connection.connected or now < self._glance_at:
             return
-        if await connection.route.glance(server):
-            right = await connection.route.look()
-            if right is None or right.address != server.address:
-                await connection.drop()  # if that is not certain, connecting decides
-            return
         self._glance_at = now + GLANCE
+        right = await connection.route.look(server)
+        if right is None or right.address != server.address:
+            await connection.drop()  # if that is not certain, connecting decides
 
     def pick(self, key: str = "") -> Connection:
         """Give the connection to a key's server; on a cluster it may soon be closed."""

@@ -51,16 +51,15 @@ class Route:
         """Give an error reply as the caller should see it."""
         return error
 
-    async def look(self) -> Endpoint | None:
-        """Find with care where the server is now; ``None`` if that is not certain."""
-        return None
+    async def look(self, server: Endpoint) -> Endpoint | None:
+        """Find the successor of a server, or the server itself; never raises.
 
-    async def glance(self, server: Endpoint) -> bool:  # noqa: ARG002 - of no use here
-        """Ask in passing whether another server may have taken over; never raises."""
-        return False
+        ``None`` if another server may have taken over and it is not certain which.
+        """
+        return server
 
     async def aclose(self) -> None:
-        """Close the connection that :meth:`glance` has kept open."""
+        """Close the connection that :meth:`look` has kept open."""
 
 
 class Direct(Route):

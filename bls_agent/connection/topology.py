@@ -76,7 +76,7 @@ class SentinelRoute(Route):
         super().__init__(address)
         self._topology = topology
         self._sentinels = list(topology.seeds)  # in the order in which they are asked
-        self._glancing: tuple[Endpoint, Connection] | None = None
+        self._open: tuple[Endpoint, Connection] | None = None  # to one sentinel
 
     async def find(self) -> Endpoint:
         """Ask the sentinels in turn; the first that knows a master is believed.
@@ -129,8 +129,14 @@ class SentinelRoute(Route):
         """Ask the next sentinel first from now on: this one may lag behind."""
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
 
-    async def look(self) -> Endpoint | None:
-        """Ask all sentinels, and believe the master that most of them name."""
+    async def look(self, server: Endpoint) -> Endpoint | None:
+        """Give the master that most sentinels name, if the first names another one.
+
+        After ``SENTINEL FAILOVER`` the old master lives on, and learns only some 8 s
+        later that it is none any more.
+        """
+        if not await self._has_another(server):
+            return server
         voices: Counter[Node] = Counter()
         for sentinel in self._topology.seeds:
             try:
@@ -143,17 +149,10 @@ class SentinelRoute(Route):
                 return self._topology.node(*master)
         return None
 
-    async def glance(self, server: Endpoint) -> bool:
-        """Ask one sentinel, over a connection that stays open, which master it names.
-
-        After ``SENTINEL FAILOVER`` the old master lives on, and learns only some 8 s
-        later that it is none any more.
-        """
-        sentinel, connection = self._glancing or (
-            self._sentinels[0],
-            _connection_to(self._sentinels[0]),
-        )
-        self._glancing = sentinel, connection
+    async def _has_another(self, server: Endpoint) -> bool:
+        """Ask one sentinel, over a connection that stays open, which master it names."""
+        first = self._sentinels[0]
+        sentinel, connection = self._open = self._open or (first, _connection_to(first))
         try:
             master = await self._ask_over(connection)
         except RedisUnavailableError:
@@ -164,10 +163,10 @@ class SentinelRoute(Route):
         return named is not None and named.address != server.address
 
     async def aclose(self) -> None:
-        """Close the connection for glances."""
-        glancing, self._glancing = self._glancing, None
-        if glancing is not None:
-            await glancing[1].aclose()
+        """Close the connection to one sentinel."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            await opened[1].aclose()
 
 
 def _connection_to(sentinel: Endpoint) -> Connection:
@@ -307,9 +306,9 @@ class KeyRoute(Route):
         node = read_redirection(redirection.reason, _host_of(redirection.address))
         return None if node is None else self._map.node(*node)
 
-    async def look(self) -> Endpoint | None:
+    async def look(self, server: Endpoint) -> Endpoint | None:
         """Ask the cluster which node serves the slot now."""
         try:
             return self._map.node(*await self._map.master_of(self._slot))
         except RedisUnavailableError:
-            return None
+            return server

@@ -14,7 +14,6 @@ from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
 
 from bls_agent import Console, NoOutcomeError, ProjectAgent, RedisRefusedError, Status
-from bls_agent.connection import agent_connections
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.route import Routes
@@ -298,16 +297,19 @@ async def test_one_sentinel_that_disagrees_moves_nobody() -> None:
         named = [await stack.enter_async_context(alone(old)) for _ in range(3)]
         hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in named)
         route = Routes(Endpoint.of(f"redis+sentinel://{hosts}/main")).to("")
+        server = Endpoint.of(old.url)
+        assert await route.look(server) is server
         named[0].point_to(new)
-        found = await route.look()
+        found = await route.look(server)
         assert found is not None
         assert found.address == old.url
         named[1].kill()
-        assert await route.look() is None
+        assert await route.look(server) is None
         named[2].point_to(new)
-        found = await route.look()
+        found = await route.look(server)
         assert found is not None
         assert found.address == new.url
+        await route.aclose()
 
 
 async def test_sentinels_with_a_password(project: str) -> None:
@@ -333,11 +335,9 @@ async def test_sentinels_with_a_password(project: str) -> None:
 async def test_an_old_master_that_still_answers_is_left(
     project: str,
     mode: Any,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Cut off from the others, it keeps its connections; the sentinels know better."""
-    monkeypatch.setattr(agent_connections, "ROUND", 0.2)
     with DevServer() as old, DevServer() as new:
         async with SentinelTopology.alone(old) as alone:
             agent = ProjectAgent(project, redis=alone.url, mode=mode)
