@@ -18,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from bls_agent.connection.after_fork import cut_off, keep, sever
 from bls_agent.connection.endpoint import (
@@ -35,9 +35,9 @@ from bls_agent.connection.faults import is_error_reply, translate
 if TYPE_CHECKING:
     import asyncio
 
-    from bls_agent.connection.route import Route
+    from bls_agent.connection.connection import Connection
 
-__all__ = ["Batch", "Channel", "Collected", "Owner", "Pace", "abort", "socket_of"]
+__all__ = ["Batch", "Channel", "Collected", "Pace", "abort", "socket_of"]
 
 FAST: Final = 64_000.0  # bytes/s that a long request must pass with
 SLOWEST: Final = 1_600.0  # the same after some that did not; documents promise 2,000
@@ -54,8 +54,7 @@ NOTHING: Final = object()  # what hiredis gives while a reply is not complete
 class Pace:
     """How long a request may take, learnt from long ones.
 
-    So a dead link is noticed soon, and no link is too narrow for a long request. If
-    strict, no request has more time than the timeout.
+    So a dead link is noticed soon, and no link is too narrow for a long request.
     """
 
     def __init__(self, timeout: float, *, strict: bool = False) -> None:
@@ -65,7 +64,7 @@ class Pace:
         self._rate = FAST
 
     def time_for(self, size: int) -> float:
-        """Give the seconds until a request of so many bytes counts as lost."""
+        """The seconds until a request of so many bytes counts as lost."""
         if self.strict:
             return self.timeout
         slow = min(size / self._rate, MOST_PATIENT * self.timeout)
@@ -80,20 +79,6 @@ class Pace:
         elif self._rate < FAST:
             took = max(took, CLOCK_STEP)
             self._rate = min(FAST, max(self._rate, size / took / 2))
-
-
-class Owner(Protocol):
-    """What a channel needs of the connection that it belongs to."""
-
-    @property
-    def address(self) -> str: ...  # noqa: D102
-
-    @property
-    def route(self) -> Route: ...  # noqa: D102
-
-    def note_lost(self, channel: Channel) -> None:
-        """Record a connection that ended without our will."""
-        ...
 
 
 class Batch:
@@ -133,7 +118,7 @@ class Channel:
     """One open connection, as a protocol of asyncio; never opens again."""
 
     def __init__(
-        self, raw: RawConnection, owner: Callable[[], Owner | None], pace: Pace
+        self, raw: RawConnection, owner: Callable[[], Connection | None], pace: Pace
     ) -> None:
         """Take over the transport of a connection that redis-py has opened."""
         import asyncio  # noqa: PLC0415 - as above
@@ -243,7 +228,7 @@ class Channel:
         """Wait for the next reply to a posted request; cancelling loses nothing.
 
         TimeoutError after ``patience`` seconds. A timer of the loop costs less than half
-        of a cancel scope, and there is one for each command that an agent takes.
+        of a cancel scope.
         """
         if not self._arrived and self.error is None:
             waiter = self._waiter = self._loop.create_future()

@@ -1,14 +1,10 @@
 """One key, one owner, for as long as the owner renews its lease.
 
-The owner's token stands beside the key, and the server counts its TTL: two machines'
-clocks are never compared, and an owner that dies, freezes or loses its connection has
-lost the lease after at most one TTL. A server whose clock is set back would keep a dead
-owner's lease for longer. So the token holds the length of its lease, and the first
-process that wants a lease with more time left cuts it to that length.
-
-A killed worker is often started again on the same machine within a second, and its
-operating system knows that the former process is dead. With the process's identity in
-the token no process has to wait for the TTL then.
+The owner's token stands beside the key, and the server counts its TTL: an owner that
+dies, freezes or loses its connection has lost the lease after at most one TTL. The token
+holds the length of its lease, because a server whose clock is set back would keep it for
+longer; and the mark of its process, so that one that was killed and started again on the
+same machine does not wait for the TTL.
 
 :class:`LeaseState` decides, without I/O. A lease that stands alone is a :class:`Lease`;
 one whose value its owner writes again and again, a :class:`ValueLease`; a room that
@@ -47,14 +43,15 @@ __all__ = [
     "LeaseReply",
     "LeaseState",
     "Ownership",
-    "ProcessIdentity",
     "Run",
     "ValueLease",
     "belongs_to_dead",
     "boot_seconds",
     "digest_of",
+    "is_dead",
     "length_of",
     "make_token",
+    "own_mark",
     "valid_until",
 ]
 
@@ -80,11 +77,8 @@ def valid_until(sent_at: float, ttl: float) -> float:
 
 
 def make_token(ttl: float) -> str:
-    """Make the token of an owner: the length of its lease and its process's identity.
-
-    Other processes see by it whether the lease became longer, or the owner is dead.
-    """
-    return f"{secrets.token_hex(16)}.{_milliseconds(ttl)}@{_IDENTITY.own}".rstrip("@")
+    """Make the token of an owner, with the length of its lease and its process's mark."""
+    return f"{secrets.token_hex(16)}.{_milliseconds(ttl)}@{own_mark()}".rstrip("@")
 
 
 def length_of(token: bytes | None) -> float | None:
@@ -95,7 +89,7 @@ def length_of(token: bytes | None) -> float | None:
 
 def belongs_to_dead(token: str) -> bool:
     """Whether the owner of a token was a process of this machine and is dead."""
-    return _IDENTITY.is_dead(token.rpartition("@")[2])
+    return is_dead(token.rpartition("@")[2])
 
 
 def digest_of(value: bytes) -> str:
@@ -149,9 +143,8 @@ class LeaseReply(NamedTuple):
 class LeaseState:
     """One owner's lease on one key: what to request, what replies mean; no I/O.
 
-    The owner has to check :attr:`valid` before each thing that only the owner may do:
-    it is true only as long as the server surely still agrees, by our own clock from the
-    moment *before* the last request was sent.
+    The owner checks :attr:`valid` before each thing that only the owner may do: it is
+    true as long as the server surely agrees, by our clock from *before* the last request.
     """
 
     def __init__(
@@ -218,11 +211,8 @@ class LeaseState:
         self._valid_until = max(self._valid_until, valid_until(sent_at, self.ttl))
 
     def record_failure(self, *, ambiguous: bool) -> None:
-        """Record that a request had no reply; if ``ambiguous``, it may be executed.
-
-        Only one that takes a key needs care afterwards: one that keeps it does nothing
-        once our lease has ended.
-        """
+        """Record that a request had no reply; if ``ambiguous``, it may be executed."""
+        # One that keeps a key does nothing once our lease has ended.
         if ambiguous and self.standing is not Ownership.OURS:
             self._in_doubt = True
 
@@ -257,8 +247,7 @@ class Lease(LeaseState):
     async def acquire(self) -> bool:
         """Take the lease if no living process has it, and return whether it is ours.
 
-        Called again after an ambiguous failure, it finds out whether it is ours
-        already.
+        Called again after an ambiguous failure, it finds out whether it is.
         """
         self.token = self.token or make_token(self.ttl)
         return await self._hold(takes=True)
@@ -322,10 +311,7 @@ class Lease(LeaseState):
 
 
 class ValueLease(LeaseState):
-    """The lease on a key whose value its owner writes again and again; works once.
-
-    Value and lease are renewed in one step, and many of them in one write.
-    """
+    """The lease on a key whose value its owner writes again and again; works once."""
 
     digest = ""  # SHA-1 of the value that was last asked to be written
 
@@ -355,50 +341,42 @@ class ValueLease(LeaseState):
         return [*keys, self.key], arguments
 
 
-class ProcessIdentity:
+def own_mark() -> str:
     """The mark of this process: ``<machine>.<pid>.<start>.<program>``, or nothing.
 
-    The last part differs between programs that one process runs one after the other; it
-    is the same in every interpreter of a process, and for each copy of this module.
+    ``""`` where no process could check by it whether this one runs. The last part
+    differs between programs that one process runs one after the other.
     """
+    return _mark_of(os.getpid())
 
-    def __init__(self) -> None:
-        self._mark: str | None = None
-        register(self)
 
-    def forget_parent(self) -> None:
-        """A forked child is another process."""
-        self._mark = None
+@cache  # by process: a forked child is another one
+def _mark_of(pid: int) -> str:
+    machine = _name_machine()
+    started = _read_start(pid)[0] if machine else ""
+    known = f"{machine}.{pid}.{started}.{_name_program(machine)}"
+    return known if machine and started else ""
 
-    @property
-    def own(self) -> str:
-        """The mark; ``""`` where no process could check by it whether this one runs."""
-        if self._mark is None:
-            machine, pid = _name_machine(), os.getpid()
-            started = _read_start(pid)[0] if machine else ""
-            known = f"{machine}.{pid}.{started}.{_name_program(machine)}"
-            self._mark = known if machine and started else ""
-        return self._mark
 
-    def is_dead(self, mark: str) -> bool:
-        """Whether the process of a mark is surely dead.
+def is_dead(mark: str) -> bool:
+    """Whether the process of a mark is surely dead.
 
-        In doubt it is not: another machine or container, a system without ``/proc``.
-        """
-        parts, own = mark.split("."), self.own.split(".")
-        if len(parts) != len(own) or parts[0] != own[0] or not parts[1].isdecimal():
-            return False
-        pid = int(parts[1])
-        if pid == os.getpid():
-            return parts[2:] != own[2:]
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, OverflowError):
-            return False
-        started, state = _read_start(pid)
-        return bool(started) and (started != parts[2] or state in _GONE)
+    In doubt it is not: another machine or container, a system without ``/proc``.
+    """
+    parts, own = mark.split("."), own_mark().split(".")
+    if len(parts) != len(own) or parts[0] != own[0] or not parts[1].isdecimal():
+        return False
+    pid = int(parts[1])
+    if pid == os.getpid():
+        return parts[2:] != own[2:]
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    started, state = _read_start(pid)
+    return bool(started) and (started != parts[2] or state in _GONE)
 
 
 def _read_start(pid: int) -> tuple[str, str]:
@@ -412,11 +390,7 @@ def _read_start(pid: int) -> tuple[str, str]:
 
 
 def _name_program(machine: str) -> str:
-    """Digest the memory layout, which the kernel chooses by chance at each exec.
-
-    Where it does not, a program after an exec counts as the former one, still alive:
-    its id is free after the TTL.
-    """
+    """Digest the memory layout, which the kernel chooses by chance at each exec."""
     try:
         layout = Path("/proc/self/auxv").read_bytes()
     except OSError:
@@ -434,6 +408,3 @@ def _name_machine() -> str:
         return ""
     named = f"{boot} {space} {socket.gethostname()}"
     return hashlib.sha256(named.encode()).hexdigest()[:16]
-
-
-_IDENTITY: Final = ProcessIdentity()

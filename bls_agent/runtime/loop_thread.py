@@ -90,8 +90,8 @@ class LoopThread:
     ) -> Future[T]:
         """Run a coroutine function in the loop, without waiting for it.
 
-        Cancelling the future cancels the task. The future is cancelled when the thread
-        ends before the task does, and at once if the thread has ended.
+        Cancelling the future cancels the task. A thread that ends, or has ended,
+        cancels the future.
         """
         import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot wake a loop
         from concurrent.futures import Future  # noqa: PLC0415 - comes with asyncio
@@ -111,10 +111,7 @@ class LoopThread:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run a coroutine function in the loop and wait; raises as :func:`result_of`.
-
-        An exception that a signal raises here goes through at once and cancels it.
-        """
+        """Run a coroutine function in the loop and wait; raises as :func:`result_of`."""
         return result_of(self.begin(function, *args, **kwargs))
 
     def stop(self) -> None:

@@ -33,7 +33,7 @@ class ThreadSafeEvent:
         self._raised = False
         self._event = anyio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_called_in_task: Callable[[], bool] = _never
+        self._asyncio: Any = None
 
     def bind(self) -> None:
         """Wake the running event loop from now on (called by the waiting task)."""
@@ -41,14 +41,8 @@ class ThreadSafeEvent:
 
         register(self)
         self._event = anyio.Event()
-        self._loop = loop = asyncio.get_running_loop()
-
-        def is_called_in_task() -> bool:
-            # In a signal handler that interrupts the waiting loop there is no task.
-            running = asyncio._get_running_loop()  # noqa: SLF001 - documented; does not raise
-            return running is loop and asyncio.current_task(loop) is not None
-
-        self._is_called_in_task = is_called_in_task
+        self._asyncio = asyncio
+        self._loop = asyncio.get_running_loop()
         if self._raised:
             self._event.set()
 
@@ -69,10 +63,12 @@ class ThreadSafeEvent:
             loop = self._loop
             if loop is None:
                 return
-            if self._is_called_in_task():  # 20 µs cheaper than to wake the loop
-                self._event.set()
-                return
-            loop.call_soon_threadsafe(self._fire)
+            running = self._asyncio._get_running_loop()  # noqa: SLF001 - documented; does not raise
+            # In a task of the loop; a signal handler that interrupts it is in none.
+            if running is loop and self._asyncio.current_task(loop) is not None:
+                self._event.set()  # 20 µs cheaper than to wake the loop
+            else:
+                loop.call_soon_threadsafe(self._fire)
         except RuntimeError:  # the loop is closed: the flag stays raised for the next
             self._loop = None
         except BaseException:  # raised by a signal handler: the loop was not woken
@@ -90,10 +86,6 @@ class ThreadSafeEvent:
         self._event = anyio.Event()
         self._raised = False
         return raised
-
-
-def _never() -> bool:
-    return False
 
 
 def start_background(
@@ -133,9 +125,8 @@ def start_soon(
 ) -> None:
     """Start a task in a group that may be cancelled before its first step.
 
-    anyio from 4.14 on makes and wraps the coroutine at once. A task that is cancelled
-    before its first step never reaches it, and Python warns, in the host's name, of a
-    coroutine that was never awaited. So it is made in the first step.
+    anyio from 4.14 on makes and wraps the coroutine at once; one whose task never takes
+    its first step makes Python warn the host. So it is made in the first step.
     """
     name = getattr(function, "__qualname__", repr(function))
     if hasattr(group, "create_task"):

@@ -25,9 +25,10 @@ from bls_agent.runtime.lease import (
     Lease,
     LeaseReply,
     Ownership,
-    ProcessIdentity,
     Run,
     ValueLease,
+    is_dead,
+    own_mark,
 )
 
 
@@ -312,40 +313,40 @@ def test_only_a_take_in_doubt_leaves_a_word() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_a_dead_process_is_known_by_its_mark() -> None:
     """Alive, dead, reaped, frozen, and the mark of another machine."""
-    code = "from bls_agent.runtime.lease import ProcessIdentity; print(ProcessIdentity().own, flush=True); input()"
+    code = "from bls_agent.runtime.lease import own_mark; print(own_mark(), flush=True); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    mark, marks = process.stdout.readline().strip(), ProcessIdentity()
+    mark = process.stdout.readline().strip()
     machine, pid, start, nonce = mark.split(".")
     assert int(pid) == process.pid
-    assert not marks.is_dead(mark)
+    assert not is_dead(mark)
     process.send_signal(signal.SIGSTOP)
-    assert not marks.is_dead(mark)
-    assert marks.is_dead(f"{machine}.{pid}.{int(start) - 1}.{nonce}")
+    assert not is_dead(mark)
+    assert is_dead(f"{machine}.{pid}.{int(start) - 1}.{nonce}")
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert marks.is_dead(mark)  # it lies there and nobody has buried it
+    assert is_dead(mark)  # it lies there and nobody has buried it
     process.communicate()
-    assert marks.is_dead(mark)
-    assert not marks.is_dead(f"{'0' * 16}.{pid}.{start}.{nonce}")
+    assert is_dead(mark)
+    assert not is_dead(f"{'0' * 16}.{pid}.{start}.{nonce}")
 
 
 @pytest.mark.parametrize("mark", ["", "a", "...", "1.2.3.4", "x.y.z.w", ".1.1.1"])
 def test_what_is_no_mark_is_not_dead(mark: str) -> None:
     """Nobody is declared dead for a token that somebody else has made."""
-    assert not ProcessIdentity().is_dead(mark)
+    assert not is_dead(mark)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_one_process_has_one_mark_until_an_exec() -> None:
     """Also where the module is there twice; another program in its place has another."""
     code = (
-        "import os, sys; from bls_agent.runtime.lease import ProcessIdentity; print(ProcessIdentity().own);"
+        "import os, sys; from bls_agent.runtime.lease import own_mark; print(own_mark());"
         "del sys.modules['bls_agent.runtime.lease'];"
-        "from bls_agent.runtime.lease import ProcessIdentity; print(ProcessIdentity().own, flush=True);"
+        "from bls_agent.runtime.lease import own_mark; print(own_mark(), flush=True);"
         "len(sys.argv) > 1 and os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
     )
     found = subprocess.run(
@@ -359,11 +360,10 @@ def test_one_process_has_one_mark_until_an_exec() -> None:
 
 def test_our_own_mark() -> None:
     """We live; what ran in this process before an exec does not."""
-    marks = ProcessIdentity()
-    if not marks.own:
+    if not own_mark():
         pytest.skip("this system tells nothing")
-    assert not marks.is_dead(marks.own)
-    assert marks.is_dead(marks.own[:-8] + "00000000")
+    assert not is_dead(own_mark())
+    assert is_dead(own_mark()[:-8] + "00000000")
 
 
 # --- a lease alone
