@@ -29,11 +29,7 @@ class Backoff:
     failures: int = 0  # failures in a row
 
     def failed(self, *, permanent: bool = False, longest: bool = False) -> float:
-        """Record a failure and give the seconds to wait.
-
-        ``permanent``: trying again soon does not help; ``longest``: wait the whole 60
-        seconds of a permanent fault.
-        """
+        """Record a failure and give the seconds to wait; ``longest``: 60, if permanent."""
         ceiling = min(self.cap, self.base * 2 ** min(self.failures, 30))
         self.failures += 1
         if permanent:

@@ -1,9 +1,8 @@
 """JSON bytes ⇄ values, timestamps and the size limit of a record.
 
-The only importer of orjson. What other programs wrote is decoded strictly and refused
-with a reason (:class:`~bls_agent.core.errors.DecodeError`); what the host hands us is
-always encoded, odd values as a readable stand-in, because a log call must never raise
-into the host.
+The only importer of orjson. What other programs wrote is refused with a reason
+(:class:`~bls_agent.core.errors.DecodeError`) if it is wrong; what the host hands us is
+always encoded, odd values as a readable stand-in: a log call never raises.
 """
 
 from __future__ import annotations
@@ -68,11 +67,7 @@ def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
 
 
 def _load(payload: bytes) -> Any:
-    """Read JSON; a large payload with the garbage collector off.
-
-    A hundred thousand new objects would set off several collections of the host's whole
-    heap, for nothing: orjson makes no garbage, and lets no other thread run.
-    """
+    """Read JSON; a large payload without collections of the host's whole heap."""
     if len(payload) < _LARGE or not gc.isenabled():
         return orjson.loads(payload)
     gc.disable()

@@ -25,8 +25,7 @@
     DuplicateItem                not an error: an equal item was crawled before
     Reject                       not an error: a handler raises it to turn a command down
 
-Each class builds its message from typed fields, so that a ``raise`` carries data
-and a caller can read ``error.key`` instead of parsing prose.
+Each class builds its message from typed fields: read ``error.key``, parse no prose.
 """
 
 from __future__ import annotations
@@ -67,20 +66,21 @@ PREVIEW_BYTES = 64
 SHOWN = 80  # characters of a wrong value
 
 
-def preview(payload: bytes, limit: int = PREVIEW_BYTES) -> str:
-    r"""Show the first bytes of a foreign payload without secrets, escaped on one line.
-
-    Bytes that are not printable ASCII appear as ``\xNN``.
-    """
-    return redact(repr(bytes(payload[:limit]))[2:-1])
+def preview(payload: bytes) -> str:
+    r"""Show the first bytes of a foreign payload without secrets, escaped as ``\xNN``."""
+    return redact(repr(bytes(payload[:PREVIEW_BYTES]))[2:-1])
 
 
 def ask_whether(name: str, known: Iterable[str]) -> str:
     """Ask whether the most similar known name is meant; ``""`` if none is similar."""
+    alike = _most_similar(name, known, 0.7)
+    return f"Did you mean {alike}?" if alike else ""
+
+
+def _most_similar(name: str, known: Iterable[str], cutoff: float) -> str:
     from difflib import get_close_matches  # noqa: PLC0415 - 4 ms, for a mistake
 
-    alike = get_close_matches(name, [*known], 1, 0.7)
-    return f"Did you mean {alike[0]}?" if alike else ""
+    return "".join(get_close_matches(name, [*known], 1, cutoff))
 
 
 class BlsError(Exception):
@@ -142,19 +142,18 @@ class CommandTooLargeError(ConfigurationError):
     """A command is longer than the console protocol advises; it was not sent.
 
     Attributes:
-        size: Its bytes, as they would have been sent.
+        size: Its bytes.
         limit: How many may be sent.
     """
 
     def __init__(self, size: int, limit: int) -> None:
         self.size, self.limit = size, limit
-        super().__init__(
-            "command",
-            f"{size:,} bytes",
-            f"it may have {limit:,} bytes, with its arguments",
+        rule = f"it may have {limit:,} bytes, with its arguments"
+        remedy = (
             "Send a reference to the data; or pass size_limit=, where every agent of "
-            "the project reads longer commands.",
+            "the project reads longer commands."
         )
+        super().__init__("command", f"{size:,} bytes", rule, remedy)
 
 
 class RedisUnavailableError(BlsError):
@@ -166,8 +165,7 @@ class RedisUnavailableError(BlsError):
     Attributes:
         kind: The class of the fault, one word (see ``faults.py``).
         address: Where Redis was expected, without credentials.
-        ambiguous: Whether the request may have been executed all the same. ``False``
-            means that it certainly was not.
+        ambiguous: Whether the request may have been executed; else it was not.
         connecting: Whether the failure was to connect.
     """
 
@@ -192,10 +190,7 @@ class RedisUnavailableError(BlsError):
 
 
 class RedisRefusedError(RedisUnavailableError):
-    """Redis answered and refuses for good: wrong password, missing right, no command.
-
-    Trying again soon does not help; the configuration has to be changed.
-    """
+    """Redis answered and refuses until its configuration, or ours, is changed."""
 
     verb = "refuses"
 
@@ -205,8 +200,8 @@ class LeaseHeldError(BlsError):
 
     Attributes:
         key: What is owned.
-        remaining: Seconds until the owner counts as dead, if it does not renew;
-            ``None`` if its key has no TTL, so that it never does.
+        remaining: Seconds until the owner counts as dead, unless it renews; ``None``
+            for never: its key has no TTL.
     """
 
     def __init__(
@@ -332,7 +327,7 @@ class SourceConflictError(SourceError):
     Attributes:
         path: The file.
         ours: The content that was to be written.
-        theirs: The content that is there; empty if there is no such file.
+        theirs: The content that is there; empty without the file.
     """
 
     def __init__(self, source: str, path: str, *, ours: bytes, theirs: bytes) -> None:
@@ -357,10 +352,8 @@ class UnknownCommandError(CommandError):
     """
 
     def __init__(self, command: str, known: Iterable[str] = ()) -> None:
-        from difflib import get_close_matches  # noqa: PLC0415 - seldom needed
-
         self.command = command
-        self.likely = "".join(get_close_matches(command[:100], known, n=1))
+        self.likely = _most_similar(command[:100], known, 0.6)
         advice = f"; did you mean {self.likely[:100]!r}?" if self.likely else ""
         super().__init__(f"no handler is registered for {command[:100]!r}{advice}")
 
@@ -411,9 +404,8 @@ class NoOutcomeError(CommandError, TimeoutError):
     Attributes:
         command: The command's name.
         command_id: Its id.
-        state: Where it was afterwards: ``offline`` (in the queue of a project that is
-            not running), ``waiting`` (in the queue of a running project), ``taken`` (it
-            has left the queue), or ``""``.
+        state: Where it was afterwards: ``offline`` or ``waiting`` (in the queue of a
+            project that is not running, or is), ``taken`` (out of the queue), or ``""``.
         since: ISO-8601 time of the project's newest record, where ``state`` is
             ``offline`` and there is one.
     """

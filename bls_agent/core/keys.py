@@ -1,12 +1,8 @@
 """Every key of the five contracts, and our own keys beside them, one line each.
 
-A :class:`KeyTemplate` is declared once and gives how to *build*, *parse* and *match* a
-key, the glob *pattern* for SCAN or an ACL, its Redis type and its TTL. No key is
-formatted anywhere else.
-
-Template syntax: ``{name}`` is a field; ``{name!}`` is a field that holds no ``:`` (so
-that the next one can be told apart); ``{name?}`` may be left out together with the
-``:`` behind it.
+No key is formatted anywhere else. In a template ``{name}`` is a field; ``{name!}`` is
+one that holds no ``:`` (so that the next one can be told apart); ``{name?}`` may be left
+out together with the ``:`` behind it.
 """
 
 from __future__ import annotations
@@ -108,8 +104,7 @@ class KeyTemplate:
     def build(self, **values: object) -> str:
         """Make the key that we write, of texts, integers or UUIDs.
 
-        ConfigurationError if a value is missing or unknown, or breaks a rule of
-        :func:`check_name`.
+        ConfigurationError for a value that is missing or unknown, or is no name.
         """
         for name, value in values.items():
             if value is None and name in self.optional:
@@ -355,9 +350,7 @@ def encode_key(key: str) -> bytes:
 def check_name(field: str, value: str) -> str:
     """Give back a name that may become part of a key that we write.
 
-    A ConfigurationError names ``field`` if it is empty, longer than 512 bytes of UTF-8
-    or not NFC, begins or ends with a blank, or holds a control character or a lone
-    surrogate.
+    ConfigurationError, with ``field``, for one that breaks a rule below.
     """
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
         rule = f"a name is text, not {type(value).__name__}"  # type: ignore[unreachable]
@@ -412,10 +405,7 @@ def hash_tag(key: str) -> str:
 
 
 def place_beside(key: str) -> str:
-    """Write a key as a part of others that must lie in its slot.
-
-    ``订单系统_控制`` becomes ``{订单系统_控制}``; a key with a hash tag of its own stays as it is.
-    """
+    """Write a key as a part of others in its slot: in ``{…}``, or with its own tag."""
     return key if hash_tag(key) != key else f"{{{key}}}"
 
 

@@ -1,8 +1,7 @@
 """Every setting of an agent: its default, unit, range and environment variable.
 
-One declaration per setting. A keyword given to :class:`~bls_agent.ProjectAgent` beats
-the environment, the environment beats the default. Only :meth:`Settings.from_env` reads
-the environment, which is an argument of it.
+A keyword given to :class:`~bls_agent.ProjectAgent` beats the environment, the
+environment beats the default.
 """
 
 from __future__ import annotations

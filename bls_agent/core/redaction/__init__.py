@@ -1,8 +1,8 @@
 """What must not leave the process: which names mean a secret, and how it is taken out.
 
 A name is compared without capitals, separators and punctuation: ``X-API-Key``,
-``api_key`` and ``apiKey`` are one name. Most texts need only a quick check, which costs
-next to nothing; ``patterns.py`` is loaded for the first text that does not pass it.
+``api_key`` and ``apiKey`` are one name. Most texts need only a quick check;
+``patterns.py`` is loaded for the first text that does not pass it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cached_property
 from importlib import import_module
 from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
+from unicodedata import normalize
 
 __all__ = [
     "DEFAULT",
@@ -82,13 +83,6 @@ class Verdict(IntEnum):
     COUNTED = 2  # secret, but a number under it counts something
 
 
-def _plain(text: str) -> str:
-    """Write fullwidth letters (U+FF21 …) and their like as those of ASCII."""
-    from unicodedata import normalize  # noqa: PLC0415 - for texts that hold such letters
-
-    return normalize("NFKC", text)
-
-
 def squeeze(name: str) -> str:
     """Reduce a name to its letters and digits, without capitals."""
     return "".join(filter(str.isalnum, name.casefold()))
@@ -105,7 +99,9 @@ class SecretNames:
         own.discard("")
         self._own = own
         self._exempt = {squeeze(n) for n in self.extra if n.startswith("-")} - own
-        self._own_long = tuple(name for name in own if _may_stand_anywhere(name))
+        self._own_long = tuple(
+            name for name in own if len(name) >= LONG_ENOUGH or not name.isascii()
+        )
         self._own_short = own.difference(self._own_long)
         self._remembered: dict[str, Verdict] = {}
 
@@ -138,8 +134,8 @@ class SecretNames:
         return verdict
 
     def _judge(self, name: str) -> Verdict:
-        if not name.isascii():
-            name = _plain(name)
+        if not name.isascii():  # fullwidth letters (U+FF21 …) and their like
+            name = normalize("NFKC", name)
         squeezed = squeeze(name)
         if not squeezed or squeezed in self._exempt:
             return Verdict.HARMLESS
@@ -169,7 +165,7 @@ class SecretNames:
         squeezed = data.translate(_LOWER, _PUNCTUATION).decode("latin-1")
         if not squeezed.isascii():
             if _WIDE.search(squeezed):
-                data = _plain(data.decode("utf-8", "replace")).encode()
+                data = normalize("NFKC", data.decode("utf-8", "replace")).encode()
                 squeezed = data.translate(_LOWER, _PUNCTUATION).decode("latin-1")
             if search.has_capitals:  # the table above knows those of A to Z alone
                 squeezed = _as_bytes(squeeze(data.decode("utf-8", "replace")))
@@ -212,10 +208,6 @@ def _holds_one(words: Iterable[str], text: str) -> bool:
 def _as_bytes(text: str) -> str:
     """Write a text with one character for each byte of its UTF-8 form."""
     return text.encode().decode("latin-1")
-
-
-def _may_stand_anywhere(name: str) -> bool:
-    return len(name) >= LONG_ENOUGH or not name.isascii()
 
 
 def _as_a_word(word: str) -> str:
@@ -263,11 +255,6 @@ def holds_mark(text: str, marks: _Marks) -> bool:
                 if beginning in text:
                     return True
     return False
-
-
-def _holds_odd_url(text: str) -> bool:
-    """Tell whether a text (a character per byte) may hold a URL with credentials."""
-    return "://" in text and ("@" in text or _ODD_URL.search(text) is not None)
 
 
 def _may_name(text: str) -> bool:
@@ -340,9 +327,11 @@ class Redactor:
             return text
         if len(text) > LONGEST:
             text = text[: LONGEST - 1] + "…"
-        if holds_mark(text, MARKS) or (names and self.suspects(_bytes_of(text))):
+        if holds_mark(text, MARKS) or (
+            names and self.suspects(text.encode("utf-8", "surrogatepass"))
+        ):
             shown: str = _patterns().redact_text(text, self._names.judge)
-            return shown
+            return text if shown == text else shown
         _remember(self._harmless, text)
         return text
 
@@ -352,7 +341,9 @@ class Redactor:
         Never ``False`` where there is a secret to take out.
         """
         text = payload.decode("latin-1")  # a character for each byte
-        if holds_mark(text, MARKS) or _holds_odd_url(text):
+        if holds_mark(text, MARKS):
+            return True
+        if "://" in text and ("@" in text or _ODD_URL.search(text)):
             return True
         return self._names.occur_in(payload)
 
@@ -467,10 +458,6 @@ def _remember(harmless: set[str], text: str) -> None:
 def _patterns() -> Any:
     """Load the closer check, 5 ms, which stands on this module."""
     return import_module(f"{__name__}.patterns")
-
-
-def _bytes_of(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _hide(value: object, verdict: Verdict) -> object:

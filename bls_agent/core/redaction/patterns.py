@@ -38,7 +38,11 @@ def is_kept(value: str, verdict: Verdict) -> bool:
 
 def redact_text(text: str, judge: _Judge) -> str:
     """Take the secrets out of a text; ``judge`` tells what a name means for a value."""
-    text = _redact_encoded_urls(_redact_urls(_redact_key_blocks(text)))
+    if "-----BEGIN" in text:
+        text = _KEY_BLOCK.sub(REDACTED, text)
+    text = _redact_urls(text)
+    if "%" in text:
+        text = _ENCODED_URL.sub(_redact_encoded, text)
     if "\n  " in text:
         text = _SAID_OF_PLACE.sub(lambda found: _redact_input(found, judge), text)
     text = _redact_values(text, judge)
@@ -46,7 +50,7 @@ def redact_text(text: str, judge: _Judge) -> str:
         text = _TAG.sub(lambda found: _redact_tag(found, judge), text)
     if "<![CDATA[" in text:
         text = _CDATA.sub(lambda found: _redact_tag(found, judge), text)
-    return _redact_shapes(text)
+    return _SHAPES.sub(REDACTED, text) if holds_mark(text, SHAPE_MARKS) else text
 
 
 # --- secrets that are known by their form: key blocks, tokens
@@ -85,16 +89,6 @@ _SHAPES: Final = re.compile(
     """,
     re.VERBOSE,
 )
-
-
-def _redact_key_blocks(text: str) -> str:
-    """Take out private keys in PEM form, also where the end is cut off."""
-    return _KEY_BLOCK.sub(REDACTED, text) if "-----BEGIN" in text else text
-
-
-def _redact_shapes(text: str) -> str:
-    """Take out tokens that are known by their beginning."""
-    return _SHAPES.sub(REDACTED, text) if holds_mark(text, SHAPE_MARKS) else text
 
 
 # --- URLs
@@ -144,13 +138,8 @@ def _redact_urls(text: str) -> str:
     return "".join((*kept, text[done:])) if kept else text
 
 
-def _redact_encoded_urls(text: str) -> str:
-    """Do the same for URLs that stand percent-encoded within another one."""
-    shown = _ENCODED_URL.sub(_redact_encoded, text) if "%" in text else text
-    return text if shown == text else shown
-
-
 def _redact_encoded(found: re.Match[str]) -> str:
+    """Do the same for a URL that stands percent-encoded within another one."""
     rest = found[2]
     end = rest.rfind("%40")
     if end < 0 and _ENCODED_PASSWORD.search(rest):
