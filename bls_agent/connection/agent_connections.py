@@ -15,7 +15,8 @@ from bls_agent.connection.connection import Connection, Lost
 from bls_agent.connection.endpoint import Argument, Endpoint
 from bls_agent.connection.faults import port_was_closed
 from bls_agent.connection.reconnect import Gate
-from bls_agent.connection.route import Route, Routes
+from bls_agent.connection.route import Route
+from bls_agent.connection.topology import Routes
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 

@@ -12,20 +12,18 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import anyio
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.connection.faults import redirects
-from bls_agent.connection.route import Direct, Node, Route, Routes
+from bls_agent.connection.route import Direct, Node, Route
+from bls_agent.connection.topology import ClusterMap, Routes
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import encode_key, slot_of
 from bls_agent.core.settings import Settings
-
-if TYPE_CHECKING:
-    from bls_agent.connection.topology import ClusterMap
 
 __all__ = ["ConnectionPool", "default_endpoint"]
 

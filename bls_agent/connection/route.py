@@ -13,9 +13,8 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
 if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Endpoint, Reply, Request
-    from bls_agent.connection.topology import ClusterMap
 
-__all__ = ["Direct", "Node", "Route", "Routes"]
+__all__ = ["Direct", "Node", "Route"]
 
 Node: TypeAlias = tuple[str, int]  # host and port
 
@@ -82,25 +81,3 @@ class Direct(Route):
             "it is a node of a cluster; give a URL that begins with redis+cluster://"
         )
         return RedisRefusedError("cluster_node", reason, address=error.address)
-
-
-class Routes:
-    """The routes to the servers of one endpoint, with what they know in common."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        """Choose by the endpoint; no server is asked yet."""
-        self.cluster: ClusterMap | None = None
-        self._shared: Route = Direct(endpoint)
-        topology = endpoint.topology
-        if topology is None:
-            return
-        from bls_agent.connection import topology as several  # noqa: PLC0415 - rarely used
-
-        if topology.kind == "sentinel":
-            self._shared = several.SentinelRoute(endpoint.address, topology)
-        else:
-            self.cluster = several.ClusterMap(endpoint.address, topology)
-
-    def to(self, key: str) -> Route:
-        """Give the route to the server that serves a key."""
-        return self._shared if self.cluster is None else self.cluster.route(key)

@@ -18,13 +18,14 @@ import anyio
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, Reply, Request, Topology
-from bls_agent.connection.route import Node, Route
+from bls_agent.connection.route import Direct, Node, Route
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import slot_of
 
 __all__ = [
     "ClusterMap",
     "KeyRoute",
+    "Routes",
     "SentinelRoute",
     "SlotRange",
     "read_redirection",
@@ -312,3 +313,21 @@ class KeyRoute(Route):
             return self._map.node(*await self._map.master_of(self._slot))
         except RedisUnavailableError:
             return server
+
+
+class Routes:
+    """The routes to the servers of one endpoint, with what they know in common."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Choose by the endpoint; no server is asked yet."""
+        self.cluster: ClusterMap | None = None
+        self._shared: Route = Direct(endpoint)
+        topology = endpoint.topology
+        if topology is not None and topology.kind == "sentinel":
+            self._shared = SentinelRoute(endpoint.address, topology)
+        elif topology is not None:
+            self.cluster = ClusterMap(endpoint.address, topology)
+
+    def to(self, key: str) -> Route:
+        """Give the route to the server that serves a key."""
+        return self._shared if self.cluster is None else self.cluster.route(key)

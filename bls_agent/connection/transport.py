@@ -18,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from bls_agent.connection.after_fork import cut_off, keep, sever
 from bls_agent.connection.endpoint import (
@@ -35,9 +35,9 @@ from bls_agent.connection.faults import is_error_reply, translate
 if TYPE_CHECKING:
     import asyncio
 
-    from bls_agent.connection.connection import Connection
+    from bls_agent.connection.route import Route
 
-__all__ = ["Batch", "Channel", "Collected", "Pace", "abort", "socket_of"]
+__all__ = ["Batch", "Channel", "Collected", "Owner", "Pace", "abort", "socket_of"]
 
 FAST: Final = 64_000.0  # bytes/s that a long request must pass with
 SLOWEST: Final = 1_600.0  # the same after some that did not; documents promise 2,000
@@ -81,6 +81,18 @@ class Pace:
             self._rate = min(FAST, max(self._rate, size / took / 2))
 
 
+class Owner(Protocol):
+    """What a channel needs of the connection that it belongs to."""
+
+    @property
+    def address(self) -> str: ...  # noqa: D102
+
+    @property
+    def route(self) -> Route: ...  # noqa: D102
+
+    def note_lost(self, channel: Channel) -> None: ...  # noqa: D102
+
+
 class Batch:
     """Requests that were sent together, and their replies so far."""
 
@@ -118,7 +130,7 @@ class Channel:
     """One open connection, as a protocol of asyncio; never opens again."""
 
     def __init__(
-        self, raw: RawConnection, owner: Callable[[], Connection | None], pace: Pace
+        self, raw: RawConnection, owner: Callable[[], Owner | None], pace: Pace
     ) -> None:
         """Take over the transport of a connection that redis-py has opened."""
         import asyncio  # noqa: PLC0415 - as above

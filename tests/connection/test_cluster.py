@@ -34,9 +34,13 @@ from bls_agent.connection.connection import Connection, Lost
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.faults import ends_connection, translate
 from bls_agent.connection.pool import KEPT
-from bls_agent.connection.route import Routes
 from bls_agent.connection.scripts import END_LEASE
-from bls_agent.connection.topology import SlotRange, read_redirection, read_slots
+from bls_agent.connection.topology import (
+    Routes,
+    SlotRange,
+    read_redirection,
+    read_slots,
+)
 from bls_agent.core.acl import acl_rules
 from bls_agent.core.codec import encode, format_timestamp
 from bls_agent.core.keys import slot_of

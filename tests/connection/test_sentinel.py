@@ -16,7 +16,7 @@ from redis.asyncio.sentinel import Sentinel
 from bls_agent import Console, NoOutcomeError, ProjectAgent, RedisRefusedError, Status
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.route import Routes
+from bls_agent.connection.topology import Routes
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
