@@ -148,7 +148,7 @@ class AgentConnections:
             if port_was_closed(error):
                 return True
             now = await connection.route.look(lost.server)
-            if now is None or now.address == lost.server.address:
+            if now.address == lost.server.address:
                 raise
             return False
         if not gone:
@@ -180,7 +180,7 @@ class AgentConnections:
 
     async def leave_wrong_servers(self) -> None:
         """Ask where each connection should lead to, and drop those that lead elsewhere."""
-        found: dict[Route, Endpoint | None] = {}
+        found: dict[Route, Endpoint] = {}
         wrong: list[Connection] = []
         ways: dict[tuple[str, str], None] = {}
         for connection in self.all:
@@ -190,7 +190,7 @@ class AgentConnections:
             if route not in found:
                 found[route] = await route.look(server)
             right = found[route]
-            if right is not None and right.address != connection.address:
+            if right.address != connection.address:
                 ways[connection.address, right.address] = None
                 wrong.append(connection)
         for way in ways:  # several connections may go the same one

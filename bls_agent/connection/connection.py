@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from bls_agent.connection.after_fork import cut_off, keep, register, sever
+from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import (
     CONNECT_TIMEOUT,
     Argument,
@@ -42,7 +42,7 @@ from bls_agent.connection.faults import (
 )
 from bls_agent.connection.reconnect import Gate
 from bls_agent.connection.route import Direct, Route
-from bls_agent.connection.transport import Channel, Pace, abort, socket_of
+from bls_agent.connection.transport import Channel, Pace, abort
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
 __all__ = ["Connection", "Lost", "client_name"]
@@ -100,7 +100,6 @@ class Connection:
         self._pace = Pace(timeout, strict=strict)
         self._gate = gate
         self._opening = anyio.Lock(fast_acquire=True)
-        self._raw: RawConnection | None = None  # while redis-py connects
         self._greeting: Channel | None = None  # while we introduce ourselves
         self._attempt: anyio.CancelScope | None = None
         self._connecting_since: float | None = None
@@ -387,30 +386,22 @@ class Connection:
 
     def forget_parent(self) -> None:
         """In a forked child: become as never opened; open sockets stay the parent's."""
-        raw, channels = self._forget()
-        for channel in channels:
+        for channel in self._forget():
             channel.forget_parent()
-        found = socket_of(raw)
-        sever(-1 if found is None else int(found.fileno()))
 
     def forget_loop(self) -> None:
         """Become as never opened: the loop was closed under the connection."""
-        raw, channels = self._forget()
-        for channel in channels:
+        for channel in self._forget():
             channel.forget_loop()
-        cut_off(socket_of(raw))
 
-    def _forget(self) -> tuple[RawConnection | None, list[Channel]]:
-        """Let go without calling server and loop; no finaliser may run on it."""
-        raw = self._raw
+    def _forget(self) -> list[Channel]:
+        """Let go without calling server and loop, and give what was open."""
         channels = [*self._draining, self._channel, self._greeting]
-        self._raw = self._channel = self._greeting = self._attempt = None
+        self._channel = self._greeting = self._attempt = None
         self._connecting_since = None
         self._draining, self.lost, self.unkilled = [], [], []
         self._opening = anyio.Lock(fast_acquire=True)
-        if raw is not None:
-            keep(raw)
-        return raw, [channel for channel in channels if channel is not None]
+        return [channel for channel in channels if channel is not None]
 
     def _let_go(self) -> Channel | None:
         """Become as never opened, and give what was open."""
@@ -456,13 +447,13 @@ class Connection:
         return self.server
 
     async def _connect_to(self, server: Endpoint) -> Channel:
-        self._raw = raw = server.make()  # from here on a child finds it
+        raw = server.make()
         channel: Channel | None = None
         try:
             with anyio.fail_after(self._patience) as self._attempt:
                 await raw.connect()
                 channel = Channel(raw, weakref.ref(self), self._pace)
-                self._raw, self._greeting = None, channel
+                self._greeting = channel
                 await self._introduce(channel)
         except BaseException as error:
             await self._discard(raw, channel)
@@ -471,7 +462,7 @@ class Connection:
                 raise translate(error, self.address, connecting=True) from cause
             raise
         finally:
-            self._raw = self._greeting = None
+            self._greeting = None
         channel.server = server
         channel.established = True
         self._channel = channel

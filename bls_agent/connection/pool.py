@@ -82,8 +82,8 @@ class ConnectionPool:
             return
         self._glance_at = now + GLANCE
         right = await connection.route.look(server)
-        if right is None or right.address != server.address:
-            await connection.drop()  # if that is not certain, connecting decides
+        if right.address != server.address:
+            await connection.drop()
 
     def pick(self, key: str = "") -> Connection:
         """Give the connection to a key's server; on a cluster it may soon be closed."""

@@ -50,11 +50,8 @@ class Route:
         """Give an error reply as the caller should see it."""
         return error
 
-    async def look(self, server: Endpoint) -> Endpoint | None:
-        """Find the successor of a server, or the server itself; never raises.
-
-        ``None`` if another server may have taken over and it is not certain which.
-        """
+    async def look(self, server: Endpoint) -> Endpoint:
+        """Find the server that has taken over from this one, or give it; never raises."""
         return server
 
     async def aclose(self) -> None:

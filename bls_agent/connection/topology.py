@@ -1,15 +1,13 @@
 """Several servers behind one URL: the master of Sentinel, the nodes of a Cluster.
 
-* **Sentinel.** One sentinel's answer is enough to connect, because the server itself is
-  asked its role before it is used. Before an open connection is left, most sentinels
-  have to agree.
+* **Sentinel.** One sentinel is believed; the server itself is asked its role before it
+  is used.
 * **Cluster.** A connect asks any known node for the map of slots, unless the map is
   fresh. MOVED overrides the map, once.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
@@ -130,28 +128,12 @@ class SentinelRoute(Route):
         """Ask the next sentinel first from now on: this one may lag behind."""
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
 
-    async def look(self, server: Endpoint) -> Endpoint | None:
-        """Give the master that most sentinels name, if the first names another one.
+    async def look(self, server: Endpoint) -> Endpoint:
+        """Ask one sentinel, over a connection that stays open, which master it names.
 
         After ``SENTINEL FAILOVER`` the old master lives on, and learns only some 8 s
         later that it is none any more.
         """
-        if not await self._has_another(server):
-            return server
-        voices: Counter[Node] = Counter()
-        for sentinel in self._topology.seeds:
-            try:
-                if master := await self._ask(sentinel):
-                    voices[master] += 1
-            except RedisUnavailableError:
-                continue
-        for master, count in voices.most_common(1):
-            if count * 2 > len(self._topology.seeds):
-                return self._topology.node(*master)
-        return None
-
-    async def _has_another(self, server: Endpoint) -> bool:
-        """Ask one sentinel, over a connection that stays open, which master it names."""
         first = self._sentinels[0]
         sentinel, connection = self._open = self._open or (first, _connection_to(first))
         try:
@@ -159,9 +141,8 @@ class SentinelRoute(Route):
         except RedisUnavailableError:
             self._ask_last(sentinel)
             await self.aclose()
-            return False
-        named = None if master is None else self._topology.node(*master)
-        return named is not None and named.address != server.address
+            return server
+        return server if master is None else self._topology.node(*master)
 
     async def aclose(self) -> None:
         """Close the connection to one sentinel."""
@@ -307,7 +288,7 @@ class KeyRoute(Route):
         node = read_redirection(redirection.reason, _host_of(redirection.address))
         return None if node is None else self._map.node(*node)
 
-    async def look(self, server: Endpoint) -> Endpoint | None:
+    async def look(self, server: Endpoint) -> Endpoint:
         """Ask the cluster which node serves the slot now."""
         try:
             return self._map.node(*await self._map.master_of(self._slot))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from bls_agent.connection.route import Route
 
-__all__ = ["Batch", "Channel", "Collected", "Owner", "Pace", "abort", "socket_of"]
+__all__ = ["Batch", "Channel", "Collected", "Owner", "Pace", "abort"]
 
 FAST: Final = 64_000.0  # bytes/s that a long request must pass with
 SLOWEST: Final = 1_600.0  # the same after some that did not; documents promise 2,000
@@ -503,9 +503,3 @@ def abort(raw: RawConnection) -> None:
     writer = getattr(raw, "_writer", None)
     if writer is not None:
         writer.transport.abort()
-
-
-def socket_of(raw: RawConnection | None) -> Any:
-    """Give the socket of a connection that redis-py is opening, if there is one."""
-    writer = getattr(raw, "_writer", None)
-    return writer.get_extra_info("socket") if writer is not None else None
