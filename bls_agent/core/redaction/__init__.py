@@ -285,13 +285,8 @@ _PLAIN: Final = frozenset({int, float, bool, NoneType})
 _FLAG: Final = r"--?([A-Za-z][\w.\-]*)"
 _LABELS: Final = ("name", "key", "field", "header", "Name", "Key")
 _LABELLED: Final = ("value", "values", "val", "Value", "input", "ctx", "msg")
-_SCHEMA_WORDS: Final = frozenset(
-    {
-        "type", "anyOf", "allOf", "oneOf", "$ref", "format", "items", "title",
-        "description", "minLength", "maxLength", "minimum", "maximum", "pattern",
-        "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems", "writeOnly",
-    }
-)  # fmt: skip
+# What a JSON Schema may say of a parameter's values, and not of its form.
+_SCHEMA_VALUES: Final = ("const", "default", "enum", "example", "examples")
 
 
 class Redactor:
@@ -418,12 +413,9 @@ class Redactor:
         kept = cast("_Object", self._tree(properties, depth))
         for name, schema in properties.items():
             if self.is_secret(name) and isinstance(schema, dict):
-                kept[self.text(name)] = {
-                    self.text(word): self._tree(part, depth + 1)
-                    if word in _SCHEMA_WORDS
-                    else REDACTED
-                    for word, part in cast("_Object", schema).items()
-                }
+                form = cast("_Object", self._tree(schema, depth + 1))
+                values = dict.fromkeys(form.keys() & _SCHEMA_VALUES, REDACTED)
+                kept[self.text(name)] = form | values
         return kept
 
     def _list(self, items: list[object], depth: int) -> list[object]:
