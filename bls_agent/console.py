@@ -67,9 +67,8 @@ LOOK_TIME: Final = 1.0  # seconds for finding out what became of a command
 class Console(Store):
     """Sends commands, reads statuses and logs.
 
-    Works with and without ``async with``; close it with :meth:`aclose` when it was
-    used without. A read never returns "nothing" for "Redis is away": it raises
-    :class:`~bls_agent.RedisUnavailableError`.
+    Close it with :meth:`aclose` when it was used without ``async with``. A read never
+    returns "nothing" for "Redis is away".
 
     Args:
         redis: URL, client of redis-py or a :class:`~bls_agent.ProjectAgent`. Default:
@@ -119,7 +118,7 @@ class Console(Store):
 
         Args:
             project: One without a status, a log and a queue is refused: its name is
-                probably misspelt, and the command would wait for ever.
+                probably misspelt.
             command: The command's name.
             args: Its arguments.
             id: Its id; made up if absent.
@@ -128,10 +127,9 @@ class Console(Store):
             size_limit: Longest command in bytes; more than 64 KB where every agent of
                 the project reads longer ones.
             record: Also write a record of sender, command and arguments (without their
-                secrets) into the project's console list, and another one if the command
-                then could not be sent. Where the record cannot be written the command
-                is sent without it. At ``BLS_LOG_LIST_LIMIT`` records (10,000) the
-                oldest one makes room.
+                secrets) into the console list, if that is possible, and another one if
+                the command then could not be sent. At ``BLS_LOG_LIST_LIMIT`` records
+                (10,000) the oldest one makes room.
             sent_by: The sender, for that record. Default: user and host.
             source: The command's ``source``.
             timestamp: The command's ``timestamp``, ISO-8601 with a zone. Default: now.
@@ -168,10 +166,7 @@ class Console(Store):
         return message
 
     async def _find(self, project: str, *, create: bool) -> None:
-        """Refuse a project that has no key; Redis is asked once per name.
-
-        An agent that has just been opened may need a moment for its first key.
-        """
+        """Refuse a project that has no key, also a moment later; asked once per name."""
         try:
             if project in self._seen:
                 return
@@ -251,9 +246,7 @@ class Console(Store):
         Raises:
             ConfigurationError: As :meth:`send`, or ``timeout`` is no time; not sent.
             UnknownProjectError: As :meth:`send`.
-            NoOutcomeError: No such record within ``timeout`` seconds. Its fields give
-                what is known: whether the command waits, and whether the project is
-                offline.
+            NoOutcomeError: No such record within ``timeout`` seconds; says what is known.
             RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
                 waited out.
         """
@@ -336,10 +329,7 @@ class Console(Store):
         return roll.outcomes
 
     async def _locate_command(self, project: str, command_id: str) -> tuple[str, str]:
-        """Find ``NoOutcomeError.state`` and ``.since`` of a command without an outcome.
-
-        Both are empty if that cannot be found out.
-        """
+        """Find ``NoOutcomeError.state`` and ``.since``; empty where that is not known."""
         with suppress(BlsError), anyio.move_on_after(LOOK_TIME):
             key = CONTROL.locate(project=project)
             async for _, command in waiting(self._pool, key):
@@ -355,9 +345,8 @@ class Console(Store):
     async def queue(self, project: str, limit: int = 200) -> list[Command]:
         """Read at most ``limit`` waiting commands of a project, the next one first.
 
-        What a running agent has taken is not among them; in mode ``compat`` the first
-        one may be running. An element that is no command has ``""`` as its ``command``,
-        and empty values for whatever else is missing.
+        In mode ``compat`` the first one may be running. An element that is no command
+        has ``""`` as its ``command``, and empty values for whatever else is missing.
 
         Raises:
             WrongTypeError: The control key is no list.
@@ -373,13 +362,11 @@ class Console(Store):
         """Take a command out of a project's control list, before an agent takes it.
 
         In one step, by its exact bytes: either the command is withdrawn or an agent
-        gets it, never both. Of several with this id all are withdrawn. In mode
-        ``compat`` an agent leaves the command that it runs in the list, so the first
-        one may have been running when it was withdrawn.
+        gets it, never both; but in mode ``compat`` the first one may be running. Of
+        several with this id all are withdrawn.
 
         Returns:
-            The command; ``None`` if it does not wait there: it was taken, or never
-            sent.
+            The command; ``None`` if it does not wait there.
 
         Raises:
             ConfigurationError: ``id`` is no id.
@@ -496,14 +483,12 @@ class Console(Store):
     ) -> LogPage:
         """Read records page by page, backwards from the newest.
 
-        Exact while the list grows and is cut from its front: between a page and the one
-        before it no record is repeated or left out. Equal records in a row, without
-        ids, are taken for one another.
+        No record is repeated or left out, while the list grows and is cut from its
+        front. Equal records in a row, without ids, are taken for one another.
 
         Args:
             project: Its name.
-            before: ``page.before`` of the page read last; ``""`` for the newest
-                records.
+            before: ``page.before`` of the page read last; ``""`` for the newest.
             limit: Records at most; fewer where they are very long.
 
         Raises:
@@ -521,10 +506,9 @@ class Console(Store):
     ) -> AsyncIterator[LogEntry]:
         """Give records as they are written, until the iteration is left or cancelled.
 
-        Exact for records that carry an id (``metadata.agent``), across trimming and
-        reconnects: none missed unnoticed, none twice. For others best effort. An entry
-        with ``is_gap`` takes the place of missing records. While Redis is away it
-        waits; a refusal is raised.
+        Records that carry an id (``metadata.agent``) come once each, across trimming
+        and reconnects, others at best effort; an entry with ``is_gap`` stands for
+        missing ones. While Redis is away it waits; a refusal is raised.
 
         Args:
             project: Its name.

@@ -1,10 +1,8 @@
 """A real Redis or Valkey server of our own, for the demo, the tests and the examples.
 
-The server has a free loopback port and a temporary folder; neither outlives us. A small
-shell (``ops/devserver.sh``) starts it and reads words from us; when its input ends,
-also because SIGKILL has ended us, it kills the server and removes the folder (never a
-given one). Linux and macOS. ``python -m bls_agent.devserver`` serves until Ctrl-C and
-prints the URL.
+A small shell (``ops/devserver.sh``) starts it and reads words from us; when its input
+ends, also because SIGKILL has ended us, it kills the server and removes its temporary
+folder. Linux and macOS. ``python -m bls_agent.devserver`` serves until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -56,9 +54,9 @@ def find_server_binary(environ: Mapping[str, str]) -> Path:
     """Find a server to start, as an absolute path.
 
     The first of: ``BLS_SERVER_BINARY``, the binary of the ``server`` extra,
-    ``valkey-server`` on the path, ``redis-server`` on the path. Links are not resolved:
-    the servers look at the name by which they are called.
+    ``valkey-server`` on the path, ``redis-server`` on the path.
     """
+    # Links are not resolved: the servers look at the name by which they are called.
     path = environ.get("PATH")
     if wanted := environ.get("BLS_SERVER_BINARY"):
         chosen = shutil.which(wanted, path=path)
@@ -90,18 +88,13 @@ def _find_packaged_binary() -> Path | None:
 class DevServer:
     """A real server of our own on a free loopback port.
 
-    A synchronous context manager. Without ``append_only`` a restarted server is empty;
-    with it every write that was answered survives :meth:`kill`, and in a ``folder`` of
-    your choice it also survives :meth:`stop` and the end of this process.
-
     Args:
-        binary: The server to start; by default :func:`find_server_binary` looks it up
-            when the server starts.
-        append_only: Write each command to disk before it is answered.
+        binary: The server to start. Default: :func:`find_server_binary`.
+        append_only: Write each command to disk before it is answered, so that it
+            survives :meth:`kill`; else a restarted server is empty.
         port: ``0`` takes a free one.
-        folder: Where the data is kept; made if it is missing, never removed, and
-            used by one server at a time. Implies ``append_only``. The file in it grows
-            with each write and is never rewritten.
+        folder: Where the data is kept; made if it is missing, never removed, and used
+            by one server at a time. Implies ``append_only``.
         options: More of the server's own options, such as
             ``("--maxmemory", "10mb")``. They win over ours.
 
@@ -170,10 +163,7 @@ class DevServer:
             self._lock = stack.pop_all()
 
     def stop(self) -> None:
-        """End the server and remove its folder; does nothing when it is not started.
-
-        A folder that was given stays.
-        """
+        """End the server, if it runs, and remove its folder unless it was given."""
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
             watchdog.end("stop")
@@ -346,11 +336,7 @@ class _Watchdog:
 
 
 def start_for_user(port: int | None, folder: Path | None, texts: Texts) -> DevServer:
-    """Start a server for people to connect to: on Redis' own port by default.
-
-    If that one is taken, a free one is used and named on standard error. ``texts`` is
-    the catalogue ``demo``.
-    """
+    """Start a server on Redis' own port, or, said on standard error, on a free one."""
     server = DevServer(port=DEFAULT_PORT if port is None else port, folder=folder)
     try:
         server.start()

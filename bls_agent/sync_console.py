@@ -44,13 +44,11 @@ class SyncConsole:
     """Sends commands, reads statuses and logs, from plain code.
 
     Every method is that of :class:`~bls_agent.Console` and waits for its end: with the
-    same arguments, results, errors and promises.
-    Works with and without ``with``; close it with :meth:`close` when it was used
-    without. Any number of threads may use it at once. Ctrl-C ends a request at once.
+    same arguments, results, errors and promises. Close it with :meth:`close` when it was
+    used without ``with``. Any number of threads may use it. Ctrl-C ends a request.
 
-    Its connection lives in a daemon thread, started by the first request, which does
-    not hold the interpreter's exit. A forked child gets a thread and a connection of
-    its own. Where an event loop runs it would block that loop, and raises
+    Its connection lives in a daemon thread, which does not hold the interpreter's exit;
+    a forked child gets its own. Where an event loop runs it raises
     :class:`~bls_agent.ConfigurationError`: use :class:`~bls_agent.Console` there.
 
     Args:

@@ -20,7 +20,7 @@ from bls_agent.connection.topology import Routes
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
-__all__ = ["AgentConnections", "Patrol"]
+__all__ = ["AgentConnections"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,9 @@ class AgentConnections:
     ) -> None:
         """Remember where Redis is; nothing is opened yet.
 
-        ``name`` begins the name of every connection. ``timeout`` is the deadline of one
-        request and ``reconnect_max`` the longest wait before the next try to connect,
-        both in seconds. ``keys`` maps a use (``control``, ``data``, ``liveness``) to
-        its key; on a cluster the keys decide where the connections lead to.
+        ``timeout`` is the deadline of one request and ``reconnect_max`` the longest wait
+        before the next try to connect, in seconds. ``keys`` maps a use (``control``,
+        ``data``, ``liveness``) to its key, which on a cluster decides about the node.
         """
         self.endpoint = endpoint
         self.gate = Gate(Backoff(cap=reconnect_max))
@@ -91,10 +90,9 @@ class AgentConnections:
 
     @asynccontextmanager
     async def beside(self, server: Endpoint | None) -> AsyncGenerator[Connection]:
-        """Give a connection to this very server, which may have stopped being the right one.
+        """Give an urgent connection to this very server, or open one for the block.
 
-        Without an urgent connection to that server one is opened for the block; it fails at
-        once, not at the pace of the gate. ``None`` is the server of the control list.
+        That fails at once, not at the pace of the gate. ``None``: the control list's.
         """
         if server is None or self.endpoint.topology is None:
             yield self.control
@@ -118,13 +116,11 @@ class AgentConnections:
         """Make the server end the lost connections; tell whether all are harmless.
 
         A lost connection may still be served: its BLPOP would take the next command,
-        its RPUSH may still run. After a restart of the server its id may belong to
-        another client, so the id is used only after a look at the client's name; where
-        the look is refused, the connection is killed by id and address together.
+        its RPUSH may still run. Its id may belong to another client by now, so the
+        client's name is looked at first; where that is refused, id and address count.
 
         ``kill`` sends CLIENT KILL instead of CLIENT UNBLOCK. A connection that the
-        server would not end counts as harmful, for each caller, until it has been lost
-        for 25 s.
+        server would not end counts as harmful until it has been lost for 25 s.
         """
         gone = True
         for lost in list(connection.lost):
@@ -166,7 +162,10 @@ class AgentConnections:
             try:
                 number = lost.client_id
                 ours = connection.is_at(server) and connection.client_id == number
-                if ours or not await _is_served(beside, connection.name, number):
+                shown = (
+                    b"" if ours else await beside.call("CLIENT", "LIST", "ID", number)
+                )
+                if f" name={connection.name} ".encode() not in shown:
                     return True  # it is gone, or another connection has its id now
             except RedisRefusedError:  # before Redis 6.2, or without the right to look
                 if not lost.address:
@@ -177,6 +176,30 @@ class AgentConnections:
             except RedisRefusedError:
                 return False
         return True
+
+    async def patrol(self) -> None:
+        """Leave servers from which another one has taken over, until cancelled.
+
+        One that was killed or demoted ends its connections. One that hangs, or is cut off
+        from the others, does not: what is written there is lost when it comes back.
+        """
+        topology = self.endpoint.topology
+        if topology is None:
+            return
+        due, rng = 0.0, random.Random()  # noqa: S311 - jitter, not secrets
+        try:
+            while True:
+                await anyio.sleep(PACE)
+                now = anyio.current_time()
+                began = (connection.waiting_since for connection in self.all)
+                late = any(at is not None and now - at > LATE for at in began)
+                if late or now >= due:
+                    await self.leave_wrong_servers()
+                    due = now + jittered(LOOK_EVERY[topology.kind], rng)
+        finally:
+            with anyio.CancelScope(shield=True):
+                for connection in self.all:
+                    await connection.route.aclose()
 
     async def leave_wrong_servers(self) -> None:
         """Ask where each connection should lead to, and drop those that lead elsewhere."""
@@ -210,43 +233,3 @@ class AgentConnections:
         """Close every connection."""
         for connection in self.all:
             await connection.aclose()
-
-
-async def _is_served(beside: Connection, name: str, client_id: int) -> bool:
-    shown = await beside.call("CLIENT", "LIST", "ID", client_id)
-    return f" name={name} ".encode() in shown
-
-
-class Patrol:
-    """Notices that another server has taken over while the old one goes on answering.
-
-    A server that was killed or demoted ends its connections, and a new one is found. One
-    that hangs, or is cut off from the others, does not: what is written there is lost
-    when it comes back.
-    """
-
-    def __init__(self, connections: AgentConnections) -> None:
-        self._connections = connections
-        self._rng = random.Random()  # noqa: S311 - jitter, not secrets
-
-    async def run(self) -> None:
-        """Check the connections until cancelled."""
-        topology = self._connections.endpoint.topology
-        if topology is None:
-            return
-        try:
-            due = 0.0
-            while True:
-                await anyio.sleep(PACE)
-                now = anyio.current_time()
-                if now >= due or self._is_late(now):
-                    await self._connections.leave_wrong_servers()
-                    due = now + jittered(LOOK_EVERY[topology.kind], self._rng)
-        finally:
-            with anyio.CancelScope(shield=True):
-                for connection in self._connections.all:
-                    await connection.route.aclose()
-
-    def _is_late(self, now: float) -> bool:
-        began = (connection.waiting_since for connection in self._connections.all)
-        return any(at is not None and now - at > LATE for at in began)

@@ -41,7 +41,7 @@ from bls_agent.connection.faults import (
     translate,
 )
 from bls_agent.connection.reconnect import Gate
-from bls_agent.connection.route import Direct, Route
+from bls_agent.connection.route import Route
 from bls_agent.connection.transport import Channel, Pace, abort
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
@@ -87,7 +87,7 @@ class Connection:
         pass, and a reply as long as some of it comes; if ``strict``, neither has.
         Without a ``gate`` a failure to connect is raised at once.
         """
-        self.route = Direct(where) if isinstance(where, Endpoint) else where
+        self.route = Route(where) if isinstance(where, Endpoint) else where
         self.use = name.rpartition(":")[2]  # the last part of the name
         self.name = client_name(name)
         self.server: Endpoint | None = None  # connected to, or tried last
@@ -237,7 +237,7 @@ class Connection:
         Over a connection of their own: for other keys of the slot, which have not
         arrived there, the node would make second ones.
         """
-        where, timeout = Direct(server, of_cluster=True), self._timeout
+        where, timeout = Route(server, of_cluster=True), self._timeout
         connection = Connection(where, "", timeout=timeout, patience=self._patience)
         connection.name = self.name
         asked = [words for request in requests for words in (ASKING, request)]

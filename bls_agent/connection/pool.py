@@ -19,7 +19,7 @@ import anyio
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.connection.faults import redirects
-from bls_agent.connection.route import Direct, Node, Route
+from bls_agent.connection.route import Node, Route
 from bls_agent.connection.topology import ClusterMap, Routes
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import encode_key, slot_of
@@ -205,7 +205,7 @@ class ConnectionPool:
         """Give the connection to a node, which stays open until the pool is closed."""
         connection = self._nodes.get(node)
         if connection is None:
-            route = Direct(cluster.node(*node), of_cluster=True)
+            route = Route(cluster.node(*node), of_cluster=True)
             connection = self._nodes[node] = self._connection(route)
         return connection
 

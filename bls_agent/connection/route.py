@@ -14,7 +14,7 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Endpoint, Reply, Request
 
-__all__ = ["Direct", "Node", "Route"]
+__all__ = ["Node", "Route"]
 
 Node: TypeAlias = tuple[str, int]  # host and port
 
@@ -29,12 +29,14 @@ class Route:
 
     greeting: tuple[Request, ...] = ()
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, endpoint: Endpoint, *, of_cluster: bool = False) -> None:
+        self.address = endpoint.address
+        self._endpoint = endpoint
+        self._of_cluster = of_cluster
 
     async def find(self) -> Endpoint:
         """Give where to connect now; RedisUnavailableError if no server can say."""
-        raise NotImplementedError
+        return self._endpoint
 
     def check(self, replies: Sequence[Reply]) -> None:
         """Check the replies to the greeting; RedisUnavailableError: wrong server."""
@@ -47,30 +49,6 @@ class Route:
         return None
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
-        """Give an error reply as the caller should see it."""
-        return error
-
-    async def look(self, server: Endpoint) -> Endpoint:
-        """Find the server that has taken over from this one, or give it; never raises."""
-        return server
-
-    async def aclose(self) -> None:
-        """Close the connection that :meth:`look` has kept open."""
-
-
-class Direct(Route):
-    """The route to one server, always the same."""
-
-    def __init__(self, server: Endpoint, *, of_cluster: bool = False) -> None:
-        super().__init__(server.address)
-        self._server = server
-        self._of_cluster = of_cluster
-
-    async def find(self) -> Endpoint:
-        """Give the server."""
-        return self._server
-
-    def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
         """Explain a redirection to a caller that knows one server only."""
         if self._of_cluster or error.kind not in ("moved", "ask"):
             return error
@@ -78,3 +56,10 @@ class Direct(Route):
             "it is a node of a cluster; give a URL that begins with redis+cluster://"
         )
         return RedisRefusedError("cluster_node", reason, address=error.address)
+
+    async def look(self, server: Endpoint) -> Endpoint:
+        """Find the server that has taken over from this one, or give it; never raises."""
+        return server
+
+    async def aclose(self) -> None:
+        """Close the connection that :meth:`look` has kept open."""

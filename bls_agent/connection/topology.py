@@ -16,7 +16,7 @@ import anyio
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, Reply, Request, Topology
-from bls_agent.connection.route import Direct, Node, Route
+from bls_agent.connection.route import Node, Route
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import slot_of
 
@@ -71,8 +71,8 @@ class SentinelRoute(Route):
 
     greeting: tuple[Request, ...] = (("ROLE",),)
 
-    def __init__(self, address: str, topology: Topology) -> None:
-        super().__init__(address)
+    def __init__(self, endpoint: Endpoint, topology: Topology) -> None:
+        super().__init__(endpoint)
         self._topology = topology
         self._sentinels = list(topology.seeds)  # in the order in which they are asked
         self._open: tuple[Endpoint, Connection] | None = None  # to one sentinel
@@ -194,8 +194,8 @@ def _host_of(address: str) -> str:
 class ClusterMap:
     """What is known of a cluster, shared by all connections of an agent."""
 
-    def __init__(self, address: str, topology: Topology) -> None:
-        self.address = address
+    def __init__(self, endpoint: Endpoint, topology: Topology) -> None:
+        self.endpoint = endpoint
         self.node = topology.node
         self._seeds = topology.seeds
         self._ranges: list[SlotRange] = []
@@ -220,7 +220,8 @@ class ClusterMap:
             if first <= slot <= last:
                 return nodes[0]
         reason = f"no node serves slot {slot}"
-        raise RedisUnavailableError("cluster_down", reason, address=self.address)
+        address = self.endpoint.address
+        raise RedisUnavailableError("cluster_down", reason, address=address)
 
     async def masters(self) -> list[Node]:
         """Give every node that serves slots, each once."""
@@ -234,7 +235,7 @@ class ClusterMap:
         found = await _ask_in_turn(self._candidates(), self._ask, failures)
         if found is None:
             reason = "no node tells which serves what"
-            raise _sum_up("no_map", reason, failures, self.address)
+            raise _sum_up("no_map", reason, failures, self.endpoint.address)
         self._last, self._ranges = found
         self._fetched = anyio.current_time()
 
@@ -267,7 +268,7 @@ class KeyRoute(Route):
     """The route to the node that serves one slot."""
 
     def __init__(self, slots: ClusterMap, slot: int) -> None:
-        super().__init__(slots.address)
+        super().__init__(slots.endpoint, of_cluster=True)
         self._map = slots
         self._slot = slot
         self._moved_to: Endpoint | None = None
@@ -302,12 +303,12 @@ class Routes:
     def __init__(self, endpoint: Endpoint) -> None:
         """Choose by the endpoint; no server is asked yet."""
         self.cluster: ClusterMap | None = None
-        self._shared: Route = Direct(endpoint)
+        self._shared = Route(endpoint)
         topology = endpoint.topology
         if topology is not None and topology.kind == "sentinel":
-            self._shared = SentinelRoute(endpoint.address, topology)
+            self._shared = SentinelRoute(endpoint, topology)
         elif topology is not None:
-            self.cluster = ClusterMap(endpoint.address, topology)
+            self.cluster = ClusterMap(endpoint, topology)
 
     def to(self, key: str) -> Route:
         """Give the route to the server that serves a key."""

@@ -21,7 +21,7 @@ import anyio
 import anyio.lowlevel
 
 from bls_agent.connection.after_fork import keep, register
-from bls_agent.connection.agent_connections import AgentConnections, Patrol
+from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.reconnect import Reminders
 from bls_agent.core.backoff import Backoff
@@ -355,7 +355,7 @@ class AgentSession:
             self._ship,
             self.status.run,
             self.health.run,
-            Patrol(self.connections).run,
+            self.connections.patrol,
             self.receiver.run,
         ]
         if self._settings.replicas:

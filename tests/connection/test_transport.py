@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from bls_agent import RedisUnavailableError
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, pack
-from bls_agent.connection.route import Direct
+from bls_agent.connection.route import Route
 from bls_agent.connection.transport import FAST, SLOWEST, Pace
 from bls_agent.devserver import DevServer
 from tests.harness import are_blocked, eventually, execute
@@ -364,7 +364,7 @@ async def test_closing_tells_whoever_waits(
 async def test_closing_while_the_server_is_sought(own_server: DevServer) -> None:
     """No connection is left that was opened after the end."""
 
-    class SlowRoute(Direct):
+    class SlowRoute(Route):
         async def find(self) -> Endpoint:
             await anyio.sleep(0.2)
             return await super().find()
