@@ -95,13 +95,11 @@ class ProjectAgent:
     """Puts a service on the BLS Project Console.
 
     While it is open it refreshes the project's status, ships log records and runs the
-    commands that the console sends. It is a guest: it never raises into the host, makes
-    it wait or cancels it, and its memory is bounded. Redis may be away at the start and
-    at any time; the agent resumes by itself.
+    commands that the console sends. It never raises into the host, makes it wait or
+    cancels it, and its memory is bounded. Redis may be away at any time.
 
     Use ``async with agent:`` around the application, or ``await agent.run()`` as the
-    application; before that nothing is opened, read or started. An agent can be opened
-    again after it was closed.
+    application; before that nothing is opened. It can be opened again.
 
     Args:
         project: The name by which consoles find it; UTF-8 in form NFC.
@@ -289,10 +287,9 @@ class ProjectAgent:
         """Register a check that is called again and again; failing means status 故障.
 
         ``@agent.health_check`` or ``@agent.health_check("name", …)``; from any thread.
-        The function takes no arguments and is returned unchanged: a coroutine function,
-        or a plain one, which runs in a thread. It fails if it raises, returns exactly
-        ``False`` or takes longer than its timeout. The first call is made when the
-        agent opens; a success after the alarm ends the 故障.
+        The function takes no arguments and is returned unchanged; a plain one runs in a
+        thread. It fails if it raises, returns exactly ``False`` or takes longer than its
+        timeout. It is first called when the agent opens; a success ends the 故障.
 
         Args:
             function: The check, or its name (default: the function's).
@@ -451,9 +448,8 @@ class ProjectAgent:
 
         Args:
             handle_signals: Listen for the two signals (in the main thread only).
-            banner: Write to standard error where Redis is and what happens, if the
-                program has not configured logging. Default: the setting
-                (``BLS_BANNER``).
+            banner: Write to standard error what happens, if the program has not
+                configured logging. Default: the setting (``BLS_BANNER``).
             task_status: ``started()`` is called when the first status was written.
         """
         shown = self._settings().banner if banner is None else banner
@@ -483,9 +479,8 @@ class ProjectAgent:
                 thread.ready(5.0)
                 serve_my_application()
 
-        Where no block fits: ``stack.enter_context(agent.in_thread())`` with an
-        ``ExitStack``; the interpreter's exit closes it then. Servers that fork do it in
-        the worker. See :class:`~bls_agent.project.agent_thread.AgentThread`.
+        Where no block fits, an ``ExitStack`` takes it until the interpreter's exit.
+        Servers that fork do it in the worker.
         """
         from bls_agent.project.agent_thread import AgentThread  # noqa: PLC0415 - rarely used
 
@@ -495,16 +490,10 @@ class ProjectAgent:
     async def lifespan(self, app: object) -> AsyncGenerator[None]:  # noqa: ARG002 - theirs
         """Keep the agent open as long as a Starlette or FastAPI application runs.
 
-        Alone it is the application's lifespan, ``FastAPI(lifespan=agent.lifespan)``.
-        Beside another one it is the outermost block if the rest uses the agent::
-
-            @asynccontextmanager
-            async def lifespan(app: FastAPI) -> AsyncGenerator[dict[str, Pool]]:
-                async with agent.lifespan(app), connect() as pool:
-                    yield {"pool": pool}
-
-        The last status is 故障 where the application fails to start, 离线 where the
-        server is stopped.
+        ``FastAPI(lifespan=agent.lifespan)``; beside another one it is the outermost
+        block: ``async with agent.lifespan(app), connect() as pool: yield …``. The last
+        status is 故障 where the application fails to start, 离线 where the server is
+        stopped.
 
         Raises:
             ConfigurationError: As ``async with agent:``; the server does not start.

@@ -91,14 +91,10 @@ class LoopLocal(Generic[T]):
         return self._by_loop.get(asyncio.get_running_loop())
 
     def pop(self) -> T | None:
-        """Give what belongs to the running event loop, and keep it no longer.
-
-        In a forked child that leaves its parent's block no loop runs, so nothing
-        belongs to it.
-        """
+        """Give what belongs to the running event loop, and keep it no longer."""
         import asyncio  # noqa: PLC0415 - as above
 
-        with self._lock, suppress(RuntimeError):
+        with self._lock, suppress(RuntimeError):  # in a forked child no loop runs
             return self._by_loop.pop(asyncio.get_running_loop(), None)
         return None
 
@@ -109,22 +105,12 @@ class LoopLocal(Generic[T]):
 
 
 class Access:
-    """The connections of one object, which may be used from any event loop.
-
-    Each event loop gets connections of its own, opened by the first request in it.
-    """
+    """The connections of one object; each event loop gets its own at the first request."""
 
     def __init__(
         self, redis: object, name: str, *, timeout: float = 5.0, strict: bool = False
     ) -> None:
-        """Remember where Redis is; nothing is opened or read yet.
-
-        ``redis`` is a URL, a client of redis-py, a ``ProjectAgent`` (its server and
-        credentials, over connections of our own), or ``None`` for ``BLS_REDIS_URL``,
-        read at the first request. ``name`` is shown in CLIENT LIST, ``timeout`` is the
-        deadline of one request in seconds; if ``strict``, long requests and replies
-        have no more time than that.
-        """
+        """Remember where Redis is, as :class:`Store`; ``name`` is for CLIENT LIST."""
         self._agent = redis if isinstance(redis, _Connected) else None
         self._given = None
         if redis is not None and self._agent is None:
@@ -132,7 +118,7 @@ class Access:
         self._name = name
         self.timeout = check_seconds("timeout", timeout)
         self._strict = strict
-        self._by_loop: LoopLocal[ConnectionPool] = LoopLocal(_forget_loop)
+        self._by_loop = LoopLocal[ConnectionPool](lambda pool: pool.forget_loop())
 
     @cached_property
     def endpoint(self) -> Endpoint:
@@ -170,10 +156,6 @@ class Access:
         pool = self._by_loop.pop()
         if pool is not None:
             await pool.aclose()
-
-
-def _forget_loop(pool: ConnectionPool) -> None:
-    pool.forget_loop()
 
 
 class Store:

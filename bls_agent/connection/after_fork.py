@@ -1,11 +1,9 @@
 """What a forked child inherits and must not touch: connections, locks, event loops.
 
-A child begins with a copy of the parent's memory and one thread. Its descriptors are
-the parent's open files: a write into a connection arrives as the parent's, and a
-transport that is closed through its event loop leaves the selector that both processes
-share, which makes the *parent* deaf. So a child closes nothing in order: what is
-registered here drops what it inherited, without calling the loop, and is then as if it
-had just been made.
+A child's descriptors are the parent's open files: a write into a connection arrives as
+the parent's, and a transport that is closed through its event loop leaves the selector
+that both processes share, which makes the *parent* deaf. So what is registered here
+drops what it inherited, without calling the loop, and is as if it had just been made.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """One connection to Redis for any number of tasks: opened, lost, opened again.
 
-* Requests go out at once and their replies come in order (see ``transport.py``);
-  cancelling a caller affects no other caller, and no connection.
-* Every request has a deadline (see ``transport.py``), and nothing is repeated by
-  itself.
-* A posted request has none, and its reply stays *pending* (:attr:`Connection.pending`):
-  cancelling a read loses nothing, the next read gets it.
+* Requests go out at once and have a deadline each (see ``transport.py``); cancelling a
+  caller affects no other caller, and no connection. Nothing is repeated by itself.
+* A posted request has no deadline, and its reply stays *pending*: cancelling a read
+  loses nothing, the next read gets it.
 * Every error is one of ours (``faults.py`` translates those of redis-py).
-* A request that another node should have got is sent there: it was not executed here.
-  What is sent by :meth:`Connection.post` is not: after ``ASK`` it is asked again later.
+* A request that another node should have got is sent there, unless it was posted.
 
 Each connect finds its server anew (see ``route.py``), and a gate paces the tries.
 """
@@ -66,8 +63,7 @@ class Lost(NamedTuple):
 class Connection:
     """One connection, opened on first use and again after a loss.
 
-    Any number of tasks may call :meth:`call`. A blocking reader uses :meth:`post` and
-    :meth:`collect` instead and has the connection for itself.
+    A blocking reader uses :meth:`post` and :meth:`collect`, and has it for itself.
     """
 
     def __init__(
@@ -234,8 +230,7 @@ class Connection:
     ) -> list[Reply]:
         """Send requests to the node that their slot is moving to, behind ASKING.
 
-        Over a connection of their own: for other keys of the slot, which have not
-        arrived there, the node would make second ones.
+        Over a connection of their own: other keys of the slot have not arrived there.
         """
         where, timeout = Route(server, of_cluster=True), self._timeout
         connection = Connection(where, "", timeout=timeout, patience=self._patience)
@@ -321,12 +316,10 @@ class Connection:
         channel.post(requests)
 
     async def collect(self, patience: float | None = None) -> Reply:
-        """Wait for the next pending reply.
+        """Wait for the next pending reply; cancelling loses nothing.
 
         RedisUnavailableError for an error reply or a lost connection; TimeoutError if
         nothing has come after ``patience`` seconds.
-
-        Cancelling loses nothing: the reply stays pending and the next call gets it.
         """
         channel = self._channel
         if channel is None:

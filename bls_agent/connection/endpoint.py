@@ -2,13 +2,9 @@
 
 The only module that imports redis-py. Its defaults do not fit a guest in another
 process (a socket timeout that cuts BLPOP, ten silent retries that duplicate RPUSH, five
-round trips to connect), so connections are built from its parts:
-
-* RESP2, one round trip to connect, tight keepalive, no client-side retry;
-* no socket timeout: every request runs under a deadline of ours instead.
-
-A client of the host lends address, credentials, TLS and database; the connections are
-our own, and the client itself is never waited for and never closed.
+round trips to connect), so connections are built from its parts: RESP2, one round trip
+to connect, tight keepalive, no retry, deadlines of ours instead of a socket timeout. A
+client of the host lends address, credentials, TLS and database; it is never closed.
 """
 
 from __future__ import annotations
@@ -133,8 +129,7 @@ class Endpoint:
     def of(cls, redis: object, name: str = "redis") -> Endpoint:
         """Understand a URL, a redis-py client (asyncio or not) or an endpoint.
 
-        A ConfigurationError names ``name``, the argument or variable that ``redis``
-        came from.
+        ``name`` is the argument or variable for a ConfigurationError.
         """
         if isinstance(redis, Endpoint):
             return redis

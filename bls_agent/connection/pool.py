@@ -152,21 +152,15 @@ class ConnectionPool:
             yield self._node(cluster, node)
 
     async def call_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send many requests, each once, a thousand in one write.
+        """Send many requests, each about keys of one slot, a thousand in one write.
 
-        Each request is about keys of one slot.
-
-        Error replies stand in the list. Where keys lie on several servers, so does the
-        failure of one server, in place of each of its replies; elsewhere a lost
-        connection raises RedisUnavailableError.
+        Error replies stand in the list, and on a cluster the failure of one server, too;
+        elsewhere a lost connection raises RedisUnavailableError.
         """
         return (await self._ask_many(Connection.call_many, requests))[0]
 
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send many requests that change nothing, a thousand in one write.
-
-        As :meth:`call_many`, but repeated after a loss.
-        """
+        """As :meth:`call_many`, for what changes nothing: repeated after a loss."""
         replies, failure = await self._ask_many(Connection.read_many, requests)
         if failure is not None:
             raise failure

@@ -122,7 +122,6 @@ class Complaints:
         """Log what a failure means, unless its cause was logged within the last minute.
 
         ``consequence`` says what does not work, for failures of a single request.
-        Returns whether the failure was logged.
         """
         if isinstance(error, WrongTypeError):
             return self._say_now(f"type of {error.key}", "%s: %s", consequence, error)
@@ -182,12 +181,10 @@ async def wait_after_failure(
 
 
 class Gate:
-    """Lets one connection at a time try to reach Redis, and paces the tries.
+    """Lets one connection of an agent at a time try to reach Redis, and paces the tries.
 
-    All connections of an agent share one gate: while Redis is away there is one try per
-    backoff delay, not one per connection, and the first success opens the way for all. The
-    gate logs that Redis is away, at once and then once a minute. A password is tried at
-    most once a minute.
+    The first success opens the way for all. The gate logs that Redis is away, at once
+    and then once a minute. A password is tried at most once a minute.
     """
 
     def __init__(self, backoff: Backoff) -> None:

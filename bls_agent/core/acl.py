@@ -1,8 +1,6 @@
 """The rights that a program needs in Redis, and ACL rules made of them: the one table.
 
-An agent's table has one row per right: which command, on which key, in which modes, and
-what is weaker where it is missing. ``docs/rights.md`` shows it, the agent's messages
-quote it, and the tests check it on a real server.
+``docs/rights.md`` shows the agent's, and its messages quote it.
 """
 
 from __future__ import annotations
@@ -383,9 +381,8 @@ def acl_line(
         project: The project's name; wildcards in it are escaped.
         mode: How its agent receives commands.
         replicas: Whether several processes share the name.
-        selectors: For Redis 7 and newer, and Valkey: each command on its key alone.
-            Without, for Redis 6: every command on every key of the project, so that
-            the agent could also command itself.
+        selectors: Each command on its key alone, for Redis 7 and newer, and Valkey.
+            Without, for Redis 6: every command on every key of the project.
 
     Raises:
         ConfigurationError: The name cannot be a part of such a line, or there is no
@@ -438,9 +435,8 @@ def console_acl_rules(
 ) -> list[str]:
     """Give the rights of a console, of one project or of all, as ACL rules.
 
-    They are enough for :class:`~bls_agent.Console`, the command line and the console in
-    the browser; the doctor, which looks at every key, needs more. Only a console of all
-    projects sees workers, runs, assets and crawl queues.
+    They are enough for every console but the doctor, which looks at every key. Only a
+    console of all projects sees workers, runs, assets and crawl queues.
 
     Args:
         project: The only project that it may see; ``None`` for all.
@@ -476,8 +472,7 @@ def console_acl_rules(
 def worker_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
     """Give the rights of a worker, or of a program that looks at workers, as ACL rules.
 
-    They are enough for everything in :mod:`bls_agent.workers`, of every worker: the
-    names of a fleet's workers are not known beforehand.
+    They are enough for everything in :mod:`bls_agent.workers`, of every worker.
 
     Args:
         write: Whether it is a worker; else it may only look.
@@ -489,8 +484,7 @@ def worker_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]
 def run_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
     """Give the rights of a program that writes or only follows runs, as ACL rules.
 
-    They are enough for everything in :mod:`bls_agent.runs`, of every run: a writer
-    makes up new ids.
+    They are enough for everything in :mod:`bls_agent.runs`, of every run.
 
     Args:
         write: Whether it writes; else it may only read and follow.

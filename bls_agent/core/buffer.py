@@ -1,12 +1,11 @@
 """A bounded buffer that decides what to drop when it is full. No I/O.
 
 Count and bytes are bounded, items in flight included. When it is full, the lowest rank
-is dropped first and, within a rank, the oldest item. Every drop is counted by reason.
+is dropped first and, within a rank, the oldest item.
 
 ``put`` may be called from any thread, signal handler or finaliser: it appends to a
-lock-free intake, and the thread that gets the lock drains it, so that no thread ever
-waits for another one. ``put`` drains a few items at most, because seven other threads
-may append meanwhile; ``take`` drains the rest.
+lock-free intake, and a thread that gets the lock drains a few items of it, so that no
+thread ever waits for another one. ``take`` drains the rest.
 """
 
 from __future__ import annotations
@@ -81,11 +80,7 @@ class BoundedBuffer(Generic[T]):
         self._dropped: Counter[str] = Counter()
 
     def forget_parent(self) -> None:
-        """In a forked child: begin afresh and count what was there as dropped.
-
-        Another thread may have left its lock held and its state half changed, so
-        neither is used.
-        """
+        """In a forked child: begin afresh and count what was there as dropped."""
         left = len(self._intake) + sum(map(len, self._waiting)) + len(self._in_flight)
         left += len(self._refused)
         self._begin(len(self._waiting))
@@ -104,10 +99,7 @@ class BoundedBuffer(Generic[T]):
         self._try_drain()
 
     def _is_overfull(self, item: T) -> bool:
-        """Guess whether the intake has no room for an item; higher ranks have more.
-
-        A guess, because other threads change the buffer meanwhile.
-        """
+        """Guess whether the intake has no room for an item; higher ranks have more."""
         length, ranks = len(self._intake), len(self._waiting)
         items = self.max_items // SPARE * (item.rank + 1) // ranks
         size = self.max_bytes // SPARE * (item.rank + 1) // ranks
@@ -129,9 +121,8 @@ class BoundedBuffer(Generic[T]):
     def take(self, max_items: int, max_bytes: int) -> list[T]:
         """Move the oldest items to "in flight", in the order in which they came.
 
-        More may be taken while others are in flight; they end in that order. The last
-        item is taken before ``max_bytes`` is passed; a single larger one is taken
-        alone.
+        More may be taken while others are in flight; they end in that order. A single
+        item larger than ``max_bytes`` is taken alone.
         """
         with self._holding():
             self._drain(max_items - self._queued + len(self._in_flight) + DRAIN_LIMIT)

@@ -1,9 +1,8 @@
 r"""Secrets in free text: URLs with credentials, ``name=value`` in any spelling, tokens.
 
-A text is scanned in linear time, whatever is in it: every pattern is possessive or
-bounded, and nothing is scanned twice. The text may be cut off anywhere: a value that
-does not end is taken to the end of the text. Where it can be read in two ways, more is
-taken out rather than less.
+Scanning takes linear time: every pattern is possessive or bounded. A value that does
+not end is taken to the end of the text, which may be cut off. Where a text can be read
+in two ways, more is taken out rather than less.
 """
 
 from __future__ import annotations
