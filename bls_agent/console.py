@@ -181,9 +181,6 @@ class Console(Store):
             if anyio.current_time() > until:
                 raise UnknownProjectError(project)
             await anyio.sleep(STARTING / 10)
-        self._remember(project)
-
-    def _remember(self, project: str) -> None:
         if len(self._seen) >= NAMES_KEPT:
             self._seen.clear()
         self._seen.add(project)

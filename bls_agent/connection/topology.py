@@ -78,11 +78,7 @@ class SentinelRoute(Route):
         self._open: tuple[Endpoint, Connection] | None = None  # to one sentinel
 
     async def find(self) -> Endpoint:
-        """Ask the sentinels in turn; the first that knows a master is believed.
-
-        RedisRefusedError if they answer and none knows the service,
-        RedisUnavailableError if none answers.
-        """
+        """Ask the sentinels in turn; the first that knows a master is believed."""
         failures: _Failures = []
         asked = list(self._sentinels)
         master = await _ask_in_turn(asked, self._ask, failures)
@@ -129,11 +125,7 @@ class SentinelRoute(Route):
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
 
     async def look(self, server: Endpoint) -> Endpoint:
-        """Ask one sentinel, over a connection that stays open, which master it names.
-
-        After ``SENTINEL FAILOVER`` the old master lives on, and learns only some 8 s
-        later that it is none any more.
-        """
+        """Ask one sentinel, over a connection that stays open, which master it names."""
         first = self._sentinels[0]
         sentinel, connection = self._open = self._open or (first, _connection_to(first))
         try:
@@ -172,13 +164,12 @@ def read_slots(reply: Reply, asked: str) -> list[SlotRange]:
     """Read the reply to CLUSTER SLOTS; a node without a host is at ``asked``."""
     ranges: list[SlotRange] = []
     for first, last, *nodes in cast("Sequence[Sequence[Reply]]", reply):
-        named = tuple((_host_or(node[0], asked), node[1]) for node in nodes)
+        named = tuple(
+            (asked if node[0] in (None, b"", b"?") else node[0].decode(), node[1])
+            for node in nodes
+        )
         ranges.append(SlotRange(cast("int", first), cast("int", last), named))
     return ranges
-
-
-def _host_or(host: bytes | None, asked: str) -> str:
-    return host.decode() if host and host != b"?" else asked
 
 
 def read_redirection(reason: str, asked: str) -> Node | None:
@@ -211,10 +202,7 @@ class ClusterMap:
         self._fetched = float("-inf")
 
     async def master_of(self, slot: int) -> Node:
-        """Give the node that serves a slot.
-
-        RedisUnavailableError if no node answers, or if none serves the slot.
-        """
+        """Give the node that serves a slot; RedisUnavailableError if none is known."""
         await self._refresh()
         for first, last, nodes in self._ranges:
             if first <= slot <= last:

@@ -107,9 +107,8 @@ def _exactly(payload: bytes, value: JSONValue) -> JSONValue:
 def encode(value: object) -> bytes:
     """Write any value as JSON; never raises.
 
-    What JSON cannot hold appears as a readable stand-in: bytes as escaped text, sets as
-    lists, integers over 64 bit as digits, cycles as ``"<cycle>"``, lone surrogates
-    escaped, any other object as its ``repr``. NaN and infinities become ``null``.
+    What JSON cannot hold appears as a stand-in: bytes as escaped text, sets as lists,
+    integers over 64 bit as digits, any other object as its ``repr``; NaN as ``null``.
     """
     try:
         return orjson.dumps(value, default=_stand_in)
@@ -125,10 +124,7 @@ def encode_lines(value: object) -> str:
 
 
 def encode_sorted(value: JSONValue) -> bytes:
-    """Write plain values without blanks, the keys of objects in order.
-
-    TypeError for anything that is no plain value, no Unicode or over 64 bit.
-    """
+    """Write plain values without blanks, the keys of objects in order; else TypeError."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
@@ -258,9 +254,8 @@ _STEPS: Final = (
 def encode_within(value: JSONObject, limit: int) -> tuple[bytes, bool]:
     """Write an object in at most ``limit`` bytes (at least 256); tell if it was cut.
 
-    The result is always valid JSON: long texts end in ``…``, long lists, large objects
-    and deep levels are cut and say how much is missing, small values of the object
-    itself stay; when nothing helps, it becomes a preview of itself.
+    Long texts end in ``…``; long lists, large objects and deep levels say how much is
+    missing; small values stay. When nothing helps, it becomes a preview of itself.
     """
     payload = encode(value)
     if len(payload) <= limit:

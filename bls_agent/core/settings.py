@@ -266,10 +266,7 @@ def _name_variables(
 
 
 def find_unknown_variables(environ: Iterable[str]) -> dict[str, str]:
-    """Find the ``BLS_*`` variables that the agent does not read.
-
-    Each with a question such as ``Did you mean BLS_STATUS_TTL?``, or ``""``.
-    """
+    """Find the ``BLS_*`` variables that the agent does not read, with what is meant."""
     known = {f"BLS_{name.upper()}" for name in rules()}.union(_NO_SETTINGS)
     strange = {name for name in environ if name.startswith("BLS_")} - known
     return {name: ask_whether(name, known) for name in sorted(strange)}
@@ -281,11 +278,7 @@ def rules() -> dict[str, Rule]:
 
 
 def check_options(options: Mapping[str, Any], settings: object = None) -> Options:
-    """Check keywords at once, without the environment; give them, each in its type.
-
-    ConfigurationError if a keyword is unknown or out of its range, or if
-    ``status_interval`` and ``status_ttl`` are both given and do not fit.
-    """
+    """Check keywords at once, without the environment; give them, each in its type."""
     if not isinstance(settings, Settings | None):
         kind = type(settings).__name__  # its value may be a secret
         raise ConfigurationError("settings", kind, "an object of Settings")

@@ -38,17 +38,13 @@ class Sink(Protocol[T]):
         ...
 
     async def write(self, batch: Sequence[T]) -> None:
-        """Write the whole batch, or raise RedisUnavailableError to be called again.
-
-        A sink that does not write it in one step has to remember what it has written.
-        """
+        """Write the whole batch, or raise RedisUnavailableError to be called again."""
         ...
 
     async def was_written(self, batch: Sequence[T]) -> bool | None:
         """Find out whether an earlier write of the batch was executed after all.
 
-        ``None`` if that cannot be known: the batch is then written again and counted as
-        ``maybe_repeated``.
+        ``None`` if that cannot be known: it is written again and counted.
         """
         ...
 
@@ -84,8 +80,7 @@ class _Batch(Generic[T]):
 class BatchWriter(Generic[T]):
     """Takes items from any thread and writes them in order, from one task.
 
-    Nothing is written twice, except where :meth:`Sink.was_written` cannot find out;
-    those items are counted.
+    Nothing is written twice, except where :meth:`Sink.was_written` cannot find out.
     """
 
     def __init__(
@@ -146,10 +141,7 @@ class BatchWriter(Generic[T]):
                 self._announce()
 
     def forget_loop(self) -> None:
-        """Reset what belonged to a closed loop, in which :meth:`run` was.
-
-        The next run checks what was under way, as after a cancellation.
-        """
+        """Reset what belonged to a closed loop, in which :meth:`run` was."""
         self._runs += 1
         self._paced_until = 0.0
         self._flushing, self._hurried = 0, anyio.Event()
@@ -279,7 +271,11 @@ class BatchWriter(Generic[T]):
         self._hurried.set()
         try:
             with anyio.move_on_after(timeout):
-                while self._makes_progress() and not self.buffer.settled_to(target):
+                while (
+                    self.running
+                    and not self.refused
+                    and not self.buffer.settled_to(target)
+                ):
                     await self._settled.wait()
         finally:
             self._flushing = max(0, self._flushing - 1)
@@ -292,6 +288,3 @@ class BatchWriter(Generic[T]):
             dropped=dropped - dropped_before,
             queued=after.queued,
         )
-
-    def _makes_progress(self) -> bool:
-        return self.running and not self.refused

@@ -186,8 +186,7 @@ class LeaseState:
     def handle_reply(self, reply: LeaseReply, *, sent_at: float, now: float) -> bool:
         """Record a reply; tell whether to request it once more, at once.
 
-        So it is where our lease has ended and no other began, and where its owner is
-        dead, which the next request then says.
+        So it is where our lease has lapsed, and where the next request names a dead owner.
         """
         if self._in_doubt:
             self._in_doubt, self._harmless_at = False, now + MAY_ARRIVE
@@ -255,8 +254,7 @@ class Lease(LeaseState):
     async def renew(self) -> bool:
         """Begin the TTL anew if the lease is still ours, and return whether it is.
 
-        ``False`` is final: acquire it again, with a new token. RedisUnavailableError
-        leaves :attr:`valid` as it was.
+        ``False`` is final: acquire it again.
         """
         return bool(self.token) and await self._hold(takes=False)
 
@@ -289,10 +287,7 @@ class Lease(LeaseState):
                 return
 
     async def give_back(self) -> None:
-        """End the lease if it is ours; another process may have it at once.
-
-        After RedisUnavailableError it ends by itself, at the end of its TTL.
-        """
+        """End the lease if it is ours; another process may have it at once."""
         token, run = self.token, self.end_request(boot_seconds())
         self.forget()
         if token:
@@ -325,10 +320,7 @@ class ValueLease(LeaseState):
         return self._run(value, int(takes), former, int(true))
 
     def keep_request(self, value: bytes) -> Run:
-        """Request to write only while the key is ours; from any thread.
-
-        Nothing changes here: the reply needs no :meth:`handle_reply`.
-        """
+        """Request to write only while the key is ours; from any thread."""
         return self._run(value, 0, "", 0)
 
     def _run(self, value: bytes, *how: Argument) -> Run:

@@ -190,10 +190,7 @@ async def _cancel_the_rest() -> None:
 
 
 def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
-    """Make a plain loop that resolves host names in daemon threads.
-
-    The loop's own executor would hold the interpreter's exit while a resolver hangs.
-    """
+    """Make a plain loop; a resolver that hangs does not hold the interpreter's exit."""
     if sys.platform == "win32":
         from asyncio import ProactorEventLoop as Loop  # noqa: PLC0415 - as above
     else:

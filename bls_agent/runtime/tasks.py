@@ -25,8 +25,7 @@ T = TypeVar("T")
 class ThreadSafeEvent:
     """A flag set from any thread, signal handler or finaliser; one task waits for it.
 
-    The waiting task clears the flag and *then* checks for work, so that work which was
-    added before :meth:`set` is never overlooked.
+    The task clears the flag and *then* checks for work: none is overlooked.
     """
 
     def __init__(self) -> None:
@@ -68,15 +67,12 @@ class ThreadSafeEvent:
             if running is loop and self._asyncio.current_task(loop) is not None:
                 self._event.set()  # 20 µs cheaper than to wake the loop
             else:
-                loop.call_soon_threadsafe(self._fire)
+                loop.call_soon_threadsafe(lambda: self._event.set())  # noqa: PLW0108 - a new one meanwhile
         except RuntimeError:  # the loop is closed: the flag stays raised for the next
             self._loop = None
         except BaseException:  # raised by a signal handler: the loop was not woken
             self._raised = False
             raise
-
-    def _fire(self) -> None:
-        self._event.set()
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until the flag is raised, clear it, and return whether it was raised."""
@@ -93,7 +89,6 @@ def start_background(
 ) -> asyncio.Task[T]:
     """Run a coroutine function in the running event loop, outside of every scope.
 
-    Nothing in it can cancel the host, and no exception of the host is wrapped by it.
     The caller holds the task, and waits for its end.
     """
     import asyncio  # noqa: PLC0415 - 20 ms, not at import

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
+import os
 import queue
 import threading
 from collections.abc import Awaitable, Callable
@@ -43,7 +44,7 @@ class HandlerThreads:
     def __init__(self) -> None:
         self._pool = _Pool()
         # Called in the loop's thread when an abandoned call has ended after all.
-        self.on_freed: Callable[[], None] = _nothing
+        self.on_freed: Callable[[], None] = lambda: None
 
     @property
     def stuck(self) -> int:
@@ -61,8 +62,7 @@ class HandlerThreads:
     async def run(self, function: Callable[[], Any]) -> Any:
         """Run a function in a thread of ours, with this task's context variables.
 
-        A cancelled caller stops waiting; the thread goes on, and :attr:`stuck` counts
-        it until it is done.
+        A cancelled caller stops waiting; the thread goes on, and is :attr:`stuck`.
         """
         import asyncio  # noqa: PLC0415 - only a loop can be called from a thread
 
@@ -93,17 +93,12 @@ class HandlerThreads:
         pool.close()
 
 
-def _nothing() -> None:
-    pass
-
-
 class _Pool:
     """The threads of one opening: they take calls until they are stopped."""
 
     def __init__(self) -> None:
         self.idle = 0
         self.stuck = 0
-        self.forks = 0
         self._threads = 0
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
 
@@ -127,7 +122,6 @@ class _Pool:
         """In a forked child there are no threads; a call that forked ends alone."""
         self.idle = self.stuck = self._threads = 0
         self._calls = queue.SimpleQueue()  # a lost thread may hold the other one's lock
-        self.forks += 1
 
     def close(self) -> None:
         for _ in range(self._threads):
@@ -145,7 +139,7 @@ class _Call:
         self._function = function
         self._loop = loop
         self.pool = pool
-        self._forks = pool.forks
+        self._pid = os.getpid()
         self._finished = finished
         self._context = contextvars.copy_context()
         self.done = anyio.Event()
@@ -161,7 +155,7 @@ class _Call:
             self.error.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - it belongs to the command
             self.error = error
-        if self._forks != self.pool.forks:
+        if self._pid != os.getpid():
             return  # the function has forked, and this is a child: the loop is not its own
         with contextlib.suppress(RuntimeError):  # a closed loop: no task waits any more
             self._loop.call_soon_threadsafe(self._finished, self)

@@ -60,8 +60,7 @@ class StallTimer:
     def check(self, count: int, elapsed: float, asked: float, longest: float) -> None:
         """Check the loop's count once more, ``elapsed`` seconds after the last check.
 
-        ``asked`` seconds were to pass between the two; at most ``longest`` more may be
-        due to a busy machine.
+        ``asked`` were to pass; at most ``longest`` more may be due to a busy machine.
         """
         if count != self.seen:
             self.seen, self.seconds = count, 0.0

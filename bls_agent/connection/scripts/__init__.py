@@ -108,11 +108,7 @@ ScriptRun: TypeAlias = "tuple[Script, Sequence[Argument], Sequence[Argument]]"
 async def run_scripts(
     where: ConnectionPool | Connection, runs: Sequence[ScriptRun]
 ) -> list[Reply]:
-    """Run several scripts in one write, or a thousand in each.
-
-    Raises as ``call_many`` of the pool or the connection; error replies stand in the
-    list.
-    """
+    """Run several scripts in one write, or a thousand in each, as by ``call_many``."""
     replies = await where.call_many(
         [script.request(keys, arguments) for script, keys, arguments in runs]
     )
