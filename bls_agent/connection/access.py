@@ -60,9 +60,6 @@ class LoopLocal(Generic[T]):
         self._lock = RLock()
         self._by_loop = WeakKeyDictionary()
 
-    def __len__(self) -> int:
-        return len(self._by_loop)
-
     def get(self, make: Callable[[], T]) -> T:
         """Give what belongs to the running event loop; made if there is nothing."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
@@ -118,7 +115,9 @@ class Access:
         self._name = name
         self.timeout = check_seconds("timeout", timeout)
         self._strict = strict
-        self._by_loop = LoopLocal[ConnectionPool](lambda pool: pool.forget_loop())
+        self._by_loop: LoopLocal[ConnectionPool] = LoopLocal(
+            lambda pool: pool.forget_loop()
+        )
 
     @cached_property
     def endpoint(self) -> Endpoint:

@@ -13,7 +13,6 @@ import os
 import socket
 import stat
 from contextlib import suppress
-from functools import cache
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -41,13 +40,6 @@ def register(heir: Heir) -> None:
     Only a weak reference is kept. Registering again changes nothing. Takes about 2 µs.
     """
     _HEIRS[id(heir)] = heir
-    _watch_forks()
-
-
-@cache
-def _watch_forks() -> None:
-    if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-        os.register_at_fork(after_in_child=_forget_parent)
 
 
 def _forget_parent() -> None:
@@ -60,6 +52,10 @@ def _forget_parent() -> None:
             heir.forget_parent()
         except Exception:  # the others must not suffer
             logger.exception("%r could not forget the parent process", heir)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forget_parent)
 
 
 def keep(inherited: object) -> None:

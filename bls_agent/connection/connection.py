@@ -31,12 +31,7 @@ from bls_agent.connection.endpoint import (
     Reply,
     Request,
 )
-from bls_agent.connection.faults import (
-    ends_connection,
-    quotes_arguments,
-    redirects,
-    translate,
-)
+from bls_agent.connection.faults import ECHO, ends_connection, redirects, translate
 from bls_agent.connection.reconnect import Gate
 from bls_agent.connection.route import Route
 from bls_agent.connection.transport import Channel, Pace, abort
@@ -233,14 +228,13 @@ class Connection:
         Over a connection of their own: other keys of the slot have not arrived there.
         """
         where, timeout = Route(server, of_cluster=True), self._timeout
-        connection = Connection(where, "", timeout=timeout, patience=self._patience)
-        connection.name = self.name
+        guest = Connection(where, self.name, timeout=timeout, patience=self._patience)
         asked = [words for request in requests for words in (ASKING, request)]
         try:
-            return (await connection.call_many(asked))[1::2]
+            return (await guest.call_many(asked))[1::2]
         finally:
-            self.lost = [*self.lost, *connection.lost][-REMEMBERED:]
-            await connection.aclose()
+            self.lost = [*self.lost, *guest.lost][-REMEMBERED:]
+            await guest.aclose()
 
     async def read(self, *request: Argument) -> Reply:
         """Send a request that changes nothing; once more after a loss."""
@@ -451,7 +445,7 @@ class Connection:
         except BaseException as error:
             await self._discard(raw, channel)
             if isinstance(error, Exception):
-                cause = None if quotes_arguments(error) else error
+                cause = None if ECHO in str(error) else error
                 raise translate(error, self.address, connecting=True) from cause
             raise
         finally:

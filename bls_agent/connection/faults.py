@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Reply
 
 __all__ = [
+    "ECHO",
     "classify",
     "ends_connection",
-    "is_error_reply",
     "port_was_closed",
-    "quotes_arguments",
     "redirects",
     "translate",
 ]
 
 
-ECHO: Final = ", with args beginning"  # what Redis says in front of our arguments
+# What Redis says in front of our arguments in an error: of AUTH, the password.
+ECHO: Final = ", with args beginning"
 CHAIN: Final = 10  # causes that are looked at; a chain of them may be a circle
 
 
@@ -165,11 +165,6 @@ _SIGNS: Final = {
 }
 
 
-def quotes_arguments(error: BaseException) -> bool:
-    """Tell whether Redis echoes our arguments in an error: of AUTH, the password."""
-    return ECHO in str(error)
-
-
 def port_was_closed(error: BaseException | None) -> bool:
     """Tell whether the port was closed: a later listener is another process."""
     for _ in range(CHAIN):
@@ -181,11 +176,6 @@ def port_was_closed(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def is_error_reply(error: Exception) -> bool:
-    """Tell an error that the server sent from a failure of the connection."""
-    return classify(error) not in ("connection", "timeout", "tls", "not_redis")
 
 
 def redirects(reply: Reply) -> bool:

@@ -18,6 +18,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from bls_agent.connection.after_fork import cut_off, keep, sever
@@ -30,7 +31,7 @@ from bls_agent.connection.endpoint import (
     pack,
     packer,
 )
-from bls_agent.connection.faults import is_error_reply, translate
+from bls_agent.connection.faults import classify, translate
 
 if TYPE_CHECKING:
     import asyncio
@@ -93,33 +94,22 @@ class Owner(Protocol):
     def note_lost(self, channel: Channel) -> None: ...  # noqa: D102
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """Requests that were sent together, and their replies so far."""
 
-    __slots__ = (
-        "began", "extended", "future", "left", "posted", "received", "refused",
-        "replies", "requests", "sent_at", "size", "unsent",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        size: int,
-        future: asyncio.Future[list[Reply]],
-        *,
-        posted: bool = False,
-    ) -> None:
-        self.requests = requests
-        self.size = size
-        self.left = len(requests)  # replies that have not come
-        self.future = future  # gets all replies at once, unless they are posted
-        self.posted = posted  # without a deadline; replies are collected one by one
-        # refused: one of the replies is an error.
-        self.refused = self.unsent = False
-        self.replies: list[Reply] = []
-        self.began = self.sent_at = 0.0  # oldest unanswered since; sent
-        self.extended: float | None = None  # deadline after the first look at it
-        self.received = 0  # bytes that had arrived when it began
+    requests: Sequence[Request]
+    size: int
+    future: asyncio.Future[list[Reply]]  # gets all replies at once, unless posted
+    left: int  # replies that have not come
+    posted: bool = False  # without a deadline; replies are collected one by one
+    refused: bool = False  # one of the replies is an error
+    unsent: bool = False
+    replies: list[Reply] = field(default_factory=list[Reply])
+    began: float = 0.0  # oldest unanswered since
+    sent_at: float = 0.0
+    extended: float | None = None  # deadline after the first look at it
+    received: int = 0  # bytes that had arrived when it began
 
 
 # A reply to a posted request, and the request.
@@ -148,9 +138,10 @@ class Channel:
         self._outbox: list[bytes] = []
         self._outbox_size = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._bytes = 0
+        self.received = 0  # bytes; with TLS only those of complete records
         self._waiter: asyncio.Future[None] | None = None
-        self._writable: asyncio.Event | None = None
+        # While large requests are leaving: an event, set when they have left.
+        self.congested: asyncio.Event | None = None
         self.error: Exception | None = None  # why it ended
         # drains: it closes with the last reply. established: the server may go on
         # serving it after a loss.
@@ -174,7 +165,7 @@ class Channel:
     @property
     def ready(self) -> bool:
         """Whether a request may be sent at once."""
-        return not (self.error is not None or self.drains or self._writable)
+        return not (self.error is not None or self.drains or self.congested)
 
     @property
     def unanswered(self) -> bool:
@@ -188,19 +179,9 @@ class Channel:
         return None if oldest is None or oldest.posted else oldest.began
 
     @property
-    def received(self) -> int:
-        """Bytes that have arrived; with TLS only those of complete records."""
-        return self._bytes
-
-    @property
     def socket(self) -> Any:
         """The socket, or what the loop shows of it."""
         return self._transport.get_extra_info("socket")
-
-    @property
-    def descriptor(self) -> int:
-        """The descriptor of the socket, or -1 if there is none any more."""
-        return -1 if self.socket is None else int(self.socket.fileno())
 
     @property
     def own_address(self) -> str:
@@ -211,11 +192,6 @@ class Channel:
         host, port = cast("tuple[str, int]", name)[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    @property
-    def congested(self) -> asyncio.Event | None:
-        """While large requests are leaving: an event, set when they have left."""
-        return self._writable
-
     def send(self, requests: Sequence[Request]) -> Batch:
         """Send requests in one write; ``batch.future`` gets their replies.
 
@@ -225,7 +201,8 @@ class Channel:
             packed = self._pack(tuple(requests[0]))
         else:
             packed = b"".join(map(self._pack, map(tuple, requests)))
-        batch = Batch(requests, len(packed), self._loop.create_future())
+        count, future = len(requests), self._loop.create_future()
+        batch = Batch(requests, len(packed), future, count)
         self._write(packed, (batch,))
         return batch
 
@@ -233,7 +210,7 @@ class Channel:
         """Send requests whose replies are collected one by one, however late."""
         packed, make = b"".join(pack(requests)), self._loop.create_future
         self.pending += len(requests)
-        batches = [Batch([one], 0, make(), posted=True) for one in requests]
+        batches = [Batch([one], 0, make(), 1, posted=True) for one in requests]
         self._write(packed, batches)
 
     async def collect(self, patience: float | None = None) -> Collected:
@@ -298,7 +275,8 @@ class Channel:
 
     def forget_parent(self) -> None:
         """In a forked child: leave what is open to the parent, and wake no caller."""
-        descriptor = self.descriptor
+        found = self.socket
+        descriptor = -1 if found is None else int(found.fileno())
         self._forget()
         sever(descriptor)
 
@@ -367,12 +345,12 @@ class Channel:
         """Let the next request wait: the transport holds enough."""
         import asyncio  # noqa: PLC0415 - as above
 
-        if self._writable is None:
-            self._writable = asyncio.Event()
+        if self.congested is None:
+            self.congested = asyncio.Event()
 
     def resume_writing(self) -> None:
         """Let the next request go."""
-        writable, self._writable = self._writable, None
+        writable, self.congested = self.congested, None
         if writable is not None:
             writable.set()
 
@@ -380,7 +358,7 @@ class Channel:
 
     def data_received(self, data: bytes) -> None:
         """Parse what has come, and answer the callers."""
-        self._bytes += len(data)
+        self.received += len(data)
         if self.error is not None:
             return
         reader = self._reader
@@ -437,8 +415,8 @@ class Channel:
             self.close()
 
     def _understand(self, error: Exception) -> Reply:
-        if not is_error_reply(error):
-            raise error
+        if classify(error) in ("connection", "timeout", "tls", "not_redis"):
+            raise error  # no reply of the server
         owner = self._owner()
         if owner is None:
             return translate(error, "")
@@ -456,7 +434,7 @@ class Channel:
         batch.began = batch.sent_at if self._pace.strict else now
         if batch.posted:
             return
-        batch.received = self._bytes
+        batch.received = self.received
         if self._timer is None:
             self._watch(batch.began + self._pace.time_for(batch.size))
 
@@ -484,8 +462,8 @@ class Channel:
         elif batch.extended is None:
             batch.extended = now + SECOND_LOOK
             self._watch(batch.extended)
-        elif not self._pace.strict and self._bytes != batch.received:
-            batch.received, batch.extended = self._bytes, now + self._pace.timeout
+        elif not self._pace.strict and self.received != batch.received:
+            batch.received, batch.extended = self.received, now + self._pace.timeout
             self._watch(batch.extended)
         else:
             self._pace.learn(batch.size, None)

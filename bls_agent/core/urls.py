@@ -77,8 +77,11 @@ def take_apart(url: str) -> SeveralHosts | None:
     hosts = _hosts_of(url, kind, names)
     if kind == "sentinel":
         service, database = _master_of(url, path)
+    elif path in ("", "0", "/"):
+        service, database = "", "0"
     else:
-        service, database = "", _only_database(url, path)
+        rule = "a cluster has no database but 0; nothing follows the hosts"
+        raise _refusal(url, rule)
     return SeveralHosts(kind, base, login + at, hosts, service, database, mark + query)
 
 
@@ -111,11 +114,3 @@ def _master_of(url: str, path: str) -> tuple[str, str]:
     if slash and database and not database.isdecimal():
         raise _refusal(url, "the database is a number, as in /service/0")
     return unquote(service), database or "0"
-
-
-def _only_database(url: str, path: str) -> str:
-    if path not in ("", "0", "/"):
-        raise _refusal(
-            url, "a cluster has no database but 0; nothing follows the hosts"
-        )
-    return "0"

@@ -49,9 +49,7 @@ class ThreadSafeEvent:
         """Forget the loop: from now on the flag is only remembered."""
         self._loop = None
 
-    def forget_parent(self) -> None:
-        """In a forked child the loop is the parent's."""
-        self.unbind()
+    forget_parent = unbind  # in a forked child the loop is the parent's
 
     def set(self) -> None:
         """Raise the flag; never waits, never raises."""

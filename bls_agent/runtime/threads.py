@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -128,34 +129,28 @@ class _Pool:
             self._calls.put(None)
 
 
+@dataclass(eq=False)
 class _Call:
-    def __init__(
-        self,
-        function: Callable[[], Any],
-        loop: asyncio.AbstractEventLoop,
-        pool: _Pool,
-        finished: Callable[[_Call], None],
-    ) -> None:
-        self._function = function
-        self._loop = loop
-        self.pool = pool
-        self._pid = os.getpid()
-        self._finished = finished
-        self._context = contextvars.copy_context()
-        self.done = anyio.Event()
-        self.abandoned = False
-        self.result: Any = None
-        self.error: BaseException | None = None
+    function: Callable[[], Any]
+    loop: asyncio.AbstractEventLoop
+    pool: _Pool
+    finished: Callable[[_Call], None]
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    pid: int = field(default_factory=os.getpid)
+    done: anyio.Event = field(default_factory=anyio.Event)
+    abandoned: bool = False
+    result: Any = None
+    error: BaseException | None = None
 
     def __call__(self) -> None:
         try:
-            self.result = self._context.run(self._function)
+            self.result = self.context.run(self.function)
         except KeyboardInterrupt as error:  # no signal arrives in this thread
             self.error = RuntimeError("KeyboardInterrupt raised by the handler")
             self.error.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - it belongs to the command
             self.error = error
-        if self._pid != os.getpid():
+        if self.pid != os.getpid():
             return  # the function has forked, and this is a child: the loop is not its own
         with contextlib.suppress(RuntimeError):  # a closed loop: no task waits any more
-            self._loop.call_soon_threadsafe(self._finished, self)
+            self.loop.call_soon_threadsafe(self.finished, self)

@@ -62,8 +62,8 @@ def test_what_belongs_to_closed_loops_is_let_go() -> None:
         assert kept.find() is mine
 
     assert in_many_loops(use) == []
-    assert len(left) == len(set(left)) == THREADS * LOOPS - len(kept)
-    assert len(kept) <= THREADS
+    assert len(left) == len(set(left)) == THREADS * LOOPS - len(kept.values())
+    assert len(kept.values()) <= THREADS
 
 
 @pytest.mark.usefixtures("_hasty")
@@ -111,10 +111,10 @@ def test_loops_that_end_under_heartbeats_are_not_kept(own_server: DevServer) -> 
         await opened.wait()
         assert not task.done()
 
-    before = len(WRITERS._by_loop)
+    before = len(WRITERS._by_loop.values())
     for number in range(5):
         asyncio.run(leave_open(number))
-    assert len(WRITERS._by_loop) <= before + 1
+    assert len(WRITERS._by_loop.values()) <= before + 1
 
 
 def test_access_lets_go_of_closed_loops(own_server: DevServer) -> None:
@@ -123,10 +123,10 @@ def test_access_lets_go_of_closed_loops(own_server: DevServer) -> None:
 
     async def ping(*, last: bool) -> None:
         assert await access.pool.call("任务", "SET", "1") == b"OK"
-        assert len(access._by_loop) == 1
+        assert len(access._by_loop.values()) == 1
         if last:
             await access.aclose()
 
     for number in range(5):
         asyncio.run(ping(last=number == 4))
-    assert len(access._by_loop) == 0
+    assert len(access._by_loop.values()) == 0
