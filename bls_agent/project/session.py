@@ -182,7 +182,6 @@ class AgentSession:
                 state.stream,
                 state.stall_counts,
                 project=state.project,
-                endpoint=silent,
                 connect=lambda: self._connect(silent, ":watchdog"),
                 changed=self.status.changed,
                 stall_after=self._settings.stall_after,

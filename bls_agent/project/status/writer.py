@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
-from bls_agent.connection.endpoint import Endpoint, Request
+from bls_agent.connection.endpoint import Request
 from bls_agent.connection.reconnect import Complaints, wait_after_failure
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import (
@@ -315,7 +315,6 @@ class StallStatusPublisher:
         counts: StallCounts,
         *,
         project: str,
-        endpoint: Endpoint,
         connect: Callable[[], AgentConnections],
         changed: Callable[[], None],
         stall_after: float,
@@ -327,7 +326,6 @@ class StallStatusPublisher:
         self._stream = stream
         self.counts = counts
         self.name = project
-        self.endpoint = endpoint  # where to write
         self.connect = connect
         self._changed = changed
         self.stall_after = stall_after  # seconds of standing still that are a stall
