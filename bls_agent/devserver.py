@@ -33,7 +33,7 @@ from bls_agent.core.errors import (
 )
 from bls_agent.ops.texts import Texts, find_language, load_texts, make_parser
 
-__all__ = ["DevServer", "find_server_binary", "start_for_user"]
+__all__ = ["DevServer", "find_server_binary", "serve_or_use", "start_for_user"]
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = "python -m bls_agent.devserver"
@@ -333,6 +333,16 @@ class _Watchdog:
     def _failure(self, kind: str, log: str) -> RedisUnavailableError:
         reason = f"{self._command[0]} did not come up:\n{log}"
         return RedisUnavailableError(kind, reason, address=f"{LOOPBACK}:{self.port}")
+
+
+@contextmanager
+def serve_or_use(environ: Mapping[str, str]) -> Generator[str]:
+    """Give the URL of ``BLS_REDIS_URL``, or of a server that lives with the context."""
+    if url := environ.get("BLS_REDIS_URL"):
+        yield url
+        return
+    with DevServer(binary=find_server_binary(environ)) as server:
+        yield server.url
 
 
 def start_for_user(port: int | None, folder: Path | None, texts: Texts) -> DevServer:

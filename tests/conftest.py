@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Console
-from bls_agent.devserver import DevServer
+from bls_agent.devserver import DevServer, serve_or_use
 
 # What is made once for all tests of a module is made in one process alone.
 TOGETHER = (
@@ -92,11 +92,8 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
     """URL of the server that the tests share; BLS_REDIS_URL chooses another one."""
-    if url := os.environ.get("BLS_REDIS_URL"):
+    with serve_or_use(os.environ) as url:
         yield url
-        return
-    with DevServer() as server:
-        yield server.url
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from bls_agent.core.errors import (
     MissingExtraError,
     RedisUnavailableError,
 )
-from bls_agent.devserver import DevServer, find_server_binary
+from bls_agent.devserver import DevServer, find_server_binary, serve_or_use
 from bls_agent.ops.texts import LANGUAGES, load_texts
 
 REPOSITORY = Path(__file__).parents[1]
@@ -415,6 +415,23 @@ def test_paths_with_blanks(tmp_path: Path, place: Path) -> None:
         assert server.folder.parent == place
         server.restart()
         assert _ask(server.port, "EXISTS written") == ":1"
+
+
+def test_users_server_is_used(place: Path) -> None:
+    """With BLS_REDIS_URL nothing is started and the URL is handed out as it is."""
+    url = "rediss://:secret@redis.example:6380/3"
+    with serve_or_use({"BLS_REDIS_URL": url}) as given:
+        assert given == url
+        assert not list(place.iterdir())
+
+
+def test_server_is_started_when_none_is_given() -> None:
+    """Without BLS_REDIS_URL a server is started for as long as the context is open."""
+    with serve_or_use(os.environ | {"BLS_REDIS_URL": ""}) as url:
+        port = int(url.removesuffix("/0").rpartition(":")[2])
+        assert _ask(port, "PING") == "+PONG"
+    with pytest.raises(ConnectionRefusedError):
+        _ask(port, "PING")
 
 
 def _make_program(path: Path) -> Path:

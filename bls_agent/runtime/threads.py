@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
-import os
 import queue
 import threading
 from collections.abc import Awaitable, Callable
@@ -67,7 +66,8 @@ class HandlerThreads:
         """
         import asyncio  # noqa: PLC0415 - only a loop can be called from a thread
 
-        call = _Call(function, asyncio.get_running_loop(), self._pool, self._finished)
+        loop, pool = asyncio.get_running_loop(), self._pool
+        call = _Call(function, loop, pool, self._finished, pool.forks)
         self._pool.submit(call)
         try:
             await call.done.wait()
@@ -100,6 +100,7 @@ class _Pool:
     def __init__(self) -> None:
         self.idle = 0
         self.stuck = 0
+        self.forks = 0
         self._threads = 0
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
 
@@ -123,6 +124,7 @@ class _Pool:
         """In a forked child there are no threads; a call that forked ends alone."""
         self.idle = self.stuck = self._threads = 0
         self._calls = queue.SimpleQueue()  # a lost thread may hold the other one's lock
+        self.forks += 1
 
     def close(self) -> None:
         for _ in range(self._threads):
@@ -135,8 +137,8 @@ class _Call:
     loop: asyncio.AbstractEventLoop
     pool: _Pool
     finished: Callable[[_Call], None]
+    forks: int  # of the pool at that time
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
-    pid: int = field(default_factory=os.getpid)
     done: anyio.Event = field(default_factory=anyio.Event)
     abandoned: bool = False
     result: Any = None
@@ -150,7 +152,7 @@ class _Call:
             self.error.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - it belongs to the command
             self.error = error
-        if self.pid != os.getpid():
+        if self.forks != self.pool.forks:
             return  # the function has forked, and this is a child: the loop is not its own
         with contextlib.suppress(RuntimeError):  # a closed loop: no task waits any more
             self.loop.call_soon_threadsafe(self.finished, self)

@@ -413,7 +413,7 @@ class Redactor:
         kept = cast("_Object", self._tree(properties, depth))
         for name, schema in properties.items():
             if self.is_secret(name) and isinstance(schema, dict):
-                form = cast("_Object", self._tree(schema, depth + 1))
+                form = self._object(cast("_Object", schema), depth + 1)
                 values = dict.fromkeys(form.keys() & _SCHEMA_VALUES, REDACTED)
                 kept[self.text(name)] = form | values
         return kept
