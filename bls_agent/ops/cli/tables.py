@@ -16,7 +16,6 @@ from collections.abc import (
 )
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
@@ -160,10 +159,18 @@ class Table(Generic[T]):
         ``fill`` takes what was found into the table, ``state`` gives what an item is
         known by, and what changes.
         """
-        if wants_live(self.invocation):
-            await self.show(partial(self._poll, look, fill))
-            return
         known: dict[Hashable, object] = {}
+
+        async def follow(redraw: Callable[[], None]) -> None:
+            def tell(error: RedisUnavailableError | None) -> None:
+                self.record(error)
+                redraw()
+
+            def draw(found: S) -> None:
+                fill(found)
+                tell(None)
+
+            await poll(look, draw, tell)
 
         def print_changes(found: S) -> None:
             nonlocal known
@@ -174,23 +181,10 @@ class Table(Generic[T]):
                 if before.get(key) != now:
                     self.write_change(item, self.describe(item))
 
-        await poll(look, print_changes, self.invocation.tell_outage)
-
-    async def _poll(
-        self,
-        look: Callable[[], Awaitable[S]],
-        fill: Callable[[S], None],
-        redraw: Callable[[], None],
-    ) -> None:
-        def tell(error: RedisUnavailableError | None) -> None:
-            self.record(error)
-            redraw()
-
-        def show(found: S) -> None:
-            fill(found)
-            tell(None)
-
-        await poll(look, show, tell)
+        if wants_live(self.invocation):
+            await self.show(follow)
+        else:
+            await poll(look, print_changes, self.invocation.tell_outage)
 
     async def show(self, follow: _Follow) -> None:
         """Draw while ``follow`` runs; its argument redraws at once."""

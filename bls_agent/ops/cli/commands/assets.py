@@ -20,7 +20,7 @@ from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.cli.tables import Layout, Table
-from bls_agent.ops.terminal import json_text
+from bls_agent.ops.terminal import Cell, json_text
 from bls_agent.ops.texts import Texts
 
 if TYPE_CHECKING:
@@ -231,9 +231,9 @@ async def _synchronise(
         return report
     for name, (mark, style) in MARKS.items():
         for asset_id in getattr(report, name):
-            _line(invocation, (mark, name), style, asset_id)
+            _line(invocation, name, (mark, style), asset_id)
     for fault in report.broken:
-        _line(invocation, ("!", "broken"), "bold red", *_place_and_rule(fault))
+        _line(invocation, "broken", ("!", "bold red"), *_place_and_rule(fault))
     counts = {name: len(getattr(report, name)) for name in (*MARKS, "broken")}
     values = {"commit": report.commit[:12] or "-", "seconds": f"{report.seconds:.1f}"}
     invocation.hint(f"asset_{report.status}", **counts, **values)
@@ -243,16 +243,13 @@ async def _synchronise(
     return report
 
 
-def _line(
-    invocation: Invocation, words: tuple[str, str], style: str, *cells: str
-) -> None:
+def _line(invocation: Invocation, name: str, mark: Cell, *cells: str) -> None:
     """Write ``+ id`` for people, and ``created<TAB>id`` into a pipe."""
-    out = invocation.out
-    if out.terminal:
+    if invocation.out.terminal:
         told = ": ".join(cell for cell in cells if cell)
-        out.line((f"{words[0]} ", style), told)
+        invocation.out.line(mark, " ", told)
     else:
-        out.fields(words[1], *cells)
+        invocation.out.fields(name, *cells)
 
 
 def shown_step(texts: Texts, step: SyncStep) -> str:
