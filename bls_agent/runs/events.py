@@ -119,12 +119,7 @@ def check_bound(name: str, value: object) -> str:
 
 def check_run_id(value: object) -> int:
     """Refuse what is no id of a run."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        remedy = "Convert it with int()." if isinstance(value, str) else ""
-        raise ConfigurationError("run_id", value, "it must be an integer", remedy)
-    if not 0 <= value <= _LARGEST_RUN:
-        raise ConfigurationError("run_id", value, "it must be from 0 to 2^63 - 1")
-    return value
+    return check_count("run_id", value, least=0, most=_LARGEST_RUN)
 
 
 def check_count(
@@ -132,7 +127,8 @@ def check_count(
 ) -> int:
     """Refuse what is no whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(name, value, "it must be an integer")
+        remedy = "Convert it with int()." if isinstance(value, str) else ""
+        raise ConfigurationError(name, value, "it must be an integer", remedy)
     if not least <= value <= most:
         raise ConfigurationError(name, value, f"it must be from {least:,} to {most:,}")
     return value

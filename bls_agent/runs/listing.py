@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, cast
 
@@ -44,7 +44,6 @@ __all__ = [
     "describe_run",
     "list_runs",
     "summarise",
-    "summarise_end",
 ]
 
 PREVIEW: Final = 400  # bytes of a text that is taken from an event
@@ -70,7 +69,8 @@ class RunState(StrEnum):
         COMPLETED: Ended with ``lifecycle.completed``.
         FAILED: Ended with ``lifecycle.failed``.
         CANCELLED: Ended with ``lifecycle.cancelled``.
-        CLOSED: Ended with ``system.close`` alone.
+        CLOSED: Ended with ``system.close`` alone, or what came late stands behind its
+            end.
     """
 
     RUNNING = "running"
@@ -180,20 +180,9 @@ class RunFacts(NamedTuple):
     last: Sequence[Entry]  # the two newest ones, newest first
     lease: int  # of its writer: milliseconds, as PTTL gives them
     owner: bytes | None  # token of the writer that has to end it, by the books
-    # id of the ``system.close`` behind which nothing began anew, by the books; ``""``
-    # if they know of none, or not of all that stands behind it
-    closed: str = ""
-
-    @property
-    def ended_before(self) -> bool:
-        """Whether it has ended, and late events stand behind its end."""
-        lives = self.lease != NO_KEY or self.owner is not None
-        return bool(self.closed) and not lives and self.last_id != self.closed
-
-    @property
-    def last_id(self) -> str:
-        """The id of the newest event; ``""`` if there is none."""
-        return self.last[0][0].decode() if self.last else ""
+    # whether a ``system.close`` stands there behind which nothing began anew, by books
+    # that know of all that stands behind it
+    closed: bool = False
 
 
 def summarise(run_id: int, facts: RunFacts) -> RunSummary | None:
@@ -203,9 +192,7 @@ def summarise(run_id: int, facts: RunFacts) -> RunSummary | None:
     newest = [StreamEvent.decode(run_id, *entry) for entry in facts.last]
     oldest = [StreamEvent.decode(run_id, *entry) for entry in facts.first]
     first, last = next(iter(oldest), None), next(iter(newest), None)
-    state = _state_of(
-        newest, alive=facts.lease != NO_KEY, owned=facts.owner is not None
-    )
+    state = _state_of(newest, facts)
     return RunSummary(
         run_id,
         state,
@@ -221,22 +208,16 @@ def summarise(run_id: int, facts: RunFacts) -> RunSummary | None:
     )
 
 
-def summarise_end(summary: RunSummary, end: Sequence[Entry]) -> RunSummary:
-    """Put the end into the summary of a run behind whose end late events stand."""
-    events = [StreamEvent.decode(summary.run_id, *entry) for entry in end]
-    state = _end_state(events)
-    error = _error_of(events) if state is RunState.FAILED else ""
-    return replace(summary, state=state, error=error)
-
-
-def _state_of(newest: Sequence[StreamEvent], *, alive: bool, owned: bool) -> RunState:
-    if alive:
+def _state_of(newest: Sequence[StreamEvent], facts: RunFacts) -> RunState:
+    if facts.lease != NO_KEY:
         return RunState.RUNNING
     last = newest[0] if newest else None
     if last is not None and last.closes:
         return _end_state(newest)
-    if owned:
+    if facts.owner is not None:
         return RunState.LOST
+    if facts.closed:
+        return RunState.CLOSED
     return (_end_of(last) if last else None) or RunState.OPEN
 
 
@@ -343,21 +324,13 @@ class _Search:
 
     async def summarise(self, runs: Sequence[int]) -> list[RunSummary]:
         """Summarise runs in this order; leave out what is none."""
-        found: dict[int, RunSummary] = {}
-        ends: dict[int, str] = {}
+        found: list[RunSummary] = []
         async for run_id, replies in self._request(runs, _fact_requests):
             if self._is_readable(replies[:4]):
-                facts = _read_facts(replies)
-                summary = summarise(run_id, facts)
+                summary = summarise(run_id, _read_facts(replies))
                 if summary is not None:
-                    found[run_id] = summary
-                    if facts.ended_before:
-                        ends[run_id] = facts.closed
-        asked = self._request(list(ends), lambda keys: _end_requests(keys, ends))
-        async for run_id, replies in asked:
-            if self._is_readable(replies):
-                found[run_id] = summarise_end(found[run_id], replies[0])
-        return list(found.values())
+                    found.append(summary)
+        return found
 
     def _is_readable(self, replies: Sequence[Reply]) -> bool:
         """Tell whether no reply is an error; count the run if one is."""
@@ -439,10 +412,5 @@ def _read_facts(replies: Sequence[Reply]) -> RunFacts:
     nothing: Reply = (None, None, None)
     owner, closed, counted = nothing if isinstance(books, Exception) else books
     # Events of other writers behind it may be a new beginning.
-    all_counted = bool(last) and last[0][0] == counted
-    end = read_id(closed) if all_counted else None
-    return RunFacts(length, ttl, first, last, lease, owner, end or "")
-
-
-def _end_requests(keys: RunKeys, ends: Mapping[int, str]) -> list[Request]:
-    return [("XREVRANGE", keys.events, ends[keys.run_id], "-", "COUNT", 2)]
+    ended = closed is not None and bool(last) and last[0][0] == counted
+    return RunFacts(length, ttl, first, last, lease, owner, ended)

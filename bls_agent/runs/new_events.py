@@ -26,6 +26,7 @@ from bls_agent.core.codec import (
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import redact
+from bls_agent.runs.events import check_count
 from bls_agent.runs.reading import RunKeys
 
 __all__ = [
@@ -139,8 +140,11 @@ def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
             f"at most {limit:,} bytes of JSON",
             "Store it elsewhere and write where, or raise event_size_limit.",
         )
+    sequence: int | str = ""
+    if event.sequence is not None:
+        sequence = check_count("sequence", event.sequence, least=0, most=_LARGEST)
     return Prepared(
-        _check_sequence(event.sequence),
+        sequence,
         _check_timestamp(event.timestamp, now),
         *check_source(event.source),
         _check_word("event_category", event.category),
@@ -197,16 +201,6 @@ def _check_word(name: str, value: str) -> str:
 def _check_text(name: str, value: str) -> str:
     check_name(name, value)
     return value
-
-
-def _check_sequence(sequence: int | None) -> int | str:
-    if sequence is None:
-        return ""
-    if isinstance(sequence, bool) or not isinstance(sequence, int):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
-        raise ConfigurationError("sequence", sequence, "it must be an integer")
-    if not 0 <= sequence <= _LARGEST:
-        raise ConfigurationError("sequence", sequence, "it must be from 0 to 10^15 - 1")
-    return sequence
 
 
 def _check_timestamp(timestamp: str | datetime | None, now: float) -> str:
