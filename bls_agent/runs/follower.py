@@ -23,7 +23,6 @@ from bls_agent.runs.events import (
     order,
 )
 from bls_agent.runs.gaps import (
-    ResumePoint,
     classify_jump,
     continues,
     fetch_evidence,
@@ -60,18 +59,6 @@ class Cursor:
         self.id, self.known = event.id, sequence_of(event)
         self.closes, self.is_event, self.existed = event.closes, True, True
         self.gap_pending = False
-
-    def go_to_end(self, last: StreamEvent | None) -> None:
-        """Go behind the last event of the run, if it has one."""
-        if last is None:
-            self.id = BEGINNING
-        else:
-            self.note(last)
-
-    def open(self, opening: ResumePoint) -> None:
-        """Begin where :func:`find_resume_point` decided."""
-        self.id, self.known = opening.place, opening.known
-        self.is_event, self.closes = opening.is_event, opening.closes
 
     def misses_nothing(self, first: StreamEvent) -> bool:
         """Tell whether an event is surely the next one, or the first of all."""
@@ -319,12 +306,15 @@ class Follower:
     async def _begin(self, reader: RunReader) -> Gap | None:
         cursor, gap = self._cursor, None
         if cursor.id == END:
-            cursor.go_to_end(await reader.last())
+            cursor.id, last = BEGINNING, await reader.last()
+            if last is not None:
+                cursor.note(last)
         elif cursor.id != BEGINNING and not self._is_plain:
             start = await fetch_resume_facts(reader, cursor.id)
-            opening = find_resume_point(self.run_id, cursor.id, start)
-            cursor.open(opening)
-            gap, self._is_over = opening.gap, opening.is_over
+            point = find_resume_point(self.run_id, cursor.id, start)
+            cursor.id, cursor.known = point.place, point.known
+            cursor.is_event, cursor.closes = point.is_event, point.closes
+            gap, self._is_over = point.gap, point.is_over
         self.place = cursor.id
         self._begun = True
         return gap

@@ -76,7 +76,7 @@ async def fetch_evidence(
 ) -> GapEvidence:
     """Read what decides whether events are missing between a place and an event."""
     keys = reader.keys
-    at, oldest, noted = await reader.ask_many(
+    at, oldest, noted = await reader.pool.read_many(
         [
             ("XRANGE", keys.events, place, place, "COUNT", 1),
             ("XRANGE", keys.events, "-", "+", "COUNT", 1),
@@ -148,7 +148,7 @@ class ResumeFacts:
 async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
     """Read what decides how to begin at a place."""
     keys = reader.keys
-    at, about, books, left = await reader.ask_many(
+    at, about, books, left = await reader.pool.read_many(
         [
             ("XRANGE", keys.events, place, place, "COUNT", 1),
             ("XINFO", "STREAM", keys.events),
@@ -191,7 +191,7 @@ def read_last(about: Reply) -> tuple[EventId | None, bool]:
 
 async def was_deleted(reader: RunReader, place: EventId) -> bool:
     """Tell whether the books still go as far as the run was read: it was deleted."""
-    booked = await reader.ask_many([("HGET", reader.keys.books, "id")])
+    booked = await reader.pool.read_many([("HGET", reader.keys.books, "id")])
     last = read_id(booked[0])
     return last is not None and order(last) >= order(place)
 

@@ -30,7 +30,7 @@ from bls_agent.runs.reading import (
     decode_entries,
 )
 from bls_agent.runs.topic import Arrivals, RunTopic, SharedPages
-from bls_agent.runtime.tasks import start_background
+from bls_agent.runtime.tasks import cancel, start_background
 
 if TYPE_CHECKING:
     import asyncio
@@ -78,7 +78,6 @@ class StreamReader:
         self._is_stale = False
         self._scope: anyio.CancelScope | None = None
         self._task: asyncio.Task[None] | None = None
-        self._ended = anyio.Event()
 
     @property
     def runs(self) -> bool:
@@ -91,7 +90,6 @@ class StreamReader:
         topic.outage = self._outage
         self.restart_read()
         if not self.runs:
-            self._ended = anyio.Event()
             self._task = start_background(self._run, NAME)
             self._task.add_done_callback(self._note_over)
 
@@ -122,7 +120,6 @@ class StreamReader:
 
     def _note_over(self, _: asyncio.Task[None]) -> None:
         """Wake all followers when the task ended or was cancelled: they begin anew."""
-        self._ended.set()
         for topic in self.topics.values():
             topic.close()
         self.topics.clear()
@@ -309,9 +306,7 @@ class StreamReader:
 
     async def aclose(self) -> None:
         """End, and wake the followers."""
-        if self._task is not None and self.runs:
-            self._task.cancel()
-            await self._ended.wait()
+        await cancel(self._task)
 
 
 class Hub:
@@ -323,7 +318,6 @@ class Hub:
         self.pages = SharedPages()  # what several followers read at the same time
         self._streams: dict[int, StreamReader] = {}
         self._woken = anyio.Event()
-        self._ended = anyio.Event()
         self._task: asyncio.Task[None] | None = None
         register(self)
 
@@ -354,7 +348,6 @@ class Hub:
         self._wake()
         if self._task is None or self._task.done():
             self._task = start_background(self._probe_runs, NAME)
-            self._task.add_done_callback(lambda _: self._ended.set())
         return topic
 
     def request_probe(self, topic: RunTopic, place: EventId) -> None:
@@ -372,7 +365,6 @@ class Hub:
         return [topic for stream in streams for topic in stream.topics.values()]
 
     async def _probe_runs(self) -> None:
-        self._ended = anyio.Event()
         backoff = Backoff()
         while topics := self._topics:
             now = anyio.current_time()
@@ -443,9 +435,7 @@ class Hub:
     async def aclose(self) -> None:
         """End; followers are woken and end, too."""
         self.is_closed = True
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await self._ended.wait()
+        await cancel(self._task)
         for stream in list(self._streams.values()):
             await stream.aclose()
 

@@ -187,11 +187,6 @@ class RunReader:
             return WrongTypeError(self.keys.events, "stream")
         return error
 
-    async def ask_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests that change nothing in one write; errors are replies."""
-        async with self.pool.to(self.keys.events) as connection:
-            return await connection.read_many(requests)
-
 
 def decode_entries(run_id: int, entries: Sequence[Entry]) -> list[StreamEvent]:
     """Decode entries of a stream; never raises, whatever they hold."""

@@ -250,15 +250,19 @@ class EventStore(Store):
             ConfigurationError: An argument breaks its rule.
         """
         options = WriterOptions(
-            lifecycle, lease, coalesce, buffer, buffer_bytes, shutdown_timeout
+            lifecycle,
+            lease,
+            coalesce,
+            buffer,
+            buffer_bytes,
+            shutdown_timeout,
+            self.event_size_limit,
         )
-        options.check_room(self.event_size_limit)
         return RunWriter(
             check_run_id(run_id),
             access=self._access,
             pools=self._pools,
-            marks=self._marks,
-            bounds=self,
+            make_pool=lambda: WriterPool(self._access, self._marks, self),
             source=source,
             data=data,
             options=options,

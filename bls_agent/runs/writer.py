@@ -34,8 +34,6 @@ from bls_agent.runs.new_events import (
 )
 from bls_agent.runs.reading import RunKeys
 from bls_agent.runs.writer_task import (
-    Bounds,
-    HighWaterMarks,
     RunLease,
     RunWriterTask,
     WriterPool,
@@ -87,6 +85,7 @@ class WriterOptions:
     buffer: int  # events in memory at most
     buffer_bytes: int  # their bytes at most
     shutdown_timeout: float  # seconds that leaving takes at most
+    event_size_limit: int  # of the store
 
     def __post_init__(self) -> None:
         if not isinstance(self.lifecycle, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
@@ -101,10 +100,7 @@ class WriterOptions:
         check_count("buffer", self.buffer, least=LEAST)
         check_count("buffer_bytes", self.buffer_bytes, least=LEAST_BYTES, most=2**40)
         check_seconds("shutdown_timeout", self.shutdown_timeout)
-
-    def check_room(self, event_size_limit: int) -> None:
-        """Check that a few of the longest events do not fill the buffer."""
-        least = LONGEST_EVENTS * event_size_limit
+        least = LONGEST_EVENTS * self.event_size_limit
         if self.buffer_bytes < least:
             rule = f"room for {LONGEST_EVENTS} of the longest events ({least:,} bytes)"
             remedy = "Raise it, or lower event_size_limit."
@@ -178,8 +174,7 @@ class RunWriter:
         *,
         access: Access,
         pools: LoopLocal[WriterPool],
-        marks: HighWaterMarks,
-        bounds: Bounds,
+        make_pool: Callable[[], WriterPool],
         source: Mapping[str, str | None] | None,
         data: Mapping[str, Any] | None,
         options: WriterOptions,
@@ -192,8 +187,7 @@ class RunWriter:
         self._options = options
         self._access = access
         self._pools = pools
-        self._marks = marks
-        self._bounds = bounds
+        self._make_pool = make_pool
         self._merges = options.coalesce > 0
         buffer: BoundedBuffer[PendingEvent] = BoundedBuffer(
             options.buffer, options.buffer_bytes, RANKS
@@ -269,7 +263,7 @@ class RunWriter:
                 data,
                 self._source if source is None else sanitize_source(source),
                 at=time.time(),  # noqa: TID251 - the outermost place
-                limit=self._bounds.event_size_limit,
+                limit=self._options.event_size_limit,
                 merges=self._merges,
             )
             self._delivery.put(event)
@@ -343,7 +337,7 @@ class RunWriter:
             remedy = "Call store.run() again."
             raise ConfigurationError("run", self.run_id, rule, remedy)
         until = anyio.current_time() + self._access.timeout
-        pool = self._pools.get(lambda: WriterPool(self._access))
+        pool = self._pools.get(self._make_pool)
         pool.users += 1
         try:
             if self._options.lifecycle:
@@ -352,7 +346,13 @@ class RunWriter:
             withdraw = partial(self._withdraw, pool)
             self._withdrawing = start_background(withdraw, "bls-agent run")
             raise
-        writing = self._begin(pool)
+        # It does not know this object: an unclosed writer is collected.
+        self._writing = writing = RunWriterTask(
+            self._delivery, pool, self._keys, self._run_lease, merges=self._merges
+        )
+        if self._options.lifecycle:
+            self._put("lifecycle", "started", self._data)
+        self._state = OPEN
         if self.is_owner:  # later writers of this run come behind its start
             try:
                 await writing.flush(until - anyio.current_time())
@@ -372,9 +372,7 @@ class RunWriter:
         pool.users -= 1
 
     async def _acquire(self, pool: WriterPool) -> None:
-        ttl, run_ttl = self._options.lease, self._bounds.ttl
-        lease = RunLease(pool, self._keys, lease=ttl, run_ttl=run_ttl)
-        self._run_lease = lease
+        self._run_lease = lease = RunLease(pool, self._keys, self._options.lease)
         with anyio.move_on_after(self._access.timeout):
             await lease.answered.wait()
         lease.answered.set()  # later errors go to the log
@@ -382,34 +380,14 @@ class RunWriter:
         if refusal is not None:
             raise refusal
 
-    def _begin(self, pool: WriterPool) -> RunWriterTask:
-        # It does not know this object: an unclosed writer is collected.
-        self._writing = writing = RunWriterTask(
-            self._delivery,
-            pool,
-            self._keys,
-            lease=self._run_lease,
-            marks=self._marks,
-            bounds=self._bounds,
-            merges=self._merges,
-        )
-        if self._options.lifecycle:
-            self._put(writing, "lifecycle", "started", self._data)
-        self._state = OPEN
-        return writing
-
     def _put(
-        self,
-        writing: RunWriterTask,
-        category: str,
-        action: str,
-        data: object,
-        *,
-        ends: bool = False,
+        self, category: str, action: str, data: object, *, ends: bool = False
     ) -> None:
-        event = writing.own_event(category, action, data, self._source)
-        event.ends = ends
-        self._delivery.put(event)
+        """Write an event of the writer itself."""
+        if self._writing is not None:
+            event = self._writing.own_event(category, action, data, self._source)
+            event.ends = ends
+            self._delivery.put(event)
 
     async def __aexit__(
         self, kind: object, error: BaseException | None, trace: object
@@ -435,9 +413,8 @@ class RunWriter:
 
     def _put_end(self, writing: RunWriterTask, error: BaseException | None) -> None:
         if self._options.lifecycle:
-            action, data = describe_end(error, self.result)
-            self._put(writing, "lifecycle", action, data)
-            self._put(writing, "system", "close", None, ends=True)
+            self._put("lifecycle", *describe_end(error, self.result))
+            self._put("system", "close", None, ends=True)
             return
         for event in writing.report_drops():
             self._delivery.put(event)

@@ -50,7 +50,7 @@ from bls_agent.runtime.lease import (
     boot_seconds,
     make_token,
 )
-from bls_agent.runtime.tasks import start_background
+from bls_agent.runtime.tasks import cancel, start_background
 
 if TYPE_CHECKING:
     import asyncio
@@ -121,10 +121,20 @@ class HighWaterMarks:
             self._marks.pop(run_id, None)
 
 
+class Bounds(Protocol):
+    """The bounds that a store sets for each of its runs."""
+
+    maxlen: int
+    ttl: int
+    event_size_limit: int
+
+
 class WriterPool:
     """What the open runs of one store and event loop share: the way to Redis."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, marks: HighWaterMarks, bounds: Bounds) -> None:
+        self.marks = marks
+        self.bounds = bounds
         self._access = access
         self._gate = Gate(Backoff(cap=CAP))
         self.users = 0  # runs that are open
@@ -170,9 +180,7 @@ class RunLease(LeaseState):
     Each renewal starts the run's own TTL anew, too, however long nothing is written.
     """
 
-    def __init__(
-        self, pool: WriterPool, keys: RunKeys, *, lease: float, run_ttl: int
-    ) -> None:
+    def __init__(self, pool: WriterPool, keys: RunKeys, lease: float) -> None:
         super().__init__(keys.events, lease, make_token(lease))
         self.due = 0.0  # when to send the next request, by the event loop's clock
         # set at the first reply, and where none is to be expected soon
@@ -181,7 +189,6 @@ class RunLease(LeaseState):
         self.refusal: BlsError | None = None
         self._pool = pool
         self._keys = keys
-        self._run_ttl = run_ttl  # seconds
         self._logged_lost = False
         self._backoff = Backoff(cap=CAP)
         if pool.is_away:  # the opening does not wait for Redis
@@ -205,7 +212,7 @@ class RunLease(LeaseState):
 
     async def _renew(self) -> float:
         """Take or renew the lease; give the seconds until the next request."""
-        arguments = (*self.arguments, self._run_ttl)
+        arguments = (*self.arguments, self._pool.bounds.ttl)
         try:
             await self._pool.open()
             sent_at = boot_seconds()
@@ -244,7 +251,7 @@ class RunLease(LeaseState):
     async def give_back(self) -> None:
         """End a lease that Redis may have given; nothing was written in its run."""
         nothing = add_arguments(
-            (), maxlen=1, ttl=self._run_ttl, floor=(0, BEGINNING),
+            (), maxlen=1, ttl=self._pool.bounds.ttl, floor=(0, BEGINNING),
             token=self.token, number=1, ends=True,
         )  # fmt: skip
         await self._pool.run_script(ADD_EVENTS, self._keys, nothing)
@@ -263,14 +270,6 @@ class RunLease(LeaseState):
                 "written on, its end is not"
             )
             logger.warning(text, self._keys.run_id)
-
-
-class Bounds(Protocol):
-    """The bounds that a store sets for each of its runs."""
-
-    maxlen: int
-    ttl: int
-    event_size_limit: int
 
 
 class _Batch(list[PendingEvent]):
@@ -296,10 +295,8 @@ class RunWriterTask:
         delivery: BatchWriter[PendingEvent],
         pool: WriterPool,
         keys: RunKeys,
-        *,
         lease: RunLease | None,
-        marks: HighWaterMarks,
-        bounds: Bounds,
+        *,
         merges: bool,
     ) -> None:
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
@@ -313,8 +310,6 @@ class RunWriterTask:
         self._keys = keys
         self._token = lease.token if lease is not None else make_token(0)
         self._run_lease = lease
-        self._marks = marks
-        self._bounds = bounds
         self._merges = merges
         self._reported: Counter[str] = Counter()
         self._numbers = itertools.count(1)
@@ -332,7 +327,7 @@ class RunWriterTask:
         ends = [item for item in items if item.ends]
         kept = [item for item in items if not item.ends]
         warnings = self.report_drops()
-        limit, cut = self._bounds.event_size_limit, 0
+        limit, cut = self._pool.bounds.event_size_limit, 0
         merged = merge(kept, limit) if self._merges else kept
         batch = _Batch([*warnings, *merged, *ends])
         for event in batch:
@@ -385,7 +380,7 @@ class RunWriterTask:
         return capture(
             category, action, data, source,
             at=time.time(),  # noqa: TID251 - the outermost place
-            limit=self._bounds.event_size_limit, merges=False,
+            limit=self._pool.bounds.event_size_limit, merges=False,
         )  # fmt: skip
 
     async def write(self, batch: Sequence[PendingEvent]) -> None:
@@ -396,9 +391,9 @@ class RunWriterTask:
         batch.number = batch.number or next(self._numbers)
         arguments = add_arguments(
             batch.rows,
-            maxlen=self._bounds.maxlen,
-            ttl=self._bounds.ttl,
-            floor=self._marks.of(self._keys.run_id, boot_seconds()),
+            maxlen=self._pool.bounds.maxlen,
+            ttl=self._pool.bounds.ttl,
+            floor=self._pool.marks.of(self._keys.run_id, boot_seconds()),
             token=self._token,
             number=batch.number,
             lease=self._run_lease.ttl if self._run_lease is not None else 0.0,
@@ -406,7 +401,7 @@ class RunWriterTask:
         )
         # As long as its writer lives a run does not expire, however long it is silent.
         lives = self._run_lease is not None and not batch.ends
-        until = math.inf if lives else boot_seconds() + self._bounds.ttl
+        until = math.inf if lives else boot_seconds() + self._pool.bounds.ttl
         sent_at = boot_seconds()
         reply = await self._pool.run_script(ADD_EVENTS, self._keys, arguments)
         reply = log_mended(reply, self._keys)
@@ -425,7 +420,7 @@ class RunWriterTask:
             del ids[1:]
         if ids:
             last = ids[-1].decode()
-            self._marks.raise_to(self._keys.run_id, sequence, last, until)
+            self._pool.marks.raise_to(self._keys.run_id, sequence, last, until)
         if batch.ends and self._run_lease is not None:
             if not again and len(ids) < len(batch):
                 self._run_lease.log_lost()
@@ -505,8 +500,7 @@ class RunWriterTask:
         except asyncio.CancelledError:
             loop_ends = True
         try:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await cancel(self._task)
             if loop_ends:
                 await self._write_rest()
             self._log_losses(self._delivery.give_up("shutdown"))

@@ -17,7 +17,7 @@ from bls_agent.connection.after_fork import register
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["ThreadSafeEvent", "call_in", "start_background", "start_soon"]
+__all__ = ["ThreadSafeEvent", "call_in", "cancel", "start_background", "start_soon"]
 
 T = TypeVar("T")
 
@@ -92,6 +92,15 @@ def start_background(
     import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
     return asyncio.get_running_loop().create_task(function(), name=name)
+
+
+async def cancel(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a background task and wait for its end, whatever that is."""
+    import asyncio  # noqa: PLC0415 - 20 ms, not at import
+
+    if task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def call_in(
