@@ -24,14 +24,13 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
+from bls_agent.core.settings import check_seconds
 from bls_agent.runs.events import BEGINNING, StreamEvent, check_count, check_run_id
 from bls_agent.runs.sse import (
     HEARTBEAT,
     EventFrames,
-    check_heartbeat,
     read_last_event_id,
     stream_status,
-    write_comment,
     write_retry,
 )
 from bls_agent.runs.store import EventStore
@@ -137,27 +136,16 @@ def _cors(allow_origins: Sequence[str]) -> list[Middleware]:
 
 
 class _FrameStream(EventSourceResponse):
-    """Sends frames, and ends the response in order when the server stops.
+    """Sends frames, and ends the response in order when the server stops."""
 
-    A scope and a timer for each wait cost more than the event. So there is one scope
-    around all waits, cancelled only while nothing is being sent, and one task beside it
-    that looks at the clock.
-    """
-
-    def __init__(
-        self, frames: EventFrames, heartbeat: float, headers: Mapping[str, str]
-    ) -> None:
-        self._frames = frames  # without comments
-        self._heartbeat = heartbeat
-        self._send_message: Send  # since the call
-        self._waiting = anyio.CancelScope()
-        self._is_waiting = False  # else it is sending
-        self._sent_at = anyio.current_time()  # when the last send began
+    def __init__(self, frames: EventFrames, headers: Mapping[str, str]) -> None:
+        self._frames = frames
         self._stopping = anyio.Event()
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a dict of its own
-            self._send_all(),
+            self._write(),
             headers=headers,
-            ping=0,  # its heartbeats are its own
+            ping=0,  # the frames hold comments
+            send_timeout=STALLED,
             shutdown_event=self._stopping,
             shutdown_grace_period=GRACE,
         )
@@ -166,74 +154,27 @@ class _FrameStream(EventSourceResponse):
     def end(self) -> None:
         """End at once, without ``close``: the client is to come back."""
         self._frames.end()
-        if self._is_waiting:
-            self._waiting.cancel()  # a batch that is cancelled loses nothing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send frames until the run ends, the client leaves, or the server stops."""
-        self._send_message = send
         async with anyio.create_task_group() as tasks:
-
-            async def give_up() -> None:
-                with suppress(OSError):  # the client left
-                    await self._send_heartbeats()
-                tasks.cancel_scope.cancel()
-
             tasks.start_soon(self._end_with_server)
-            tasks.start_soon(give_up)
-            with suppress(OSError):
+            with suppress(OSError):  # the client left, or takes nothing
                 await super().__call__(scope, receive, send)
             tasks.cancel_scope.cancel()
-
-    async def _put(self, chunk: bytes) -> None:
-        message = {"type": "http.response.body", "body": chunk, "more_body": True}
-        await self._send_message(message)
 
     async def _end_with_server(self) -> None:
         await self._stopping.wait()
         self.end()
 
-    async def _send_all(self) -> AsyncGenerator[bytes]:
-        """Yield nothing, but send by itself.
-
-        sse-starlette would send each yielded chunk with a deadline of its own.
-        """
+    async def _write(self) -> AsyncGenerator[bytes]:
         try:
-            with self._waiting:
-                async for chunk in self._frames:
-                    self._note_sending()
-                    await self._put(chunk)
-                    self._is_waiting = True
+            async for chunk in self._frames:
+                yield chunk
         except BlsError as error:  # a client that comes back gets the reason
             logger.warning("a stream ends: %s", error)
         finally:
-            self._note_sending()
             await self._frames.aclose()
-        for chunk in tuple[bytes]():
-            yield chunk
-
-    def _note_sending(self) -> None:
-        self._is_waiting, self._sent_at = False, anyio.current_time()
-
-    async def _send_heartbeats(self) -> None:
-        """Send a comment after each time without an event.
-
-        Returns when the client stops reading.
-        """
-        while True:
-            silence = anyio.current_time() - self._sent_at
-            if self._is_waiting and silence >= self._heartbeat:
-                # An event may overtake it: each is a chunk of its own.
-                self._sent_at = anyio.current_time()
-                with anyio.move_on_after(STALLED) as scope:
-                    await self._put(write_comment())
-                if scope.cancelled_caught:
-                    return
-            elif not self._is_waiting and silence >= STALLED:
-                return
-            else:
-                most = self._heartbeat if self._is_waiting else STALLED
-                await anyio.sleep(min(most - silence, self._heartbeat, STALLED))
 
 
 # Decides whether a request may read a run: true, an answer of its own, else no.
@@ -285,7 +226,7 @@ class RunEventsResponse(Response):
         self._store = store
         self._run_id = run_id
         self._wait = wait
-        self._heartbeat = check_heartbeat(heartbeat)
+        self._heartbeat = check_seconds("heartbeat", heartbeat)
         self._more = headers
         self._stream: _FrameStream | None = None
         self._is_ending = False
@@ -334,9 +275,9 @@ class RunEventsResponse(Response):
 
     def _open(self, last_id: str, *, unnamed: bool) -> Response:
         follower = self._store.follow(self._run_id, last_id)
-        frames = EventFrames(follower, None, unnamed=unnamed)
+        frames = EventFrames(follower, self._heartbeat, unnamed=unnamed)
         headers = {**STREAM_HEADERS, **(self._more or {})}
-        self._stream = _FrameStream(frames, self._heartbeat, headers)
+        self._stream = _FrameStream(frames, headers)
         if self._is_ending:
             self._stream.end()
         return self._stream
@@ -402,7 +343,7 @@ class RunEventsApp(Starlette):
         self._store = store
         self._authorize = authorize
         self._wait = wait
-        self._heartbeat = check_heartbeat(heartbeat)
+        self._heartbeat = check_seconds("heartbeat", heartbeat)
         self._max_streams = max_streams
         self._streams: set[RunEventsResponse] = set()
         super().__init__(

@@ -23,9 +23,7 @@ from bls_agent.runs.events import (
     StreamEvent,
     check_count,
     check_run_id,
-    next_id,
     order,
-    read_id,
 )
 from bls_agent.runs.reading import (
     NO_KEY,
@@ -53,7 +51,6 @@ FIRST_PORTION: Final = 10  # before it is known how large their events are
 PORTION_BYTES: Final = 2 * 1024 * 1024  # of events in one reply, about
 _TASK: Final = ("task", "title", "name", "input")  # what a run may be about
 
-TOGETHER: Final = 500  # runs of which nothing large is read
 MOST: Final = 10_000
 _GIVE_EVENTS: Final = ("XRANGE", "XREVRANGE")
 _OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be answered
@@ -297,29 +294,13 @@ class _Search:
         self.refusal: RedisUnavailableError | None = None  # what was refused last
 
     async def sort_newest_first(self, runs: Sequence[int]) -> list[int]:
-        """Sort runs, the one with the newest event first; leave out what is none.
-
-        The books hold the id of the last event, a few bytes; an event is read only if
-        one stands behind that id, or if there are no books.
-        """
-        counted: dict[int, str] = {}
-        asked = self._request(runs, lambda of: [("HGET", of.books, "id")], TOGETHER)
-        async for run_id, replies in asked:
-            booked = read_id(replies[0])
-            if booked is not None:
-                counted[run_id] = booked
+        """Sort runs, the one with the newest event first; leave out what is none."""
         found: dict[int, tuple[int, int]] = {}
-        uncounted = [run_id for run_id in runs if run_id not in counted]
-        for some, first in ((list(counted), TOGETHER), (uncounted, FIRST_PORTION)):
-            asked = self._request(
-                some, lambda keys: _behind_requests(keys, counted), first
-            )
-            async for run_id, replies in asked:
-                if self._is_readable(replies):
-                    last = counted.get(run_id, BEGINNING)
-                    if replies[0]:
-                        last = replies[0][0][0].decode()
-                    found[run_id] = order(last)
+        async for run_id, replies in self._request(runs, _newest_requests):
+            if self._is_readable(replies):
+                newest: Sequence[Entry] = replies[0]
+                last = newest[0][0].decode() if newest else BEGINNING
+                found[run_id] = order(last)
         return sorted(found, key=lambda run_id: (found[run_id], run_id), reverse=True)
 
     async def summarise(self, runs: Sequence[int]) -> list[RunSummary]:
@@ -346,10 +327,9 @@ class _Search:
         self,
         runs: Sequence[int],
         make: Callable[[RunKeys], list[Request]],
-        first: int = FIRST_PORTION,
     ) -> AsyncGenerator[tuple[int, list[Reply]]]:
         """Yield the replies about each run, errors among them, portion by portion."""
-        begin, portion = 0, PageSize(first, max(first, PORTION), PORTION_BYTES)
+        begin, portion = 0, PageSize(FIRST_PORTION, PORTION, PORTION_BYTES)
         while begin < len(runs):
             part = runs[begin : begin + portion.count]
             portion.count = len(part)
@@ -387,11 +367,8 @@ def _size_of_events(requests: Sequence[Request], replies: Sequence[Reply]) -> in
     )
 
 
-def _behind_requests(keys: RunKeys, counted: dict[int, str]) -> list[Request]:
-    """Request the last event, if one stands behind that of the books."""
-    last = counted.get(keys.run_id)
-    behind = "-" if last is None else next_id(last) or "+"
-    return [("XREVRANGE", keys.events, "+", behind, "COUNT", 1)]
+def _newest_requests(keys: RunKeys) -> list[Request]:
+    return [("XREVRANGE", keys.events, "+", "-", "COUNT", 1)]
 
 
 def _fact_requests(keys: RunKeys) -> list[Request]:

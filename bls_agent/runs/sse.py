@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 
 from bls_agent.core.codec import encode
-from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.settings import check_seconds
 from bls_agent.runs.events import (
     BEGINNING,
     EventId,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = [
     "HEARTBEAT",
     "EventFrames",
-    "check_heartbeat",
     "encode_close",
     "encode_followed",
     "event_frames",
@@ -55,8 +54,6 @@ HEARTBEAT: Final = 15.0  # seconds without an event until a comment is sent
 RETRY: Final = 2_000  # milliseconds until a client that was cut off comes back
 CHUNK: Final = 256 * 1024  # bytes that are sent at once, or one event
 PATIENCE: Final = 1.0  # seconds for a follower to be closed
-LEAST: Final = 0.01  # seconds between two comments
-MOST: Final = 86_400.0
 # The name of an event; for gap, writer_lost and close up to where the data begin.
 _NAME: Final = re.compile(
     rb"^event: (?:(gap|writer_lost|close)\ndata: \{|.*\n)", re.MULTILINE
@@ -161,25 +158,19 @@ def event_frames(
     Raises:
         ConfigurationError: An argument breaks its rule.
     """
-    return EventFrames(store.follow(run_id, last_id), check_heartbeat(heartbeat))
-
-
-def check_heartbeat(value: object) -> float:
-    """Check the seconds between two comments."""
-    if isinstance(value, int | float) and LEAST <= value <= MOST:
-        return float(value)
-    rule = "it is a number of seconds, from 0.01 to a day"
-    raise ConfigurationError("heartbeat", value, rule)
+    return EventFrames(
+        store.follow(run_id, last_id), check_seconds("heartbeat", heartbeat)
+    )
 
 
 class EventFrames:
     """The bytes of one stream, made by :func:`event_frames`; iterate over it."""
 
     def __init__(
-        self, follower: Follower, heartbeat: float | None, *, unnamed: bool = False
+        self, follower: Follower, heartbeat: float, *, unnamed: bool = False
     ) -> None:
         self._follower = follower
-        self._heartbeat = heartbeat  # ``None``: the caller sends comments
+        self._heartbeat = heartbeat
         self._unnamed = unnamed
         self._ending = False
         self._waiting: anyio.CancelScope | None = None
@@ -228,8 +219,6 @@ class EventFrames:
 
     async def _next(self) -> list[Followed]:
         """Wait for events, until a comment is due, or for the end."""
-        if self._heartbeat is None:
-            return await self._follower.batch()
         # A batch that is cancelled loses nothing.
         with anyio.CancelScope() as self._waiting:
             return await self._follower.batch(self._heartbeat)

@@ -18,7 +18,7 @@ SCOPE = {"type": "http", "method": "GET", "headers": [], "query_string": b""}
 
 
 def stream_of(follower: Follower, heartbeat: float = 15.0) -> _FrameStream:
-    return _FrameStream(EventFrames(follower, None), heartbeat, {})
+    return _FrameStream(EventFrames(follower, heartbeat), {})
 
 
 async def receive() -> Any:
