@@ -61,10 +61,7 @@ def order(event_id: EventId) -> tuple[int, int]:
 
 
 def next_id(event_id: EventId) -> EventId | None:
-    """Give the least id behind another, where a range that excludes it begins.
-
-    ``None`` behind the largest.
-    """
+    """Give the least id behind another; ``None`` behind the largest."""
     milliseconds, number = order(event_id)
     if number < _LARGEST:
         return f"{milliseconds}-{number + 1}"

@@ -202,11 +202,7 @@ class Follower:
         self._is_over = True
 
     async def _next(self, until: float = math.inf) -> list[Followed]:
-        """Give what comes next, at least one; empty at the end, or when time is up.
-
-        The place moves in the very step that returns events: cancelling a wait loses
-        none.
-        """
+        """Give what comes next, at least one; empty at the end, or when time is up."""
         if not self._has_yielded:
             await anyio.lowlevel.checkpoint()
         self._has_yielded, self._until = False, until
@@ -227,10 +223,7 @@ class Follower:
         return []
 
     def _take_more(self, topic: RunTopic) -> list[Followed] | None:
-        """Take new events from the buffer; ``None`` if they are not there any more.
-
-        The usual case, for each event of each follower.
-        """
+        """Take new events from the buffer, as usual; ``None`` if they have left it."""
         events = topic.buffer.after(self._number or 0, BATCH)
         if events:
             self._number = (self._number or 0) + len(events)

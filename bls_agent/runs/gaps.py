@@ -177,10 +177,7 @@ async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
 
 
 def read_last(about: Reply) -> tuple[EventId | None, bool]:
-    """Read from XINFO STREAM the last id ever given, and whether there is a run.
-
-    The id is ``None`` where the right to know it is missing.
-    """
+    """Read from XINFO STREAM the last id, if that may be read, and whether a run is."""
     if isinstance(about, BlsError):
         if "no such key" in str(about).lower():
             return BEGINNING, False
@@ -287,10 +284,7 @@ class WriterLiveness:
         self._too_long_since: float | None = None  # when more was left than its length
 
     def note_events(self) -> bool:
-        """Record that events have come, perhaps of a writer with a lease.
-
-        Returns whether to probe earlier than was planned.
-        """
+        """Record that events have come; tell whether to probe earlier than planned."""
         self.existed = True
         if (
             self._lives_until >= self._probed_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -269,40 +269,34 @@ class StreamReader:
     async def _handle_error(
         self, error: RedisUnavailableError, backoff: Backoff
     ) -> None:
-        """Fail the runs that are refused, or record an outage and wait."""
+        """Fail the runs that are refused; if there are none, it is an outage."""
+        refused: dict[int, BlsError] = {}
         if isinstance(error, RedisRefusedError):
             try:
-                await self._fail_refused(error)
+                refused = await self._find_refused(error)
             except RedisUnavailableError as other:
                 error = other
-            else:
-                return
-        self._set_outage(error)
-        await anyio.sleep(backoff.failed())
+        for run_id, failure in refused.items():
+            self.topics.pop(run_id).fail(failure)
+        if not refused:
+            self._set_outage(error)
+            await anyio.sleep(backoff.failed())
 
-    async def _fail_refused(self, error: RedisRefusedError) -> None:
-        """Fail the runs that cannot be read; all of them if none is found."""
+    async def _find_refused(self, error: RedisRefusedError) -> dict[int, BlsError]:
+        """Find the runs that cannot be read; all of them where it is not their keys."""
         topics = list(self.topics.values())
-        found: list[tuple[RunTopic, BlsError]] = []
+        refused: dict[int, BlsError] = {}
         if not error.connecting:
-            found = await self._find_refused(topics)
-            if not found and error.kind in OF_ITS_KEY:
-                raise error  # it was mended meanwhile
-        for topic, failure in found or [(one, error) for one in topics]:
-            topic.fail(failure)
-            self.topics.pop(topic.keys.run_id, None)
-
-    async def _find_refused(
-        self, topics: Sequence[RunTopic]
-    ) -> list[tuple[RunTopic, BlsError]]:
-        keys = [topic.keys.events for topic in topics]
-        requests = [("XREAD", "COUNT", 1, "STREAMS", key, "$") for key in keys]
-        replies = await self._pool.read_many(requests)
-        return [
-            (topic, RunReader(self._pool, topic.keys.run_id).explain(reply))
-            for topic, reply in zip(topics, replies, strict=True)
-            if isinstance(reply, RedisRefusedError)
-        ]
+            keys = [topic.keys.events for topic in topics]
+            requests = [("XREAD", "COUNT", 1, "STREAMS", key, "$") for key in keys]
+            replies = await self._pool.read_many(requests)
+            for topic, reply in zip(topics, replies, strict=True):
+                if isinstance(reply, RedisRefusedError):
+                    reader = RunReader(self._pool, topic.keys.run_id)
+                    refused[topic.keys.run_id] = reader.explain(reply)
+            if refused or error.kind in OF_ITS_KEY:  # else it was mended meanwhile
+                return refused
+        return {topic.keys.run_id: error for topic in topics}
 
     async def aclose(self) -> None:
         """End, and wake the followers."""

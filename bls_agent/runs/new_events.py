@@ -337,10 +337,7 @@ def add_arguments(
 
 
 def log_mended(reply: Reply, keys: RunKeys) -> Reply:
-    """Take the mark of mended books off a reply of ``add_events.lua``, and log it.
-
-    That happens once, because the script has written the books anew.
-    """
+    """Take the mark of mended books off a reply of ``add_events.lua``, and log it."""
     if reply[-1] != b"mended":
         return reply
     text = "%r held what no writer of events writes: counting goes on from the events"
@@ -391,12 +388,7 @@ def _describe(error: BaseException) -> JSONObject:
 
 @dataclass(slots=True, eq=False)
 class PendingEvent:
-    """An event of a writer, not numbered yet.
-
-    ``emit`` captures its data, because the host may change them at once: as JSON, or,
-    for a piece of a text that may be merged, as they are, which is cheaper; such a
-    piece is encoded when it is written.
-    """
+    """An event of a writer; the host may change its data as soon as it is captured."""
 
     category: str
     action: str

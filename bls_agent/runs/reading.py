@@ -73,10 +73,9 @@ def run_id_of(key: bytes) -> int | None:
 
 
 async def find_wrong_type(pool: ConnectionPool, keys: RunKeys) -> WrongTypeError:
-    """Find the key of a run that has another type, after a script was refused for it.
+    """Find the key of a run that has another type, by commands that scripts need, too.
 
-    Sends commands that the scripts use themselves: no further right is needed. Where
-    their replies do not show it (any more), it is the stream.
+    Where their replies do not show it any more, it is the stream.
     """
     requests: list[Request] = [
         ("XLEN", keys.events), ("HMGET", keys.books, "owner"), ("GET", keys.owner)
@@ -116,10 +115,7 @@ class PageSize:
         return True
 
     def record(self, found: int, size: int, took: float) -> None:
-        """Adapt to a page: how many were found, their bytes, and the seconds it took.
-
-        The next page is at most ten times longer: the other events may be large.
-        """
+        """Adapt to a page: how many were found, their bytes, and the seconds it took."""
         if took < QUICK:
             self._most = min(self._longest, 2 * self._most)
         fitting = self._most_bytes // max(1, size // max(1, found))

@@ -226,11 +226,7 @@ class EventFrames:
 
 
 def _write_chunks(items: deque[Followed]) -> Iterator[bytes]:
-    """Encode what a follower gave, in few chunks that are not too large.
-
-    An item is dropped once it is encoded: a client that reads slowly holds the rest
-    only.
-    """
+    """Encode what a follower gave, in few chunks; what is encoded is dropped."""
     frames: list[bytes] = []
     size = 0
     while items:

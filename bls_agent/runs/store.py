@@ -68,11 +68,6 @@ class EventStore(Store):
     The methods of the protocol, with their names and argument order; each that does I/O
     is awaited. Down is not empty: where Redis cannot answer,
     :class:`~bls_agent.RedisUnavailableError` is raised.
-
-    Attributes:
-        maxlen: About how many events of a run are kept.
-        ttl: Seconds for which a run is kept after its last sign of life.
-        event_size_limit: Longest data of an event, in bytes of JSON.
     """
 
     client_name: ClassVar[str] = "bls-runs"

@@ -81,11 +81,7 @@ class EventBuffer:
         return self._events[at : at + most]
 
     def locate(self, place: EventId) -> int | None:
-        """Give the number of the event right behind a place.
-
-        ``None`` if the place is neither the base nor that of an event in the buffer:
-        events may have stood between it and the next one here.
-        """
+        """Give the number of the event right behind a place; ``None`` if unknown."""
         if place == self.head:
             return self.end
         if place == self.base:
@@ -159,9 +155,7 @@ class RunTopic:
         self.news = 0  # how often something has happened besides events that have come
         self.rewinds = 0  # how often the server had lost what was read
         self.rewound_to = head  # the last id that it knew then
-        self.liveness = WriterLiveness(
-            now, existed=seen
-        )  # what is known of the run and its writer
+        self.liveness = WriterLiveness(now, existed=seen)
         # why Redis cannot be asked now
         self.outage: RedisUnavailableError | None = None
         self.failure: BlsError | None = None  # why it cannot be read, for good
@@ -227,11 +221,7 @@ class RunTopic:
         return max(self.buffer.head, self.reach, key=order)
 
     def rewind(self, last: EventId) -> None:
-        """Go back to the last id of a server that has lost what was read behind it.
-
-        The buffer starts anew if its head stands behind that id; followers that have
-        read further go back.
-        """
+        """Go back to the last id of a server that has lost what was read behind it."""
         self.rewound_to = self.reach = last
         self.rewinds += 1
         self.liveness.note_outage(anyio.current_time())

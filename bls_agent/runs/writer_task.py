@@ -92,10 +92,7 @@ class HighWaterMarks:
         self._lock = threading.Lock()
 
     def of(self, run_id: int, now: float) -> tuple[int, str]:
-        """Give the sequence and the id that the next event has to come after.
-
-        An expired run has none: its server did not lose it, so it begins anew.
-        """
+        """Give what the next event has to come after; an expired run begins anew."""
         sequence, event_id, until = self._marks.get(run_id, _UNKNOWN)
         return (sequence, event_id) if now < until else (0, BEGINNING)
 
@@ -358,13 +355,6 @@ class RunWriterTask:
             self._log_drops(dropped)
         return warnings
 
-    def _log_losses(self, lost: int) -> None:
-        """Log, at the end, how many events are written nowhere."""
-        if lost:
-            text = "run %d: %d events could not be written before the end"
-            logger.warning(text, self._keys.run_id, lost)
-        self._log_drops(Counter(self._delivery.buffer.stats().dropped))
-
     def _log_drops(self, dropped: Counter[str]) -> None:
         """Log, at most once a minute, that the buffer was too small."""
         counts = [f"{dropped[why]:,} ({why})" for why in REPORTED if dropped[why]]
@@ -503,7 +493,11 @@ class RunWriterTask:
             await cancel(self._task)
             if loop_ends:
                 await self._write_rest()
-            self._log_losses(self._delivery.give_up("shutdown"))
+            lost = self._delivery.give_up("shutdown")
+            if lost:
+                text = "run %d: %d events could not be written before the end"
+                logger.warning(text, self._keys.run_id, lost)
+            self._log_drops(Counter(self._delivery.buffer.stats().dropped))
         finally:
             if self._run_lease is not None:
                 self._run_lease.finish()
