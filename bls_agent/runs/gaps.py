@@ -281,7 +281,8 @@ class WriterLiveness:
         self._lives_until = float("-inf")  # the end of the lease that was seen last
         self._lost_not_before = self._gone_not_before = now
         self._missed: tuple[bytes, float] | None = None  # whose lease, since when
-        self._too_long_since: float | None = None  # when more was left than its length
+        # the end of a lease of which more was left than its length, by our clock
+        self._too_long_until: float | None = None
 
     def note_events(self) -> bool:
         """Record that events have come; tell whether to probe earlier than planned."""
@@ -317,17 +318,13 @@ class WriterLiveness:
         return self._record_run(probe, now) or is_lost
 
     def _correct_lease(self, probe: Probe, now: float) -> float | None:
-        """Give what is left of a lease, by our clock where the server's was set back.
-
-        The server reports more than the lease's length then, until its owner renews it.
-        """
-        if probe.left is None or probe.length is None or probe.left <= probe.length:
-            self._too_long_since = None
-            return probe.left
-        if self._too_long_since is None:
-            self._too_long_since = now
-        left = self._too_long_since + probe.length - now
-        return left if left > 0 else None
+        """Give what is left of a lease, by our clock where the server's was set back."""
+        left, length = probe.left, probe.length
+        if left is None or length is None or left <= length:
+            self._too_long_until = None
+            return left
+        self._too_long_until = self._too_long_until or now + length
+        return self._too_long_until - now if now < self._too_long_until else None
 
     def _record_writer(self, probe: Probe, now: float) -> bool:
         if probe.owner is None or probe.left is not None:

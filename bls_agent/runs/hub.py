@@ -14,9 +14,10 @@ from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.core.redaction import redact_traceback
-from bls_agent.runs.events import BEGINNING, EventId, order
+from bls_agent.runs.events import BEGINNING, EventId, StreamEvent, order
 from bls_agent.runs.gaps import (
     Probe,
+    continues,
     fetch_evidence,
     read_last,
     was_deleted,
@@ -29,7 +30,7 @@ from bls_agent.runs.reading import (
     RunReader,
     decode_entries,
 )
-from bls_agent.runs.topic import Arrivals, RunTopic, SharedPages
+from bls_agent.runs.topic import RunTopic, SharedPages
 from bls_agent.runtime.tasks import cancel, start_background
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ class StreamReader:
         return True
 
     async def _deliver(self, reply: Any) -> None:
-        jumps: list[tuple[RunTopic, Arrivals]] = []
+        jumps: list[tuple[RunTopic, list[StreamEvent], list[int]]] = []
         size = count = 0
         for key, entries in reply or ():
             topic, place = self._posted[key]
@@ -242,29 +243,30 @@ class StreamReader:
             events = decode_entries(topic.keys.run_id, entries)
             if topic.liveness.note_events():
                 self._wake()
-            come = Arrivals(events, sizes)
-            if topic.continues(events):
-                topic.append(come)
+            if continues(topic.known, events[0]):
+                topic.append(events, sizes)
             else:
-                jumps.append((topic, come))
+                jumps.append((topic, events, sizes))
         if count:
             each = max(1, size // count)
             asked = self._asked * len(self._posted)
             self._room = min(PAGE_BYTES // each, GROWTH * asked)
-        for topic, come in jumps:
-            await self._deliver_jump(topic, come)
+        for jump in jumps:
+            await self._deliver_jump(*jump)
 
-    async def _deliver_jump(self, topic: RunTopic, come: Arrivals) -> None:
+    async def _deliver_jump(
+        self, topic: RunTopic, events: list[StreamEvent], sizes: list[int]
+    ) -> None:
         """Deliver events that may not stand right behind the head, after a query."""
         head = topic.buffer.head
         reader = RunReader(self._pool, topic.keys.run_id)
-        evidence = await fetch_evidence(reader, head, come.events[0].id)
+        evidence = await fetch_evidence(reader, head, events[0].id)
         if topic.buffer.head != head:
             return
         if evidence.stands and not evidence.noted:
-            topic.append(come)
+            topic.append(events, sizes)
         else:
-            topic.skip(come)
+            topic.skip(events)
 
     async def _handle_error(
         self, error: RedisUnavailableError, backoff: Backoff
@@ -277,7 +279,9 @@ class StreamReader:
             except RedisUnavailableError as other:
                 error = other
         for run_id, failure in refused.items():
-            self.topics.pop(run_id).fail(failure)
+            topic = self.topics.pop(run_id)
+            topic.failure = failure
+            topic.close()
         if not refused:
             self._set_outage(error)
             await anyio.sleep(backoff.failed())

@@ -122,9 +122,8 @@ class EventStore(Store):
     ) -> str | None:
         """Add one event, in one round trip.
 
-        Its sequence is counted in Redis, over all writers of the run; where the server
-        has forgotten, it goes on behind what this store has written last. The run's
-        TTL begins anew.
+        Redis counts its sequence over all writers of the run, and goes on behind what
+        this store has written last if it has forgotten. The run's TTL begins anew.
 
         Args:
             run_id: The run.
@@ -136,8 +135,7 @@ class EventStore(Store):
             sequence: Its number; default: counted.
 
         Returns:
-            The id of the event. With ``on_error="none"`` ``None`` where Redis could not
-            answer.
+            Its id; with ``on_error="none"`` ``None`` where Redis could not answer.
 
         Raises:
             ConfigurationError: An argument breaks its rule; nothing was written.
@@ -228,16 +226,13 @@ class EventStore(Store):
             data: Data of ``lifecycle.started``.
             lifecycle: Whether this writer begins and ends the run, and owns it. Else it
                 only contributes events to the run of another writer.
-            lease: Seconds after which followers learn that a writer is lost, if it
-                dies without leaving; renewed with each batch, and three times in that
-                time without one.
-            coalesce: Seconds for which events gather, once one has left. Neighbouring
-                ``llm.stream`` events that differ in their text alone (``content``,
-                ``delta``, ``text``, ``token`` or ``chunk``) become one then. 0 merges
-                none and gathers for 5 ms.
-            buffer: Events in memory at most, 1,000 or more; when there are too many,
-                pieces of texts go first, the categories ``lifecycle`` and ``system``
-                last.
+            lease: Seconds after which followers learn that a writer is lost that died
+                without leaving; renewed with each batch, else three times in it.
+            coalesce: Seconds for which events gather. Neighbouring ``llm.stream``
+                events that differ in their text alone (``content``, ``delta``,
+                ``text``, ``token`` or ``chunk``) become one. 0 merges none.
+            buffer: Events in memory at most, 1,000 or more. Pieces of texts are given
+                up first, the categories ``lifecycle`` and ``system`` last.
             buffer_bytes: Their bytes at most; room for four of the longest events.
             shutdown_timeout: Seconds that leaving takes at most.
 
@@ -429,11 +424,10 @@ class EventStore(Store):
     def follow(self, run_id: int, last_id: str = BEGINNING) -> Follower:
         """Give the events behind a place as they are written, each once, in order.
 
-        It waits for a run that does not exist yet, and through outages of Redis. Where
-        events are missing a :class:`~bls_agent.runs.Gap` stands in their place; where
-        the writer fell silent without ending the run, a
-        :class:`~bls_agent.runs.WriterLost`. It ends at ``system.close``, and when the
-        run disappears.
+        It waits for a run that does not exist yet, and through outages of Redis. A
+        :class:`~bls_agent.runs.Gap` stands where events are missing, a
+        :class:`~bls_agent.runs.WriterLost` where the writer fell silent without ending
+        the run. It ends at ``system.close``, and when the run disappears.
 
         Args:
             run_id: The run.

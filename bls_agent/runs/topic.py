@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 from weakref import WeakValueDictionary
 
 import anyio
 
 from bls_agent.core.errors import BlsError, RedisUnavailableError
 from bls_agent.runs.events import EventId, StreamEvent, next_id, order
-from bls_agent.runs.gaps import WriterLiveness, continues, sequence_of
+from bls_agent.runs.gaps import WriterLiveness, sequence_of
 from bls_agent.runs.reading import Page, RunKeys, RunReader
 
-__all__ = ["Arrivals", "EventBuffer", "RunTopic", "SharedPages"]
+__all__ = ["EventBuffer", "RunTopic", "SharedPages"]
 
 MOST: Final = 1_000  # events
 MOST_BYTES: Final = 2 * 1024 * 1024
@@ -129,13 +129,6 @@ class SharedPages:
         self._kept.clear()
 
 
-class Arrivals(NamedTuple):
-    """The events of one run in one reply."""
-
-    events: list[StreamEvent]  # oldest first, at least one
-    sizes: list[int]  # of each in bytes
-
-
 class RunTopic:
     """The newest events of one run, and what wakes the followers that wait for more.
 
@@ -196,22 +189,17 @@ class RunTopic:
             self._changed.set()
             self._changed = anyio.Event()
 
-    def continues(self, events: Sequence[StreamEvent]) -> bool:
-        """Tell whether events surely stand right behind the head."""
-        return continues(self.known, events[0])
-
-    def append(self, come: Arrivals) -> None:
+    def append(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
         """Append events that stand right behind the head, and wake all followers."""
-        self.buffer.add(come.events, come.sizes)
-        self._note_last(come)
+        self.buffer.add(events, sizes)
+        self._go_behind(events[-1])
 
-    def skip(self, come: Arrivals) -> None:
+    def skip(self, events: Sequence[StreamEvent]) -> None:
         """Go on behind events; each follower finds out what stands before them."""
-        self.buffer.restart(come.events[-1].id)
-        self._note_last(come)
+        self.buffer.restart(events[-1].id)
+        self._go_behind(events[-1])
 
-    def _note_last(self, come: Arrivals) -> None:
-        last = come.events[-1]
+    def _go_behind(self, last: StreamEvent) -> None:
         self.known = sequence_of(last)
         self.wake()
 
@@ -229,11 +217,6 @@ class RunTopic:
             self.buffer.restart(last)
             self.known = None
         self.notify()
-
-    def fail(self, failure: BlsError) -> None:
-        """Make every follower raise an error: the run cannot be read."""
-        self.failure = failure
-        self.close()
 
     def close(self) -> None:
         """End; waiting followers find another topic, or end."""

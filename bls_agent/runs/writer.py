@@ -37,7 +37,6 @@ from bls_agent.runs.writer_task import (
     RunLease,
     RunWriterTask,
     WriterPool,
-    wait_through,
 )
 from bls_agent.runtime.batch_writer import BatchWriter, Flushed
 from bls_agent.runtime.loop_thread import (
@@ -407,9 +406,7 @@ class RunWriter:
             return
         self._put_end(writing, error)
         within = self._options.shutdown_timeout
-        await call_in(
-            writing.loop, partial(_end, writing, within), within + LEAVE_GRACE
-        )
+        await call_in(writing.loop, partial(writing.end, within), within + LEAVE_GRACE)
 
     def _put_end(self, writing: RunWriterTask, error: BaseException | None) -> None:
         if self._options.lifecycle:
@@ -498,10 +495,6 @@ class RunWriter:
             writing.loop.call_soon_threadsafe(writing.abandon)
         text = f"the writer of run {self.run_id} was never left"
         _warn(text, ResourceWarning, stacklevel=2, source=self)
-
-
-async def _end(writing: RunWriterTask, within: float) -> None:
-    await wait_through(writing.end(within))
 
 
 def _log_failure(leaving: Future[None]) -> None:

@@ -61,7 +61,6 @@ __all__ = [
     "RunLease",
     "RunWriterTask",
     "WriterPool",
-    "wait_through",
 ]
 
 logger = logging.getLogger(__name__)
@@ -469,8 +468,11 @@ class RunWriterTask:
             await anyio.sleep(min(pause, left))
             pause = GLANCE
 
-    def end(self, within: float) -> asyncio.Task[None]:
-        """Begin the end: what was put is written, as far as that is possible."""
+    async def end(self, within: float) -> None:
+        """Write what was put, as far as that is possible; the caller's cancellation waits."""
+        await _wait_through(self._begin_end(within))
+
+    def _begin_end(self, within: float) -> asyncio.Task[None]:
         if self._end is None:
             self._end = start_background(lambda: self._finish(within), self._name)
         return self._end
@@ -479,7 +481,7 @@ class RunWriterTask:
         """End a run whose writer was collected unclosed; its lease expires."""
         if self._run_lease is not None:
             self._run_lease.finish()
-        self._end = self.end(FINAL_WRITE)
+        self._end = self._begin_end(FINAL_WRITE)
 
     async def _finish(self, within: float) -> None:
         import asyncio  # noqa: PLC0415 - as above
@@ -504,7 +506,7 @@ class RunWriterTask:
             self._pool.users -= 1
 
 
-async def wait_through(task: asyncio.Task[None]) -> None:
+async def _wait_through(task: asyncio.Task[None]) -> None:
     """Wait for the end of a task; a cancellation meanwhile is raised afterwards."""
     import asyncio  # noqa: PLC0415 - as above
 

@@ -14,7 +14,7 @@ from bls_agent.runs import EventStore, Followed, StreamEvent, hub
 from bls_agent.runs.hub import COUNT, StreamReader
 from bls_agent.runs.reading import RunReader
 from bls_agent.runs.sse import _write_chunks, event_frames
-from bls_agent.runs.topic import MOST, Arrivals, RunTopic
+from bls_agent.runs.topic import MOST, RunTopic
 from tests.harness import eventually
 from tests.kit import Delay, FaultProxy
 
@@ -45,8 +45,8 @@ async def test_no_wait_for_who_has_fallen_behind_the_ring(
     """Even with 0 all is given that is there: what others have no more is read."""
     append, taken = RunTopic.append, list[str]()
 
-    def note(self: RunTopic, come: Arrivals) -> None:
-        append(self, come)
+    def note(self: RunTopic, events: Any, sizes: Any) -> None:
+        append(self, events, sizes)
         taken.append(self.buffer.base)
 
     monkeypatch.setattr(RunTopic, "append", note)
