@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
 from bls_agent.connection.endpoint import Reply
@@ -17,7 +17,6 @@ from bls_agent.runs.events import (
     read_id,
 )
 from bls_agent.runs.reading import NO_KEY, RunReader, decode_entries
-from bls_agent.runtime.lease import length_of
 
 __all__ = [
     "LOOK",
@@ -246,21 +245,18 @@ class Probe:
     elapsed: float = 0.0  # seconds that reading took
     # whether the run was known before: one that begins meanwhile has not disappeared
     existed: bool = True
-    length: float | None = None  # seconds of the lease, as far as its token tells
 
     @classmethod
     def read(
         cls, exists: Reply, owner: Reply, left: Reply, *, elapsed: float, existed: bool
     ) -> Probe:
         """Make a probe of the replies to EXISTS, HGET and PTTL."""
-        owner, milliseconds = _known(owner), _known(left)
+        milliseconds = _known(left)
         if milliseconds in (None, NO_KEY):
             seconds = None
         else:  # infinite where the key never expires
             seconds = milliseconds / 1000 if milliseconds >= 0 else float("inf")
-        return cls(
-            _known(exists) != 0, owner, seconds, elapsed, existed, length_of(owner)
-        )
+        return cls(_known(exists) != 0, _known(owner), seconds, elapsed, existed)
 
 
 class WriterLiveness:
@@ -281,8 +277,6 @@ class WriterLiveness:
         self._lives_until = float("-inf")  # the end of the lease that was seen last
         self._lost_not_before = self._gone_not_before = now
         self._missed: tuple[bytes, float] | None = None  # whose lease, since when
-        # the end of a lease of which more was left than its length, by our clock
-        self._too_long_until: float | None = None
 
     def note_events(self) -> bool:
         """Record that events have come; tell whether to probe earlier than planned."""
@@ -306,7 +300,6 @@ class WriterLiveness:
         """Record a probe; tell whether followers have to be notified."""
         self._probed_at = now
         self.probe_at = now + LOOK
-        probe = replace(probe, left=self._correct_lease(probe, now))
         if probe.left is not None:
             self._lease = max(self._lease, probe.left)
             self._lives_until = now + probe.left
@@ -316,15 +309,6 @@ class WriterLiveness:
             self.probe_at = min(self.probe_at, ends_at + BEHIND)
         is_lost = self._record_writer(probe, now)
         return self._record_run(probe, now) or is_lost
-
-    def _correct_lease(self, probe: Probe, now: float) -> float | None:
-        """Give what is left of a lease, by our clock where the server's was set back."""
-        left, length = probe.left, probe.length
-        if left is None or length is None or left <= length:
-            self._too_long_until = None
-            return left
-        self._too_long_until = self._too_long_until or now + length
-        return self._too_long_until - now if now < self._too_long_until else None
 
     def _record_writer(self, probe: Probe, now: float) -> bool:
         if probe.owner is None or probe.left is not None:

@@ -83,6 +83,9 @@ _WIDEST: Final = 6  # bytes of a character in JSON at most: \u001b, a lone surro
 
 
 Source: TypeAlias = tuple[str, str, str, str]
+# The nine arguments of an event in ``add_events.lua``: sequence, timestamp, source,
+# category, action, data.
+Prepared: TypeAlias = tuple[int | str, str, str, str, str, str, str, str, bytes]
 # Name, type and value of each field; of the text neither type nor value.
 _Shape: TypeAlias = tuple[tuple[str, type | None, Any], ...]
 
@@ -110,25 +113,6 @@ class NewEvent(NamedTuple):
     sequence: int | None = None
 
 
-class Prepared(NamedTuple):
-    """An event as it goes to Redis: its nine arguments in ``add_events.lua``."""
-
-    sequence: str | int
-    timestamp: str | bytes
-    agent_id: str | bytes
-    agent_type: str | bytes
-    agent_name: str | bytes
-    team_name: str | bytes
-    category: str | bytes
-    action: str | bytes
-    data: bytes
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it takes on the wire."""
-        return len(self.data) + FIELDS_BYTES
-
-
 def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
     """Encode an event exactly as it is, or refuse it."""
     data = check_data(event.data)
@@ -143,7 +127,7 @@ def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
     sequence: int | str = ""
     if event.sequence is not None:
         sequence = check_count("sequence", event.sequence, least=0, most=_LARGEST)
-    return Prepared(
+    return (
         sequence,
         _check_timestamp(event.timestamp, now),
         *check_source(event.source),
@@ -307,10 +291,11 @@ def portions(events: Sequence[Prepared]) -> list[list[Prepared]]:
     found: list[list[Prepared]] = []
     size = 0
     for one in events:
-        size += one.size
+        length = len(one[-1]) + FIELDS_BYTES
+        size += length
         if not found or len(found[-1]) == TOGETHER or size > TOGETHER_BYTES:
             found.append([])
-            size = one.size
+            size = length
         found[-1].append(one)
     return found
 

@@ -34,6 +34,7 @@ from bls_agent.runs.events import BEGINNING, order
 from bls_agent.runs.new_events import (
     NO_SOURCE,
     PendingEvent,
+    Prepared,
     Source,
     add_arguments,
     capture,
@@ -273,7 +274,7 @@ class _Batch(list[PendingEvent]):
 
     def __init__(self, events: Sequence[PendingEvent]) -> None:
         super().__init__(events)
-        self.rows: list[Sequence[Argument]] = []  # nine arguments for each event
+        self.rows: list[Prepared] = []
         self.pieces = 0  # merged into the event of another one
         self.ends = False  # whether the run ends with it
         self.number = 0  # the same when it is sent again; 0 before it is sent

@@ -379,18 +379,3 @@ def test_nothing_is_missing_before_the_first_event_that_is_given() -> None:
     cursor.gap_pending = True
     assert not cursor.misses_nothing(event(7))
     assert not Cursor("0-0").misses_nothing(event(7))
-
-
-def test_a_lease_that_a_clock_set_back_made_longer() -> None:
-    """It counts for its length from the first look, until its owner renews it."""
-    liveness = WriterLiveness(0.0, existed=True)
-    hour = Probe(exists=True, owner=b"a", left=3_600.0, length=15.0)
-    assert not liveness.record(hour, 0.0)
-    assert not liveness.record(hour, 14.0)
-    assert liveness.probe_at <= 15.1
-    assert not liveness.record(hour, 15.05)
-    assert liveness.record(hour, 15.5)
-    assert liveness.lost == b"a"
-    renewed = Probe(exists=True, owner=b"a", left=14.9, length=15.0)
-    liveness.record(renewed, 16.0)
-    assert liveness.lost is None
