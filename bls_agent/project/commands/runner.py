@@ -128,11 +128,14 @@ class CommandRunner:
             command = self._decode(message)
         except DecodeError as error:
             return _discarded(error, message)
-        sent = None if self._max_age is None else parse_timestamp(command.timestamp)
-        if sent is not None and self._max_age is not None:
+        limit = self._max_age
+        sent = None if limit is None else parse_timestamp(command.timestamp)
+        if sent is not None and limit is not None:
             age = self._clock() - sent.timestamp()
-            if age > self._max_age:
-                return _too_old(command, age, self._max_age)
+            if age > limit:
+                text = f"it was sent {age:.0f} s ago; command_max_age is {limit:g} s"
+                told = {"type": "TooOld", "message": text}
+                return _ended(OutcomeKind.REJECTED, command, 0.0, error=told)
         if command.broadcast and self._pass_on is not None:
             await self._pass_on(message, command)
         return await self._run_command(command, message)
@@ -307,16 +310,7 @@ def _failure(error: BaseException) -> _End:
         case UnknownCommandError():
             return OutcomeKind.UNKNOWN, None, told | {"message": str(error)}
         case _:
-            return OutcomeKind.FAILED, None, told | _describe(error)
-
-
-def _describe(error: BaseException) -> dict[str, str]:
-    try:
-        return describe_error(error)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as failure:  # noqa: BLE001 - a foreign __str__ that goes far
-        return {"message": f"<not available: {type(failure).__name__}>"}
+            return OutcomeKind.FAILED, None, told | describe_error(error)
 
 
 def _ended(
@@ -340,12 +334,6 @@ def _ended(
 def _timed_out(command: Command, timeout: float | None, seconds: float) -> Outcome:
     told = {"type": "TimedOut", "message": f"no result within {timeout:g} s"}
     return _ended(OutcomeKind.TIMED_OUT, command, seconds * 1000, error=told)
-
-
-def _too_old(command: Command, age: float, limit: float) -> Outcome:
-    text = f"it was sent {age:.0f} s ago; command_max_age is {limit:g} s"
-    told = {"type": "TooOld", "message": text}
-    return _ended(OutcomeKind.REJECTED, command, 0.0, error=told)
 
 
 def _discarded(error: DecodeError, message: Message) -> Outcome:

@@ -398,7 +398,9 @@ def _fill_in(
 def _as_text(message: object) -> str:
     try:
         return str(message)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a foreign __str__
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a foreign __str__
         return f"<{type(message).__name__}, whose str raised {type(error).__name__}>"
 
 

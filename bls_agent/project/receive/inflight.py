@@ -1,4 +1,4 @@
-"""What a process has taken and not acknowledged, and what the dead had: keys and lists."""
+"""What a process has taken and not acknowledged, and the lists of the dead."""
 
 from __future__ import annotations
 
