@@ -115,13 +115,11 @@ async def _on_field_error(request: Request, error: FieldError) -> Response:
 async def _on_error_of_ours(request: Request, error: BlsError) -> Response:
     fields: dict[str, str] = {}
     if isinstance(error, ConfigurationError):
-        fields[_FIELDS.get(error.name, error.name)] = error.rule
+        name = "targetProjectName" if error.name == "project" else error.name
+        fields[name] = error.rule
     status = status_of(error)
     headers = {"retry-after": RETRY_AFTER} if status == 503 else None  # noqa: PLR2004
     return refuse_with(request, status, str(error), fields=fields, headers=headers)
-
-
-_FIELDS = {"project": "targetProjectName"}
 
 
 async def _on_gone(_: Request, __: Exception) -> Response:

@@ -325,9 +325,8 @@ class HelpCache:
 
 
 class MisfitError(Exception):
-    """A text does not fit its field.
+    """A text does not fit its field: ``code`` and ``values`` are of the catalogue.
 
-    ``code`` names the text in the catalogue, after ``field_``, and ``values`` fill it.
     ``place`` says where inside of a list or object: numbers from 1, or names.
     """
 
@@ -343,20 +342,14 @@ _OBJECT: Final = Field(name="", kind=FieldKind.JSON, shape="object")
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """The arguments that fit, and the errors of the other fields.
-
-    Under ``more`` and ``args`` are the errors of the fields for JSON objects.
-    """
+    """The arguments that fit, and the errors of the other fields."""
 
     arguments: JSONObject = part(default_factory=dict[str, JSONValue])
     errors: Mapping[str, MisfitError] = part(default_factory=dict[str, MisfitError])
 
 
 def read_submission(form: Form | None, typed: Mapping[str, str]) -> Submission:
-    """Read all inputs of a form, by their names; never raises.
-
-    Without a form there is one field with all arguments.
-    """
+    """Read all inputs of a form; without one there is one field with all arguments."""
     if form is None:
         return _read_object(ALL, typed.get(ALL, ""), frozenset())
     arguments: JSONObject = {}

@@ -1,7 +1,4 @@
-"""The checks that every request has to pass, and logging in and out.
-
-Few attempts to log in, the same time for each, a new session every time.
-"""
+"""The checks that every request has to pass, and logging in and out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The contents of requests and answers: addresses, fields, JSON. No I/O.
 
-A project's name may hold ``/`` and be ``..``, and where a key is no UTF-8 its bytes are
-surrogates in the name. Addresses carry the bytes, so that each name comes back
-unchanged.
+Addresses carry a project's name as bytes: it may hold ``/`` or be no UTF-8.
 """
 
 from __future__ import annotations

@@ -162,10 +162,7 @@ def local_target(path: str, *, default: str = "/") -> str:
 
 
 class Buckets:
-    """A token bucket for each client; the one seen longest ago makes room for a new one.
-
-    All that is kept of a bucket is when it is full again.
-    """
+    """When the token bucket of each client is full again, of the last seen ones."""
 
     def __init__(self, size: float, rate: float, *, most: int = 4_096) -> None:
         self._size = size
@@ -239,10 +236,7 @@ _LAST: Final = frozenset({408, 429})
 
 
 def with_headers(send: Send) -> Send:
-    """Add the headers to an answer; without its own caching header it is not stored.
-
-    After a 408 or 429 the connection is closed: waiting clients hold none.
-    """
+    """Add the headers to an answer; after a 408 or 429 the connection is closed."""
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":

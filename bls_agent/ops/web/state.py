@@ -1,7 +1,4 @@
-"""The shared state of the running console, and what requests ask of it or change.
-
-Changes by users are limited in rate, and recorded.
-"""
+"""The shared state of the running console, and what requests ask of it or change."""
 
 from __future__ import annotations
 
@@ -166,12 +163,7 @@ def check_project(request: Request, project: str) -> None:
 async def send_command(
     request: Request, told: CommandRequest, *, create: bool = False
 ) -> Command:
-    """Send a command in the name of the user, with an audit record if it wants one.
-
-    Without a login its ``source`` is the one given. ``create`` sends it also to a
-    project that has no key. Raises as :meth:`bls_agent.Console.send`, and 429 for too
-    many.
-    """
+    """Send a command in the name of the user, as :meth:`bls_agent.Console.send`."""
     sent_by = _count_command(request)
     sent = await web_state(request).console.send(
         told.project,

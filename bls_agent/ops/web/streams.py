@@ -239,9 +239,12 @@ class _RunStream:
             found = await follower.batch(LOOK)
             for frame in write_followed(found):
                 yield frame
-            if (follower.unavailable is not None) != away:
-                away = not away
-                yield _write_outage(follower.unavailable)
+            fault = follower.unavailable
+            if fault is not None and not away:
+                yield _write_event("unavailable", encode({"kind": fault.kind}))
+            elif fault is None and away:
+                yield _write_event("available", b"{}")
+            away = fault is not None
             if follower.ended and not self.state.closing.is_set():
                 head = await self._head()
                 reason = "gone" if head == NO_RUN else "closed"
@@ -267,12 +270,6 @@ class _RunStream:
         if run is None:
             return NO_RUN
         return _write_event("run", encode(make_run_card(run, clock(), whole=True)))
-
-
-def _write_outage(error: RedisUnavailableError | None) -> bytes:
-    if error is None:
-        return _write_event("available", b"{}")
-    return _write_event("unavailable", encode({"kind": error.kind}))
 
 
 def count_rows(events: Sequence[StreamEvent]) -> int:

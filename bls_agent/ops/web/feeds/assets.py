@@ -55,11 +55,7 @@ _T = TypeVar("_T")
 
 
 def make_asset_card(one: AssetSummary, fault: str = "") -> JSONObject:
-    """Make the card of an asset, or of an entry of the index with a fault.
-
-    ``key`` identifies it (its page is ``/assets/`` and this), ``state`` is one of
-    ``STATES`` and ``kind`` its colour, ``problem`` what is wrong with it or ``""``.
-    """
+    """Make the card of an asset, or of an entry of the index with a fault."""
     if not fault and one.category not in CATEGORIES:
         fault = f"category: {one.category}"
     state = "broken" if fault else one.category

@@ -62,12 +62,7 @@ def rates_between(before: QueueStats | None, now: QueueStats | None) -> _Rates |
 
 
 def make_queue_card(view: QueueView, rates: _Rates | None = None) -> JSONObject:
-    """Make the card of a queue.
-
-    ``key`` identifies it (its page is ``/crawl/`` and this), ``state`` is one of
-    ``STATES`` and ``kind`` its colour and shape, ``problem`` one word or ``""``,
-    ``figures`` gives a text for each of ``FIGURES`` and ``TOTALS``.
-    """
+    """Make the card of a queue, with a text for each of ``FIGURES`` and ``TOTALS``."""
     name, stats, problem = view
     state = "broken" if stats is None else _state_of(stats, rates)
     return {

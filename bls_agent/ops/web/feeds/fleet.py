@@ -23,11 +23,8 @@ KINDS: Final = tuple(condition.value for condition in Condition)
 def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
     """Make the card of a project that was seen ``late`` seconds ago.
 
-    ``path`` is its page and identifies it, ``kind`` is one of ``KINDS``, ``odd`` the
-    value of a status key that is no status, ``age_known`` whether the status's age is
-    no estimate, ``last`` the newest record's age, ``queue`` ``None`` where the key
-    holds another type, ``rate`` records a second, ``estimated`` whether errors and
-    rates are.
+    ``odd`` is the value of a status key that is no status, ``queue`` ``None`` where
+    the key holds another type.
     """
     return {
         "path": project_path(view.project),

@@ -121,10 +121,7 @@ class LogFeed(Shared):
 
 
 class LogFeeds:
-    """The feeds of all logs that are followed.
-
-    Whether Redis answers they learn from the watch of the fleet, which never ends.
-    """
+    """The feeds of all logs that are followed."""
 
     def __init__(self, console: Console, fleet: FleetFeed) -> None:
         self.console = console

@@ -50,10 +50,8 @@ PAGE_BYTES: Final = 4 * 1024 * 1024  # of events on one page
 def make_run_card(run: RunSummary, now: float, *, whole: bool = False) -> JSONObject:
     """Make the card of a run; ``whole`` keeps all lines of its error.
 
-    ``id`` is a text, as a page's numbers end at 2^53. ``state`` is one of ``STATES``
-    and ``kind`` its colour and shape; ``started`` and ``age`` are seconds since the
-    oldest and the newest event that are kept, ``at`` is when the newest was written.
-    ``took``, of a run that has ended, counts from the oldest event that is kept.
+    ``id`` is a text, as a page's numbers end at 2^53. ``started`` and ``age`` are
+    seconds since the oldest and the newest event that are kept, ``took`` lies between.
     """
     source = run.source or {}
     names = ("agent_name", "agent_id", "agent_type", "team_name")
@@ -103,10 +101,7 @@ class RunFeed(SharedWatch[RunSummary]):
 
     @staticmethod
     def place_of(card: JSONObject) -> tuple[bool, float, int]:
-        """Order: running ones by number, then the others by the newest end.
-
-        Running ones keep their places when events arrive.
-        """
+        """Order: running ones by number, then the others by the newest end."""
         running = card["state"] == RunState.RUNNING
         return not running, 0.0 if running else -card["at"], -int(card["id"])
 
@@ -130,11 +125,7 @@ class RunFeed(SharedWatch[RunSummary]):
 
 
 def encode_event(event: StreamEvent) -> bytes:
-    """Encode an event; one that is too long is shortened and marked by ``cut``.
-
-    One that breaks the contract has its faults in ``faults``, and its fields in
-    ``raw``.
-    """
+    """Encode an event; one that breaks the contract with its faults and raw fields."""
     if not event.faults and len(event.json) <= LONGEST_EVENT:
         return event.json
     fields: dict[str, Any] = event.to_dict()

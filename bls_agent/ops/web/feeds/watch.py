@@ -3,8 +3,9 @@
 A follower of a ring is a number, its place. One so slow that its place was overwritten
 learns how many items it missed; no memory grows for it.
 
-A card is language-independent and made once for all followers. Its texts are safe to
-show (:func:`~bls_agent.ops.terminal.visible`); the page translates and colours it.
+A card is made once for all followers, and its texts are safe to show
+(:func:`~bls_agent.ops.terminal.visible`): ``state`` or ``kind`` says how the thing
+stands, ``kind`` is its colour and shape, ``key``, ``id`` or ``path`` identifies it.
 """
 
 from __future__ import annotations
@@ -272,10 +273,9 @@ class SharedWatch(Shared, Generic[_Thing]):
         return self._picture[2]
 
     def check(self, *, strictly: bool = False) -> None:
-        """Raise the outage that keeps the running watch from seeing anything.
+        """Raise the outage that the running watch meets.
 
-        ``strictly`` also raises one from the end of the last watch, and a refusal:
-        other requests than the watch's may be allowed.
+        ``strictly`` also raises that of the last watch, and a refusal.
         """
         fault = self.unavailable
         now = self._seen.is_set() and not isinstance(fault, RedisRefusedError)
@@ -291,10 +291,7 @@ class SharedWatch(Shared, Generic[_Thing]):
         return encode({**told, "away": visible(self.away) or None})
 
     def _replace(self, found: Mapping[str, _Thing], *, turned: bool = False) -> None:
-        """Take a complete look, and publish it if it differs from the one before.
-
-        ``turned`` means that something beside the cards has changed.
-        """
+        """Take a complete look, and publish it if it, or what is ``turned``, differs."""
         before, self.found = self.found, {**found}
         now = anyio.current_time()
         self._seen_at = {

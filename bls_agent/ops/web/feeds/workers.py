@@ -41,15 +41,13 @@ INTERVAL: Final = 1.0  # seconds between two looks
 def make_worker_card(worker: Worker, late: float = 0.0) -> JSONObject:
     """Make the card of a worker that was seen ``late`` seconds ago.
 
-    ``key`` identifies it, ``group`` is the kind of heartbeat, ``state`` one of
-    ``STATES`` and ``kind`` its colour and shape, ``problem`` one word or ``""``,
-    ``figures`` pairs of a name and a text, ``said`` the raw value where it is not
-    understood.
+    ``figures`` are pairs of a name and a text, ``said`` is the raw value where it is
+    not understood.
     """
     state = _state_of(worker)
     figures = _figures_of(worker)[:MOST_FIGURES]
     return {
-        "key": _key_of(worker),
+        "key": quote_name(worker.key),
         "group": worker.kind,
         "id": visible(worker.id),
         "state": state,
@@ -62,11 +60,6 @@ def make_worker_card(worker: Worker, late: float = 0.0) -> JSONObject:
         ],
         "said": _unread_text(worker),
     }
-
-
-def _key_of(worker: Worker) -> str:
-    """Write a worker's key, of whatever bytes, in letters that any page can hold."""
-    return quote_name(worker.key)
 
 
 def _state_of(worker: Worker) -> str:
@@ -150,10 +143,10 @@ class WorkerFeed(SharedWatch[Worker]):
         for change in changes:
             worker = change.worker
             if worker is not None and change.what == "refreshed":
-                self._ages[_key_of(worker)] = later(worker.age, 0.0)
+                self._ages[quote_name(worker.key)] = later(worker.age, 0.0)
             elif worker is not None:
                 self._changed.add(worker.key)
         by_id = sorted(diff.workers.values(), key=lambda one: (one.kind, one.id))
-        found = {_key_of(worker): worker for worker in by_id}
+        found = {quote_name(worker.key): worker for worker in by_id}
         self._replace(found, turned=bool(self._ages))
         self._ages = {}

@@ -139,10 +139,7 @@ async def _show_commands(request: Request) -> Response:
 
 
 async def _find_manual(request: Request, project: str) -> Manual:
-    """Give the cached answer to ``help``, or the one in the log.
-
-    ``help`` is not sent by itself: it is a command, and a page may be opened by a link.
-    """
+    """Give the cached answer to ``help``, or the one in the log; ask no agent."""
     state = web_state(request)
     if manual := state.manuals.get(project, time.monotonic()):
         return manual
