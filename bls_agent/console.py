@@ -117,8 +117,7 @@ class Console(Store):
         """Put a command into a project's control list.
 
         Args:
-            project: One without a status, a log and a queue is refused: its name is
-                probably misspelt.
+            project: One without a status, a log and a queue is refused.
             command: The command's name.
             args: Its arguments.
             id: Its id; made up if absent.

@@ -41,10 +41,9 @@ class _Connected(Protocol):
 
 
 class LoopLocal(Generic[T]):
-    """One object for each event loop; fetched from all threads in which loops run.
+    """One object for each event loop; those of closed loops go when the next one comes.
 
     A kept object mostly refers to its loop, so a weak reference would never end.
-    Objects of closed loops are let go when the next loop comes.
     """
 
     def __init__(self, let_go: Callable[[T], None] | None = None) -> None:

@@ -35,10 +35,7 @@ _INHERITED: Final[list[object]] = []
 
 
 def register(heir: Heir) -> None:
-    """Have ``heir.forget_parent()`` called in each child that this process forks.
-
-    Only a weak reference is kept. Registering again changes nothing. Takes about 2 µs.
-    """
+    """Have ``heir.forget_parent()`` called in each child; keeps a weak reference."""
     _HEIRS[id(heir)] = heir
 
 
@@ -67,8 +64,7 @@ def sever(descriptor: int) -> None:
     """Close a socket without its transport, which belongs to the parent's loop.
 
     The descriptor then leads to ``/dev/null``: a transport that closes it later closes
-    no other file, and no selector accepts it or finds the parent's entry by it. Does
-    nothing if the descriptor is no socket (any more).
+    no other file, and no selector finds the parent's entry by it.
     """
     if os.name != "posix":
         return  # there are no children, and a socket is no descriptor
@@ -80,11 +76,7 @@ def sever(descriptor: int) -> None:
 
 
 def cut_off(shown: object) -> None:
-    """End a connection whose transport lives in a loop that was closed.
-
-    ``shown`` is what the transport shows as its socket. The socket is taken away from
-    the transport, which then has no descriptor to close.
-    """
+    """Take the socket away from a transport whose loop was closed, and end it."""
     real: object = getattr(shown, "_sock", None)  # asyncio's; uvloop has closed its own
     if isinstance(real, socket.socket) and real.fileno() >= 0:
         with suppress(OSError):

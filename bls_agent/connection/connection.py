@@ -267,10 +267,7 @@ class Connection:
     async def _await_others(
         self, wait: Callable[[], Awaitable[object]], said: str
     ) -> None:
-        """Wait for other callers of this connection; RedisUnavailableError if too long.
-
-        Waiting counts against the deadline. Behind a gate there is none.
-        """
+        """Wait for other callers, behind a gate without a deadline."""
         most = self._timeout if self._gate is None else None
         with anyio.move_on_after(most) as scope:
             await wait()

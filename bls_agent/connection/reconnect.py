@@ -201,10 +201,7 @@ class Gate:
         self.on_connected: Callable[[], object] = lambda: None
 
     async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:
-        """Run one try to connect as soon as the backoff allows it.
-
-        RedisUnavailableError if the try failed; the next one waits its time.
-        """
+        """Run one try to connect as soon as the backoff allows it."""
         async with self._lock:
             if (delay := self._retry_at - anyio.current_time()) > 0:
                 await anyio.sleep(delay)

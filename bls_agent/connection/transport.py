@@ -2,14 +2,13 @@
 
 redis-py connects, authenticates and does TLS; then its transport is handed to
 :class:`Channel`, which feeds hiredis where the bytes arrive. Only this module touches
-redis-py's private attributes (``_reader``, ``_writer``, ``_parser``; tried with 5.2 to
-8.1).
+redis-py's private attributes (tried with 5.2 to 8.1).
 
 * Requests of any number of tasks go out at once; their replies come in the same order.
   While replies are awaited, further requests leave in one write per turn of the loop.
 * A cancelled caller abandons its future, never the connection.
-* The oldest unanswered request has a deadline that grows with its bytes; one timer per
-  connection watches it. When it is over the connection is given up.
+* The oldest unanswered request has a deadline that grows with its bytes. When it is
+  over the connection is given up.
 """
 
 from __future__ import annotations
@@ -53,10 +52,7 @@ NOTHING: Final = object()  # what hiredis gives while a reply is not complete
 
 
 class Pace:
-    """How long a request may take, learnt from long ones.
-
-    So a dead link is noticed soon, and no link is too narrow for a long request.
-    """
+    """How long a request may take, learnt from long ones: links may be narrow, or dead."""
 
     def __init__(self, timeout: float, *, strict: bool = False) -> None:
         self.timeout = timeout
@@ -193,10 +189,7 @@ class Channel:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def send(self, requests: Sequence[Request]) -> Batch:
-        """Send requests in one write; ``batch.future`` gets their replies.
-
-        Error replies stand in the list. Cancelling the future affects no other caller.
-        """
+        """Send requests in one write; ``batch.future`` gets replies and error replies."""
         if len(requests) == 1:
             packed = self._pack(tuple(requests[0]))
         else:
@@ -216,8 +209,7 @@ class Channel:
     async def collect(self, patience: float | None = None) -> Collected:
         """Wait for the next reply to a posted request; cancelling loses nothing.
 
-        TimeoutError after ``patience`` seconds. A timer of the loop costs less than half
-        of a cancel scope.
+        TimeoutError after ``patience`` seconds, by a timer: a cancel scope costs twice it.
         """
         if not self._arrived and self.error is None:
             waiter = self._waiter = self._loop.create_future()

@@ -350,10 +350,7 @@ def crawl_rights(
 
 
 def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | None:
-    """Find the row of a request that was refused.
-
-    ``by_key`` says that the command as such is allowed, but not on this key or not so.
-    """
+    """Find the row of a refused request; ``by_key``: other keys may be allowed."""
     words = [str(word) for word in request[:4]] + [""] * 3
     name, key = words[0].lower(), words[1]
     if name == "client":

@@ -50,11 +50,7 @@ _LONG_NUMBER: Final = b"0" * 19
 
 
 def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
-    """Read one JSON document of at most ``limit`` bytes, integers of any size exactly.
-
-    DecodeError with the reason ``too_large``, ``not_utf8``, ``too_deep`` (over 1,024
-    levels) or ``not_json``.
-    """
+    """Read one JSON document of at most ``limit`` bytes, integers of any size exactly."""
     if limit is not None and len(payload) > limit:
         raise DecodeError("too_large", payload, f"the limit is {limit} bytes")
     try:

@@ -129,10 +129,7 @@ class KeyTemplate:
         return ConfigurationError(self.template, ", ".join(sorted(names)), rule)
 
     def parse(self, key: str | bytes) -> dict[str, str] | None:
-        """Read a key back, the exact inverse of :meth:`build`; bytes may be no UTF-8.
-
-        ``None`` if the key is of another kind, or if it can be read in several ways.
-        """
+        """Read a key back; ``None`` if it is of another kind, or can be read in several ways."""
         readings = self.readings(key)
         return readings[0] if len(readings) == 1 else None
 
@@ -316,10 +313,7 @@ def find_templates(key: str | bytes) -> list[str]:
 
 
 def checked_reply(reply: Any, key: str) -> Any:
-    """Give a reply about a key of the table, or raise the error in its place.
-
-    WrongTypeError if the key holds another type than the table says.
-    """
+    """Give a reply about a key, or raise the error in its place, as WrongTypeError."""
     if isinstance(reply, RedisUnavailableError):
         if reply.kind == "wrong_type":
             expected = str(KEYS[find_templates(key)[0]].type)
@@ -348,10 +342,7 @@ def encode_key(key: str) -> bytes:
 
 
 def check_name(field: str, value: str) -> str:
-    """Give back a name that may become part of a key that we write.
-
-    ConfigurationError, with ``field``, for one that breaks a rule below.
-    """
+    """Give back a name that may become part of a key, or raise ConfigurationError."""
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
         rule = f"a name is text, not {type(value).__name__}"  # type: ignore[unreachable]
         raise ConfigurationError(field, value, rule)

@@ -158,10 +158,7 @@ class BatchWriter(Generic[T]):
         self.resent = self.maybe_repeated = 0
 
     def give_up(self, reason: str) -> int:
-        """Drop what waits and what is under way; return how many items.
-
-        Not to be called while :meth:`run` is at work.
-        """
+        """Drop what waits and what is under way, while none is written; give the number."""
         batches = [one for one in (self._batch, self._next) if one is not None]
         self._batch = self._next = None
         for batch in batches:

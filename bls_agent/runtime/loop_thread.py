@@ -45,10 +45,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a daemon thread; works once, from :meth:`start` to its end.
-
-    In a forked child, where the thread does not exist, it counts as ended.
-    """
+    """An event loop in a daemon thread; works once. In a forked child it has ended."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -62,10 +59,7 @@ class LoopThread:
         self._over = False
 
     def start(self) -> None:
-        """Start the thread; its loop takes work from now on.
-
-        When a signal's exception ends this, :meth:`stop` still ends the thread.
-        """
+        """Start the thread; its loop takes work from now on."""
         self._pid = os.getpid()
         self._thread.start()
         self._made.wait()
@@ -248,7 +242,7 @@ def refuse_in_event_loop(name: str, instead: str) -> None:
 class SharedThread:
     """One loop thread for all objects of a kind; it ends with its last user.
 
-    For users that stay, the interpreter's exit waits at most ``at_exit`` seconds.
+    The interpreter's exit waits for it for at most ``at_exit`` seconds.
     """
 
     def __init__(self, name: str, *, at_exit: float) -> None:

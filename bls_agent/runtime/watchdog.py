@@ -50,8 +50,7 @@ class StallCounts:
 class StallTimer:
     """How long a loop has stood still, judged by counts that a thread reads repeatedly.
 
-    Time in which the thread itself stood still is not counted: after a suspend or a
-    debugger the loop gets its time to move.
+    Time in which the thread itself stood still, as in a suspend, is not counted.
     """
 
     seen: int = -1  # the loop's count at the last check

@@ -50,10 +50,7 @@ class Script:
     """One script; its text is sent only to a server that does not know it yet."""
 
     def __init__(self, name: str, *, behind: str = "") -> None:
-        """Remember the name; the file is read at the first run.
-
-        ``behind`` is a file of functions that stands before it.
-        """
+        """Remember the name; ``behind`` is a file of functions that stands before it."""
         self.name = name
         self._behind = behind
 

@@ -156,10 +156,7 @@ class SecretNames:
         return Verdict.COUNTED if _counts(squeezed, words) else Verdict.SECRET
 
     def occur_in(self, data: bytes) -> bool:
-        """Tell quickly whether a secret's name may stand anywhere in UTF-8 bytes.
-
-        Never ``False`` where :meth:`judge` would find one; seldom ``True`` for nothing.
-        """
+        """Tell quickly whether a secret's name may stand in UTF-8 bytes; never misses one."""
         search = self._search
         # Searched as text, a character for each byte: that is five times as fast.
         squeezed = data.translate(_LOWER, _PUNCTUATION).decode("latin-1")
@@ -331,10 +328,7 @@ class Redactor:
         return text
 
     def suspects(self, payload: bytes) -> bool:
-        """Tell whether UTF-8 bytes, a text or JSON, need a closer look at all.
-
-        Never ``False`` where there is a secret to take out.
-        """
+        """Tell whether UTF-8 bytes need a closer look; never ``False`` for a secret."""
         text = payload.decode("latin-1")  # a character for each byte
         if holds_mark(text, MARKS):
             return True
