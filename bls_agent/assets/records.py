@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
@@ -72,29 +72,14 @@ class Asset:
 
         DecodeError if a field that is needed is missing, or one is not readable.
         """
-        found: dict[str, Any] = {}
         for needed in ("id", "version", "category", "name"):
             if not pairs.get(needed.encode()):
                 raise DecodeError("not_an_asset", b"", f"its {needed} is missing")
-        for name, payload in pairs.items():
-            match name:
-                case b"config_schema":
-                    found["config_schema"] = _objects(payload)
-                case b"agent_specs" | b"runtime":
-                    found[name.decode()] = decode_object(payload)
-                case b"created_at" | b"updated_at":
-                    found[name.decode()] = read_whole(payload)
-                case _ if name in _TEXTS:
-                    found[name.decode()] = read_text(payload)
-                case _:
-                    pass
+        found: dict[str, Any] = {}
+        for name, read in _READERS.items():
+            if (payload := pairs.get(name.encode())) is not None:
+                found[name] = read(payload)
         return cls(**found)
-
-
-_TEXTS: Final = {
-    b"id", b"version", b"category", b"name", b"description", b"author",
-    b"github_path", b"github_sha",
-}  # fmt: skip
 
 
 class AssetSummary(NamedTuple):
@@ -252,3 +237,12 @@ def _objects(payload: bytes) -> list[JSONObject]:
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise DecodeError("not_an_asset", payload, "a list of objects is expected")
     return cast("list[JSONObject]", found)
+
+
+_READERS: Final[Mapping[str, Callable[[bytes], Any]]] = {
+    **dict.fromkeys(("id", "version", "category", "name"), read_text),
+    **dict.fromkeys(("description", "author", "github_path", "github_sha"), read_text),
+    **dict.fromkeys(("agent_specs", "runtime"), decode_object),
+    **dict.fromkeys(("created_at", "updated_at"), read_whole),
+    "config_schema": _objects,
+}

@@ -12,7 +12,6 @@ import math
 import secrets
 import time
 from base64 import b64encode
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -130,14 +129,6 @@ class Settlement:
             self.future.set_result(done)
 
 
-@dataclass(eq=False, slots=True)
-class _Waiter:
-    """A task that waits for a request, until a moment of the loop's clock."""
-
-    future: asyncio.Future[Held | None]
-    until: float
-
-
 class _Write(NamedTuple):
     """One write to Redis: one or two runs of scripts."""
 
@@ -167,7 +158,8 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._held: set[Held] = set()
         self._settlements: list[Settlement] = []
-        self._waiters: deque[_Waiter] = deque()
+        # Tasks that wait for a request → until when, by the loop's clock.
+        self._waiters: dict[asyncio.Future[Held | None], float] = {}
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -203,15 +195,14 @@ class Exchange:
         RedisUnavailableError if Redis was away when the time was over, or refuses.
         WrongTypeError as of :meth:`push`.
         """
+        future: asyncio.Future[Held | None] = self._loop.create_future()
         until = math.inf if timeout is None else self._loop.time() + timeout
-        waiter = _Waiter(self._loop.create_future(), until)
-        self._waiters.append(waiter)
+        self._waiters[future] = until
         self._look_at = 0.0
         self._start()
         try:
-            return await waiter.future
-        except asyncio.CancelledError:
-            future = waiter.future  # a request may have been handed out just before
+            return await future
+        except asyncio.CancelledError:  # a request may have been handed out just before
             given = future.done() and not future.cancelled() and not future.exception()
             if given and (held := future.result()):
                 await self.give_back(held)
@@ -255,14 +246,14 @@ class Exchange:
 
     def _end_waits(self, error: Exception | None, now: float = math.inf) -> None:
         """End the waits whose time is over; with an error, or without a request."""
-        for waiter in [one for one in self._waiters if one.until <= now]:
-            self._waiters.remove(waiter)
-            if waiter.future.done():
+        for future in [one for one, until in self._waiters.items() if until <= now]:
+            del self._waiters[future]
+            if future.done():
                 continue
             if error is None:
-                waiter.future.set_result(None)
+                future.set_result(None)
             else:
-                waiter.future.set_exception(error)
+                future.set_exception(error)
 
     def _start(self) -> None:
         self._asked.set()
@@ -308,7 +299,7 @@ class Exchange:
                 self._reader = self._loop.create_task(
                     self._read(), name="bls-crawl-read"
                 )
-            moment = min(moment, self._look_at, *(one.until for one in self._waiters))
+            moment = min(moment, self._look_at, *self._waiters.values())
         elif not self._held:
             return
         timer = None
@@ -421,10 +412,9 @@ class Exchange:
 
     def _count_wanted(self) -> int:
         """Count the requests to take now; 0 where none can be in the queue."""
-        waiters = (one for one in self._waiters if not one.future.done())
-        self._waiters = deque(waiters)
-        now = self._loop.time()
-        is_time = now >= self._look_at or any(w.until <= now for w in self._waiters)
+        for future in [one for one in self._waiters if one.done()]:
+            del self._waiters[future]
+        is_time = self._loop.time() >= min([self._look_at, *self._waiters.values()])
         return min(len(self._waiters), MOST_TAKEN) if is_time else 0
 
     def _keep(self, settlements: Sequence[Settlement], *, in_doubt: bool) -> None:
@@ -488,9 +478,10 @@ class Exchange:
             self._settlements.append(Settlement("fail", held, entry))
             return
         while self._waiters and boot_seconds() < held.valid_until:
-            waiter = self._waiters.popleft()
-            if not waiter.future.done():
-                waiter.future.set_result(held)
+            future = next(iter(self._waiters))
+            del self._waiters[future]
+            if not future.done():
+                future.set_result(held)
                 if held.token:
                     if not self._held:
                         self._plan_renewal()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
 from bls_agent.connection.access import Store
 from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
-from bls_agent.core.codec import decode_object, encode
+from bls_agent.core.codec import JSONObject, decode_object, encode
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
 from bls_agent.core.keys import KEYS, checked_reply, escape_glob
 from bls_agent.crawl.fingerprint import CrawlRequest
@@ -38,6 +38,9 @@ STATS: Final = (  # the reads for QueueStats: row and command
     ("failed", "LLEN"),
     ("counters", "HGETALL"),
 )
+
+
+COUNTERS: Final = ("pushed", "taken", "acknowledged", "retried", "expired")
 
 
 class Namespace(NamedTuple):
@@ -91,23 +94,10 @@ class QueueStats:
         """Read the replies to :data:`STATS` and to ``TIME``."""
         waiting, delayed, in_flight, failed, pairs = replies
         counters = dict(zip(pairs[::2], pairs[1::2], strict=True))
-
-        def count(name: bytes) -> int:
-            value = counters.get(name, b"0")
-            return int(value) if value.isdigit() else 0
-
-        return cls(
-            waiting=waiting,
-            delayed=delayed,
-            in_flight=in_flight,
-            failed=failed,
-            pushed=count(b"pushed"),
-            taken=count(b"taken"),
-            acknowledged=count(b"acknowledged"),
-            retried=count(b"retried"),
-            expired=count(b"expired"),
-            seen_at=int(clock[0]) + int(clock[1]) / 1e6,
-        )
+        told = {name: counters.get(name.encode(), b"0") for name in COUNTERS}
+        counts = {name: int(n) if n.isdigit() else 0 for name, n in told.items()}
+        seen_at = int(clock[0]) + int(clock[1]) / 1e6
+        return cls(waiting, delayed, in_flight, failed, **counts, seen_at=seen_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +123,25 @@ class FailedRequest:
     @classmethod
     def read(cls, raw: bytes) -> FailedRequest:
         """Read an entry; another program's entry in another form is kept whole."""
-        request, reason = None, "the entry cannot be read"
-        numbers = {"attempts": 0.0, "failed_at": 0.0, "priority": 0.0}
-        try:
+        entry: JSONObject = {"reason": "the entry cannot be read"}
+        request = None
+        with suppress(DecodeError):
             entry = decode_object(raw)
-            reason = str(entry.get("reason", ""))
-            for name in numbers:
-                if isinstance(value := entry.get(name), int | float):
-                    numbers[name] = float(value)
             if entry.get("request"):
                 request = CrawlRequest.decode(encode(entry["request"]))
-        except DecodeError:
-            pass
-        attempts = int(numbers["attempts"])
-        failed_at, priority = numbers["failed_at"], numbers["priority"]
-        return cls(request, reason, attempts, failed_at, priority, raw)
+
+        def number(name: str) -> float:
+            value = entry.get(name)
+            return float(value) if isinstance(value, int | float) else 0.0
+
+        return cls(
+            request,
+            str(entry.get("reason", "")),
+            int(number("attempts")),
+            number("failed_at"),
+            number("priority"),
+            raw,
+        )
 
 
 class QueueView(NamedTuple):
