@@ -17,7 +17,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from bls_agent.connection.after_fork import cut_off, keep, sever
@@ -90,22 +89,33 @@ class Owner(Protocol):
     def note_lost(self, channel: Channel) -> None: ...  # noqa: D102
 
 
-@dataclass(slots=True, eq=False)
 class Batch:
     """Requests that were sent together, and their replies so far."""
 
-    requests: Sequence[Request]
-    size: int
-    future: asyncio.Future[list[Reply]]  # gets all replies at once, unless posted
-    left: int  # replies that have not come
-    posted: bool = False  # without a deadline; replies are collected one by one
-    refused: bool = False  # one of the replies is an error
-    unsent: bool = False
-    replies: list[Reply] = field(default_factory=list[Reply])
-    began: float = 0.0  # oldest unanswered since
-    sent_at: float = 0.0
-    extended: float | None = None  # deadline after the first look at it
-    received: int = 0  # bytes that had arrived when it began
+    __slots__ = (
+        "began", "extended", "future", "left", "posted", "received", "refused",
+        "replies", "requests", "sent_at", "size", "unsent",
+    )  # fmt: skip
+
+    def __init__(  # a dataclass takes twice as long, for each request
+        self,
+        requests: Sequence[Request],
+        size: int,
+        future: asyncio.Future[list[Reply]],
+        *,
+        posted: bool = False,
+    ) -> None:
+        self.requests = requests
+        self.size = size
+        self.left = len(requests)  # replies that have not come
+        self.future = future  # gets all replies at once, unless they are posted
+        self.posted = posted  # without a deadline; replies are collected one by one
+        # refused: one of the replies is an error.
+        self.refused = self.unsent = False
+        self.replies: list[Reply] = []
+        self.began = self.sent_at = 0.0  # oldest unanswered since; sent
+        self.extended: float | None = None  # deadline after the first look at it
+        self.received = 0  # bytes that had arrived when it began
 
 
 # A reply to a posted request, and the request.
@@ -194,8 +204,7 @@ class Channel:
             packed = self._pack(tuple(requests[0]))
         else:
             packed = b"".join(map(self._pack, map(tuple, requests)))
-        count, future = len(requests), self._loop.create_future()
-        batch = Batch(requests, len(packed), future, count)
+        batch = Batch(requests, len(packed), self._loop.create_future())
         self._write(packed, (batch,))
         return batch
 
@@ -203,7 +212,7 @@ class Channel:
         """Send requests whose replies are collected one by one, however late."""
         packed, make = b"".join(pack(requests)), self._loop.create_future
         self.pending += len(requests)
-        batches = [Batch([one], 0, make(), 1, posted=True) for one in requests]
+        batches = [Batch([one], 0, make(), posted=True) for one in requests]
         self._write(packed, batches)
 
     async def collect(self, patience: float | None = None) -> Collected:
