@@ -240,7 +240,7 @@ async def write_crawl(url: str) -> None:
     async with RequestQueue(url, "news", "odd") as queue:
         with pytest.raises(WrongTypeError):
             await queue.push(PAGE)
-    async with RequestQueue(url, "news") as queue, queue.take(5) as taken:
+    async with RequestQueue(url, "news") as queue, queue.take(0.05) as taken:
         assert taken is None or (await cleanup(url, "news")).in_flight
     assert (await cleanup(url, "news", dry_run=False)).removed
 
