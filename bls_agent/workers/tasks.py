@@ -11,16 +11,15 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Final, Self, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 import anyio
 
-from bls_agent.connection.access import Store
+from bls_agent.connection.access import LoopLocal, Store
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.scripts import PUT_TEXT, SWAP_TEXT, Script
@@ -277,8 +276,8 @@ class TaskStatus(TaskKeys):
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         super().__init__(redis, timeout=timeout)
-        self._turns: WeakKeyDictionary[ConnectionPool, dict[str, anyio.Lock]]
-        self._turns = WeakKeyDictionary()
+        # By event loop and key: changes together would all have to try again.
+        self._turns: LoopLocal[WeakValueDictionary[str, anyio.Lock]] = LoopLocal()
 
     async def set(self, task_id: str, status: str, **fields: Any) -> Task:
         """Write how a task is, over whatever was written before; for a day from now.
@@ -322,7 +321,8 @@ class TaskStatus(TaskKeys):
                 were always ahead.
         """
         key = self.row.locate(task_id=task_id)
-        async with self._turn(key):
+        turns = self._turns.get(WeakValueDictionary[str, anyio.Lock])
+        async with turns.setdefault(key, anyio.Lock()):
             seen: bytes | None = await read_key(self._access.pool, "GET", key)
             pause = SHORTEST_PAUSE
             for _ in range(TRIES):
@@ -337,18 +337,6 @@ class TaskStatus(TaskKeys):
                 pause = min(pause * 2, LONGEST_PAUSE)
         reason = f"others were ahead of each of {TRIES} tries; nothing was written"
         raise RedisUnavailableError("contended", reason)
-
-    @asynccontextmanager
-    async def _turn(self, key: str) -> AsyncGenerator[None]:
-        """Make changes of a key take turns: together they would all try again."""
-        turns = self._turns.setdefault(self._access.pool, {})
-        lock = turns.setdefault(key, anyio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked():  # else another task waits for it
-                turns.pop(key, None)
 
 
 Tasks = list[Task]

@@ -220,6 +220,43 @@ def test_functions_that_need_each_other(cache: FunctionCache, name: str) -> None
     assert len(runs) == 3
 
 
+def test_functions_that_need_each_other_through_a_third(
+    cache: FunctionCache, name: str
+) -> None:
+    """A thread waits for all the computations that it is in the middle of."""
+    both = threading.Barrier(2, timeout=5)
+    runs: list[str] = []
+
+    @cache.cached(ttl=60, name=f"{name}.a", ignore=("depth",))
+    def one(depth: int = 0) -> str:
+        runs.append("one")
+        return "one" if depth else between()
+
+    @cache.cached(ttl=60, name=f"{name}.b")
+    def between() -> str:
+        both.wait()
+        return two(1)
+
+    @cache.cached(ttl=60, name=f"{name}.c", ignore=("depth",))
+    def two(depth: int = 0) -> str:
+        runs.append("two")
+        if depth:
+            return "two"
+        both.wait()
+        flights = {flight.key: flight for flight in flights_of(cache)}
+        (outer,) = [one for key, one in flights.items() if f"{name}.a" in key]
+        wait_until(lambda: bool(outer.awaits))
+        return one(1)
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (one, two)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    assert sorted(runs) == ["one", "one", "two"]
+
+
 def test_the_lock_is_free_when_the_call_is_over(
     cache: FunctionCache, name: str, redis_url: str
 ) -> None:

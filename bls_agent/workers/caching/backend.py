@@ -135,7 +135,7 @@ class CacheBackend:
         try:
             return function.decode(key, replies)
         except WrongTypeError as error:
-            function.log_wrong_type(error)
+            function.discard(error)
         except RedisUnavailableError as error:
             function.counts.add("redis_failures")
             self.availability.refused(error)

@@ -6,12 +6,10 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, ParamSpec, Protocol, TypeVar, cast, overload
-from weakref import WeakValueDictionary
 
 import anyio
 
 from bls_agent.connection.access import Access, Store
-from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import encode
@@ -96,8 +94,6 @@ class FunctionCache(Store):
             self._access, self._others, self._availability, timeout
         )
         self._counts = Counts()
-        self._functions: WeakValueDictionary[str, CachedFunction]
-        self._functions = WeakValueDictionary()
         self._closures: set[str] = set()
 
     def __repr__(self) -> str:
@@ -121,12 +117,6 @@ class FunctionCache(Store):
         closing = self._calls.close_thread()
         if closing is not None:
             wait_for(closing)
-
-    def forget_parent(self) -> None:
-        """In a forked child: what other threads had begun does not go on here."""
-        self._calls.forget_parent()
-        for function in list(self._functions.values()):
-            function.writes.clear()
 
     @overload
     def cached(self, function: Callable[P, R], /) -> Callable[P, R]: ...
@@ -236,8 +226,6 @@ class FunctionCache(Store):
 
     def _wrap(self, declared: CachedFunction) -> Callable[..., Any]:
         function = declared.function
-        self._functions[declared.name] = declared
-        register(self)
         wrapper: Callable[..., Any]
         if is_coroutine_function(function):
             call = self._calls.call

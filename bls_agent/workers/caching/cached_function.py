@@ -18,16 +18,16 @@ from functools import cached_property
 from math import inf
 from typing import Any, Final, NamedTuple, cast
 
+from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.reconnect import Reminders
 from bls_agent.core.codec import decode_object, encode_strictly, format_timestamp
 from bls_agent.core.errors import (
     ConfigurationError,
     DecodeError,
-    RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.keys import KEYS
+from bls_agent.core.keys import KEYS, checked_reply
 from bls_agent.core.settings import check_seconds
 from bls_agent.workers.caching.key import Arguments, MisfitError, qualified_name
 
@@ -188,21 +188,22 @@ class BrokenEntryError(Exception):
 class Found(NamedTuple):
     """What a read of a key has found."""
 
-    has: bool  # whether there is a result
     value: Any
     left: float  # seconds for which it is fresh; below 0 if it has expired
     # a new one may be written: Redis is there, the key holds nothing of another type
     writable: bool
-    payload: bytes | None = None  # the result as it is stored
+    payload: bytes | None = (
+        None  # the result as it is stored; ``None`` if there is none
+    )
 
     @property
     def fresh(self) -> bool:
         """Whether the result may be given."""
-        return self.has and self.left > 0
+        return self.left > 0
 
 
-MISSING: Final = Found(has=False, value=None, left=0.0, writable=True)
-UNKNOWN: Final = Found(has=False, value=None, left=0.0, writable=False)
+MISSING: Final = Found(value=None, left=0.0, writable=True)
+UNKNOWN: Final = Found(value=None, left=0.0, writable=False)
 
 
 @dataclass(eq=False)
@@ -224,6 +225,11 @@ class CachedFunction:
         self._prefix = FUNC_CACHE.build(func=self.name, key="0")[:-1]
         self._logged_unstorable = False
         self._reminders = Reminders()
+        register(self)
+
+    def forget_parent(self) -> None:
+        """In a forked child: what other threads had begun does not go on here."""
+        self.writes.clear()
 
     def key_of(self, args: Sequence[object], kwargs: dict[str, Any]) -> str | None:
         """Give the key for a call, or ``None`` if the function cannot be called so."""
@@ -255,16 +261,9 @@ class CachedFunction:
     def decode(self, key: str, replies: Sequence[Reply]) -> Found:
         """Decode the replies; a value that cannot be believed is counted and missing.
 
-        Raises ``RedisUnavailableError`` if Redis refuses, ``WrongTypeError`` if the key
-        is no string.
+        Raises as :func:`~bls_agent.core.keys.checked_reply`.
         """
-        for reply in replies:
-            if isinstance(reply, RedisUnavailableError):
-                if reply.kind == "wrong_type":
-                    self.counts.add("discarded", "wrong_type")
-                    raise WrongTypeError(key, "string")
-                raise reply
-        payload, *rest = replies
+        payload, *rest = [checked_reply(reply, key) for reply in replies]
         if payload is None:
             return MISSING
         try:
@@ -275,7 +274,7 @@ class CachedFunction:
         left = inf
         if rest and rest[0] != FOR_EVER:
             left = rest[0] / 1000 - self.policy.stale_on_error
-        return Found(True, value, left, True, payload)  # noqa: FBT003 - by name costs 1 µs
+        return Found(value, left, True, payload)  # noqa: FBT003 - by name costs 1 µs
 
     def unpack(self, payload: bytes) -> Any:
         """Give the result that was stored, or raise :class:`BrokenEntryError`."""
@@ -323,8 +322,9 @@ class CachedFunction:
         """Log an exception that no caller gets, once a minute."""
         self._log("raised", "%s raised %r: %s", self.name, error, consequence)
 
-    def log_wrong_type(self, error: WrongTypeError) -> None:
-        """Log a key of another type, once a minute."""
+    def discard(self, error: WrongTypeError) -> None:
+        """Count a key of another type, and log it once a minute."""
+        self.counts.add("discarded", "wrong_type")
         self._log("type", "%s: a result is not cached: %s", self.name, error)
 
     def _log(self, topic: str, text: str, *arguments: object) -> None:
@@ -353,7 +353,7 @@ class Outcome:
         cls, function: CachedFunction, error: Exception, found: Found
     ) -> Outcome:
         """Make one of an exception: of an expired result, if there is one."""
-        if not found.has:
+        if found.payload is None:
             return cls(error=error)
         function.log_raised(error, "its callers get the last result, which has expired")
         return cls(found.value, found.payload, stale=True)

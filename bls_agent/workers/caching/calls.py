@@ -234,7 +234,7 @@ class _LoopCalls:
 
         if flight.over is None:
             flight.over = asyncio.get_running_loop().create_future()
-        inside = _COMPUTING.get()[-1:]
+        inside = _COMPUTING.get()
         for one in inside:
             one.awaits.append(flight)
         flight.waiting += 1
@@ -365,6 +365,7 @@ class CacheCalls:
         self._here: LoopLocal[_LoopCalls] = LoopLocal()
         # once a plain function was called
         self._shared: tuple[LoopThread, _LoopCalls] | None = None
+        register(self)
 
     def forget_parent(self) -> None:
         """In a forked child: the thread is the parent's."""
