@@ -126,17 +126,15 @@ class Heartbeat:
     :meth:`update` changes it. Leaving removes the key at once. Nothing in it raises
     into the host or makes it wait; Redis may be away at the start and at any time.
 
-    One process owns a key at a time; the owner's token stands beside it. A process that
-    starts while another one lives under the same id is refused. A value without an
-    owner, from a peer that knows no lease, is judged by its TTL. After a crash a
-    process that is started again on the same machine gets the id at once, where the
-    system shows that the former one is gone (Linux, same container); elsewhere when the
-    lease has ended, after at most ``ttl`` seconds: until then ``"wait"`` waits for it.
+    One process owns a key at a time: another one that starts under the same id is
+    refused. A value without an owner, from a peer that knows no lease, is judged by its
+    TTL. After a crash the id is free at once for a process on the same machine, where
+    the system shows that the former one is gone (Linux, same container); elsewhere
+    after at most ``ttl`` seconds.
 
     While the event loop stands still for more than ``stall_after`` seconds the status
-    is ``error``; used with plain ``with`` it beats in a thread of its own, and does not
-    watch what the program does meanwhile. SIGTERM ends a program without leaving the
-    block unless it is handled:
+    is ``error``. With plain ``with`` a thread beats, whatever the program does
+    meanwhile. SIGTERM ends a program without leaving the block, unless it is handled:
     ``signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))``.
 
     Args:
@@ -214,13 +212,9 @@ class Heartbeat:
         return state is not None and state.claim.valid
 
     def update(self, **changes: Any) -> None:
-        """Change the value; written at once, then with each beat.
+        """Change fields of the heartbeat; written at once, many changes in a few writes.
 
-        From any thread; never waits, and never raises for Redis. Many changes in a row
-        become a few writes.
-
-        Args:
-            changes: Fields of the heartbeat.
+        From any thread; never waits, and never raises for Redis.
 
         Raises:
             ConfigurationError: A field is unknown or cannot hold that value; nothing
@@ -266,15 +260,7 @@ class Heartbeat:
             raise RedisUnavailableError("not_ready", reason, address=address)
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Wait until the first beat is written, in a program without an event loop.
-
-        Args:
-            timeout: Seconds to wait at most; ``None`` for ever.
-
-        Raises:
-            RedisUnavailableError: Not within that time.
-            ConfigurationError: It is not open, or an event loop runs here.
-        """
+        """Do as :meth:`ready`, where no event loop runs: else ConfigurationError."""
         refuse_in_event_loop("wait_ready", "'await beat.ready()'")
         self._opened()
         if self._thread is None:
@@ -321,8 +307,7 @@ class Heartbeat:
             _THREAD.leave()
 
     def _leave_closed_loop(self) -> None:
-        """Let go of an opening whose event loop was closed before its end."""
-        if self._writer is not None and self._writer.detach_from_closed_loop():
+        if self._writer is not None and self._writer.loop.is_closed():
             self._state = self._writer = None
 
     def _refuse_twice(self) -> None:

@@ -149,11 +149,7 @@ class WorkerHeartbeat:
 
     @property
     def key(self) -> str:
-        """The key under which it is stored.
-
-        Raises:
-            ConfigurationError: The id is empty or holds control characters.
-        """
+        """Its key; ConfigurationError if the id is empty or holds control characters."""
         return self.template().build(**{self.template().fields[0]: self.id})
 
     @property
@@ -228,11 +224,7 @@ class DataWorkerHeartbeat(WorkerHeartbeat):
         status: WorkerStatus = WorkerStatus.RUNNING,
         stats: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Make one, as of now.
-
-        Raises:
-            ConfigurationError: A value is none that its field can hold.
-        """
+        """Make one, as of now; ConfigurationError if a field cannot hold its value."""
         given: Any = {} if stats is None else stats
         return cls(node_id=node_id, status=status, stats=given)
 
@@ -269,18 +261,10 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
         started_at: str | datetime | None = None,
         task_uuids: Iterable[str] = (),
     ) -> Self:
-        """Make one, as of now.
+        """Make one, as of now; ConfigurationError if a field cannot hold its value.
 
-        Args:
-            worker_id: Its id, text; an integer or a UUID counts as its text.
-            status: The state of the worker.
-            running_tasks: Tasks under way.
-            max_tasks: Tasks that it can do at a time.
-            started_at: ISO-8601, or a datetime (UTC without a zone); default: now.
-            task_uuids: Which tasks are under way.
-
-        Raises:
-            ConfigurationError: A value is none that its field can hold.
+        ``worker_id`` is text, an integer or a UUID; ``started_at`` ISO-8601 or a
+        datetime (UTC without a zone), now by default.
         """
         given = cast("object", task_uuids)  # from a caller without a type checker
         if isinstance(given, Iterable) and not isinstance(given, str | bytes):
@@ -336,12 +320,7 @@ class ExecutionNodeHeartbeat(WorkerHeartbeat):
         status: WorkerStatus = WorkerStatus.RUNNING,
         active_strategies: int = 0,
     ) -> Self:
-        """Make one, as of now.
-
-        Raises:
-            ConfigurationError: A value is none that its field can hold; or a status
-                stands where the host belongs.
-        """
+        """Make one, as of now; ConfigurationError if a field cannot hold its value."""
         if isinstance(host, WorkerStatus):
             rule = "a host's name: the order is node_id, host, port, status"
             raise ConfigurationError("host", host, rule, "Pass status=… by name.")

@@ -35,12 +35,7 @@ _BLOCKED: Final = (Ownership.HELD, Ownership.STANDS, Ownership.WRONG_TYPE)
 
 
 class CurrentHeartbeat:
-    """The value of a heartbeat, changed from any thread and read by its writer.
-
-    ``now`` is replaced and never changed. A signal handler or a finaliser may interrupt
-    a change and change the value itself: hence an RLock, and the loop in
-    :meth:`change`.
-    """
+    """The value of a heartbeat: ``now`` is replaced, never changed, from any thread."""
 
     def __init__(self, heartbeat: WorkerHeartbeat) -> None:
         self.now = copy.deepcopy(heartbeat)
@@ -54,7 +49,7 @@ class CurrentHeartbeat:
     def change(self, changes: dict[str, Any]) -> None:
         """Change fields; a ``ConfigurationError`` leaves all of them as they were."""
         with self._lock:
-            while True:
+            while True:  # a signal handler may come in between, and change it itself
                 before = self.now
                 after = copy.deepcopy(before.changed(**changes))
                 if self.now is before:
@@ -147,8 +142,6 @@ class HeartbeatState:
         self.counts.failures += 1
         self._refused = isinstance(error, RedisRefusedError)
         self.claim.record_failure(ambiguous=ambiguous)
-        if error.kind == "wrong_type":
-            self.conflict = WrongTypeError(self.claim.key, "string")
         self.answered.set()
 
     def want(self) -> None:

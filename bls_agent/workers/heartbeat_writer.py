@@ -95,17 +95,6 @@ class HeartbeatWriter:
             state.ended.set()
         self._ended.set()
 
-    def detach_from_closed_loop(self) -> bool:
-        """Let go of everything if the event loop was closed before the writer's end."""
-        if not self.loop.is_closed():
-            return False
-        self.is_over = True
-        self.states = set()
-        if self._watch is not None:
-            self._watch.drop()
-        self._pool.forget_loop()
-        return True
-
     def forget_parent(self) -> None:
         """In a forked child: the heartbeats are the parent's."""
         self.is_over = True
@@ -179,7 +168,7 @@ class HeartbeatWriter:
             self._wakeup.unbind()
             if self._watch is not None:
                 self._watch.drop()
-            if not self.is_over:
+            if not (self.is_over or self.loop.is_closed()):
                 with anyio.CancelScope(shield=True):
                     await self._wind_up()
 
@@ -315,12 +304,10 @@ class HeartbeatWriter:
 
 
 class _StallPublisher:
-    """Writes a stalled loop's heartbeats from the watchdog's thread.
+    """The watchdog's ``StallListener`` for a loop's heartbeats.
 
-    Writes only keys that this process owns, and only as long as it does. Before
-    ``stall_after`` each keeps its status, kept alive where it would expire earlier;
-    from then on it is ``error``. The attributes are those of the watchdog's
-    ``StallListener``.
+    It writes keys that this process owns, as long as it does. Before ``stall_after``
+    each keeps its status, where it would expire earlier; from then on it is ``error``.
     """
 
     def __init__(
@@ -387,16 +374,11 @@ class _StallPublisher:
             logger.warning("the event loop stood still for %.1f s", seconds)
 
 
-def _detach(writers: dict[object, HeartbeatWriter]) -> None:
-    for writer in writers.values():
-        writer.detach_from_closed_loop()
-
-
 class _Writers:
     """The writers of this process; each ends with the last heartbeat in it."""
 
     def __init__(self) -> None:
-        self._by_loop: LoopLocal[dict[object, HeartbeatWriter]] = LoopLocal(_detach)
+        self._by_loop: LoopLocal[dict[object, HeartbeatWriter]] = LoopLocal()
 
     def enter(
         self, endpoint: Endpoint, *, timeout: float, stall_after: float | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set as AbstractSet
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias, cast
@@ -22,7 +22,6 @@ __all__ = [
     "days_of",
     "list_days",
     "read_days",
-    "summarize",
 ]
 
 Day: TypeAlias = "date | str"  # "2026-01-12"
@@ -57,17 +56,6 @@ class SyncSummary:
     def completion(self) -> float:
         """The part that is there, from 0 to 1; of no days at all 1."""
         return self.synced / self.total if self.total else 1.0
-
-
-def summarize(
-    members: AbstractSet[date], calendar: AbstractSet[date], *, foreign: int = 0
-) -> SyncSummary:
-    """Compare the days that are there with those that should be."""
-    missing = tuple(sorted(calendar - members))
-    total = len(calendar)
-    return SyncSummary(
-        total=total, synced=total - len(missing), missing=missing, foreign=foreign
-    )
 
 
 def read_days(members: Iterable[bytes]) -> tuple[set[date], int]:
@@ -130,7 +118,8 @@ class BacktestProgress(TaskKeys):
     """Writes how far a backtest is: ``backtest:task:{task_id}:progress``.
 
     The value lives for two hours from the last :meth:`set`. It is laid out like that of
-    :class:`~bls_agent.workers.TaskStatus`, with ``progress`` always there.
+    :class:`~bls_agent.workers.TaskStatus`, with ``progress`` always there, and the
+    methods raise what they raise there.
     """
 
     row: ClassVar[KeyTemplate] = KEYS["backtest_task_progress"]
@@ -149,8 +138,6 @@ class BacktestProgress(TaskKeys):
         Raises:
             ConfigurationError: The id cannot be part of a key, or a field cannot be
                 written.
-            WrongTypeError: The key is no string; it was left alone.
-            RedisUnavailableError: Not written; or perhaps, if ``error.ambiguous``.
         """
         return await self._put(task_id, status, {"progress": progress, **fields})
 
@@ -160,12 +147,15 @@ class SyncProgress(Store):
 
     The set lives for thirty days from the last :meth:`add`. Works with and without
     ``async with``, in any event loop; close it with :meth:`aclose` when it was used
-    without. Reading never gives "nothing" for "Redis is away": it raises
-    :class:`~bls_agent.RedisUnavailableError`.
+    without. Every method raises :class:`~bls_agent.ConfigurationError` for a name that
+    cannot be part of a key and for what is no date,
+    :class:`~bls_agent.WrongTypeError` for a key that is no set, which is left alone,
+    and :class:`~bls_agent.RedisUnavailableError` if Redis cannot answer; a write was
+    then perhaps executed if ``error.ambiguous``.
 
     One key can be read in several ways: ``a_update_b_update_c`` may be the type ``a``
-    or the type ``a_update_b``. A type that runs into ``_update_`` is therefore refused
-    with a :class:`~bls_agent.ConfigurationError`, so that no two names share a set.
+    or the type ``a_update_b``. A type that runs into ``_update_`` is therefore refused,
+    so that no two names share a set.
     """
 
     client_name: ClassVar[str] = "bls-progress"
@@ -183,12 +173,6 @@ class SyncProgress(Store):
 
         Returns:
             How many of them are new.
-
-        Raises:
-            ConfigurationError: A name cannot be part of a key, or a date is none.
-            WrongTypeError: The key is no set; it was left alone.
-            RedisUnavailableError: Not all were added; or perhaps, if
-                ``error.ambiguous``.
         """
         key, ttl = _key(type, code), KEYS["sync_progress"].ttl
         runs = [([key], (cast("int", ttl), *part)) for part in _portions(dates)]
@@ -197,8 +181,6 @@ class SyncProgress(Store):
 
     async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema's name
         """Take days out, so that they count as missing; the others live on as before.
-
-        Args and errors: as :meth:`add`.
 
         Returns:
             How many of them were there.
@@ -209,28 +191,14 @@ class SyncProgress(Store):
         return sum(checked_reply(reply, key) for reply in replies)
 
     async def clear(self, type: str, code: str) -> bool:  # noqa: A002 - the schema's name
-        """Forget all days; freeing a large set does not hold up the server.
-
-        Returns:
-            Whether there were any.
-
-        Raises:
-            WrongTypeError: The key is no set; it was left alone.
-            RedisUnavailableError: Not cleared; or perhaps, if ``error.ambiguous``.
-        """
+        """Forget all days, without holding up the server; tell whether there were any."""
         key = _key(type, code)
         if not await read_key(self._access.pool, "SCARD", key):
             return False
         return bool(await self._access.pool.call(key, "UNLINK"))
 
     async def contains(self, type: str, code: str, day: Day) -> bool:  # noqa: A002 - the schema's name
-        """Tell whether a day is synced.
-
-        Raises:
-            ConfigurationError: A name cannot be part of a key, or ``day`` is none.
-            WrongTypeError: The key is no set.
-            RedisUnavailableError: Redis cannot answer.
-        """
+        """Tell whether a day is synced."""
         key, (only,) = _key(type, code), list_days("day", day)
         request = ("SISMEMBER", encode_key(key), only.isoformat())
         (found,) = await self._access.pool.read_many([request])
@@ -240,11 +208,6 @@ class SyncProgress(Store):
         """Give every day that is synced; empty if there is none, or no more.
 
         Members that are no dates are left out; :meth:`summary` counts them.
-
-        Raises:
-            ConfigurationError: A name cannot be part of a key.
-            WrongTypeError: The key is no set.
-            RedisUnavailableError: Redis cannot answer.
         """
         return (await self._read(_key(type, code)))[0]
 
@@ -262,15 +225,15 @@ class SyncProgress(Store):
             calendar: A tuple ``(start, end)`` for every day from one to the other, both
                 included; any other iterable for just the days in it, such as the
                 trading days of an exchange.
-
-        Raises:
-            ConfigurationError: A name cannot be part of a key, or the calendar is none.
-            WrongTypeError: The key is no set.
-            RedisUnavailableError: Redis cannot answer.
         """
         key, wanted = _key(type, code), days_of(calendar)
         days, foreign = await self._read(key)
-        return summarize(days, wanted, foreign=foreign)
+        return SyncSummary(
+            total=len(wanted),
+            synced=len(wanted & days),
+            missing=tuple(sorted(wanted - days)),
+            foreign=foreign,
+        )
 
     async def _read(self, key: str) -> tuple[set[date], int]:
         # One step, whatever its size: a century of days takes the server 2.5 ms.

@@ -58,14 +58,6 @@ class WorkerRegistry(Store):
     It needs SCAN, GETRANGE and PTTL of the heartbeats' keys, and GETRANGE of the leases
     beside them, which hold TTLs other than the default. Heartbeats that may not be
     read are left out; if that is so for all of them it raises.
-
-    Args:
-        redis: URL, client of redis-py or a ``ProjectAgent``. Default:
-            ``BLS_REDIS_URL``, read at the first request.
-        timeout: Deadline of one request in seconds.
-
-    Raises:
-        ConfigurationError: The URL, the client or the time cannot be used.
     """
 
     client_name: ClassVar[str] = "bls-workers"

@@ -181,15 +181,10 @@ class TaskKeys(Store):
     row: ClassVar[KeyTemplate]
 
     async def get(self, task_id: str) -> Task | None:
-        """Read a task.
+        """Read a task; what cannot be read as one comes back as ``raw``.
 
         Returns:
-            ``None`` if there is no such task, or no more; what cannot be read as one
-            comes back as ``raw``.
-
-        Raises:
-            WrongTypeError: The key is no string.
-            RedisUnavailableError: Redis cannot answer.
+            ``None`` if there is no such task, or no more.
         """
         payload = await read_key(
             self._access.pool, "GET", self.row.locate(task_id=task_id)
@@ -197,12 +192,7 @@ class TaskKeys(Store):
         return None if payload is None else Task.decode(task_id, payload)
 
     async def delete(self, task_id: str) -> bool:
-        """Delete a task; tell whether there was one.
-
-        Raises:
-            WrongTypeError: The key is no string; it was left alone.
-            RedisUnavailableError: Not deleted; or perhaps, if ``error.ambiguous``.
-        """
+        """Delete a task; tell whether there was one."""
         key = self.row.locate(task_id=task_id)
         return bool(await self._run(PUT_TEXT, key, 0, b""))
 
@@ -210,16 +200,14 @@ class TaskKeys(Store):
         """Read all tasks.
 
         Uses SCAN, never KEYS. A value that cannot be read as a task comes back as
-        ``raw`` and hides no other one; keys that may not be read are left out.
+        ``raw`` and hides no other one. Keys that may not be read are left out, unless
+        that is so for every one.
 
         Args:
             status: Only tasks of this status.
 
         Returns:
             Tasks in order of their ids.
-
-        Raises:
-            RedisUnavailableError: Redis cannot answer, or refuses every one.
         """
         found: dict[str, Task] = {}
         refused: Reply = None
@@ -265,11 +253,13 @@ class TaskStatus(TaskKeys):
     """Writes how a task is, and reads what others wrote; each write lives a day.
 
     Works with and without ``async with``, in any event loop; close it with
-    :meth:`aclose` when it was used without. Reading never gives "nothing" for "Redis is
-    away": it raises :class:`~bls_agent.RedisUnavailableError`.
+    :meth:`aclose` when it was used without.
 
     The value is a JSON object: ``task_id``, ``status``, ``timestamp`` with its zone,
-    then fields of your own; see :class:`Task`.
+    then fields of your own; see :class:`Task`. Every method raises
+    :class:`~bls_agent.WrongTypeError` for a key that is no string, which is left alone,
+    and :class:`~bls_agent.RedisUnavailableError` if Redis cannot answer; a write was
+    then perhaps executed if ``error.ambiguous``.
     """
 
     row: ClassVar[KeyTemplate] = KEYS["task_status"]
@@ -291,8 +281,6 @@ class TaskStatus(TaskKeys):
         Raises:
             ConfigurationError: The id cannot be part of a key, or a field cannot be
                 written.
-            WrongTypeError: The key is no string; it was left alone.
-            RedisUnavailableError: Not written; or perhaps, if ``error.ambiguous``.
         """
         return await self._put(task_id, status, fields)
 
@@ -315,10 +303,8 @@ class TaskStatus(TaskKeys):
             ConfigurationError: A field cannot be written.
             DecodeError: The value is neither an object nor a word; it was left alone.
                 :meth:`set` writes over it.
-            WrongTypeError: The key is no string; it was left alone.
-            RedisUnavailableError: Not written; or perhaps, if ``error.ambiguous``: it
-                may be done again, and then stands last. ``contended``: other writers
-                were always ahead.
+            RedisUnavailableError: ``contended``: other writers were always ahead.
+                After an ambiguous error it may be done again, and then stands last.
         """
         key = self.row.locate(task_id=task_id)
         turns = self._turns.get(WeakValueDictionary[str, anyio.Lock])

@@ -22,7 +22,6 @@ from bls_agent.workers.progress import (
     days_of,
     list_days,
     read_days,
-    summarize,
 )
 
 MONDAY = date(2026, 1, 12)
@@ -46,22 +45,21 @@ def week(count: int, start: date = MONDAY) -> list[date]:
     return [start + timedelta(number) for number in range(count)]
 
 
-def test_a_summary() -> None:
+async def test_a_summary(progress: SyncProgress, code: str) -> None:
     """Total, synced, missing, the first of them, and which part is there."""
     days = {*week(2), MONDAY + timedelta(3), MONDAY - timedelta(9)}
-    found = summarize(days, set(week(5)), foreign=3)
-    assert found == SyncSummary(
-        total=5, synced=3, missing=(week(5)[2], week(5)[4]), foreign=3
-    )
+    await progress.add("tick", code, days)
+    found = await progress.summary("tick", code, week(5))
+    assert found == SyncSummary(total=5, synced=3, missing=(week(5)[2], week(5)[4]))
     assert found.first_missing == week(5)[2]
     assert found.completion == pytest.approx(0.6)
 
 
-def test_a_summary_of_nothing() -> None:
+async def test_a_summary_of_nothing(progress: SyncProgress, code: str) -> None:
     """Of no days at all nothing is missing; with no days there, all."""
-    assert summarize(set(), set()).completion == 1
-    assert summarize(set(), set()).first_missing is None
-    assert summarize(set(), set(week(2))).completion == 0
+    nothing = await progress.summary("tick", code, [])
+    assert (nothing.completion, nothing.first_missing) == (1, None)
+    assert (await progress.summary("tick", code, week(2))).completion == 0
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,7 @@ class Availability:
     """Remembers an outage, for all loops and threads of a cache.
 
     One caller finds it out. From then on Redis is asked by one probe at a time, for
-    which no caller waits. Where two threads come at once there may be one probe or one
-    count too many, which does no harm: there is no lock.
+    which no caller waits. Two threads at once may send one probe too many.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,12 +62,8 @@ class Availability:
         return True
 
     def failed(self, error: RedisUnavailableError, known: int) -> None:
-        """Record that Redis did not answer.
-
-        ``known`` is ``failures`` when the caller asked: many that fail together count
-        once.
-        """
-        if self.failures != known:
+        """Record that Redis did not answer; ``known`` is ``failures`` at the request."""
+        if self.failures != known:  # many that fail together count once
             return
         self.failures += 1
         delay = self._backoff.failed(permanent=isinstance(error, RedisRefusedError))
@@ -88,11 +83,7 @@ class Availability:
 
 
 class CacheBackend:
-    """Reads and writes entries in one event loop; failures of Redis are not raised.
-
-    No caller waits longer than the timeout, not even while the connection is being
-    made.
-    """
+    """Reads and writes entries in one event loop, within the timeout; never raises."""
 
     def __init__(
         self,
@@ -158,10 +149,7 @@ class CacheBackend:
         return self._locks.pool.to(key)
 
     async def _ask(self, requests: Sequence[Request]) -> list[Reply] | None:
-        """Send requests about a key that may be sent twice; errors are replies.
-
-        ``None`` if no answer comes within the timeout.
-        """
+        """Send requests that may be sent twice; ``None`` if no answer comes in time."""
         known = self.availability.failures
         try:
             replies = await self._exchange(requests)
@@ -225,8 +213,8 @@ class CacheBackend:
 class DistributedLock:
     """The right of one process of a fleet to compute a value; the others wait.
 
-    The lease stands beside the entry's key and is renewed while the function runs, so
-    that a process that dies or freezes is replaced after at most one TTL of the lease.
+    Its lease is renewed while the function runs: a process that dies or freezes is
+    replaced after at most one TTL.
     """
 
     def __init__(
@@ -238,14 +226,12 @@ class DistributedLock:
         self._lease: Lease | None = None  # made in the backend's loop
         self._connection: Connection | None = None
         self._exit = AsyncExitStack()  # gives the connection back
-        self._had = False
         self._renewing: asyncio.Task[None] | None = None
 
     async def enter(self) -> Found | None:
-        """Wait until the caller may compute, or another process has; give that result.
+        """Give another process's result; ``None`` if the caller shall compute.
 
-        ``None`` if the caller shall compute: it has the lock, or Redis is away, or the
-        time is up.
+        Then it has the lock, or Redis is away, or the time is up.
         """
         policy, pause = self._function.policy, Backoff(base=LOCK_BASE, cap=LOCK_CAP)
         end = anyio.current_time() + policy.lock_timeout
@@ -270,7 +256,6 @@ class DistributedLock:
         except (RedisUnavailableError, TimeoutError) as error:
             self._failed(error)
             return None
-        self._had = ours
         if ours and self._renewing is None:
             self._renewing = start_background(lease.keep, "bls-agent-cache-lock")
         return ours
@@ -296,7 +281,8 @@ class DistributedLock:
     @property
     def lost(self) -> bool:
         """Whether another process may compute by now: our result is not stored then."""
-        return self._had and self._lease is not None and not self._lease.valid
+        lease = self._lease
+        return self._renewing is not None and lease is not None and not lease.valid
 
     async def leave(self) -> None:
         """Release the lock, if this process has it."""

@@ -158,16 +158,16 @@ class FunctionCache(Store):
     ) -> Any:
         """Keep a function's results, coroutine function or plain; the type stays.
 
-        The key holds the function's name and arguments. A result comes back equal and
-        of the same types or is not stored at all; a ``None`` is a result like any
-        other. A call while its value is computed waits for it, in this process. In a
-        thread with a running event loop a plain function waits for Redis alone: two
-        times ``timeout`` at most.
+        The key holds the function's name and arguments. A result, also ``None``, comes
+        back equal and of the same types or is not stored. A call while its value is
+        computed waits for it, in this process; a plain function in a thread with a
+        running event loop waits for Redis alone, twice ``timeout`` at most.
 
         Args:
             function: The function, when the decorator stands without parentheses.
             ttl: Seconds a result is kept.
-            name: The name of its results, instead of module and name.
+            name: The name of its results, instead of module and name. A closure that is
+                made again needs it: its variables are no arguments.
             ignore: Parameters that do not matter for the result, as ``("self",)``.
             key: Called with the arguments, gives what matters of them.
             dump: Makes of a result what JSON can hold; together with ``load``.
@@ -260,11 +260,6 @@ class FunctionCache(Store):
         Values that this process is computing meanwhile are not stored. Takes one SCAN
         through the database without arguments, one request with them.
 
-        Args:
-            function: What :meth:`cached` gave.
-            *args: Arguments of the function.
-            **kwargs: The same, by name.
-
         Returns:
             How many results were removed.
 
@@ -301,23 +296,14 @@ class FunctionCache(Store):
     def clear_sync(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> int:
-        """Do as :meth:`clear`, where no event loop runs.
-
-        Raises:
-            RedisUnavailableError: Redis did not answer.
-            ConfigurationError: An event loop runs in this thread, or as above.
-        """
+        """Do as :meth:`clear`, where no event loop runs: else ConfigurationError."""
         refuse_in_event_loop("clear_sync", "await cache.clear(…)")
         clear = cast("Callable[..., Any]", self.clear)
         removed: int = SHARED_LOOP.find().call(clear, function, *args, **kwargs)
         return removed
 
     def stats(self, function: Callable[..., Any] | None = None, /) -> CacheStats:
-        """Give the counters of the cache, or of one function, in this process.
-
-        Raises:
-            ConfigurationError: The function is not one of this cache.
-        """
+        """Give the counters of the cache, or of one of its functions, in this process."""
         if function is None:
             return self._counts.show()
         return _unwrap(self, function, ())[0].counts.show()

@@ -25,7 +25,7 @@ import anyio
 from bls_agent.connection.access import Access, LoopLocal
 from bls_agent.connection.after_fork import register
 from bls_agent.core.errors import RedisUnavailableError
-from bls_agent.runtime.loop_thread import LoopThread, result_of, wait_for
+from bls_agent.runtime.loop_thread import LoopThread, wait_for
 from bls_agent.runtime.tasks import start_background
 from bls_agent.runtime.threads import HandlerThreads
 from bls_agent.workers.caching.backend import (
@@ -47,11 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SHARED_LOOP", "CacheCalls"]
 
-SLACK: Final = 0.25  # seconds beyond the timeout, for the loop's thread to run
-
 
 class _SharedLoop:
-    """A thread with an event loop, started when first needed, once in each process."""
+    """A thread with an event loop, started when first needed."""
 
     def __init__(self) -> None:
         self.forget_parent()
@@ -107,22 +105,18 @@ class _Flight:
         self.found = UNKNOWN  # what stands in Redis
         # ``None`` if it was given up: the callers ask anew
         self.outcome: Outcome | None = None
-        self.is_asking = True  # Redis has not answered yet
         self.lock: DistributedLock | None = None
         self.task: asyncio.Task[None] | None = None
         self.over: asyncio.Future[None] | None = None  # made for the first that waits
 
 
-# The flights around the running code, the innermost last.
+# The flights around the running code, the innermost last. It may wait for others: else
+# a thousand computations that need one value would compute it a thousand times.
 _COMPUTING: Final = ContextVar[tuple[_Flight, ...]]("computing", default=())
 
 
 def _is_circular(flight: _Flight) -> bool:
-    """Tell whether the running code would wait for itself if it waited for this one.
-
-    Not every nested call may go on by itself instead: a thousand computations that call
-    one and the same cached function would compute that a thousand times.
-    """
+    """Tell whether the running code would wait for itself if it waited for this one."""
     inside, seen, left = _COMPUTING.get(), set[int](), [flight]
     while left:
         one = left.pop()
@@ -155,16 +149,12 @@ class _LoopCalls:
                 return outcome
 
     async def claim(self, mine: _Flight) -> Outcome | None:
-        """Give the outcome of another flight, or a hit; ``None``: the caller computes.
-
-        Then the caller ends its flight.
-        """
+        """Give another flight's outcome, or a hit; ``None``: compute, and end this."""
         waits = mine.job.waits
         while flight := self.by_key.get(mine.key):
             waits = waits and not _is_circular(flight)
             if not waits:
                 break
-            mine.is_asking = False
             outcome = await self._join(flight)
             if outcome is not None:
                 return outcome
@@ -183,7 +173,6 @@ class _LoopCalls:
         """Give the stored value, or one that is being computed elsewhere."""
         job = mine.job
         replies = await self._backend.fetch(job.function, job.key)
-        mine.is_asking = False
         decode = partial(self._backend.decode, job.function, job.key, replies)
         if job.loads_in_thread:
             found: Found = await SHARED_LOOP.workers.run(decode)
@@ -440,37 +429,21 @@ class CacheCalls:
         return outcome
 
     def _claim(self, flight: _Flight) -> Outcome | None:
-        """Do as ``_LoopCalls.claim``; compute if the loop's thread does not answer."""
-        from concurrent.futures import CancelledError  # noqa: PLC0415 - comes with asyncio
-
+        """Do as ``_LoopCalls.claim``; compute if the loop's thread has ended."""
         known = self._availability.failures
         try:
             thread, here = self._find_thread()
-            asking = thread.begin(here.claim, flight)
-            try:
-                with suppress(TimeoutError, CancelledError):
-                    return asking.result(self._timeout + SLACK)
-                if flight.is_asking:
-                    reason = "the loop's thread has no turn"
-                    raise RedisUnavailableError("timeout", reason)
-                return result_of(asking)
-            finally:
-                asking.cancel()
+            return thread.call(here.claim, flight)
         except RedisUnavailableError as error:
             flight.job.function.counts.add("redis_failures")
             self._availability.failed(error, known)
             return None
 
     def _settle(self, flight: _Flight, outcome: Outcome | None) -> None:
-        """Store the outcome and end the flight.
-
-        It waits for that, because the program may end with the call.
-        """
+        """Store the outcome and wait for that: the program may end with the call."""
         with suppress(RedisUnavailableError):  # the interpreter ends
             thread, here = self._find_thread()
-            settling = thread.begin(here.settle, flight, outcome)
-            if not self._availability.away:
-                wait_for(settling, 2 * self._timeout + SLACK)
+            wait_for(thread.begin(here.settle, flight, outcome))
 
     def _find_thread(self) -> tuple[LoopThread, _LoopCalls]:
         """Give the shared thread, and the flights in its event loop."""

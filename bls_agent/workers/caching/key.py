@@ -207,11 +207,7 @@ class MisfitError(TypeError):
 
 
 class Arguments:
-    """Digests the arguments of one function.
-
-    They count as they arrive in the function, whether passed by position or by name,
-    given or left at their default.
-    """
+    """Digests a function's arguments, as they arrive in it: by place, name, default."""
 
     def __init__(
         self,
@@ -221,10 +217,7 @@ class Arguments:
         ignore: Sequence[str] = (),
         key: Callable[..., object] | None = None,
     ) -> None:
-        """Check the signature once.
-
-        The name is part of each digest. ``key`` gives what matters of the arguments.
-        """
+        """Check the signature once; the name is part of each digest."""
         self._name = name
         self._key = key
         try:
