@@ -402,8 +402,6 @@ class _Writers:
         writers = self._by_loop.find() or {}
         for key in [key for key, other in writers.items() if other is writer]:
             del writers[key]
-        if not writers:
-            self._by_loop.pop()
         if not writer.is_over:
             await writer.aclose()
 

@@ -93,13 +93,12 @@ class WorkerRegistry(Store):
 
         First every worker that is there ``joined``. Known ones are read each interval,
         so that a dead one ``left`` an interval after its TTL at the latest; new ones
-        are searched for every few seconds. Where a search takes long it comes less
-        often, and the known ones are read behind it: among a million other keys they
-        wait for a second, and a new worker is seen after some seconds.
+        are searched for every few seconds, less often where that takes long. Among a
+        million other keys a search, and the look behind it, takes a second.
 
-        An outage is reported once as ``unavailable``; then it is tried again with
-        growing pauses, up to 2 s, and its end is reported as ``available``. After it no
-        worker counts as ``left`` before half a TTL is over: they had no way to refresh.
+        An outage is reported once as ``unavailable`` and its end as ``available``; it
+        is tried again every 2 s at most. After it no worker counts as ``left`` before
+        half a TTL is over: they had no way to refresh.
 
         Args:
             kind: As for :meth:`alive`.

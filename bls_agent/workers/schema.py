@@ -60,10 +60,7 @@ def _list_patterns() -> dict[str, str]:
 @cache
 def _list_ttls() -> dict[str, int]:
     found = {n.upper(): row.ttl for n, row in ROWS.items() if row.ttl is not None}
-    return {
-        **found,
-        "FUNC_CACHE_DEFAULT": found["FUNC_CACHE"],
-    }  # its name in the schema
+    return {**found, "FUNC_CACHE_DEFAULT": found["FUNC_CACHE"]}  # as in the schema
 
 
 @cache

@@ -312,8 +312,7 @@ class CachedFunction:
     def is_due(self, left: float) -> bool:
         """Tell whether this caller shall have a new value computed before the end.
 
-        Surely in the second half of the time for it, by chance in the first: so the
-        processes of a fleet do not all begin at once.
+        By chance in the first half of the time for it: a fleet does not begin at once.
         """
         early = self.policy.early
         return early > 0 and left <= early * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
@@ -392,10 +391,7 @@ def check_function(function: object) -> None:
         raise ConfigurationError("function", shown, rule, remedy)
     if not callable(function) or isinstance(function, type):
         raise ConfigurationError("function", shown, "what is cached is a function")
-    called: tuple[Any, ...] = (function, getattr(type(function), "__call__", None))  # noqa: B004 - to look at
-    if any(map(inspect.isgeneratorfunction, called)) or any(
-        map(inspect.isasyncgenfunction, called)
-    ):
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         shown = str(getattr(cast("object", function), "__qualname__", shown))
         rule = "a generator has no result to keep"
         raise ConfigurationError("function", shown, rule, "Return a list.")
@@ -413,12 +409,8 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def _encode_entry(name: str, result: object, now: float, limit: int) -> bytes:
-    """Encode a result as the contract lays it out.
-
-    It is a tree of exactly ``str``, ``int``, ``float``, ``bool``, ``None``, ``list``
-    and ``dict`` with text keys; anything else would not come back as it is.
-    """
-    _check(result, 0)
+    """Encode a result as the contract lays it out."""
+    _check([result], 0)
     entry = {"result": result, "timestamp": format_timestamp(now), "func_name": name}
     try:
         payload = encode_strictly("result", entry)
@@ -430,51 +422,38 @@ def _encode_entry(name: str, result: object, now: float, limit: int) -> bytes:
     return payload
 
 
-_SURE: Final = frozenset({str, int, bool, type(None)})
+_PLAIN: Final = frozenset({str, int, bool, float, type(None)})
 
 
-def _check(value: object, depth: int) -> None:
-    kind = type(value)
-    if kind in _SURE:
+def _check(values: Iterable[Any], depth: int) -> None:
+    """Refuse what JSON would not give back as it is; a table of numbers takes no loop."""
+    kinds = set(map(type, values))
+    floats = values if kinds == {float} else (v for v in values if type(v) is float)
+    if float in kinds and not all(map(math.isfinite, floats)):
+        raise _UnstorableError("not_finite", "nan or an infinity")
+    if kinds <= _PLAIN:
         return
-    if kind is float:
-        _check_floats([cast("float", value)])
-    elif depth >= MAX_DEPTH:
+    if foreign := kinds - {*_PLAIN, list, dict}:
+        raise _UnstorableError("type", f"a {foreign.pop().__qualname__}")
+    if depth >= MAX_DEPTH:
         detail = f"more than {MAX_DEPTH} levels"
         raise _UnstorableError("too_deep", detail)
-    elif kind is list:
-        _check_items(cast("list[object]", value), depth)
-    elif kind is dict:
-        mapping = cast("Mapping[object, object]", value)
-        for key in mapping:
-            if type(key) is not str:
-                detail = f"a dict with a key of type {type(key).__qualname__}"
-                raise _UnstorableError("type", detail)
-        _check_items(mapping.values(), depth)
-    else:
-        raise _UnstorableError("type", f"a {kind.__qualname__}")
-
-
-def _check_items(values: Iterable[object], depth: int) -> None:
-    kinds = set(map(type, values))
-    if kinds == {float}:  # a table of prices: at C's speed
-        _check_floats(cast("Iterable[float]", values))
-    elif not kinds <= _SURE:
-        for value in values:
+    for value in values:
+        if type(value) is list:
             _check(value, depth + 1)
+        elif type(value) is dict:
+            _check_keys(value)
+            _check(value.values(), depth + 1)
 
 
-def _check_floats(values: Iterable[float]) -> None:
-    if not all(map(math.isfinite, values)):
-        raise _UnstorableError("not_finite", "nan or an infinity")
+def _check_keys(mapping: Mapping[object, object]) -> None:
+    if foreign := set(map(type, mapping)) - {str}:
+        detail = f"a dict with a key of type {foreign.pop().__qualname__}"
+        raise _UnstorableError("type", detail)
 
 
 def decode_entry(name: str, payload: bytes) -> Any:
-    """Give the result in an entry of the function of this name.
-
-    The reasons of a ``BrokenEntryError`` are ``not_json``, ``no_entry`` for a missing
-    field, and ``other_function``.
-    """
+    """Give the result in an entry of the function of this name."""
     try:
         entry = decode_object(payload)
     except DecodeError:
