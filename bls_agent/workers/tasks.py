@@ -215,7 +215,7 @@ class TaskKeys(Store):
             # Not MGET: a key of another type, or one that may not be read, needs a
             # reply of its own; and on a cluster the keys lie in many slots.
             requests = [("GET", key) for key in keys]
-            replies = await self._access.pool.read_many(requests) if keys else []
+            replies = await self._access.pool.read_many(requests)
             for key, reply in zip(keys, replies, strict=True):
                 if getattr(reply, "kind", "") == "no_permission":
                     refused = reply

@@ -13,7 +13,8 @@ from bls_agent.connection.access import Access, Store
 from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import encode
-from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.core.errors import ConfigurationError, WrongTypeError
+from bls_agent.core.keys import checked_reply
 from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.loop_thread import refuse_in_event_loop, wait_for
 from bls_agent.runtime.threads import is_coroutine_function
@@ -79,12 +80,8 @@ class FunctionCache(Store):
         """Remember the settings; nothing is opened or read yet.
 
         Args:
-            redis: A URL, a client of redis-py, a ``ProjectAgent``, or ``None`` for
-                ``BLS_REDIS_URL``, read at the first call.
+            redis: As for every store; ``BLS_REDIS_URL`` is read at the first call.
             timeout: Seconds that a call waits for Redis at most.
-
-        Raises:
-            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
         """
         self._timeout = check_seconds("timeout", timeout)
         super().__init__(redis, timeout=timeout, strict=True)
@@ -335,36 +332,26 @@ async def _clear_all(pool: ConnectionPool, name: str) -> int:
             for key in found
             if key.startswith(prefix) and DIGEST.fullmatch(key, len(prefix))
         ]
-        looks = [("GETRANGE", key, -length, -1) for key in keys]
-        tails = await pool.read_many(looks) if looks else []
+        ends = await pool.read_many([("GETRANGE", key, -length, -1) for key in keys])
         ours = [
             ("UNLINK", key)
-            for key, tail in zip(keys, tails, strict=True)
-            if await _is_of(pool, name, key, tail)
+            for key, end in zip(keys, ends, strict=True)
+            if await _is_of(pool, name, key, end)
         ]
-        replies = await pool.call_many(ours) if ours else []
-        removed += sum(map(_checked, replies))
+        replies = await pool.call_many(ours)
+        removed += sum(checked_reply(reply, name) for reply in replies)
     return removed
 
 
-async def _is_of(pool: ConnectionPool, name: str, key: bytes, tail: Reply) -> bool:
+async def _is_of(pool: ConnectionPool, name: str, key: bytes, end: Reply) -> bool:
     """Tell whether an entry is a function's: by its end if this package wrote it."""
-    if isinstance(tail, RedisUnavailableError) and tail.kind == "wrong_type":
-        return False
-    if _checked(tail).endswith(b'"func_name":%b}' % encode(name)):
-        return True
-    payload = await pool.read(key.decode("utf-8", "surrogateescape"), "GET")
+    text = key.decode("utf-8", "surrogateescape")
     try:
-        decode_entry(name, payload or b"")
-    except BrokenEntryError:
+        if not checked_reply(end, text).endswith(b'"func_name":%b}' % encode(name)):
+            decode_entry(name, await pool.read(text, "GET") or b"")
+    except (WrongTypeError, BrokenEntryError):
         return False
     return True
-
-
-def _checked(reply: Reply) -> Reply:
-    if isinstance(reply, RedisUnavailableError):
-        raise reply
-    return reply
 
 
 cache: Final = FunctionCache()

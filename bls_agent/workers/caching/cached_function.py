@@ -135,10 +135,8 @@ class Policy:
         for name in ("ttl", "lock_timeout", "lock_ttl"):
             check_seconds(name, getattr(self, name))
         for name in ("refresh_early", "stale_on_error"):
-            value: Any = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (is_number and math.isfinite(value) and value >= 0):
-                raise ConfigurationError(name, value, "seconds, or 0 for never")
+            if (value := getattr(self, name)) != 0:
+                check_seconds(name, value, "seconds, or 0 for never")
         if self.ttl * 1000 < 1:
             rule = "Redis counts in milliseconds"
             raise ConfigurationError("ttl", self.ttl, rule)

@@ -409,24 +409,20 @@ class CacheCalls:
                 loads_in_thread=function.load is not None,
             )
         )
+        token = _COMPUTING.set(_COMPUTING.get())
         try:
             outcome = self._claim(flight)
             if outcome is None:
-                outcome = self._compute(flight, compute)
+                function.counts.add("computed")
+                _COMPUTING.set((*_COMPUTING.get(), flight))
+                outcome = compute(flight.found)
+                self._settle(flight, outcome)
         except BaseException:  # without an outcome a waiting caller takes over
             self._settle(flight, None)
             raise
-        return outcome.give(function)
-
-    def _compute(self, flight: _Flight, compute: Callable[[Found], Outcome]) -> Outcome:
-        flight.job.function.counts.add("computed")
-        token = _COMPUTING.set((*_COMPUTING.get(), flight))
-        try:
-            outcome = compute(flight.found)
         finally:
             _COMPUTING.reset(token)
-        self._settle(flight, outcome)
-        return outcome
+        return outcome.give(function)
 
     def _claim(self, flight: _Flight) -> Outcome | None:
         """Do as ``_LoopCalls.claim``; compute if the loop's thread has ended."""
