@@ -58,7 +58,6 @@ _NOT_READY: Final = {
     Ownership.WRONG_TYPE: "its key holds another type",
 }
 
-# The thread of the heartbeats of programs without an event loop.
 _THREAD: Final = SharedThread("bls-agent heartbeats", at_exit=AT_EXIT)
 
 
@@ -223,7 +222,7 @@ class Heartbeat:
         self._current.change(changes)
         state, writer = self._state, self._writer
         if state is not None and writer is not None:
-            writer.write_soon(state)
+            writer.write_soon([state])
 
     def stats(self) -> HeartbeatStats:
         """Give every counter and state; from any thread."""
@@ -279,7 +278,7 @@ class Heartbeat:
         Raises:
             LeaseHeldError: The key belongs to a living process.
             WrongTypeError: The key holds another type; it was left alone.
-            ConfigurationError: It is open already, or ``BLS_REDIS_URL`` does not fit.
+            ConfigurationError: It is open already, or ``BLS_REDIS_URL`` is wrong.
         """
         await self._open()
         return self
@@ -342,6 +341,7 @@ class Heartbeat:
             raise
 
     def _raise(self, conflict: Exception | None) -> None:
+        """Raise a conflict, unless it ends and may be waited for."""
         ends = isinstance(conflict, LeaseHeldError) and conflict.remaining is not None
         if ends and self._conflict == "wait":
             text = "no heartbeat is written until its key is free: %s"
@@ -352,7 +352,7 @@ class Heartbeat:
     async def aclose(self) -> None:
         """Remove the key, if this process owns it, and stop; nothing if closed.
 
-        Takes at most ``timeout`` + 1 s, whatever Redis does.
+        Takes at most ``timeout`` + 1 s.
         """
         self._leave_closed_loop()
         state, writer = self._state, self._writer

@@ -170,8 +170,7 @@ class WorkerHeartbeat:
         """Read the heartbeat of a worker in any language.
 
         Raises:
-            DecodeError: It is no JSON object (``not_json``, ``not_an_object``, …), or a
-                field holds what it cannot hold (``bad_field``).
+            DecodeError: It is no JSON object, or a field is wrong (``bad_field``).
         """
         given, payload = _object_of(data)
         names = [one.name for one in fields(cls)]
@@ -186,12 +185,7 @@ class WorkerHeartbeat:
             raise DecodeError("bad_field", payload, detail) from None
 
     def changed(self, **changes: Any) -> Self:
-        """Give a copy with other fields, made now.
-
-        Raises:
-            ConfigurationError: A field is unknown, cannot be changed, or cannot hold
-                that value.
-        """
+        """Give a copy with other fields, made now; ConfigurationError if they do not fit."""
         names = [one.name for one in fields(self)]
         if unknown := changes.keys() - set(names):
             rule = f"its fields are {', '.join(names)}"

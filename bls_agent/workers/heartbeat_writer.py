@@ -6,7 +6,7 @@ While the loop stands still the watchdog's thread writes them, see ``_StallPubli
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final
@@ -112,14 +112,9 @@ class HeartbeatWriter:
                 self._watch.begin()
         self._wakeup.set()
 
-    def write_soon(self, state: HeartbeatState) -> None:
-        """Have a beat written soon; from any thread, never waits."""
-        state.want()
-        self._wakeup.set()
-
-    def write_all_soon(self) -> None:
-        """Have every beat written soon; from any thread, never waits."""
-        for state in list(self.states):
+    def write_soon(self, states: Collection[HeartbeatState]) -> None:
+        """Have heartbeats written soon; from any thread, never waits."""
+        for state in list(states):
             state.want()
         self._wakeup.set()
 
@@ -266,7 +261,7 @@ class HeartbeatWriter:
         away_since, self._away_since = self._away_since, None
         former, self._openings = self._openings, self._pool.openings
         if away_since is not None or former not in (0, self._openings):
-            self.write_all_soon()
+            self.write_soon(self.states)
         if away_since is not None:
             seconds = anyio.current_time() - away_since
             logger.info("heartbeats are written again after %.1f s", seconds)
@@ -369,7 +364,7 @@ class _StallPublisher:
     def on_recovery(self, seconds: float) -> None:
         """Have the loop write the true status, and log how long it stood still."""
         self._stalled = False
-        self._writer.write_all_soon()
+        self._writer.write_soon(self._writer.states)
         if seconds:
             logger.warning("the event loop stood still for %.1f s", seconds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias, cast
@@ -63,21 +64,14 @@ def read_days(members: Iterable[bytes]) -> tuple[set[date], int]:
     days: set[date] = set()
     foreign = 0
     for member in members:
-        day = _read_day(member)
-        if day is None:
-            foreign += 1
-        else:
-            days.add(day)
+        with suppress(ValueError):
+            text = member.decode("ascii")
+            day = date.fromisoformat(text)
+            if day.isoformat() == text:  # there are shorter forms
+                days.add(day)
+                continue
+        foreign += 1
     return days, foreign
-
-
-def _read_day(member: bytes) -> date | None:
-    try:
-        text = member.decode("ascii")
-        day = date.fromisoformat(text)
-    except ValueError:
-        return None
-    return day if day.isoformat() == text else None  # there are shorter forms
 
 
 def list_days(name: str, days: Iterable[Day] | Day) -> set[date]:
@@ -153,9 +147,8 @@ class SyncProgress(Store):
     and :class:`~bls_agent.RedisUnavailableError` if Redis cannot answer; a write was
     then perhaps executed if ``error.ambiguous``.
 
-    One key can be read in several ways: ``a_update_b_update_c`` may be the type ``a``
-    or the type ``a_update_b``. A type that runs into ``_update_`` is therefore refused,
-    so that no two names share a set.
+    ``a_update_b_update_c`` may be the type ``a`` or the type ``a_update_b``: a type that
+    runs into ``_update_`` is refused, so that no two names share a set.
     """
 
     client_name: ClassVar[str] = "bls-progress"
@@ -163,8 +156,8 @@ class SyncProgress(Store):
     async def add(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema's name
         """Mark days as synced; the set lives for thirty days from now.
 
-        Five hundred days in one step; more in several. An error leaves a part of them
-        at most, never a set without an end, and adding all of them again does no harm.
+        Five hundred days in one step. An error leaves a part of them at most, never a
+        set without an end; all of them may be added again.
 
         Args:
             type: What is synced, such as ``tick``.
@@ -222,9 +215,8 @@ class SyncProgress(Store):
         Args:
             type: What is synced.
             code: Of what.
-            calendar: A tuple ``(start, end)`` for every day from one to the other, both
-                included; any other iterable for just the days in it, such as the
-                trading days of an exchange.
+            calendar: A tuple ``(start, end)`` for every day between, both included; any
+                other iterable for just the days in it, such as an exchange's.
         """
         key, wanted = _key(type, code), days_of(calendar)
         days, foreign = await self._read(key)

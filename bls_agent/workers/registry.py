@@ -191,11 +191,7 @@ def _kinds_of(kind: type[WorkerHeartbeat] | str | None) -> Mapping[str, KeyTempl
 
 
 def _common_pattern(kinds: Mapping[str, KeyTemplate]) -> str:
-    """Make one pattern for several kinds of keys, so that one SCAN finds them all.
-
-    Each place holds any of the letters that the kinds have there. What else fits is
-    left out when it is parsed.
-    """
+    """Make one pattern of the letters that stand at each place, for one SCAN."""
     heads = [row.template.partition("{")[0] for row in kinds.values()]
     if len(heads) == 1:
         return next(iter(kinds.values())).pattern()
@@ -208,9 +204,7 @@ async def _read(
 ) -> dict[bytes, Worker]:
     """Read heartbeats and their TTLs; leave out those that are gone or may not be read.
 
-    Not by MGET: it shows a key of another type as missing, and blocks the server on one
-    value of a hundred megabytes; one key that may not be read would fail all the
-    others.
+    MGET would hide keys of other types, read huge values, and fail for all of them.
     """
     seen: dict[bytes, Worker] = {}
     refused: list[RedisUnavailableError] = []

@@ -32,14 +32,10 @@ ROWS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
 )
 
 
-def _prefix(row: KeyTemplate) -> str:
-    """Give what stands before the first field, without the separator."""
-    return row.template.partition("{")[0].rstrip(":_")
-
-
 @cache
 def _list_prefixes() -> dict[str, str]:
-    return {name.upper(): _prefix(row) for name, row in ROWS.items()}
+    heads = {name: row.template.partition("{")[0] for name, row in ROWS.items()}
+    return {name.upper(): head.rstrip(":_") for name, head in heads.items()}
 
 
 _FIELDS_AT_END: Final = re.compile(r"\*([:_]\*)+$")
@@ -92,7 +88,7 @@ class _Derived(type):
     _derive: Callable[[], Mapping[str, Any]]
 
     def _find(cls, name: str) -> Any:
-        """Give what a row implies; for an unknown name the error suggests another."""
+        """Give what a row implies, or suggest the nearest name."""
         names = cls._derive()
         if name in names:
             return names[name]

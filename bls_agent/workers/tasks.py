@@ -9,7 +9,6 @@ their order, of which ``progress`` (percent) and ``message`` have a meaning.
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from bls_agent.connection.access import LoopLocal, Store
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.scripts import PUT_TEXT, SWAP_TEXT, Script
+from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import (
     JSONObject,
     JSONValue,
@@ -275,8 +275,8 @@ class TaskStatus(TaskKeys):
         Args:
             task_id: Which task.
             status: Any text: ``pending``, ``running``, ``回测中``.
-            fields: Further fields: what JSON can hold. ``progress`` is percent,
-                ``message`` a text, ``timestamp`` now unless it is given.
+            fields: What JSON can hold: ``progress`` is percent, ``message`` a text,
+                ``timestamp`` now unless it is given.
 
         Raises:
             ConfigurationError: The id cannot be part of a key, or a field cannot be
@@ -287,17 +287,16 @@ class TaskStatus(TaskKeys):
     async def update(self, task_id: str, **changes: Any) -> Task | None:
         """Change some fields; the others stay, and so does the time of its expiry.
 
-        In one step: two callers that change different fields at once lose neither
-        change, nor that of any other process.
+        In one step: two callers, also in two processes, that change different fields at
+        once lose neither change.
 
         Args:
             task_id: Which task.
-            changes: Fields and their new values, ``status`` among them; the
-                ``timestamp`` becomes now unless it is given.
+            changes: Fields and their new values; ``timestamp`` becomes now by itself.
 
         Returns:
-            The task as it is now; ``None`` if there is no such task, or no more:
-            then nothing was written.
+            The task as it is now; ``None`` if there is none any more: nothing was
+            written then.
 
         Raises:
             ConfigurationError: A field cannot be written.
@@ -310,7 +309,7 @@ class TaskStatus(TaskKeys):
         turns = self._turns.get(WeakValueDictionary[str, anyio.Lock])
         async with turns.setdefault(key, anyio.Lock()):
             seen: bytes | None = await read_key(self._access.pool, "GET", key)
-            pause = SHORTEST_PAUSE
+            pause = Backoff(base=SHORTEST_PAUSE, cap=LONGEST_PAUSE)
             for _ in range(TRIES):
                 if seen is None:
                     return None
@@ -319,8 +318,7 @@ class TaskStatus(TaskKeys):
                 if reply == 1:
                     return Task.decode(task_id, payload)
                 seen = cast("bytes | None", reply)
-                await anyio.sleep(random.uniform(0, pause))  # noqa: S311 - to get out of step
-                pause = min(pause * 2, LONGEST_PAUSE)
+                await anyio.sleep(pause.failed())
         reason = f"others were ahead of each of {TRIES} tries; nothing was written"
         raise RedisUnavailableError("contended", reason)
 

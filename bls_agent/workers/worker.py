@@ -43,10 +43,7 @@ NO_TTL: Final = "no_ttl"
 
 def find_kind(key: bytes, kinds: Mapping[str, KeyTemplate]) -> str | None:
     """Give the kind of heartbeat of a key; ``None`` for any other key."""
-    for kind, template in kinds.items():
-        if template.match(key):
-            return kind
-    return None
+    return next((kind for kind, row in kinds.items() if row.match(key)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +98,8 @@ class Worker:
     ) -> Self:
         """Make one of what was read at its key; never raises.
 
-        ``payload`` is the value's first ``largest`` bytes, and one more if there are
-        more; ``None`` for a key that is no string. Bytes equal to those of ``before``,
-        the worker at the last look, are not decoded again.
+        ``payload`` is the value's first ``largest`` bytes and one more, ``None`` for a
+        key that is no string. ``before`` is the worker at the last look.
         """
         if before is not None and payload and before.payload == payload:
             problem = "" if before.problem == NO_TTL else before.problem
@@ -228,11 +224,7 @@ class WorkerDiff:
         self._held_since = now
 
     def compare(self, seen: Mapping[bytes, Worker], now: float) -> list[WorkerChange]:
-        """Record a look and give its differences to the one before.
-
-        They are in the order of kinds and ids; of one worker perhaps ``back`` and
-        ``changed``. ``now`` is in seconds of a clock that does not jump.
-        """
+        """Record a look; give its differences to the last one, by kind and id."""
         gap, self._looked_at = now - self._looked_at, now
         before, self.workers = self.workers, {}
         changes: list[WorkerChange] = []

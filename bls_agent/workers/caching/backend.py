@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -45,17 +45,16 @@ class Availability:
     which no caller waits. Two threads at once may send one probe too many.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._backoff = Backoff()
-        self._complaints = Complaints(clock)
+        self._complaints = Complaints()
         self._probe_at = 0.0
         self.away = False  # Redis did not answer when it was last asked
         self.failures = 0
 
     def probe_is_due(self) -> bool:
         """Tell whether the caller shall send a probe; then no other caller shall."""
-        now = self._clock()
+        now = time.monotonic()
         if not self.away or now < self._probe_at:
             return False
         self._probe_at = now + PROBE
@@ -67,7 +66,7 @@ class Availability:
             return
         self.failures += 1
         delay = self._backoff.failed(permanent=isinstance(error, RedisRefusedError))
-        self._probe_at = self._clock() + delay
+        self._probe_at = time.monotonic() + delay
         self.away = True
         self._complaints.say(CONSEQUENCE, error)
 
@@ -95,7 +94,7 @@ class CacheBackend:
     ) -> None:
         self._pool = access.pool
         self._connection = self._pool.pick()  # the only one, unless it is a cluster
-        self._locks = locks
+        self.locks = locks  # whose requests may take longer
         self.timeout = timeout
         self.availability = availability  # shared by all backends of a cache
         self._loop = loop
@@ -143,10 +142,6 @@ class CacheBackend:
             function.counts.add("redis_failures")
         if isinstance(refusal, RedisUnavailableError):
             self.availability.refused(refusal)
-
-    def connection_to(self, key: str) -> AbstractAsyncContextManager[Connection]:
-        """Give the locks' own connection to a key's server: its requests may take longer."""
-        return self._locks.pool.to(key)
 
     async def _ask(self, requests: Sequence[Request]) -> list[Reply] | None:
         """Send requests that may be sent twice; ``None`` if no answer comes in time."""
@@ -264,7 +259,7 @@ class DistributedLock:
         if self._connection is None:
             with anyio.fail_after(self._backend.timeout):
                 self._connection = await self._exit.enter_async_context(
-                    self._backend.connection_to(self._key)
+                    self._backend.locks.pool.to(self._key)
                 )
         if not self._connection.connected:
             await self._backend.in_time(self._connection.open)

@@ -355,11 +355,6 @@ class Outcome:
         function.log_raised(error, "its callers get the last result, which has expired")
         return cls(found.value, found.payload, stale=True)
 
-    @classmethod
-    def of_hit(cls, found: Found) -> Outcome:
-        """Make one of a stored result."""
-        return cls(found.value, found.payload, computed=False, hit=True)
-
     def give(self, function: CachedFunction) -> Any:
         """Return the result to one caller, or raise the exception."""
         first, self.taken = not self.taken, True

@@ -1,12 +1,9 @@
 """Calls of cached functions: each value is computed once for all its callers.
 
 A coroutine function is computed in a task of its own, with the first caller's context
-variables: a cancelled caller harms no other one. When the last caller is cancelled, so
-is the task.
-
-A plain function runs in the caller's thread. Everything else is done for it in the one
-thread with an event loop that the caches of a process share. In a thread in which an
-event loop runs, a call waits for no other call: that might need this very loop.
+variables; when its last caller is cancelled, so is the task. A plain function runs in
+the caller's thread, and asks Redis in a thread that the caches of a process share. In a
+thread with a running event loop it waits for no other call: that might need the loop.
 """
 
 from __future__ import annotations
@@ -182,7 +179,7 @@ class _LoopCalls:
         if found.fresh:
             if job.function.is_due(found.left):
                 self._refresh(job)
-            return Outcome.of_hit(found)
+            return Outcome(found.value, found.payload, computed=False, hit=True)
         return await self._await_others(mine) if waits else None
 
     async def settle(self, flight: _Flight, outcome: Outcome | None) -> None:
