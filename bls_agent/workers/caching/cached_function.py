@@ -433,10 +433,11 @@ def _check(values: Iterable[Any], depth: int) -> None:
         raise _UnstorableError("too_deep", detail)
     for value in values:
         if type(value) is list:
-            _check(value, depth + 1)
+            _check(cast("list[object]", value), depth + 1)
         elif type(value) is dict:
-            _check_keys(value)
-            _check(value.values(), depth + 1)
+            mapping = cast("dict[object, object]", value)
+            _check_keys(mapping)
+            _check(mapping.values(), depth + 1)
 
 
 def _check_keys(mapping: Mapping[object, object]) -> None:
