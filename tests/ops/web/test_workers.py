@@ -117,6 +117,7 @@ async def test_the_page_and_the_interface(
         assert states == {"": "running", "-silent": "stale"} | broken
         assert "Backtest workers" in page
         assert "回测工作进程" in (await client.get("/workers?lang=zh")).text
+        assert "此页面需要 JavaScript" in (await client.get("/workers?lang=zh")).text
         answer = (await client.get("/api/workers")).json()["workers"]
     found = {one["id"]: one for one in answer if one["id"].startswith(fresh)}
     good = found[fresh]
