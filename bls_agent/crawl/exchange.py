@@ -1,8 +1,8 @@
 """What the tasks of one event loop hold of a crawl queue, and what they wait for.
 
-One task of each event loop takes requests, renews their leases and ends them: what the
-other tasks want meanwhile leaves in one write. It runs while any request is awaited or
-held.
+One task of each event loop takes requests, renews their leases and ends them, another
+one pushes: what the tasks of the host want meanwhile leaves in one write. They run while
+anything is awaited or held.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import secrets
 import time
 from base64 import b64encode
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -129,6 +130,23 @@ class Settlement:
             self.future.set_result(done)
 
 
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """Requests that one task pushes, on their way to Redis."""
+
+    pushes: Sequence[Push]
+    future: asyncio.Future[list[int]]
+
+    def answer(self, reply: list[int] | BlsError) -> None:
+        """Give the waiting task the reply of the script, or raise there."""
+        if self.future.done():
+            return
+        if isinstance(reply, BlsError):
+            self.future.set_exception(reply)
+        else:
+            self.future.set_result(reply)
+
+
 class _Write(NamedTuple):
     """One write to Redis: one or two runs of scripts."""
 
@@ -157,12 +175,14 @@ class Exchange:
         self._blocking = pool.waiting(self._wake)
         self._loop = asyncio.get_running_loop()
         self._held: set[Held] = set()
+        self._batches: deque[_Batch] = deque()
         self._settlements: list[Settlement] = []
         # Tasks that wait for a request → until when, by the loop's clock.
         self._waiters: dict[asyncio.Future[Held | None], float] = {}
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._pusher: asyncio.Task[None] | None = None
         self._look_at = 0.0  # the loop's clock: when something may wait in the queue
         self._must_look = False  # our blocking read has emptied the list of wakes
         self._renew_at = math.inf
@@ -180,14 +200,52 @@ class Exchange:
         RedisUnavailableError: nothing was queued, unless ``error.ambiguous``.
         WrongTypeError if a key holds another type.
         """
-        words = [word for push in pushes for word in push]
-        async with self._pool.to(self._wake) as connection:
-            run = (CRAWL_PUSH, self._key_list, words)
-            (reply,) = await run_scripts(connection, [run])
-        reply = await self._explain(reply)
-        if isinstance(reply, BlsError):
-            raise reply
-        return cast("list[int]", reply)
+        batch = _Batch(pushes, self._loop.create_future())
+        self._batches.append(batch)
+        if self._pusher is None or self._pusher.done():
+            name, work = "bls-crawl-push", self._send_pushes()
+            self._pusher = self._loop.create_task(work, name=name)
+        return await batch.future
+
+    async def _send_pushes(self) -> None:
+        """Send what tasks push meanwhile in one write: a script for each costs twice."""
+        batches: list[_Batch] = []
+        try:
+            while self._batches:
+                batches = self._next_batches()
+                words = [
+                    word for one in batches for push in one.pushes for word in push
+                ]
+                reply = await self._push(words)
+                at = 0
+                for one in batches:
+                    end = at + len(one.pushes)
+                    one.answer(reply if isinstance(reply, BlsError) else reply[at:end])
+                    at = end
+        finally:  # the loop ends, or a fault of ours: no task may wait for ever
+            for one in (*batches, *self._batches):
+                one.answer(_closed(ambiguous=True))
+            self._batches.clear()
+
+    def _next_batches(self) -> list[_Batch]:
+        found: list[_Batch] = []
+        pushes = size = 0
+        while self._batches:
+            pushes += len(self._batches[0].pushes)
+            size += sum(len(push.body) for push in self._batches[0].pushes)
+            if found and (pushes > MOST_PUSHES or size > MOST_BYTES):
+                break
+            found.append(self._batches.popleft())
+        return found
+
+    async def _push(self, words: Sequence[Argument]) -> list[int] | BlsError:
+        try:
+            async with self._pool.to(self._wake) as connection:
+                run = (CRAWL_PUSH, self._key_list, words)
+                (reply,) = await run_scripts(connection, [run])
+        except RedisUnavailableError as error:
+            return error
+        return cast("list[int] | BlsError", await self._explain(reply))
 
     async def take(self, timeout: float | None) -> Held | None:
         """Wait for a request; ``None`` if none came in time.
@@ -234,10 +292,11 @@ class Exchange:
         if self._settlements:
             self._start()
         self._asked.set()
-        tasks = [task for task in (self._task, self._reader) if task is not None]
+        ending = [task for task in (self._task, self._pusher) if task is not None]
+        tasks = ending if self._reader is None else [*ending, self._reader]
         with anyio.CancelScope(shield=True):
-            if self._task is not None:
-                await asyncio.wait({self._task}, timeout=self.options.timeout)
+            if ending:
+                await asyncio.wait(ending, timeout=self.options.timeout)
             for task in tasks:
                 task.cancel()
             if tasks:

@@ -508,6 +508,10 @@ METADATA: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"type": "object", "properties": {"pin": {"type": "string", "default": SECRET}}},
         {"type": "object", "properties": {"pin": {"type": "string", "default": GONE}}},
     ),
+    "no word of a schema": (
+        {"type": "object", "properties": {"pin": {"type": "string", "given": SECRET}}},
+        {"type": "object", "properties": {"pin": {"type": "string", "given": GONE}}},
+    ),
     "properties": ({"properties": {"pin": {"type": SECRET}}}, {"properties": {"pin": GONE}}),
     "errors of pydantic": (
         {"errors": [{"type": "v", "loc": ("a", "pin"), "msg": f"no {SECRET}", "input": SECRET}]},

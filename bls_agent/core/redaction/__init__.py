@@ -282,8 +282,14 @@ _PLAIN: Final = frozenset({int, float, bool, NoneType})
 _FLAG: Final = r"--?([A-Za-z][\w.\-]*)"
 _LABELS: Final = ("name", "key", "field", "header", "Name", "Key")
 _LABELLED: Final = ("value", "values", "val", "Value", "input", "ctx", "msg")
-# What a JSON Schema may say of a parameter's values, and not of its form.
-_SCHEMA_VALUES: Final = ("const", "default", "enum", "example", "examples")
+# What a JSON Schema says of a parameter's form; all else may hold its value.
+_SCHEMA_WORDS: Final = frozenset(
+    {
+        "type", "anyOf", "allOf", "oneOf", "$ref", "format", "items", "title",
+        "description", "minLength", "maxLength", "minimum", "maximum", "pattern",
+        "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems", "writeOnly",
+    }
+)  # fmt: skip
 
 
 class Redactor:
@@ -408,7 +414,7 @@ class Redactor:
         for name, schema in properties.items():
             if self.is_secret(name) and isinstance(schema, dict):
                 form = self._object(cast("_Object", schema), depth + 1)
-                values = dict.fromkeys(form.keys() & _SCHEMA_VALUES, REDACTED)
+                values = dict.fromkeys(form.keys() - _SCHEMA_WORDS, REDACTED)
                 kept[self.text(name)] = form | values
         return kept
 
