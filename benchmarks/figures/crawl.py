@@ -150,7 +150,7 @@ ABOUT: Final = (
     "each pushes 1,000 pages with two headers and three entries in their meta, each page "
     "pushed by two processes and queued once; then each pushes, takes and finishes 1,000 "
     "pages more. The queue of this package is used by 16 tasks of a process at once, as "
-    "by an asyncio crawler: it writes JSON, holds each page by a lease, and its "
+    "by an asyncio crawler: it writes JSON, holds each page by a lease, and its pushes, "
     "takes and acknowledgements travel together. scrapy-redis is used as by Scrapy, whose "
     "scheduler blocks: `RFPDupeFilter.request_seen` and `PriorityQueue.push`, then "
     "`PriorityQueue.pop`, which is all: it pickles, and a page that was taken is lost with "
