@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -35,7 +35,6 @@ __all__ = [
     "Request",
     "Topology",
     "make_reader",
-    "pack",
     "packer",
 ]
 
@@ -44,11 +43,6 @@ Request: TypeAlias = Sequence[Argument]
 Reply: TypeAlias = Any  # bytes, int, None, or lists of them: Redis decides
 
 CONNECT_TIMEOUT: Final = 5.0
-
-
-def pack(requests: Iterable[Request]) -> list[bytes]:
-    """Write requests as Redis reads them."""
-    return [packer()(tuple(request)) for request in requests]
 
 
 def packer() -> Callable[[tuple[Argument, ...]], bytes]:

@@ -26,7 +26,6 @@ from bls_agent.connection.endpoint import (
     Reply,
     Request,
     make_reader,
-    pack,
     packer,
 )
 from bls_agent.connection.faults import classify, translate
@@ -200,20 +199,17 @@ class Channel:
 
     def send(self, requests: Sequence[Request]) -> Batch:
         """Send requests in one write; ``batch.future`` gets replies and error replies."""
-        if len(requests) == 1:
-            packed = self._pack(tuple(requests[0]))
-        else:
-            packed = b"".join(map(self._pack, map(tuple, requests)))
+        packed = self._packed(requests)
         batch = Batch(requests, len(packed), self._loop.create_future())
         self._write(packed, (batch,))
         return batch
 
     def post(self, requests: Sequence[Request]) -> None:
         """Send requests whose replies are collected one by one, however late."""
-        packed, make = b"".join(pack(requests)), self._loop.create_future
         self.pending += len(requests)
+        make = self._loop.create_future
         batches = [Batch([one], 0, make(), posted=True) for one in requests]
-        self._write(packed, batches)
+        self._write(self._packed(requests), batches)
 
     async def collect(self, patience: float | None = None) -> Collected:
         """Wait for the next reply to a posted request; cancelling loses nothing.
@@ -306,6 +302,11 @@ class Channel:
         return pending
 
     # --- writing
+
+    def _packed(self, requests: Sequence[Request]) -> bytes:
+        if len(requests) == 1:
+            return self._pack(tuple(requests[0]))
+        return b"".join(map(self._pack, map(tuple, requests)))
 
     def _write(self, data: bytes, batches: Sequence[Batch]) -> None:
         now, busy = self._loop.time(), bool(self._batches)

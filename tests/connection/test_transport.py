@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from bls_agent import RedisUnavailableError
 from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Endpoint, pack
+from bls_agent.connection.endpoint import Endpoint, packer
 from bls_agent.connection.route import Route
 from bls_agent.connection.transport import FAST, SLOWEST, Pace
 from bls_agent.devserver import DevServer
@@ -90,7 +90,7 @@ async def test_what_is_asked_meanwhile_leaves_in_one_write(
         for number in range(50):
             tasks.start_soon(connection.call, "ECHO", number)
     assert len(sizes) == 2
-    assert sum(sizes) == len(b"".join(pack([("ECHO", n) for n in range(50)])))
+    assert sum(sizes) == sum(len(packer()(("ECHO", n))) for n in range(50))
     channel._transport = write.__self__
 
 

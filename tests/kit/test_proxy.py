@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from bls_agent import ConfigurationError, Console, ProjectAgent
-from bls_agent.connection.endpoint import pack
+from bls_agent.connection.endpoint import packer
 from tests.harness import eventually
 from tests.kit import (
     Cut,
@@ -52,7 +52,7 @@ class Peer:
             await self.writer.wait_closed()
 
     def send(self, *words: str) -> None:
-        self.writer.write(b"".join(pack([words])))
+        self.writer.write(packer()(words))
 
     async def read(self, size: int) -> bytes:
         async with asyncio.timeout(5):
@@ -111,7 +111,7 @@ async def test_a_reply_is_cut(proxy: FaultProxy, peer: Peer, at: int) -> None:
 
 async def test_a_request_is_cut(proxy: FaultProxy, peer: Peer, project: str) -> None:
     """The server gets a part and does nothing; with all of its bytes it does it."""
-    request = b"".join(pack([("RPUSH", project, "x")]))
+    request = packer()(("RPUSH", project, "x"))
     for at, length in ((len(request) - 1, b":0\r\n"), (len(request), b":1\r\n")):
         proxy.arm(Cut(direction=REQUESTS, at=at, command="RPUSH"))
         async with Peer(proxy) as other:

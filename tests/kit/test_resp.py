@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, strategies as st
 
-from bls_agent.connection.endpoint import pack
+from bls_agent.connection.endpoint import packer
 from tests.kit.resp import Conversation, Direction, Piece, Scanner
 
 REPLIES = [
@@ -59,7 +59,7 @@ def test_requests_are_found_with_their_command(
     requests: list[tuple[str, ...]], cuts: list[int]
 ) -> None:
     """Each piece knows its command and its place, and all bytes are there."""
-    data = b"".join(pack(requests))
+    data = b"".join(map(packer(), requests))
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     conversation = Conversation()
     pieces: list[Piece] = []
@@ -93,7 +93,7 @@ def test_an_inline_request_has_a_command_too() -> None:
 def test_a_reply_belongs_to_the_oldest_request() -> None:
     """In order, over a pipeline, and a reply in parts belongs to one request."""
     conversation = Conversation()
-    requests = pack([("BLPOP", "q", 0), ("LPOP", "q", 3)])
+    requests = [packer()(one) for one in (("BLPOP", "q", 0), ("LPOP", "q", 3))]
     conversation.feed(Direction.REQUESTS, b"".join(requests))
     first = conversation.feed(Direction.REPLIES, b"*2\r\n$1\r\nq\r\n")
     rest = conversation.feed(Direction.REPLIES, b"$1\r\nx\r\n*-1\r\n+?\r\n")
@@ -109,7 +109,7 @@ def test_a_reply_belongs_to_the_oldest_request() -> None:
 def test_what_is_pushed_answers_nothing() -> None:
     """A RESP3 push between request and reply does not shift the replies."""
     conversation = Conversation()
-    conversation.feed(Direction.REQUESTS, b"".join(pack([("GET", "k")])))
+    conversation.feed(Direction.REQUESTS, packer()(("GET", "k")))
     pieces = conversation.feed(Direction.REPLIES, b">2\r\n+invalidate\r\n_\r\n+v\r\n")
     assert [piece.command for piece in pieces] == ["", "GET"]
 
