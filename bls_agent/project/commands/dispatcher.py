@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from bls_agent.connection.reconnect import Complaints, wait_after_failure
@@ -169,10 +170,7 @@ class Dispatcher:
             if anyio.current_time() >= deadline:
                 return
             self.running += 1
-            try:
-                await self._handle(self._pending.popleft())
-            finally:
-                self.running -= 1
+            await self._run_and_free(self._pending.popleft())
 
     def _has_free_slot(self) -> bool:
         if self.running >= self._concurrency:
@@ -207,10 +205,14 @@ class Dispatcher:
         """Run one command after the other; one worker at a time fetches more."""
         try:
             while True:
-                message = await self._next()
-                self.running += 1
-                self._call_worker()
-                await self._run_and_free(message)
+                # Left only when it is cancelled, and that only while this worker fetches.
+                # A scope for each fetch would cost a tenth of a short command.
+                with anyio.CancelScope() as scope:
+                    while True:
+                        message = await self._next(scope)
+                        self.running += 1
+                        self._call_worker()
+                        await self._run_and_free(message)
         except anyio.get_cancelled_exc_class():
             if self.stopping:
                 raise
@@ -221,7 +223,9 @@ class Dispatcher:
 
     async def _run_and_free(self, message: Message) -> None:
         try:
-            await self._handle(message)
+            cancelled = await self._runner.run(message) is OutcomeKind.CANCELLED
+            if message.mode != BROADCAST_MODE and not cancelled:
+                await self._receiver.settle(message)
         except Exception as error:  # noqa: BLE001 - ours: the loop goes on
             text = "a command could not be brought to its end\n%s"
             logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
@@ -229,14 +233,14 @@ class Dispatcher:
             self.running -= 1
             self._announce_change()
 
-    async def _next(self) -> Message:
+    async def _next(self, scope: anyio.CancelScope) -> Message:
         while True:
             if not self._has_work():
                 await self._wait_for_a_call()
             elif self._pending:
                 return self._pending.popleft()
             else:
-                await self._fetch_more()
+                await self._fetch_more(scope)
 
     async def _wait_for_a_call(self) -> None:
         called = anyio.Event()
@@ -247,14 +251,16 @@ class Dispatcher:
             if not called.is_set():  # cancelled: it must not be called any more
                 self._idle.remove(called)
 
-    async def _fetch_more(self) -> None:
+    async def _fetch_more(self, scope: anyio.CancelScope) -> None:
+        self._intake_scope = scope
         try:
-            with anyio.CancelScope() as self._intake_scope:
-                self._pending.extend(await self._fetch())
+            self._pending.extend(await self._fetch())
         finally:
             self._intake_scope = None
             if self.stopping:
                 self._announce_change()
+        if scope.cancel_called:  # too late for the fetch: no handler is to feel it
+            await anyio.lowlevel.checkpoint()
 
     async def _fetch(self) -> Sequence[Message]:
         """Ask the receiver once; never raises: a failure waits and gives nothing."""
@@ -271,8 +277,3 @@ class Dispatcher:
             return ()
         self._backoff.succeeded()
         return messages
-
-    async def _handle(self, message: Message) -> None:
-        cancelled = await self._runner.run(message) is OutcomeKind.CANCELLED
-        if message.mode != BROADCAST_MODE and not cancelled:
-            await self._receiver.settle(message)
