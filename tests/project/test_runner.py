@@ -19,7 +19,10 @@ async def run_one(
 ) -> tuple[bool, bool]:
     """Run a body under a limit; say whether it was late and whether it was cancelled."""
     limit = None if seconds is None else anyio.current_time() + seconds
-    deadline = Deadline(limit, on_resisted)
+    task = asyncio.current_task()
+    assert task is not None
+    deadline = Deadline(task, limit, on_resisted)
+    deadline.watch()
     cancelled = False
     try:
         await body()

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import Context, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import anyio
@@ -39,38 +40,44 @@ INSIST_EVERY: Final = 0.5  # seconds until a handler that goes on is cancelled a
 
 
 class Deadline:
-    """Cancels the running task when its time is over, and again while it goes on.
+    """Cancels a task when its time is over, and again while it goes on.
 
-    A timer of the event loop: a cancel scope for each command would cost about as much
-    as all the rest of a short one. ``on_resisted`` is called once if the task goes on
-    although it was cancelled. The clock is that of ``anyio.current_time()``.
+    A timer of the event loop, set by :meth:`watch`: a cancel scope for each command
+    would cost about as much as all the rest of a short one. ``on_resisted`` is called
+    once if the task goes on although it was cancelled. The clock is that of
+    ``anyio.current_time()``.
     """
 
     def __init__(
-        self, deadline: float | None, on_resisted: Callable[[], object]
+        self,
+        task: asyncio.Task[Any],
+        deadline: float | None,
+        on_resisted: Callable[[], object],
     ) -> None:
-        import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot cancel a task
-
-        self.task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._task = task
+        self._deadline = deadline
         self._on_resisted = on_resisted
         self._cancels = 0
         self._timer: asyncio.TimerHandle | None = None
-        if deadline is not None:
-            self._timer = self.task.get_loop().call_at(deadline, self._cancel)
+
+    def watch(self) -> None:
+        """Begin, or go on: the task waits for something now."""
+        if self._deadline is not None and self._timer is None:
+            self._timer = self._task.get_loop().call_at(self._deadline, self._cancel)
 
     def _cancel(self) -> None:
         self._cancels += 1
-        self.task.cancel()
+        self._task.cancel()
         if self._cancels == 2:  # noqa: PLR2004 - the first one was in vain
             self._on_resisted()
-        self._timer = self.task.get_loop().call_later(INSIST_EVERY, self._cancel)
+        self._timer = self._task.get_loop().call_later(INSIST_EVERY, self._cancel)
 
     def end(self) -> bool:
         """Undo the cancellations of the task; return whether its time was over."""
         if self._timer is not None:
             self._timer.cancel()
         for _ in range(self._cancels):
-            self.task.uncancel()
+            self._task.uncancel()
         return self._cancels > 0
 
 
@@ -89,6 +96,11 @@ class CommandRunner:
         clock: Callable[[], float],
         pass_on: Callable[[Message, Command], Awaitable[None]] | None = None,
     ) -> None:
+        """Run in the running event loop from now on."""
+        import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot cancel a task
+
+        loop = asyncio.get_running_loop()
+        self._current_task = partial(asyncio.current_task, loop)
         self._router = router
         self._stream = stream
         self._outcomes = outcomes
@@ -112,13 +124,19 @@ class CommandRunner:
         Ctrl-C.
         """
         try:
-            outcome = await self._run(message)
+            outcome = self._accept(message)
+            if isinstance(outcome, Command):
+                command = outcome
+                if command.broadcast and self._pass_on is not None:
+                    await self._pass_on(message, command)
+                outcome = await self._run_command(command, message)
         except KeyboardInterrupt:  # the host's: it goes on to end the loop
             self._report(self._unended(message, OutcomeKind.CANCELLED, _INTERRUPTED))
             raise
         return None if outcome is None else self._report(outcome)
 
-    async def _run(self, message: Message) -> Outcome | None:
+    def _accept(self, message: Message) -> Command | Outcome | None:
+        """Give the command to run, or the outcome of a message that is not run."""
         if not message.on_start(message):
             return None
         if message.preset_outcome is not None:
@@ -136,9 +154,7 @@ class CommandRunner:
                 text = f"it was sent {age:.0f} s ago; command_max_age is {limit:g} s"
                 told = {"type": "TooOld", "message": text}
                 return _ended(OutcomeKind.REJECTED, command, 0.0, error=told)
-        if command.broadcast and self._pass_on is not None:
-            await self._pass_on(message, command)
-        return await self._run_command(command, message)
+        return command
 
     def report_unstarted(self, message: Message) -> None:
         """Report a message that is not started any more, or was never ours."""
@@ -225,12 +241,14 @@ class CommandRunner:
         """Run the handler; whatever it does ends here as an outcome."""
         variables = self._context.copy()
         variables.run(CURRENT_COMMAND.set, context.id)
-        deadline = Deadline(context.deadline, on_resisted)
+        task = cast("asyncio.Task[Any]", self._current_task())
+        deadline = Deadline(task, context.deadline, on_resisted)
         late = False
         end: _End
         try:
             try:
-                result = await _run_in(variables, self._router.dispatch(context))
+                coroutine = self._router.dispatch(context)
+                result = await _run_in(variables, coroutine, deadline.watch)
             finally:
                 late = deadline.end()
         except KeyboardInterrupt as error:
@@ -241,21 +259,26 @@ class CommandRunner:
             if isinstance(error, anyio.get_cancelled_exc_class()):
                 if late:
                     return OutcomeKind.TIMED_OUT, None, {}
-                await self._absorb_cancellation(deadline.task)
+                await self._absorb_cancellation(task)
                 return _CANCELLED if self.stopping else _failure(error)
             end = _failure(error)
         else:
             end = OutcomeKind.SUCCEEDED, result, {}
-        if deadline.task.cancelling():
-            await self._absorb_cancellation(deadline.task)
+        if task.cancelling():
+            await self._absorb_cancellation(task)
         return end
 
 
 @types.coroutine
 def _run_in(
-    context: Context, coroutine: Coroutine[Any, Any, Any]
+    context: Context,
+    coroutine: Coroutine[Any, Any, Any],
+    on_wait: Callable[[], None],
 ) -> Generator[Any, Any, Any]:
-    """Await a coroutine in another context; a task for that would cost more."""
+    """Await a coroutine in another context; a task for that would cost more.
+
+    ``on_wait`` is called each time that it waits: many handlers return at once.
+    """
     step: Callable[[Any], Any] = coroutine.send
     value: Any = None
     while True:
@@ -265,6 +288,7 @@ def _run_in(
             return end.value
         finally:
             value = None  # an error that was thrown must not hold this frame
+        on_wait()
         try:
             value = yield waits_for
             step = coroutine.send

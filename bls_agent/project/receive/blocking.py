@@ -230,8 +230,7 @@ class BlockingReceiver(Receiver):
         self._take((reply or [])[1:])
 
     def _take(self, reply: Reply) -> None:
-        payloads: list[bytes] = reply or []
-        self._taken.extend(Message(payload) for payload in payloads)
+        self._taken.extend(map(Message, reply or ()))
 
     def _stop_prefetching(self) -> None:
         self._can_prefetch = False  # no LPOP with a count before Redis 6.2

@@ -29,7 +29,7 @@ def _ignore(_: Message) -> None:
     pass
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Message:
     """One element of the control list, as it was taken; equal only to itself."""
 
