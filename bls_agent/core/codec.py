@@ -306,18 +306,22 @@ def cut_text(text: str, size: int) -> str:
     return data[: max(size - 3, 0)].decode("utf-8", "ignore") + "…"
 
 
-_second: tuple[int, str] = (-1, "")
+# Unix milliseconds, and how they are written.
+_last: tuple[int, str] = (0, "1970-01-01T00:00:00.000Z")
 
 
 def format_timestamp(seconds: float) -> str:
     """Write Unix seconds as on the wire: ``2026-01-12T12:34:56.789Z``."""
-    global _second  # noqa: PLW0603 - one whole second is formatted once, not per record
-    whole, milliseconds = divmod(int(seconds * 1000), 1000)
-    cached = _second
-    if cached[0] != whole:
-        text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
-        _second = cached = (whole, text)
-    return f"{cached[1]}.{milliseconds:03d}Z"
+    global _last  # noqa: PLW0603 - many records are of one second, or millisecond
+    now, (then, text) = int(seconds * 1000), _last
+    if now != then:
+        whole, milliseconds = divmod(now, 1000)
+        start = text[:-5]
+        if whole != then // 1000:
+            start = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
+        text = f"{start}.{milliseconds:03d}Z"
+        _last = (now, text)
+    return text
 
 
 def parse_timestamp(text: object) -> datetime | None:

@@ -186,27 +186,26 @@ class Outcome:
     def message(self) -> str:
         """The English sentence of the record."""
         name = f" {cut_text(self.command, 100)!r}" if self.command else ""
-        said = self.kind.value.replace("_", " ")
         if self.succeeded:
             return f"command{name} succeeded"
+        said = self.kind.value.replace("_", " ")
         reason = self.error.get("message") or self.error.get("reason") or ""
         return cut_text(f"command{name} {said}: {reason}".rstrip(": "), 2_000)
 
     @property
     def metadata(self) -> JSONObject:
         """The metadata of the record (``agent`` is added when it is written)."""
-        told: JSONObject = {"truncated": self.truncated} if self.truncated else {}
-        told |= {
+        succeeded = self.succeeded
+        told: JSONObject = {
             "commandId": self.command_id,
             "command": cut_text(self.command, 1_000),
             "outcome": self.kind.value,
             "durationMs": round(self.duration_ms, 3),
+            "result" if succeeded else "error": self.result
+            if succeeded
+            else self.error,
         }
-        if self.succeeded:
-            told["result"] = self.result
-        else:
-            told["error"] = self.error
-        return told
+        return {"truncated": self.truncated, **told} if self.truncated else told
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, strategies as st
 
-from bls_agent.project.log.log import LogRecord, id_prefix
-from bls_agent.project.messages import Level, LogEntry
+from bls_agent.core.redaction import DEFAULT
+from bls_agent.project.log.log import LogRecord, LogStream, SuccessRecord, id_prefix
+from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind
 
 NOW = 1768221296.789  # 2026-01-12T12:34:56.789Z
 LIMIT = 65_536  # a record is shorter
@@ -89,6 +90,57 @@ def test_a_record_is_encoded_at_once() -> None:
     record = LogRecord(Level.INFO, "a", metadata, now=NOW)
     metadata["steps"] = "changed"
     assert read(record.payload)["metadata"] == {"steps": [1]}
+
+
+@pytest.mark.parametrize("result", [None, True, 3, 0.25], ids=repr)
+@pytest.mark.parametrize("name", ["a", "导入" * 50, '"\x01' * 50, "\U0010ffff" * 100])
+@pytest.mark.parametrize("found", ["cmd-1", "sk-" + "a1" * 20, "\x01" * 100])
+def test_a_small_success_is_written_like_any_record(
+    found: str, name: str, result: object
+) -> None:
+    """Encoded later, its bytes are the same; it was counted with enough of them."""
+    outcome = Outcome(
+        kind=OutcomeKind.SUCCEEDED,
+        command=name,
+        command_id=found,
+        duration_ms=1.5,
+        result=result,
+    )
+    assert SuccessRecord.suits(outcome)
+    prefix = id_prefix("orders-7f9c4d-4711-a1b2")
+    usual = LogRecord(Level.INFO, outcome.message, outcome.metadata, now=NOW)
+    usual.number(prefix, 123456)
+    record = SuccessRecord(outcome, NOW)
+    size = record.size
+    record.redact(DEFAULT)
+    record.number(prefix, 123456)
+    assert record.payload == usual.payload
+    assert len(record.payload) <= size == record.size
+    assert record.rank == LogRecord.OUTCOME_RANK
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"result": "a text may be long"},
+        {"result": [1]},
+        {"kind": OutcomeKind.FAILED},
+        {"command": "a" * 101},
+        {"command_id": "a" * 101},
+    ],
+    ids=str,
+)
+def test_all_other_outcomes_are_encoded_at_once(changes: dict[str, Any]) -> None:
+    """What the host may change, and what is not small, is not kept as it is."""
+    kind = OutcomeKind.SUCCEEDED
+    fields: dict[str, Any] = {"kind": kind, "command": "a", "command_id": "1"}
+    stream = LogStream(lambda: NOW, max_records=10, max_bytes=100_000)
+    stream.report(Outcome(**(fields | changes)))
+    (record,) = stream.delivery.buffer.take(10, 100_000)
+    assert type(record) is LogRecord
+    stream.report(Outcome(**fields))
+    (record,) = stream.delivery.buffer.take(10, 100_000)
+    assert type(record) is SuccessRecord
 
 
 @pytest.mark.parametrize("level", Level)
