@@ -95,9 +95,6 @@ class Reminders:
         self._clock = clock
         self._said_at: dict[str, float] = {}
 
-    def __len__(self) -> int:
-        return len(self._said_at)
-
     def is_due(self, topic: str) -> bool:
         """Tell whether to speak of a topic now; then it is not due for a minute."""
         now = self._clock()
