@@ -297,9 +297,8 @@ class EventStore(Store):
         """
         keys = RunKeys(check_run_id(run_id))
         reader = RunReader(self._access.pool, run_id)
-        if (
-            await self._access.pool.read(keys.owner, "PTTL") != NO_KEY
-        ):  # a living writer
+        # where the run has a lease its writer lives
+        if await self._access.pool.read(keys.owner, "PTTL") != NO_KEY:
             return bool(await self._each(reader, [keys.events], "UNLINK"))
         deleted = await self._each(reader, [keys.events, keys.books], "UNLINK")
         self._marks.forget(run_id)

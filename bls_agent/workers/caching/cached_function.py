@@ -190,9 +190,8 @@ class Found(NamedTuple):
     left: float  # seconds for which it is fresh; below 0 if it has expired
     # a new one may be written: Redis is there, the key holds nothing of another type
     writable: bool
-    payload: bytes | None = (
-        None  # the result as it is stored; ``None`` if there is none
-    )
+    # the result as it is stored; ``None`` if there is none
+    payload: bytes | None = None
 
     @property
     def fresh(self) -> bool:
