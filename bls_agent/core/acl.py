@@ -81,7 +81,6 @@ _UNSEEN: Final = "replicas are not listed"
 class KeyAccess(NamedTuple):
     """Commands on patterns of keys, as one selector of an ACL opens them."""
 
-    part: str  # a class, or an operator's task, that needs them
     keys: tuple[str, ...]  # glob patterns; none for commands without keys
     commands: str  # as an ACL names them, with blanks between
     access: str = READ  # ``%R~``, ``%W~`` or ``%RW~``
@@ -235,18 +234,18 @@ _CACHE: Final = _keys_of("func_cache", leased=True)
 
 # fmt: off
 _WORKER_LOOKING: Final = (
-    KeyAccess("WorkerRegistry", _keys_of(*_KINDS), "getrange pttl"),
-    KeyAccess("WorkerRegistry", _keys_of("owner"), "getrange"),  # a lease tells its TTL
+    KeyAccess(_keys_of(*_KINDS), "getrange pttl"),  # WorkerRegistry
+    KeyAccess(_keys_of("owner"), "getrange"),  # WorkerRegistry: a lease tells its TTL
 )
 _WORKER_RIGHTS: Final = (
-    KeyAccess("", (), "select ping client|setname client|id scan"),
+    KeyAccess((), "select ping client|setname client|id scan"),
     *_WORKER_LOOKING,
-    KeyAccess("TaskStatus, BacktestProgress", _TASKS, "get"),
-    KeyAccess("SyncProgress", _DAYS, "scard smembers sscan sismember"),
-    KeyAccess("Heartbeat", _keys_of(*_KINDS, leased=True), "evalsha eval type get set del pttl pexpire", READ_AND_WRITE),
-    KeyAccess("TaskStatus, BacktestProgress", _TASKS, "evalsha eval get set del exists pttl strlen", READ_AND_WRITE),
-    KeyAccess("SyncProgress", _DAYS, "evalsha eval sadd expire srem unlink", READ_AND_WRITE),
-    KeyAccess("FunctionCache", _CACHE, "evalsha eval get getrange set del unlink pttl pexpire", READ_AND_WRITE),
+    KeyAccess(_TASKS, "get"),  # TaskStatus, BacktestProgress
+    KeyAccess(_DAYS, "scard smembers sscan sismember"),  # SyncProgress
+    KeyAccess(_keys_of(*_KINDS, leased=True), "evalsha eval type get set del pttl pexpire", READ_AND_WRITE),  # Heartbeat
+    KeyAccess(_TASKS, "evalsha eval get set del exists pttl strlen", READ_AND_WRITE),  # TaskStatus, BacktestProgress
+    KeyAccess(_DAYS, "evalsha eval sadd expire srem unlink", READ_AND_WRITE),  # SyncProgress
+    KeyAccess(_CACHE, "evalsha eval get getrange set del unlink pttl pexpire", READ_AND_WRITE),  # FunctionCache
 )
 # fmt: on
 
@@ -257,14 +256,14 @@ _RUN_OWNER: Final = OWNER.locate(place=_RUN_PLACE)
 
 # fmt: off
 RUN_RIGHTS: Final = (
-    KeyAccess("", (), "select ping client|setname client|id"),
-    KeyAccess("following, listing", (), "client|unblock scan"),
-    KeyAccess("reading, following, listing", (_EVENTS,), "xread xrange xrevrange xlen exists pttl xinfo|stream"),
-    KeyAccess("following, listing", (_RUN_BOOKS,), "hget hmget"),
-    KeyAccess("following, listing", (_RUN_OWNER,), "pttl"),
-    KeyAccess("writing", (), "time", READ_AND_WRITE),
-    KeyAccess("writing", (_EVENTS, _RUN_BOOKS, _RUN_OWNER), "evalsha eval xadd xlen xrange xrevrange hmget hset hdel get set del pttl pexpire expire", READ_AND_WRITE),
-    KeyAccess("deleting", (_EVENTS, _RUN_BOOKS), "unlink", READ_AND_WRITE),
+    KeyAccess((), "select ping client|setname client|id"),
+    KeyAccess((), "client|unblock scan"),  # following, listing
+    KeyAccess((_EVENTS,), "xread xrange xrevrange xlen exists pttl xinfo|stream"),  # reading, following, listing
+    KeyAccess((_RUN_BOOKS,), "hget hmget"),  # following, listing
+    KeyAccess((_RUN_OWNER,), "pttl"),  # following, listing
+    KeyAccess((), "time", READ_AND_WRITE),  # writing
+    KeyAccess((_EVENTS, _RUN_BOOKS, _RUN_OWNER), "evalsha eval xadd xlen xrange xrevrange hmget hset hdel get set del pttl pexpire expire", READ_AND_WRITE),  # writing
+    KeyAccess((_EVENTS, _RUN_BOOKS), "unlink", READ_AND_WRITE),  # deleting
 )
 # fmt: on
 
@@ -280,20 +279,20 @@ _WRITTEN: Final = (_METADATA, _INDEX, _CHANGED, _FEED, _SYNC_OWNER, _CATEGORY)
 
 # fmt: off
 ASSET_RIGHTS: Final = (
-    KeyAccess("", (), "select ping client|setname client|id"),
-    KeyAccess("get", (_METADATA,), "hgetall hget"),
-    KeyAccess("list, search, sync_state", (_INDEX, _STATE), "hgetall"),
-    KeyAccess("sync_state", (_SYNC_OWNER,), "exists"),
-    KeyAccess("sync_state", (_REPORT,), "get"),
-    KeyAccess("changes, watch", (_CHANGED,), "lrange"),
-    KeyAccess("watch", (_FEED,), "xread xrevrange"),
-    KeyAccess("AssetSync", (), "time", READ_AND_WRITE),
-    KeyAccess("AssetSync", (_CATEGORY,), "smembers", READ_AND_WRITE),
-    KeyAccess("AssetSync", (_INDEX,), "hgetall", READ_AND_WRITE),
-    KeyAccess("AssetSync", (_SYNC_OWNER,), "set pttl exists pexpire", READ_AND_WRITE),
-    KeyAccess("AssetSync", (_STATE,), "hgetall hset", READ_AND_WRITE),
-    KeyAccess("AssetSync", (_REPORT,), "get set", READ_AND_WRITE),
-    KeyAccess("save, delete, AssetSync", _WRITTEN, "evalsha eval get hlen llen xlen scard hget hmget hset hdel del sadd srem rpush ltrim xadd", READ_AND_WRITE),
+    KeyAccess((), "select ping client|setname client|id"),
+    KeyAccess((_METADATA,), "hgetall hget"),  # get
+    KeyAccess((_INDEX, _STATE), "hgetall"),  # list, search, sync_state
+    KeyAccess((_SYNC_OWNER,), "exists"),  # sync_state
+    KeyAccess((_REPORT,), "get"),  # sync_state
+    KeyAccess((_CHANGED,), "lrange"),  # changes, watch
+    KeyAccess((_FEED,), "xread xrevrange"),  # watch
+    KeyAccess((), "time", READ_AND_WRITE),  # AssetSync
+    KeyAccess((_CATEGORY,), "smembers", READ_AND_WRITE),  # AssetSync
+    KeyAccess((_INDEX,), "hgetall", READ_AND_WRITE),  # AssetSync
+    KeyAccess((_SYNC_OWNER,), "set pttl exists pexpire", READ_AND_WRITE),  # AssetSync
+    KeyAccess((_STATE,), "hgetall hset", READ_AND_WRITE),  # AssetSync
+    KeyAccess((_REPORT,), "get set", READ_AND_WRITE),  # AssetSync
+    KeyAccess(_WRITTEN, "evalsha eval get hlen llen xlen scard hget hmget hset hdel del sadd srem rpush ltrim xadd", READ_AND_WRITE),  # save, delete, AssetSync
 )
 # fmt: on
 
@@ -321,10 +320,9 @@ def _refuse_blanks(name: str) -> str:
 
 # The rights of an operator: see all queues, queue failed requests again.
 CRAWL_LOOKING: Final = KeyAccess(
-    "console", _crawl_patterns(None, None), "zcard hlen llen hgetall lrange"
+    _crawl_patterns(None, None), "zcard hlen llen hgetall lrange"
 )
 CRAWL_REQUEUE: Final = KeyAccess(
-    "console",
     _crawl_patterns(None, None),
     "evalsha eval zcard hlen hget llen lrange scard lrem zadd hset hincrby rpush type",
     READ_AND_WRITE,
@@ -334,7 +332,7 @@ CRAWL_REQUEUE: Final = KeyAccess(
 def crawl_rights(
     project: str | None = None, spider: str | None = None
 ) -> tuple[KeyAccess, ...]:
-    """Give what crawlers need, by parts; arguments as for :func:`crawl_acl_rules`."""
+    """Give what crawlers need; arguments as for :func:`crawl_acl_rules`."""
     keys = _crawl_patterns(project, spider)
     reading = "zcard hlen llen scard hgetall lrange sismember"
     writing = (
@@ -343,9 +341,9 @@ def crawl_rights(
         "del pexpire type unlink"
     )
     return (
-        KeyAccess("", (), "select ping client|setname client|id time scan"),
-        KeyAccess("stats, failed, contains", keys, reading),
-        KeyAccess("RequestQueue, SeenFilter, cleanup", keys, writing, READ_AND_WRITE),
+        KeyAccess((), "select ping client|setname client|id time scan"),
+        KeyAccess(keys, reading),  # stats, failed, contains
+        KeyAccess(keys, writing, READ_AND_WRITE),  # RequestQueue, SeenFilter, cleanup
     )
 
 
@@ -417,7 +415,7 @@ def acl_rules(
         if row.modes & modes and replicas >= row.replicas and not left_out:
             by_keys.setdefault(row.patterns(project), []).append(row.command)
     needed = [
-        KeyAccess("", patterns, " ".join(commands), READ_AND_WRITE)
+        KeyAccess(patterns, " ".join(commands), READ_AND_WRITE)
         for patterns, commands in by_keys.items()
     ]
     return _rules_of(needed, selectors=selectors)
@@ -448,17 +446,17 @@ def console_acl_rules(
     if project is not None:
         _refuse_blanks(check_name("project", project))
     needed = [
-        KeyAccess("", row.patterns(project), row.command, row.access)
+        KeyAccess(row.patterns(project), row.command, row.access)
         for row in CONSOLE_RIGHTS
         if send or row.access == READ
     ]
     if forget:
         needed += [
-            KeyAccess("", (_pattern(key, project),), "del", WRITE) for key in _FORGOTTEN
+            KeyAccess((_pattern(key, project),), "del", WRITE) for key in _FORGOTTEN
         ]
-        needed.append(KeyAccess("", (_pattern(OWNER, project),), "pttl"))
+        needed.append(KeyAccess((_pattern(OWNER, project),), "pttl"))
     if project is None:
-        needed.insert(2, KeyAccess("", (), "client|unblock"))  # following parks a read
+        needed.insert(2, KeyAccess((), "client|unblock"))  # following parks a read
         needed += _WORKER_LOOKING
         shared = (*RUN_RIGHTS, *ASSET_RIGHTS)
         needed += (one for one in shared if one.keys and not one.writes)
