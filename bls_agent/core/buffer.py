@@ -113,11 +113,6 @@ class BoundedBuffer(Generic[T]):
         """Items waiting or in flight."""
         return self._queued + len(self._intake)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether an item can be taken."""
-        return bool(self._intake) or self._queued > len(self._in_flight)
-
     def take(self, max_items: int, max_bytes: int) -> list[T]:
         """Move the oldest items to "in flight", in the order in which they came.
 

@@ -450,7 +450,8 @@ async def test_no_rights(
     began = time.monotonic()
     async with EventStore(url) as store, store.run(1) as run:
         emit(run, 10)
-        await eventually(lambda: not run._delivery.buffer.waiting)
+        buffer = run._delivery.buffer
+        await eventually(lambda: len(buffer) == len(buffer._in_flight))
         assert not await run.flush(20)
     assert time.monotonic() - began < 10.0
     assert run.stats().dropped == {"shutdown": 13}
