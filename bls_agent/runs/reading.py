@@ -26,7 +26,7 @@ __all__ = [
     "RunKeys",
     "RunReader",
     "decode_entries",
-    "find_wrong_type",
+    "find_wrong_run_key",
     "run_id_of",
     "size_of",
 ]
@@ -72,7 +72,7 @@ def run_id_of(key: bytes) -> int | None:
         return None
 
 
-async def find_wrong_type(pool: ConnectionPool, keys: RunKeys) -> WrongTypeError:
+async def find_wrong_run_key(pool: ConnectionPool, keys: RunKeys) -> WrongTypeError:
     """Find the key of a run that has another type, by commands that scripts need, too.
 
     Where their replies do not show it any more, it is the stream.

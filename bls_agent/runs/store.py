@@ -35,7 +35,7 @@ from bls_agent.runs.new_events import (
     log_mended,
     portions,
 )
-from bls_agent.runs.reading import NO_KEY, RunKeys, RunReader, find_wrong_type
+from bls_agent.runs.reading import NO_KEY, RunKeys, RunReader, find_wrong_run_key
 from bls_agent.runs.writer import RunWriter, WriterOptions
 from bls_agent.runs.writer_task import HighWaterMarks, WriterPool
 from bls_agent.runtime.lease import boot_seconds
@@ -197,7 +197,7 @@ class EventStore(Store):
                 return log_mended(reply, keys)
         except RedisUnavailableError as error:
             if error.kind == "wrong_type":
-                raise await find_wrong_type(self._access.pool, keys) from error
+                raise await find_wrong_run_key(self._access.pool, keys) from error
             raise
 
     def run(

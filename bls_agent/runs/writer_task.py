@@ -41,7 +41,7 @@ from bls_agent.runs.new_events import (
     log_mended,
     merge,
 )
-from bls_agent.runs.reading import RunKeys, find_wrong_type
+from bls_agent.runs.reading import RunKeys, find_wrong_run_key
 from bls_agent.runtime.batch_writer import BatchWriter, Flushed
 from bls_agent.runtime.lease import (
     RENEWALS,
@@ -160,7 +160,7 @@ class WriterPool:
         except RedisUnavailableError as error:
             shown: BlsError = error
             if error.kind == "wrong_type":
-                shown = error.__cause__ = await find_wrong_type(pool, keys)
+                shown = error.__cause__ = await find_wrong_run_key(pool, keys)
             elif error.kind == "no_permission":
                 shown = BlsError(str(error))
             if not error.connecting:
