@@ -208,7 +208,10 @@ class Exchange:
         return await batch.future
 
     async def _send_pushes(self) -> None:
-        """Send what tasks push meanwhile in one write: a script for each costs twice."""
+        """Send together what the tasks push meanwhile.
+
+        One run of the script for many pushes halves the cost of each.
+        """
         batches: list[_Batch] = []
         try:
             while self._batches:
@@ -283,7 +286,7 @@ class Exchange:
         return False
 
     async def aclose(self) -> None:
-        """Give back what is held, wait for what is under way, and end the task."""
+        """Give back what is held, wait for what is under way, and end the tasks."""
         for held in self._held:
             self._settlements.append(_back(replace(held)))
             held.valid_until = -math.inf
