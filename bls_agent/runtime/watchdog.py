@@ -180,7 +180,7 @@ class LoopWatch:
         except BaseException as error:  # noqa: BLE001 - it ends the thread
             self.drop()
             if not sys.is_finalizing():
-                text = "a stalled agent cannot be spoken for any more\n%s"
+                text = "the status of a stalled process cannot be written any more\n%s"
                 logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
         finally:
             self.publishing = False
