@@ -450,3 +450,45 @@ def test_the_rooms_own_cache() -> None:
     assert repr(cache) == "FunctionCache('BLS_REDIS_URL', timeout=0.5)"
     function: Any = cached(test_the_rooms_own_cache)
     assert cache.stats(function) == CacheStats()
+
+
+@pytest.mark.parametrize("in_lock", [False, True])
+def test_a_slow_load_holds_up_no_other_function(
+    cache: FunctionCache, name: str, redis_url: str, in_lock: bool
+) -> None:
+    """``load`` is the user's code: it runs in a thread, also behind the fleet's lock."""
+    loading, go, computing, computed = (threading.Event() for _ in range(4))
+
+    def load(stored: int) -> int:
+        loading.set()
+        go.wait(20)
+        return stored
+
+    def compute() -> int:
+        computing.set()
+        computed.wait(20)
+        return 1
+
+    first = FunctionCache(redis_url, timeout=5)
+    theirs = first.cached(ttl=60, name=name, lock=in_lock)(compute)
+    ours = cache.cached(ttl=60, name=name, lock=in_lock, dump=int, load=load)(compute)
+    other = cache.cached(ttl=60, name=f"{name}.other")(lambda: 2)
+    with ThreadPoolExecutor(3) as pool:
+        try:
+            one = pool.submit(theirs)
+            assert computing.wait(10)
+            if not in_lock:  # else ours waits for the lock, and finds their result
+                computed.set()
+                assert one.result(10) == 1
+            two = pool.submit(ours)
+            if in_lock:
+                wait_until(lambda: any(one.lock for one in flights_of(cache)))
+                computed.set()
+            assert loading.wait(10)
+            assert pool.submit(other).result(10) == 2
+            assert not two.done()
+        finally:
+            computed.set()
+            go.set()
+        assert (one.result(10), two.result(10)) == (1, 1)
+    first.close_sync()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -100,10 +100,6 @@ class CacheBackend:
         self._loop = loop
         self._glance_at = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    async def read(self, function: CachedFunction, key: str) -> Found:
-        """Read an entry: one round trip."""
-        return self.decode(function, key, await self.fetch(function, key))
 
     async def fetch(self, function: CachedFunction, key: str) -> list[Reply] | None:
         """Give the replies to a read; ``None`` if Redis is away."""
@@ -223,7 +219,7 @@ class DistributedLock:
         self._exit = AsyncExitStack()  # gives the connection back
         self._renewing: asyncio.Task[None] | None = None
 
-    async def enter(self) -> Found | None:
+    async def enter(self, read: Callable[[], Awaitable[Found]]) -> Found | None:
         """Give another process's result; ``None`` if the caller shall compute.
 
         Then it has the lock, or Redis is away, or the time is up.
@@ -232,7 +228,7 @@ class DistributedLock:
         end = anyio.current_time() + policy.lock_timeout
         while not self._backend.availability.away:
             ours = await self.try_once()
-            found = await self._backend.read(self._function, self._key)
+            found = await read()
             if found.fresh:
                 await self.leave()
                 return found

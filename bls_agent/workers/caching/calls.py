@@ -169,18 +169,21 @@ class _LoopCalls:
     async def _find(self, mine: _Flight, *, waits: bool) -> Outcome | None:
         """Give the stored value, or one that is being computed elsewhere."""
         job = mine.job
-        replies = await self._backend.fetch(job.function, job.key)
-        decode = partial(self._backend.decode, job.function, job.key, replies)
-        if job.loads_in_thread:
-            found: Found = await SHARED_LOOP.workers.run(decode)
-        else:
-            found = decode()
-        mine.found = found
+        mine.found = found = await self._read(job)
         if found.fresh:
             if job.function.is_due(found.left):
                 self._refresh(job)
             return Outcome(found.value, found.payload, computed=False, hit=True)
         return await self._await_others(mine) if waits else None
+
+    async def _read(self, job: _Job) -> Found:
+        """Read an entry: one round trip."""
+        replies = await self._backend.fetch(job.function, job.key)
+        decode = partial(self._backend.decode, job.function, job.key, replies)
+        if not job.loads_in_thread:
+            return decode()
+        found: Found = await SHARED_LOOP.workers.run(decode)
+        return found
 
     async def settle(self, flight: _Flight, outcome: Outcome | None) -> None:
         """Store what a thread has computed, and end its flight."""
@@ -274,7 +277,7 @@ class _LoopCalls:
         outcome = None if early is None else await self._join(early)
         if outcome is None and job.function.policy.lock and flight.found.writable:
             flight.lock = DistributedLock(self._backend, job.function, job.key)
-            other = await flight.lock.enter()
+            other = await flight.lock.enter(partial(self._read, job))
             if other is not None:
                 return Outcome(other.value, other.payload, computed=False)
         return outcome
@@ -286,7 +289,7 @@ class _LoopCalls:
             flight.lock = DistributedLock(self._backend, function, key)
             if not await flight.lock.try_once():
                 return None
-            found = await self._backend.read(function, key)
+            found = await self._read(flight.job)
             if found.left > function.policy.early:
                 return None  # another process has computed it meanwhile
         function.counts.add("refreshed_early")
