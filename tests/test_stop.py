@@ -6,12 +6,13 @@ import asyncio
 import math
 import random
 import time
+from contextlib import suppress
 
 import anyio
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import Console, ProjectAgent
+from bls_agent import Console, OutcomeKind, ProjectAgent
 from bls_agent.devserver import DevServer
 from tests.harness import History, eventually, producing, records, status_of
 from tests.kit import Cut, Direction, FaultProxy
@@ -53,6 +54,41 @@ async def test_clean_stops_under_load_lose_nothing(
                 await anyio.sleep(rng.uniform(0, 0.01))
     await history.check(redis, project)
     assert history.handled == sorted(history.handled)
+
+
+async def test_a_handler_that_ended_late_takes_no_time_from_others(
+    redis_url: str, project: str
+) -> None:
+    """Cancellations that it left on its task do not reach a handler at the stop."""
+    agent = ProjectAgent(project, redis=redis_url, concurrency=2, mode="blocking")
+    tasks: list[asyncio.Task[object]] = []
+    begun = anyio.Event()
+
+    @agent.command(timeout=0.2)
+    async def careless() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await anyio.sleep(0)
+        await anyio.sleep_forever()
+
+    @agent.command
+    async def slow() -> bool:
+        begun.set()
+        await anyio.sleep(0.5)
+        return True
+
+    async with Console(redis=redis_url) as console:
+        async with agent:
+            for _ in range(2):  # both workers
+                outcome = await console.call(project, "careless", timeout=10)
+                assert outcome.kind is OutcomeKind.TIMED_OUT
+            assert [task.cancelling() for task in tasks] == [0, 0]
+            await console.send(project, "slow")
+            await begun.wait()
+        assert agent.stats().outcomes["succeeded"] == 1
 
 
 async def test_every_task_cancelled_at_once(

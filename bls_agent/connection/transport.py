@@ -206,10 +206,10 @@ class Channel:
 
     def post(self, requests: Sequence[Request]) -> None:
         """Send requests whose replies are collected one by one, however late."""
+        packed, make = self._packed(requests), self._loop.create_future
         self.pending += len(requests)
-        make = self._loop.create_future
         batches = [Batch([one], 0, make(), posted=True) for one in requests]
-        self._write(self._packed(requests), batches)
+        self._write(packed, batches)
 
     async def collect(self, patience: float | None = None) -> Collected:
         """Wait for the next reply to a posted request; cancelling loses nothing.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
-import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from bls_agent.connection.reconnect import Complaints, wait_after_failure
@@ -21,6 +20,9 @@ from bls_agent.project.receive.receiver import Message, Receiver
 from bls_agent.runtime.tasks import start_soon
 from bls_agent.runtime.threads import HandlerThreads
 
+if TYPE_CHECKING:
+    import asyncio
+
 __all__ = ["BROADCAST_MODE", "Dispatcher"]
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
 INTAKE_GRACE: Final = 0.9  # seconds beyond the handlers' time for a read to end
 BROADCAST_MODE: Final = "broadcast"  # of a message that did not come from the receiver
+# The modes in which the end of a command is not recorded at the server.
+TAKEN_FOR_GOOD: Final = frozenset({BROADCAST_MODE, Receiver.mode})
 
 
 class Dispatcher:
@@ -60,7 +64,7 @@ class Dispatcher:
         self._idle: deque[anyio.Event] = deque()
         self._workers = 0
         self._group: TaskGroup | None = None
-        self._intake_scope: anyio.CancelScope | None = None
+        self._intake: asyncio.Timeout | None = None  # while a worker fetches
         self._changed: anyio.Event | None = None  # set while a task waits for it
         self._handlers_scope = anyio.CancelScope()
         self.running = 0  # commands whose handler runs now
@@ -104,8 +108,8 @@ class Dispatcher:
             return
         self._pending.append(message)
         is_last_worker = not self._idle and self._workers >= self._concurrency
-        if is_last_worker and self._intake_scope is not None:
-            self._intake_scope.cancel()  # the worker that fetches runs it
+        if is_last_worker:
+            self._interrupt_intake()  # the worker that fetches runs it
         self._announce_change()
 
     async def stop(self, timeout: float) -> None:
@@ -127,8 +131,8 @@ class Dispatcher:
             await self._receiver.close()
 
     async def _end_intake(self) -> None:
-        while self._intake_scope is not None:
-            self._intake_scope.cancel()
+        while self._intake is not None:
+            self._interrupt_intake()
             await self._change()
 
     async def _all_ended(self) -> None:
@@ -182,7 +186,7 @@ class Dispatcher:
         """Whether a worker would find a message to run, or has to fetch one."""
         if self.stopping or not self._has_free_slot():
             return False
-        return bool(self._pending) or self._intake_scope is None
+        return bool(self._pending) or self._intake is None
 
     def _announce_change(self) -> None:
         """Wake all tasks that wait for a free slot or a taken command."""
@@ -205,18 +209,14 @@ class Dispatcher:
         """Run one command after the other; one worker at a time fetches more."""
         try:
             while True:
-                # Left only when it is cancelled, and that only while this worker fetches.
-                # A scope for each fetch would cost a tenth of a short command.
-                with anyio.CancelScope() as scope:
-                    while True:
-                        message = await self._next(scope)
-                        self.running += 1
-                        self._call_worker()
-                        await self._run_and_free(message)
+                message = await self._next()
+                self.running += 1
+                self._call_worker()
+                await self._run_and_free(message)
         except anyio.get_cancelled_exc_class():
-            if self.stopping:
-                raise
-            # Only this task was cancelled: another one takes its place.
+            # All were cancelled, or this one alone: then another one takes its place.
+            # One that ended as cancelled would cancel the others of its group.
+            pass
         finally:
             self._workers -= 1
             self._announce_change()
@@ -224,7 +224,7 @@ class Dispatcher:
     async def _run_and_free(self, message: Message) -> None:
         try:
             cancelled = await self._runner.run(message) is OutcomeKind.CANCELLED
-            if message.mode != BROADCAST_MODE and not cancelled:
+            if message.mode not in TAKEN_FOR_GOOD and not cancelled:
                 await self._receiver.settle(message)
         except Exception as error:  # noqa: BLE001 - ours: the loop goes on
             text = "a command could not be brought to its end\n%s"
@@ -233,14 +233,14 @@ class Dispatcher:
             self.running -= 1
             self._announce_change()
 
-    async def _next(self, scope: anyio.CancelScope) -> Message:
+    async def _next(self) -> Message:
         while True:
             if not self._has_work():
                 await self._wait_for_a_call()
             elif self._pending:
                 return self._pending.popleft()
             else:
-                await self._fetch_more(scope)
+                await self._fetch_more()
 
     async def _wait_for_a_call(self) -> None:
         called = anyio.Event()
@@ -251,16 +251,22 @@ class Dispatcher:
             if not called.is_set():  # cancelled: it must not be called any more
                 self._idle.remove(called)
 
-    async def _fetch_more(self, scope: anyio.CancelScope) -> None:
-        self._intake_scope = scope
+    async def _fetch_more(self) -> None:
+        import asyncio  # noqa: PLC0415 - a scope of anyio costs as much as the request
+
         try:
-            self._pending.extend(await self._fetch())
+            async with asyncio.timeout(None) as self._intake:
+                self._pending.extend(await self._fetch())
+        except TimeoutError:
+            pass  # interrupted
         finally:
-            self._intake_scope = None
+            self._intake = None
             if self.stopping:
                 self._announce_change()
-        if scope.cancel_called:  # too late for the fetch: no handler is to feel it
-            await anyio.lowlevel.checkpoint()
+
+    def _interrupt_intake(self) -> None:
+        if self._intake is not None and not self._intake.expired():
+            self._intake.reschedule(0.0)
 
     async def _fetch(self) -> Sequence[Message]:
         """Ask the receiver once; never raises: a failure waits and gives nothing."""

@@ -153,7 +153,7 @@ class CommandRunner:
             if age > limit:
                 text = f"it was sent {age:.0f} s ago; command_max_age is {limit:g} s"
                 told = {"type": "TooOld", "message": text}
-                return _ended(OutcomeKind.REJECTED, command, 0.0, error=told)
+                return _ended(OutcomeKind.REJECTED, command, 0.0, told)
         return command
 
     def report_unstarted(self, message: Message) -> None:
@@ -177,7 +177,7 @@ class CommandRunner:
                 return _discarded(error, message)
             command = Command(id="", timestamp="", source="", command="")
         name, text = reason
-        return _ended(kind, command, 0.0, error={"type": name, "message": text})
+        return _ended(kind, command, 0.0, {"type": name, "message": text})
 
     def _decode(self, message: Message) -> Command:
         return Command.decode(
@@ -221,7 +221,14 @@ class CommandRunner:
         late = timeout is not None and seconds >= timeout
         if kind is OutcomeKind.TIMED_OUT or (late and kind is OutcomeKind.SUCCEEDED):
             return _timed_out(command, timeout, seconds)
-        return _ended(kind, command, seconds * 1000, result=result, error=error)
+        return Outcome(
+            kind=kind,
+            command=command.command,
+            command_id=command.id,
+            duration_ms=seconds * 1000,
+            result=result,
+            error=error,
+        )
 
     async def _absorb_cancellation(self, task: asyncio.Task[Any]) -> None:
         """Free the worker of a cancellation by which a handler hit its own task."""
@@ -256,12 +263,13 @@ class CommandRunner:
                 raise  # Ctrl-C: asyncio has it raised wherever the main thread is
             end = _failure(error)
         except BaseException as error:  # noqa: BLE001 - the one place for handlers
-            if isinstance(error, anyio.get_cancelled_exc_class()):
-                if late:
-                    return OutcomeKind.TIMED_OUT, None, {}
+            if not isinstance(error, anyio.get_cancelled_exc_class()):
+                end = _failure(error)
+            elif late:
+                end = OutcomeKind.TIMED_OUT, None, {}
+            else:
                 await self._absorb_cancellation(task)
                 return _CANCELLED if self.stopping else _failure(error)
-            end = _failure(error)
         else:
             end = OutcomeKind.SUCCEEDED, result, {}
         if task.cancelling():
@@ -338,26 +346,20 @@ def _failure(error: BaseException) -> _End:
 
 
 def _ended(
-    kind: OutcomeKind,
-    command: Command,
-    duration_ms: float,
-    *,
-    result: Any = None,
-    error: dict[str, Any] | None = None,
+    kind: OutcomeKind, command: Command, duration_ms: float, error: dict[str, Any]
 ) -> Outcome:
     return Outcome(
         kind=kind,
         command=command.command,
         command_id=command.id,
         duration_ms=duration_ms,
-        result=result,
-        error=error or {},
+        error=error,
     )
 
 
 def _timed_out(command: Command, timeout: float | None, seconds: float) -> Outcome:
     told = {"type": "TimedOut", "message": f"no result within {timeout:g} s"}
-    return _ended(OutcomeKind.TIMED_OUT, command, seconds * 1000, error=told)
+    return _ended(OutcomeKind.TIMED_OUT, command, seconds * 1000, told)
 
 
 def _discarded(error: DecodeError, message: Message) -> Outcome:

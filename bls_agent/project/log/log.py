@@ -154,30 +154,32 @@ class SuccessRecord(LogRecord):
     """The outcome record of a success, encoded when it is written.
 
     A batch of them takes a third less time than one after each handler. The result is
-    none that the host could change until then.
+    none that the host could change until then, and the size is known.
     """
 
     __slots__ = ("_now", "_outcome")
 
-    LONGEST: Final = 100  # characters of an id and of a name
-    FRAME: Final = 250  # bytes that are the same in all of them, about
-    PLAIN: Final = frozenset({NoneType, bool, int, float})  # types of results
+    LONGEST: Final = 200  # characters of its command's name and id
+    FRAME: Final = 220  # bytes of all else, at most
+    PLAIN: Final = frozenset({NoneType, bool, float})  # types of results
 
     def __init__(self, outcome: Outcome, now: float) -> None:
         self._outcome = outcome
         self._now = now
         self.rank = self.OUTCOME_RANK
-        letters = 2 * len(outcome.command) + len(outcome.command_id)
-        self.size = self.MARK + self.FRAME + 8 * letters  # bytes of each, at most
+        text = outcome.command + outcome.command + outcome.command_id
+        letters = len(text) if text.isascii() else 4 * len(text)
+        self.size = self.MARK + self.FRAME + letters
 
     @classmethod
     def suits(cls, outcome: Outcome) -> bool:
         """Tell whether an outcome is a success that is small and does not change."""
+        if outcome.kind is not OutcomeKind.SUCCEEDED:
+            return False
+        text = outcome.command + outcome.command_id
+        is_plain = text.replace("-", "").replace("_", "").replace(".", "").isalnum()
         return (
-            outcome.kind is OutcomeKind.SUCCEEDED
-            and type(outcome.result) in cls.PLAIN
-            and len(outcome.command) <= cls.LONGEST
-            and len(outcome.command_id) <= cls.LONGEST
+            is_plain and len(text) <= cls.LONGEST and type(outcome.result) in cls.PLAIN
         )
 
     def redact(self, redactor: Redactor) -> None:

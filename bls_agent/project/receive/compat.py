@@ -180,9 +180,8 @@ class AutoReceiver(Receiver):
         self.mode, self.one_at_a_time = kind.mode, kind.one_at_a_time
 
     async def settle(self, message: Message) -> None:
-        """Settle in the mode in which the message came."""
-        if message.mode == CompatReceiver.mode:
-            await self._compat.settle(message)
+        """Settle what compatibility mode took."""
+        await self._compat.settle(message)
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
         """Give back what BLPOP took; all other messages are still in the list."""

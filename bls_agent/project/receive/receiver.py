@@ -70,7 +70,7 @@ class Receiver:
         raise NotImplementedError
 
     async def settle(self, message: Message) -> None:
-        """Record that a message has ended."""
+        """Record that a message has ended; not called in mode ``blocking``."""
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:  # noqa: ARG002 - for subclasses
         """Put messages that were not started back to the head of the list.
