@@ -30,6 +30,7 @@ from bls_agent.project.status.replicas import read_replicas
 __all__ = ["Broadcasts"]
 
 LOOK_EVERY: Final = 1.0  # seconds
+LOOK_ON: Final = 0.01  # seconds, behind a command: a free worker has taken it by then
 LOOK_AGAIN: Final = 30.0  # seconds, where reading is refused
 INBOX_TTL: Final = 300  # seconds that an inbox is kept when its owner does not read it
 LIMIT: Final = 1_000  # commands in an inbox
@@ -112,7 +113,7 @@ class Broadcasts:
             except RedisUnavailableError:
                 pass
             if payload is not None:
-                pause = 0.0
+                pause = LOOK_ON
                 digest = hashlib.sha256(payload).digest()  # it may be a megabyte
                 if digest not in recent:
                     recent.append(digest)

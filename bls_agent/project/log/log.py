@@ -63,14 +63,18 @@ class LogRecord:
     """One record: encoded in the calling thread, numbered when it is written."""
 
     __slots__ = (
-        "_body", "_has_agent", "_id_room", "_payload", "_place", "_redactor", "rank",
-        "size"
+        "_body", "_has_agent", "_id_room", "_payload", "_place", "_redactor", "_success",
+        "rank", "size"
     )  # fmt: skip
 
     OUTCOME_RANK: Final = 4
     MARK: Final = 150  # bytes that an id adds, at most for usual names
     NUMBER_ROOM: Final = 20  # bytes of an id after its prefix
     ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
+    # The outcome record of a small success, which is encoded when it is written:
+    SMALL: Final = 200  # characters of its command's name and id, at most
+    FRAME: Final = 220  # bytes of all else, at most
+    PLAIN: Final = frozenset({NoneType, bool, float})  # types of its result
 
     def __init__(
         self,
@@ -82,6 +86,44 @@ class LogRecord:
         rank: int | None = None,
         redactor: Redactor = DEFAULT,
         id_room: int = ID_ROOM,
+    ) -> None:
+        self._id_room = id_room
+        self._success: tuple[Outcome, float] | None = None
+        self._encode(level, message, metadata, now, redactor)
+        # A full buffer drops the lowest first: 0 debug … 3 error, 4 outcomes.
+        self.rank = level.rank if rank is None else rank
+        # Bytes on the wire, at most (for names of up to 100 bytes).
+        self.size = len(self._body) + self.MARK
+
+    @classmethod
+    def of_success(cls, outcome: Outcome, now: float) -> LogRecord | None:
+        """Make an outcome record that is encoded later; ``None`` if that cannot be.
+
+        A batch of them takes a third less time than one after each handler. The host
+        could change no part of it until then, and its size is known.
+        """
+        if outcome.kind is not OutcomeKind.SUCCEEDED:
+            return None
+        text = outcome.command + outcome.command_id
+        is_plain = text.replace("-", "").replace("_", "").replace(".", "").isalnum()
+        is_small = len(text) <= cls.SMALL and type(outcome.result) in cls.PLAIN
+        if not (is_plain and is_small):
+            return None
+        self = cls.__new__(cls)
+        self._id_room = cls.ID_ROOM
+        self._success = (outcome, now)
+        self.rank = cls.OUTCOME_RANK
+        letters = len(outcome.command) + len(text)  # the name stands in it twice
+        self.size = cls.MARK + cls.FRAME + (letters if text.isascii() else 4 * letters)
+        return self
+
+    def _encode(
+        self,
+        level: Level,
+        message: str,
+        metadata: Mapping[str, object],
+        now: float,
+        redactor: Redactor,
     ) -> None:
         text = redactor.text(message)
         head = encode(
@@ -97,14 +139,9 @@ class LogRecord:
             if not redactor.finds_nothing_in(metadata):
                 tail = _redact(tail, redactor)
         self._redactor = redactor
-        self._id_room = id_room
         self._has_agent = "agent" in metadata
         self._payload: bytes | None = None
         self._keep(head, tail, max(0, len(message) - len(text)))
-        # A full buffer drops the lowest first: 0 debug … 3 error, 4 outcomes.
-        self.rank = level.rank if rank is None else rank
-        # Bytes on the wire, at most (for names of up to 100 bytes).
-        self.size = len(self._body) + self.MARK
 
     def _keep(self, head: bytes, tail: bytes, lost: int = 0) -> None:
         room = RECORD_LIMIT - self._id_room - len(_OPENS)
@@ -118,6 +155,10 @@ class LogRecord:
 
     def redact(self, redactor: Redactor) -> None:
         """Redact again with other names: those of the environment come later."""
+        if self._success is not None:
+            (outcome, now), self._success = self._success, None
+            self._encode(Level.INFO, outcome.message, outcome.metadata, now, redactor)
+            return
         if redactor is self._redactor or redactor.extra == self._redactor.extra:
             return
         self._redactor = redactor
@@ -148,52 +189,6 @@ class LogRecord:
         if self._payload is None:
             self.number(b"")
         return cast("bytes", self._payload)
-
-
-class SuccessRecord(LogRecord):
-    """The outcome record of a success, encoded when it is written.
-
-    A batch of them takes a third less time than one after each handler. The result is
-    none that the host could change until then, and the size is known.
-    """
-
-    __slots__ = ("_now", "_outcome")
-
-    LONGEST: Final = 200  # characters of its command's name and id
-    FRAME: Final = 220  # bytes of all else, at most
-    PLAIN: Final = frozenset({NoneType, bool, float})  # types of results
-
-    def __init__(self, outcome: Outcome, now: float) -> None:
-        self._outcome = outcome
-        self._now = now
-        self.rank = self.OUTCOME_RANK
-        text = outcome.command + outcome.command + outcome.command_id
-        letters = len(text) if text.isascii() else 4 * len(text)
-        self.size = self.MARK + self.FRAME + letters
-
-    @classmethod
-    def suits(cls, outcome: Outcome) -> bool:
-        """Tell whether an outcome is a success that is small and does not change."""
-        if outcome.kind is not OutcomeKind.SUCCEEDED:
-            return False
-        text = outcome.command + outcome.command_id
-        is_plain = text.replace("-", "").replace("_", "").replace(".", "").isalnum()
-        return (
-            is_plain and len(text) <= cls.LONGEST and type(outcome.result) in cls.PLAIN
-        )
-
-    def redact(self, redactor: Redactor) -> None:
-        """Encode it now."""
-        outcome, size = self._outcome, self.size
-        super().__init__(
-            Level.INFO,
-            outcome.message,
-            outcome.metadata,
-            now=self._now,
-            rank=self.rank,
-            redactor=redactor,
-        )
-        self.size = size  # the buffer counts with it
 
 
 def id_prefix(instance: str) -> bytes:
@@ -322,8 +317,9 @@ class LogStream:
 
     def report(self, outcome: Outcome) -> None:
         """Put a command's outcome record; a full buffer drops it last."""
-        if SuccessRecord.suits(outcome):
-            self.delivery.put(SuccessRecord(outcome, self.now()))
+        record = LogRecord.of_success(outcome, self.now())
+        if record is not None:
+            self.delivery.put(record)
             return
         self.emit(
             outcome.kind.level,
