@@ -82,7 +82,7 @@ async def test_a_handler_that_ended_late_takes_no_time_from_others(
 
     async with Console(redis=redis_url) as console:
         async with agent:
-            for _ in range(2):  # both workers
+            for _ in range(2):
                 outcome = await console.call(project, "careless", timeout=10)
                 assert outcome.kind is OutcomeKind.TIMED_OUT
             assert [task.cancelling() for task in tasks] == [0, 0]

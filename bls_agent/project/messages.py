@@ -195,16 +195,16 @@ class Outcome:
     @property
     def metadata(self) -> JSONObject:
         """The metadata of the record (``agent`` is added when it is written)."""
-        succeeded = self.succeeded
         told: JSONObject = {
             "commandId": self.command_id,
             "command": cut_text(self.command, 1_000),
             "outcome": self.kind.value,
             "durationMs": round(self.duration_ms, 3),
-            "result" if succeeded else "error": self.result
-            if succeeded
-            else self.error,
         }
+        if self.succeeded:
+            told["result"] = self.result
+        else:
+            told["error"] = self.error
         return {"truncated": self.truncated, **told} if self.truncated else told
 
 

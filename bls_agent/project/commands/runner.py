@@ -96,10 +96,10 @@ class CommandRunner:
         clock: Callable[[], float],
         pass_on: Callable[[Message, Command], Awaitable[None]] | None = None,
     ) -> None:
-        """Run in the running event loop from now on."""
+        """Remember the running event loop, in which all commands will run."""
         import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot cancel a task
 
-        loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()  # so that no command has to look for it
         self._current_task = partial(asyncio.current_task, loop)
         self._router = router
         self._stream = stream

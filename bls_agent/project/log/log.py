@@ -1,6 +1,7 @@
 """The agent's log: from any thread into the console list, without ever waiting.
 
-:class:`Log` encodes a record in the calling thread into a bounded buffer;
+:class:`Log` encodes a record in the calling thread into a bounded buffer (a small
+success is encoded with its batch, see :meth:`LogRecord.of_success`);
 :class:`LogSink` writes batches, and caps the list in the same round trip.
 """
 
@@ -60,7 +61,7 @@ _OPENS: Final = b',"metadata":{'
 
 
 class LogRecord:
-    """One record: encoded in the calling thread, numbered when it is written."""
+    """One record: encoded when it is made, or with its batch; numbered when written."""
 
     __slots__ = (
         "_body", "_has_agent", "_id_room", "_payload", "_place", "_redactor", "_success",
@@ -154,7 +155,10 @@ class LogRecord:
         self._place = len(head) + len(_OPENS)
 
     def redact(self, redactor: Redactor) -> None:
-        """Redact again with other names: those of the environment come later."""
+        """Redact again with other names: those of the environment come later.
+
+        A success that is not encoded yet is encoded now.
+        """
         if self._success is not None:
             (outcome, now), self._success = self._success, None
             self._encode(Level.INFO, outcome.message, outcome.metadata, now, redactor)
@@ -317,7 +321,8 @@ class LogStream:
 
     def report(self, outcome: Outcome) -> None:
         """Put a command's outcome record; a full buffer drops it last."""
-        record = LogRecord.of_success(outcome, self.now())
+        now = self.now()
+        record = LogRecord.of_success(outcome, now)
         if record is not None:
             self.delivery.put(record)
             return
@@ -326,6 +331,7 @@ class LogStream:
             outcome.message,
             outcome.metadata,
             LogRecord.OUTCOME_RANK,
+            now,
         )
 
 
