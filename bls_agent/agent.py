@@ -69,8 +69,6 @@ if TYPE_CHECKING:
     from bls_agent.project.session import AgentSession
     from bls_agent.project.stats import AgentStats
 
-__all__ = ["ProjectAgent"]
-
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")

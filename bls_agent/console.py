@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
     from bls_agent.project.log.reading import LogPage
 
-__all__ = ["Console"]
-
 NAMES_KEPT: Final = 1_000  # of projects that were seen
 STARTING: Final = 0.5  # seconds that an agent may need for its first key
 LOOK_TIME: Final = 1.0  # seconds for finding out what became of a command

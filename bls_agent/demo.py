@@ -53,8 +53,6 @@ from bls_agent.project.messages import (
     Status,
 )
 
-__all__ = ["main"]
-
 PROGRAM: Final = "python -m bls_agent.demo"
 TIDY_DEADLINE: Final = 3.0
 FAREWELL_DEADLINE: Final = 1.0  # seconds in which the last status is still shown

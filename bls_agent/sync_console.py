@@ -18,8 +18,6 @@ from bls_agent.runtime.loop_thread import (
     wait_for,
 )
 
-__all__ = ["SyncConsole"]
-
 CLOSE_TIME: Final = 1.0  # seconds that closing waits at most
 
 P = ParamSpec("P")

@@ -43,8 +43,6 @@ try:
 except ModuleNotFoundError:
     raise MissingExtraError("git", "reading from a Git server") from None
 
-__all__ = ["GitSource"]
-
 MAX_DOWNLOAD: Final = 512 * 2**20  # bytes
 LONGEST: Final = 20  # times the timeout, for all that one call does
 SSH: Final = "ssh -o BatchMode=yes -o ConnectTimeout={0} -o ServerAliveInterval={0}"

@@ -48,8 +48,6 @@ try:
 except ModuleNotFoundError:
     raise MissingExtraError("assets", "reading from GitHub") from None
 
-__all__ = ["GitHubSource"]
-
 GITHUB: Final = "https://api.github.com"
 MAX_ARCHIVE: Final = 64 * 2**20  # bytes
 MAX_UNPACKED: Final = 512 * 2**20

@@ -53,17 +53,6 @@ from bls_agent.core.keys import (
 if TYPE_CHECKING:
     from bls_agent.assets.manifest import AssetManifest
 
-__all__ = [
-    "CHANGES",
-    "INDEX",
-    "REPORT",
-    "STATE",
-    "AssetLibrary",
-    "category_key",
-    "metadata_key",
-    "portions",
-]
-
 _Summaries: TypeAlias = list[AssetSummary]  # a method has the name list, too
 _Result: TypeAlias = str | RedisUnavailableError
 _Results: TypeAlias = list[_Result]  # as above

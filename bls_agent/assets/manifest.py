@@ -29,20 +29,6 @@ try:
 except ModuleNotFoundError:
     raise MissingExtraError("assets", "the manifest of an asset") from None
 
-__all__ = [
-    "ID",
-    "AgentSpecs",
-    "AssetManifest",
-    "ConfigItem",
-    "Runtime",
-    "SelectOption",
-    "index_entry",
-    "manifest_schema",
-    "metadata_fields",
-    "parse_manifest",
-    "path_fault",
-]
-
 MAX_PATH: Final = 512
 SHORT: Final = 100  # code points of a description in the index
 ID: Final = r"[A-Za-z0-9_-]{1,64}"

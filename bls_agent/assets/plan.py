@@ -13,15 +13,6 @@ from bls_agent.assets.sources import SourceFile, is_manifest_path
 from bls_agent.assets.yaml_reader import MAX_BYTES
 from bls_agent.core.errors import ManifestFault
 
-__all__ = [
-    "KnownAsset",
-    "SyncPlan",
-    "choose_files",
-    "files_to_read",
-    "make_plan",
-    "sum_up",
-]
-
 MANY: Final = 0.2  # of all assets: more deletions need force
 
 

@@ -13,19 +13,6 @@ from bls_agent.core.errors import DecodeError, ManifestFault
 if TYPE_CHECKING:
     from bls_agent.assets.manifest import AssetManifest
 
-__all__ = [
-    "CATEGORIES",
-    "KEPT",
-    "Asset",
-    "AssetSummary",
-    "AssetWrite",
-    "SyncReport",
-    "SyncState",
-    "pair",
-    "read_text",
-    "read_whole",
-]
-
 CATEGORIES: Final = ("tool", "prompt", "skill")
 OPTIONAL: Final = ("description", "author", "config_schema", "agent_specs", "runtime")
 KEPT: Final = 1_000  # changes

@@ -17,19 +17,6 @@ import anyio.to_thread
 
 from bls_agent.core.errors import ConfigurationError, SourceError
 
-__all__ = [
-    "LOOPBACK",
-    "MOST_BYTES",
-    "DirectorySource",
-    "Head",
-    "Source",
-    "SourceFile",
-    "blob_sha",
-    "check_base_path",
-    "check_branch",
-    "is_manifest_path",
-]
-
 SHA1: Final = 40  # digits
 MOST_BYTES: Final = 2**20  # of a file that is read; a manifest has less
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -66,8 +66,6 @@ from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import Lease
 from bls_agent.runtime.tasks import start_background
 
-__all__ = ["AssetSync", "SyncStep", "read_manifest"]
-
 logger = logging.getLogger(__name__)
 
 SHOWN_FAULTS: Final = 100  # in the report that Redis keeps

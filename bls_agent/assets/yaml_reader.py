@@ -24,8 +24,6 @@ try:
 except ModuleNotFoundError:
     raise MissingExtraError("assets", "reading YAML") from None
 
-__all__ = ["MAX_BYTES", "UNFIT", "Place", "YamlFault", "YamlReader"]
-
 Place: TypeAlias = tuple[str | int, ...]
 
 MAX_BYTES: Final = 256 * 1024

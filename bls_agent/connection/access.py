@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from bls_agent.connection.pool import ConnectionPool
 
-__all__ = ["Access", "LoopLocal", "Store"]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ from contextlib import suppress
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-__all__ = ["Heir", "cut_off", "keep", "register", "sever"]
-
 logger = logging.getLogger(__name__)
 
 

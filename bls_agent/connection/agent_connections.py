@@ -20,8 +20,6 @@ from bls_agent.connection.topology import Routes
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
-__all__ = ["AgentConnections"]
-
 logger = logging.getLogger(__name__)
 
 GONE_AFTER: Final = 25.0  # seconds: TCP_USER_TIMEOUT, and behind it a read's block

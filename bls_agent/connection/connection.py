@@ -37,8 +37,6 @@ from bls_agent.connection.route import Route
 from bls_agent.connection.transport import Channel, Pace, abort
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
-__all__ = ["Connection", "Lost", "client_name"]
-
 logger = logging.getLogger(__name__)
 
 ASKING: Final = ("ASKING",)  # says that a slot on its way is meant

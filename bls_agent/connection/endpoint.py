@@ -26,18 +26,6 @@ from bls_agent.core.redaction import mask_url, redact
 if TYPE_CHECKING:
     from bls_agent.core.urls import Kind, SeveralHosts
 
-__all__ = [
-    "CONNECT_TIMEOUT",
-    "Argument",
-    "Endpoint",
-    "RawConnection",
-    "Reply",
-    "Request",
-    "Topology",
-    "make_reader",
-    "packer",
-]
-
 Argument: TypeAlias = str | bytes | int | float
 Request: TypeAlias = Sequence[Argument]
 Reply: TypeAlias = Any  # bytes, int, None, or lists of them: Redis decides

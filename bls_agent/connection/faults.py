@@ -11,15 +11,6 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Reply
 
-__all__ = [
-    "ECHO",
-    "classify",
-    "ends_connection",
-    "port_was_closed",
-    "redirects",
-    "translate",
-]
-
 
 # What Redis says in front of our arguments in an error: of AUTH, the password.
 ECHO: Final = ", with args beginning"

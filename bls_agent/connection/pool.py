@@ -25,8 +25,6 @@ from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import encode_key, slot_of
 from bls_agent.core.settings import Settings
 
-__all__ = ["ConnectionPool", "default_endpoint"]
-
 SCAN_COUNT: Final = 1_000
 MANY: Final = 1_000  # requests in one write
 GLANCE: Final = 1.0  # seconds between two checks for a takeover

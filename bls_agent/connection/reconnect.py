@@ -24,16 +24,6 @@ from bls_agent.core.errors import (
 if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Reply, Request
 
-__all__ = [
-    "REMIND_EVERY",
-    "Complaints",
-    "Gate",
-    "Reminders",
-    "nobody_listens",
-    "show_log",
-    "wait_after_failure",
-]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -14,8 +14,6 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Endpoint, Reply, Request
 
-__all__ = ["Node", "Route"]
-
 Node: TypeAlias = tuple[str, int]  # host and port
 
 

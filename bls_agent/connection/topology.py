@@ -20,16 +20,6 @@ from bls_agent.connection.route import Node, Route
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import slot_of
 
-__all__ = [
-    "ClusterMap",
-    "KeyRoute",
-    "Routes",
-    "SentinelRoute",
-    "SlotRange",
-    "read_redirection",
-    "read_slots",
-]
-
 SENTINEL_TIMEOUT: Final = 0.5  # seconds until the next sentinel is asked
 NODE_TIMEOUT: Final = 1.0  # seconds until the next node is asked for the map
 FRESH: Final = 1.0  # seconds during which all connections believe one map

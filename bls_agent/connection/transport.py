@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from bls_agent.connection.route import Route
 
-__all__ = ["Batch", "Channel", "Collected", "Owner", "Pace", "abort"]
-
 FAST: Final = 64_000.0  # bytes/s that a long request must pass with
 SLOWEST: Final = 1_600.0  # the same after some that did not; documents promise 2,000
 MOST_PATIENT: Final = 16  # times the timeout, at that rate: replies may be lost, too

@@ -6,8 +6,6 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["Backoff", "jittered"]
-
 PERMANENT_DELAY: Final = (30.0, 60.0)  # a password is not repaired within seconds
 
 

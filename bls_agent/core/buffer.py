@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import Final, Generic, Protocol, TypeVar
 
-__all__ = ["DRAIN_LIMIT", "SPARE", "BoundedBuffer", "BufferStats", "Sized"]
-
 OVERHEAD_BYTES: Final = 64  # what an item costs beside its payload, about
 DRAIN_LIMIT: Final = 16  # items that one put() drains, its own and those of others
 SPARE: Final = 4  # a quarter beyond the bounds: room while the lock is held

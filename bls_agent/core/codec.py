@@ -19,21 +19,6 @@ import orjson
 
 from bls_agent.core.errors import ConfigurationError, DecodeError
 
-__all__ = [
-    "JSONObject",
-    "JSONValue",
-    "cut_text",
-    "decode",
-    "decode_object",
-    "encode",
-    "encode_lines",
-    "encode_sorted",
-    "encode_strictly",
-    "encode_within",
-    "format_timestamp",
-    "parse_timestamp",
-]
-
 JSONValue: TypeAlias = (
     "bool | int | float | str | list[JSONValue] | dict[str, JSONValue] | None"
 )

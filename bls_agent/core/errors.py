@@ -35,33 +35,6 @@ from dataclasses import dataclass
 
 from bls_agent.core.redaction import redact
 
-__all__ = [
-    "ArgumentError",
-    "BlsError",
-    "CommandError",
-    "CommandTooLargeError",
-    "ConfigurationError",
-    "ContractError",
-    "DecodeError",
-    "DuplicateHandlerError",
-    "DuplicateItem",
-    "LeaseHeldError",
-    "ManifestError",
-    "ManifestFault",
-    "MissingExtraError",
-    "NoOutcomeError",
-    "RedisRefusedError",
-    "RedisUnavailableError",
-    "Reject",
-    "SourceConflictError",
-    "SourceError",
-    "UnknownCommandError",
-    "UnknownProjectError",
-    "WrongTypeError",
-    "ask_whether",
-    "preview",
-]
-
 PREVIEW_BYTES = 64
 SHOWN = 80  # characters of a wrong value
 

@@ -22,45 +22,6 @@ from bls_agent.core.errors import (
     WrongTypeError,
 )
 
-__all__ = [
-    "ASSET_FEED",
-    "ASSET_REPORT",
-    "BROADCAST",
-    "CONTROL",
-    "CRAWL_BLOOM",
-    "CRAWL_COUNTERS",
-    "CRAWL_DELAYED",
-    "CRAWL_KEY_FAULT",
-    "CRAWL_LEASES",
-    "CRAWL_WAKE",
-    "DEAD_LETTERS",
-    "DELIVERIES",
-    "INFLIGHT",
-    "INFLIGHT_LISTS",
-    "INSTANCES",
-    "KEYS",
-    "OWNER",
-    "PROJECT_CONSOLE",
-    "PROJECT_STATUS",
-    "RUN_BOOKS",
-    "RUN_EVENTS",
-    "SEEN",
-    "Contract",
-    "KeyTemplate",
-    "RedisType",
-    "check_name",
-    "checked_reply",
-    "encode_key",
-    "escape_glob",
-    "find_templates",
-    "hash_tag",
-    "key_beside",
-    "name_of",
-    "place_beside",
-    "shares_slot",
-    "slot_of",
-]
-
 _DAY: Final = 86_400
 MAX_NAME_BYTES: Final = 512
 SLOTS: Final = 16_384  # of a cluster

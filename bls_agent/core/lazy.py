@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["names"]
-
 
 def names(
     package: str, public: Collection[str], homes: Mapping[str, str], default: str

@@ -16,18 +16,6 @@ from bls_agent.core.errors import ConfigurationError, ask_whether
 from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import squeeze
 
-__all__ = [
-    "Mode",
-    "OnRedelivery",
-    "Options",
-    "Rule",
-    "Settings",
-    "check_options",
-    "check_seconds",
-    "find_unknown_variables",
-    "rules",
-]
-
 Mode: TypeAlias = Literal["auto", "blocking", "compat", "reliable"]
 OnRedelivery: TypeAlias = Literal["run", "skip"]
 

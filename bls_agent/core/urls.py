@@ -15,8 +15,6 @@ from urllib.parse import unquote
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.redaction import mask_url
 
-__all__ = ["Kind", "SeveralHosts", "address_of", "take_apart"]
-
 Kind: TypeAlias = Literal["sentinel", "cluster"]
 
 _PORTS: Final = {"sentinel": 26379, "cluster": 6379}

@@ -46,17 +46,6 @@ from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.keys import QueueKeys
 from bls_agent.runtime.lease import RENEWALS, boot_seconds, valid_until
 
-__all__ = [
-    "FAILED_KEPT",
-    "MOST_BYTES",
-    "MOST_PUSHES",
-    "Exchange",
-    "Held",
-    "Push",
-    "QueueOptions",
-    "Settlement",
-]
-
 FAILED_KEPT: Final = 10_000  # entries of the failed list
 MOST_PUSHES: Final = 500  # in one write
 MOST_BYTES: Final = 2**20

@@ -20,13 +20,6 @@ from urllib.parse import quote, quote_plus, unquote_to_bytes, urlsplit
 from bls_agent.core.codec import decode, decode_object, encode_sorted, encode_strictly
 from bls_agent.core.errors import ConfigurationError, DecodeError
 
-__all__ = [
-    "CrawlRequest",
-    "canonical_url",
-    "fingerprint",
-    "item_fingerprint",
-]
-
 MAX_URL: Final = 65_535  # bytes
 MAX_BODY: Final = 2**20
 MAX_REQUEST: Final = 2**21  # bytes of JSON

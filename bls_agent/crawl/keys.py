@@ -15,22 +15,6 @@ from bls_agent.core.keys import (
     place_beside,
 )
 
-__all__ = [
-    "CrawlKey",
-    "CrawlSettings",
-    "QueueKeys",
-    "RedisKeyManager",
-    "RedisKeyValidator",
-    "create_redis_key_manager",
-    "get_redis_key_info",
-    "get_redis_key_manager_from_settings",
-    "print_validation_report",
-    "read_flag",
-    "read_key",
-    "validate_multiple_redis_keys",
-    "validate_redis_key_naming",
-]
-
 _ROWS: Final = [name for name, row in KEYS.items() if row.contract is Contract.CRAWL]
 
 # Our rows → the contract's rows beside which they lie.

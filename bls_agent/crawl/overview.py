@@ -17,18 +17,6 @@ from bls_agent.core.keys import KEYS, checked_reply, escape_glob
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.keys import QueueKeys, RedisKeyManager, read_key
 
-__all__ = [
-    "STATS",
-    "CleanupReport",
-    "FailedRequest",
-    "Namespace",
-    "QueueOverview",
-    "QueueStats",
-    "QueueView",
-    "cleanup",
-    "find_queues",
-]
-
 RETRIES: Final = "crawl_failed_retries"
 ALL: Final = f"*{KEYS['crawl_requests'].template.partition('{')[0]}*"
 STATS: Final = (  # the reads for QueueStats: row and command

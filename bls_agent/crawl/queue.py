@@ -30,8 +30,6 @@ from bls_agent.crawl.keys import QueueKeys, RedisKeyManager
 from bls_agent.crawl.overview import STATS, FailedRequest, QueueStats
 from bls_agent.runtime.lease import boot_seconds
 
-__all__ = ["RequestQueue", "TakenRequest"]
-
 logger = logging.getLogger(__name__)
 
 SHORTEST_LEASE: Final = 0.5  # seconds

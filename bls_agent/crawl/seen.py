@@ -19,8 +19,6 @@ from bls_agent.core.settings import check_seconds
 from bls_agent.crawl.fingerprint import CrawlRequest, fingerprint, item_fingerprint
 from bls_agent.crawl.keys import CrawlSettings, RedisKeyManager, read_flag
 
-__all__ = ["DedupPipeline", "SeenFilter"]
-
 _Item = TypeVar("_Item")
 
 _ROWS: Final = {"request": "crawl_filter_fingerprint", "item": "crawl_item_fingerprint"}

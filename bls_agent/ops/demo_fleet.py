@@ -43,8 +43,6 @@ from bls_agent.workers import (
     TaskStatus,
 )
 
-__all__ = ["Screen", "make_orders", "serve_fleet"]
-
 CODES: Final = ("600519.SH", "000858.SZ", "300750.SZ", "601318.SH")
 BEAT: Final = 2.0  # seconds between two records, and two values of a heartbeat
 IN_ERROR: Final = 10.0  # seconds

@@ -19,24 +19,6 @@ from typing import Any, Final, TextIO, TypeAlias
 from bls_agent.core.codec import cut_text, encode, parse_timestamp
 from bls_agent.project.messages import Level, LogEntry, Status
 
-__all__ = [
-    "CLOCK",
-    "LEVEL_STYLES",
-    "STATUS_STYLES",
-    "Cell",
-    "ReaderGone",
-    "Screen",
-    "clock_of",
-    "count_columns",
-    "describe_record",
-    "escape_json",
-    "json_text",
-    "metadata_text",
-    "visible",
-    "visible_lines",
-    "wrap",
-]
-
 Cell: TypeAlias = "str | tuple[str, str]"  # a text, and perhaps its style
 
 CLOCK: Final = "%m-%d %H:%M:%S"

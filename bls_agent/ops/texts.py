@@ -12,15 +12,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
-__all__ = [
-    "LANGUAGES",
-    "Texts",
-    "find_language",
-    "find_value",
-    "load_texts",
-    "make_parser",
-]
-
 Texts: TypeAlias = Mapping[str, str]
 
 LANGUAGES: Final = ("zh", "en")

@@ -18,8 +18,6 @@ from bls_agent.project.status.health import HealthChecks, StatusAggregator, Stat
 from bls_agent.runtime.threads import HandlerThreads
 from bls_agent.runtime.watchdog import StallCounts
 
-__all__ = ["AgentState"]
-
 
 @dataclass(eq=False)
 class AgentState:

@@ -25,8 +25,6 @@ from bls_agent.runtime.loop_thread import (
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["AgentThread"]
-
 logger = logging.getLogger(__name__)
 
 LEAVE_GRACE: Final = 1.95  # seconds beyond shutdown_timeout; the agent itself takes 1.9

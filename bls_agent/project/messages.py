@@ -25,19 +25,6 @@ from bls_agent.core.codec import (
 )
 from bls_agent.core.errors import ConfigurationError, DecodeError
 
-__all__ = [
-    "COMMAND_LIMIT",
-    "CONSOLE_SOURCE",
-    "Command",
-    "Level",
-    "LogEntry",
-    "Outcome",
-    "OutcomeKind",
-    "Status",
-    "find_id",
-    "new_command_id",
-]
-
 CONSOLE_SOURCE: Final = "BLS Project Console"
 COMMAND_LIMIT: Final = 65_535  # bytes; the console protocol asks for less than 64 KB
 PEEKED: Final = 1024 * 1024  # bytes of a message that is parsed to show it

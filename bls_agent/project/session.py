@@ -51,8 +51,6 @@ from bls_agent.runtime.watchdog import LoopWatch
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["AgentSession", "final_status"]
-
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")

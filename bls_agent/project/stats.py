@@ -15,8 +15,6 @@ from bls_agent.project.messages import Status
 if TYPE_CHECKING:
     from bls_agent.project.session import AgentSession
 
-__all__ = ["AgentStats", "collect_stats", "stats_source"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AgentStats:

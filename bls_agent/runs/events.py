@@ -16,31 +16,6 @@ from typing import Any, Final, TypeAlias
 from bls_agent.core.codec import JSONObject, decode_object, encode
 from bls_agent.core.errors import ConfigurationError, DecodeError
 
-__all__ = [
-    "BEGINNING",
-    "DAY",
-    "END",
-    "EventAction",
-    "EventCategory",
-    "EventId",
-    "FollowEnd",
-    "Followed",
-    "Gap",
-    "GapReason",
-    "StreamEvent",
-    "WriterLost",
-    "check_bound",
-    "check_count",
-    "check_id",
-    "check_run_id",
-    "find_id",
-    "next_id",
-    "order",
-    "previous_id",
-    "read_id",
-    "write_frame",
-]
-
 BEGINNING: Final = "0-0"  # before every event
 END: Final = "$"  # behind the last one, wherever that is
 _LARGEST: Final = 2**64 - 1  # of either number

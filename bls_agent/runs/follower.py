@@ -34,8 +34,6 @@ from bls_agent.runs.hub import Hub
 from bls_agent.runs.reading import Page, PageSize, RunReader
 from bls_agent.runs.topic import RunTopic
 
-__all__ = ["Cursor", "Follower"]
-
 BATCH: Final = 500  # events that are given at once
 PAGE_BYTES: Final = 1024 * 1024  # of a page, about: each of many followers may hold one
 

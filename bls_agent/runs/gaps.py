@@ -18,23 +18,6 @@ from bls_agent.runs.events import (
 )
 from bls_agent.runs.reading import NO_KEY, RunReader, decode_entries
 
-__all__ = [
-    "LOOK",
-    "GapEvidence",
-    "Probe",
-    "ResumeFacts",
-    "ResumePoint",
-    "WriterLiveness",
-    "classify_jump",
-    "continues",
-    "fetch_evidence",
-    "fetch_resume_facts",
-    "find_resume_point",
-    "read_last",
-    "sequence_of",
-    "was_deleted",
-]
-
 LOOK: Final = 5.0  # seconds between two probes
 BEHIND: Final = 0.05  # seconds after the end of a lease
 SOON: Final = 1.0  # the same while events come and their writer is unknown

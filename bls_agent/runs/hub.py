@@ -36,8 +36,6 @@ from bls_agent.runtime.tasks import cancel, start_background
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Hub", "StreamReader"]
-
 logger = logging.getLogger(__name__)
 
 BLOCK: Final = 3.0  # seconds that the read waits at the server

@@ -34,16 +34,6 @@ from bls_agent.runs.reading import (
     size_of,
 )
 
-__all__ = [
-    "RunFacts",
-    "RunList",
-    "RunState",
-    "RunSummary",
-    "describe_run",
-    "list_runs",
-    "summarise",
-]
-
 PREVIEW: Final = 400  # bytes of a text that is taken from an event
 LONGEST_REASON: Final = 8 * 1024  # bytes of why a run failed
 PORTION: Final = 250  # runs that are read together

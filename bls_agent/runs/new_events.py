@@ -29,31 +29,6 @@ from bls_agent.core.redaction import redact
 from bls_agent.runs.events import check_count
 from bls_agent.runs.reading import RunKeys
 
-__all__ = [
-    "LONGEST",
-    "NO_SOURCE",
-    "RANKS",
-    "TEXTS",
-    "NewEvent",
-    "PendingEvent",
-    "Prepared",
-    "Source",
-    "add_arguments",
-    "as_new",
-    "capture",
-    "check_data",
-    "check_source",
-    "describe_end",
-    "encode_all",
-    "encode_new",
-    "log_mended",
-    "merge",
-    "portions",
-    "sanitize_data",
-    "sanitize_source",
-    "sanitize_word",
-]
-
 logger = logging.getLogger(__name__)
 
 FIELDS_BYTES: Final = 200  # of an event beside its data, about

@@ -14,23 +14,6 @@ from bls_agent.core.errors import BlsError, RedisUnavailableError, WrongTypeErro
 from bls_agent.core.keys import OWNER, RUN_BOOKS, RUN_EVENTS, place_beside
 from bls_agent.runs.events import StreamEvent, check_run_id, next_id
 
-__all__ = [
-    "FIRST_PAGE",
-    "GROWTH",
-    "NO_KEY",
-    "PAGE",
-    "PAGE_BYTES",
-    "Entry",
-    "Page",
-    "PageSize",
-    "RunKeys",
-    "RunReader",
-    "decode_entries",
-    "find_wrong_run_key",
-    "run_id_of",
-    "size_of",
-]
-
 NO_KEY: Final = -2  # PTTL of a missing key
 FIRST_PAGE: Final = 10  # events that are read at once while their size is unknown
 GROWTH: Final = 10  # how many times longer a page may be than the one before

@@ -35,19 +35,6 @@ if TYPE_CHECKING:
     from bls_agent.runs.follower import Follower
     from bls_agent.runs.store import EventStore
 
-__all__ = [
-    "HEARTBEAT",
-    "EventFrames",
-    "encode_close",
-    "encode_followed",
-    "event_frames",
-    "read_last_event_id",
-    "stream_status",
-    "write_comment",
-    "write_retry",
-    "write_unnamed",
-]
-
 logger = logging.getLogger(__name__)
 
 HEARTBEAT: Final = 15.0  # seconds without an event until a comment is sent

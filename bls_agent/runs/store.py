@@ -40,8 +40,6 @@ from bls_agent.runs.writer import RunWriter, WriterOptions
 from bls_agent.runs.writer_task import HighWaterMarks, WriterPool
 from bls_agent.runtime.lease import boot_seconds
 
-__all__ = ["EventPage", "EventStore"]
-
 REFRESH: Final = 5.0  # seconds between two checks of Redis in an endless wait
 
 SIZE_LIMIT: Final = 1024 * 1024  # bytes of an event's data

@@ -14,8 +14,6 @@ from bls_agent.runs.events import EventId, StreamEvent, next_id, order
 from bls_agent.runs.gaps import WriterLiveness, sequence_of
 from bls_agent.runs.reading import Page, RunKeys, RunReader
 
-__all__ = ["EventBuffer", "RunTopic", "SharedPages"]
-
 MOST: Final = 1_000  # events
 MOST_BYTES: Final = 2 * 1024 * 1024
 

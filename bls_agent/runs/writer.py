@@ -51,12 +51,6 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-__all__ = [
-    "RunWriter",
-    "RunWriterStats",
-    "WriterOptions",
-]
-
 logger = logging.getLogger(__name__)
 
 SHORTEST: Final = 0.1  # seconds of a lease

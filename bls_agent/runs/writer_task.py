@@ -56,14 +56,6 @@ from bls_agent.runtime.tasks import cancel, start_background
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = [
-    "Bounds",
-    "HighWaterMarks",
-    "RunLease",
-    "RunWriterTask",
-    "WriterPool",
-]
-
 logger = logging.getLogger(__name__)
 
 MOST: Final = 10_000  # runs; those written longest ago are forgotten

@@ -18,8 +18,6 @@ from bls_agent.core.buffer import BoundedBuffer, Sized
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.runtime.tasks import ThreadSafeEvent
 
-__all__ = ["PACE", "BatchWriter", "Flushed", "Sink"]
-
 BATCH_ITEMS: Final = 500
 BATCH_BYTES: Final = 128 * 1024
 LEAST_BYTES: Final = 8 * 1024  # of a batch over the narrowest link

@@ -37,24 +37,6 @@ from bls_agent.connection.scripts import END_LEASE, HOLD_LEASE
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import OWNER, place_beside
 
-__all__ = [
-    "RENEWALS",
-    "Lease",
-    "LeaseReply",
-    "LeaseState",
-    "Ownership",
-    "Run",
-    "ValueLease",
-    "belongs_to_dead",
-    "boot_seconds",
-    "digest_of",
-    "is_dead",
-    "length_of",
-    "make_token",
-    "own_mark",
-    "valid_until",
-]
-
 MARGIN: Final = 0.1  # of the TTL: we step down before the server ends the lease
 LONGEST_MARGIN: Final = 1.0  # seconds
 MAY_ARRIVE: Final = 25.0  # seconds after a loss in which a request may still be served

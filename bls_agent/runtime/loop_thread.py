@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-__all__ = [
-    "LoopThread",
-    "SharedThread",
-    "refuse_in_event_loop",
-    "result_of",
-    "wait_for",
-]
-
 logger = logging.getLogger(__name__)
 
 # On Windows a signal cannot interrupt a wait: there it is seen between two short ones.

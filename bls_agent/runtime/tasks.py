@@ -17,8 +17,6 @@ from bls_agent.connection.after_fork import register
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["ThreadSafeEvent", "call_in", "cancel", "start_background", "start_soon"]
-
 T = TypeVar("T")
 
 

@@ -23,8 +23,6 @@ from bls_agent.connection.after_fork import register
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["HandlerThreads", "is_coroutine_function"]
-
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
     """Whether calling this gives a coroutine; sees through partials and objects."""

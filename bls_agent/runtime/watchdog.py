@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from bls_agent.connection.agent_connections import AgentConnections
 
-__all__ = ["LoopWatch", "StallCounts", "StallListener", "StallTimer"]
-
 logger = logging.getLogger(__name__)
 
 SHORTEST: Final = 0.02  # seconds between two counts of a loop's timer

@@ -43,8 +43,6 @@ from bls_agent.workers.heartbeat_writer import WRITERS
 if TYPE_CHECKING:
     from bls_agent.workers.heartbeat_writer import HeartbeatWriter
 
-__all__ = ["Heartbeat", "HeartbeatStats"]
-
 logger = logging.getLogger(__name__)
 
 _RNG: Final = random.SystemRandom()  # has no state that forked children would share

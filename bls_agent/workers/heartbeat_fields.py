@@ -26,18 +26,6 @@ from bls_agent.core.codec import (
 from bls_agent.core.errors import ConfigurationError, DecodeError
 from bls_agent.core.keys import KEYS, KeyTemplate, name_of
 
-__all__ = [
-    "KINDS",
-    "BacktestWorkerHeartbeat",
-    "DataWorkerHeartbeat",
-    "ExecutionNodeHeartbeat",
-    "SchedulerHeartbeat",
-    "TaskTimerHeartbeat",
-    "WorkerHeartbeat",
-    "WorkerStatus",
-    "parse_heartbeat_data",
-]
-
 DIGITS: Final = 20  # of a number as text: int() itself refuses thousands
 
 

@@ -24,8 +24,6 @@ from bls_agent.core.errors import (
 from bls_agent.runtime.lease import LeaseReply, Ownership, Run, ValueLease
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat, WorkerStatus
 
-__all__ = ["CurrentHeartbeat", "HeartbeatCounts", "HeartbeatState"]
-
 logger = logging.getLogger(__name__)
 
 SOON: Final = 0.02  # seconds after another owner's lease is over

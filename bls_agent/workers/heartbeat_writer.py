@@ -33,8 +33,6 @@ from bls_agent.workers.heartbeat_state import HeartbeatState
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["WRITERS", "HeartbeatWriter"]
-
 logger = logging.getLogger(__name__)
 
 NAME: Final = "bls-agent:heartbeats"  # of the connection

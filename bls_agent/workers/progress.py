@@ -15,16 +15,6 @@ from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import KEYS, KeyTemplate, checked_reply, encode_key
 from bls_agent.workers.tasks import Task, TaskKeys, read_key
 
-__all__ = [
-    "BacktestProgress",
-    "Day",
-    "SyncProgress",
-    "SyncSummary",
-    "days_of",
-    "list_days",
-    "read_days",
-]
-
 Day: TypeAlias = "date | str"  # "2026-01-12"
 
 MANY: Final = 500  # members in one command: about a millisecond of the server's

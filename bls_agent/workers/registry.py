@@ -34,8 +34,6 @@ from bls_agent.workers.worker import (
     find_kind,
 )
 
-__all__ = ["WorkerRegistry"]
-
 T = TypeVar("T")
 
 TOGETHER: Final = 250  # workers in one write

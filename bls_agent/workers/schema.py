@@ -18,15 +18,6 @@ from typing import Any, Final, cast
 
 from bls_agent.core.keys import KEYS, Contract, KeyTemplate
 
-__all__ = [
-    "ROWS",
-    "RedisKeyBuilder",
-    "RedisKeyPattern",
-    "RedisKeyPrefix",
-    "RedisTTL",
-    "extract_id_from_key",
-]
-
 ROWS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
     {name: row for name, row in KEYS.items() if row.contract is Contract.WORKERS}
 )

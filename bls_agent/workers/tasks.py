@@ -38,16 +38,6 @@ from bls_agent.core.errors import (
 )
 from bls_agent.core.keys import KEYS, KeyTemplate, checked_reply, encode_key
 
-__all__ = [
-    "WHOLE",
-    "Task",
-    "TaskKeys",
-    "TaskStatus",
-    "change_task",
-    "encode_task",
-    "read_key",
-]
-
 WHOLE: Final = 100  # percent
 WORD: Final = 64  # characters of a bare text that is taken for a status
 TRIES: Final = 50  # of a change that other processes are always ahead of

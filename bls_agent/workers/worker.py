@@ -19,18 +19,6 @@ from bls_agent.workers.heartbeat_fields import (
 )
 from bls_agent.workers.schema import ROWS
 
-__all__ = [
-    "HEARTBEATS",
-    "LARGEST",
-    "SHOWN",
-    "STALE",
-    "Change",
-    "Worker",
-    "WorkerChange",
-    "WorkerDiff",
-    "find_kind",
-]
-
 HEARTBEATS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
     {name: row for name, row in ROWS.items() if name.endswith("_heartbeat")}
 )

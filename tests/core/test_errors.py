@@ -31,8 +31,8 @@ from bls_agent.core.errors import (
 
 CLASSES = {
     name: kind
-    for name in errors.__all__
-    if isinstance(kind := getattr(errors, name), type) and issubclass(kind, Exception)
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, Exception)
 }
 
 MESSAGES = {

@@ -19,32 +19,6 @@ if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Argument, Reply
     from bls_agent.connection.pool import ConnectionPool
 
-__all__ = [
-    "ACK",
-    "ADD_EVENTS",
-    "ADD_MEMBERS",
-    "ADD_SEEN",
-    "BEAT",
-    "CRAWL_PUSH",
-    "CRAWL_SETTLE",
-    "CRAWL_TAKE",
-    "END_LEASE",
-    "HAND_BACK",
-    "HOLD_LEASE",
-    "HOLD_RUN",
-    "PUT_TEXT",
-    "RECLAIM",
-    "SPEAK",
-    "SWAP_TEXT",
-    "TAKE",
-    "TRIM_HEAD",
-    "WRITE_ASSET",
-    "Script",
-    "ScriptRun",
-    "find_wrong_type",
-    "run_scripts",
-]
-
 
 class Script:
     """One script; its text is sent only to a server that does not know it yet."""

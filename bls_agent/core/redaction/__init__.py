@@ -17,20 +17,6 @@ from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 from unicodedata import normalize
 
-__all__ = [
-    "DEFAULT",
-    "REDACTED",
-    "SHAPE_MARKS",
-    "Redactor",
-    "SecretNames",
-    "Verdict",
-    "holds_mark",
-    "mask_url",
-    "redact",
-    "redact_traceback",
-    "squeeze",
-]
-
 # A name that holds one of these anywhere names a secret.
 _LONG: Final = (
     "password", "passwd", "passphrase", "passcode", "secret", "token",

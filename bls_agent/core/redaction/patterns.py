@@ -13,8 +13,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 from bls_agent.core.redaction import REDACTED, SHAPE_MARKS, Verdict, holds_mark
 
-__all__ = ["is_kept", "redact_text"]
-
 _Judge: TypeAlias = Callable[[str], Verdict]
 
 _KEPT: Final = re.compile(

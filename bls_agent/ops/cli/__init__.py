@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; never raises for a user's mistake.

@@ -31,8 +31,6 @@ from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import Screen, count_columns, wrap
 from bls_agent.ops.texts import Texts, find_language, find_value, load_texts
 
-__all__ = ["COMMANDS", "command", "run_program"]
-
 _Handler: TypeAlias = Callable[..., "Exit | Coroutine[Any, Any, Exit | None] | None"]
 _Row: TypeAlias = tuple[str, str]
 F = TypeVar("F", bound=_Handler)

@@ -28,21 +28,6 @@ from bls_agent.ops.texts import Texts
 if TYPE_CHECKING:
     from bls_agent.console import Console
 
-__all__ = [
-    "Exit",
-    "Failure",
-    "Verdict",
-    "decide",
-    "find_likely",
-    "hint_likely",
-    "likely_names",
-    "misspelt",
-    "normalise",
-    "report_failure",
-    "unknown_project",
-    "unwrap",
-]
-
 # Answers after which nothing can be read or written at all.
 _SHUT_OUT: Final = frozenset({"auth", "tls", "not_redis", "protocol"})
 # Errors with a sentence of the catalogue; the other ones have their own, in English.

@@ -21,22 +21,6 @@ from typer import Argument, Context, Option
 if TYPE_CHECKING:
     from bls_agent.console import Console
 
-__all__ = [
-    "CommandArgument",
-    "JsonOption",
-    "LangOption",
-    "LimitOption",
-    "ProjectArgument",
-    "RedisOption",
-    "TimeoutOption",
-    "WatchOption",
-    "arrange",
-    "complete_command",
-    "complete_project",
-    "offer",
-    "told_commands",
-]
-
 RECORDS: Final = 1_000  # of a log that are searched for commands
 BUILTINS: Final = ("ping", "help", "stats", "set_log_level")
 # Seconds: a shell that waits is worse than one that knows nothing.

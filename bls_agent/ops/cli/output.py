@@ -26,17 +26,6 @@ from bls_agent.project.messages import LogEntry, Status
 if TYPE_CHECKING:
     from bls_agent.console import Console
 
-__all__ = [
-    "Invocation",
-    "Progress",
-    "describe_entry",
-    "now_clock",
-    "rounded",
-    "span",
-    "status_cell",
-    "status_name",
-]
-
 PATIENCE: Final = 1.0  # seconds before anything is shown
 PERIOD: Final = 0.2  # seconds between two drawings
 

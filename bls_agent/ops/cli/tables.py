@@ -22,8 +22,6 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import Cell, visible
 
-__all__ = ["Layout", "Table", "poll", "wants_live"]
-
 T = TypeVar("T")
 S = TypeVar("S")
 _Follow: TypeAlias = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]

@@ -25,8 +25,6 @@ from bls_agent.core.keys import (
 )
 from bls_agent.ops.doctor.rule import Finding, Severity, show
 
-__all__ = ["Access", "Role", "Trial", "check_access", "roles_of", "trials"]
-
 SOURCE: Final = "docs/rights.md"
 INSTANCE: Final = "doctor"  # in the place of an instance's name
 

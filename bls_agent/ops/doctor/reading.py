@@ -16,8 +16,6 @@ from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import KEYS, KeyTemplate, RedisType, encode_key, key_beside
 from bls_agent.ops.doctor.rule import Sample, Values
 
-__all__ = ["Kind", "Look", "is_loose", "kind_of", "project_of"]
-
 WHOLE: Final = 65_536  # bytes of a string that is read to its end
 WEIGHT: Final = 131_072  # bytes of elements that are read of one key
 SOME: Final = 20  # members of a set, requests of a queue, fields of a long hash

@@ -14,8 +14,6 @@ from bls_agent.ops.doctor.rule import Finding, Severity
 from bls_agent.ops.doctor.server import Facts
 from bls_agent.ops.texts import Texts
 
-__all__ = ["Group", "Report", "Words", "show_key", "word"]
-
 LONGEST_KEY: Final = 1_200  # bytes of a key that are shown
 KEPT: Final = 20  # findings of one rule that are kept
 

@@ -20,32 +20,6 @@ from bls_agent.core.codec import JSONObject, cut_text, decode_object, parse_time
 from bls_agent.core.errors import DecodeError
 from bls_agent.core.redaction import redact
 
-__all__ = [
-    "JSON_LIMIT",
-    "Check",
-    "Finding",
-    "Question",
-    "Rule",
-    "Sample",
-    "Severity",
-    "Unanswered",
-    "Values",
-    "bad_field",
-    "bad_items",
-    "bad_objects",
-    "count_bad",
-    "is_no_text",
-    "is_no_time",
-    "is_number",
-    "lacks_zone",
-    "longer_than",
-    "read_object",
-    "seconds_ahead",
-    "show",
-    "shown_if",
-    "text_of",
-]
-
 SHOWN = 80  # bytes of a value that a finding quotes
 ABSENT = "—"
 DIGITS = 20  # of a number of 64 bit

@@ -17,8 +17,6 @@ from bls_agent.core.keys import encode_key
 from bls_agent.ops.doctor.reading import Look
 from bls_agent.ops.doctor.rule import Finding, Question, Severity, Values, show
 
-__all__ = ["SERVER_RULES", "Facts", "Server", "ServerRule", "answered"]
-
 PINGS: Final = 5
 CLIENTS: Final = 10_000  # connections; of more, CLIENT LIST is not asked for
 _AGENT: Final = re.compile(rb" name=bls-agent:(\S*):")  # in CLIENT LIST

@@ -31,8 +31,6 @@ from bls_agent.ops.fleet.project_state import (
     ProjectView,
 )
 
-__all__ = ["Fleet"]
-
 LISTS: Final = 1.0  # seconds between two looks at queues and logs
 SEARCH: Final = 2.0  # seconds from one search for new names to the next
 EMPTY: Final = 1_000  # projects of which nothing is left that are remembered

@@ -15,8 +15,6 @@ from bls_agent.core.codec import parse_timestamp
 from bls_agent.project.log.reading import find_end
 from bls_agent.project.messages import LogEntry
 
-__all__ = ["LogTail", "News", "written_at"]
-
 SEEN: Final = 16  # records that are remembered to find the place again
 OVERLAP: Final = 4  # of them that a window is to show again
 FIRST: Final = 64  # records of the first window

@@ -20,17 +20,6 @@ from bls_agent.core.keys import (
 from bls_agent.ops.fleet.log_tail import LogTail, News, written_at
 from bls_agent.project.messages import Level, LogEntry, Status
 
-__all__ = [
-    "Activity",
-    "Condition",
-    "FleetChange",
-    "Freshness",
-    "Moment",
-    "Presence",
-    "ProjectState",
-    "ProjectView",
-]
-
 DRIFT: Final = 5.0  # seconds by which an age that was given may be wrong
 KEPT: Final = 600.0  # seconds that a project of which nothing is left is remembered
 SHOWN: Final = 4_096  # bytes of a record that is kept whole

@@ -10,8 +10,6 @@ import importlib.util
 
 from bls_agent.core.errors import MissingExtraError
 
-__all__ = ["need_web"]
-
 
 def need_web() -> None:
     """Raise ``MissingExtraError`` unless the extra ``web`` is installed."""

@@ -54,8 +54,6 @@ from bls_agent.runs import RunSummary
 from bls_agent.runs.events import check_id
 from bls_agent.workers import Worker
 
-__all__ = ["api_routes"]
-
 OPENAPI: Final = Path(__file__).with_name("openapi.json")
 SLICE: Final = 25  # projects that are written without letting other tasks run
 ASSETS: Final = 500  # of them

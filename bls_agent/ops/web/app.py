@@ -31,8 +31,6 @@ from bls_agent.ops.web.security import with_headers
 from bls_agent.ops.web.state import WebState
 from bls_agent.ops.web.streams import stream_routes
 
-__all__ = ["ConsoleApp", "create_app"]
-
 
 class ConsoleApp(Starlette):
     """The application; every answer that leaves it carries the security headers."""

@@ -26,17 +26,6 @@ from argon2.exceptions import Argon2Error, InvalidHashError
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import check_name
 
-__all__ = [
-    "Session",
-    "Sessions",
-    "Verifier",
-    "cookie_name",
-    "hash_password",
-    "parse_users",
-    "read_users",
-    "user_line",
-]
-
 SHORTEST: Final = 8  # characters of a new password
 LONGEST: Final = 1_024  # bytes of a password that is checked
 _USERS_FILE: Final = 1_000_000  # bytes

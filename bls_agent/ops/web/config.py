@@ -15,17 +15,6 @@ from bls_agent.core.errors import ConfigurationError
 from bls_agent.ops.texts import LANGUAGES
 from bls_agent.ops.web.security import split_host
 
-__all__ = [
-    "MAKE_USERS",
-    "NEEDS_USERS",
-    "WEBHOOK_SECRET",
-    "Limits",
-    "WebConfig",
-    "WebhookTarget",
-    "is_loopback",
-    "show_host",
-]
-
 WEBHOOK_SECRET: Final = "BLS_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
 KEY_PREFIX: Final = "whsec_"
 LEAST_KEY: Final = 24  # bytes

@@ -25,23 +25,6 @@ from bls_agent.core.codec import JSONObject, JSONValue, decode, encode
 from bls_agent.core.errors import DecodeError
 from bls_agent.project.messages import LogEntry
 
-__all__ = [
-    "HELP",
-    "Entry",
-    "Field",
-    "FieldKind",
-    "Form",
-    "HelpCache",
-    "Manual",
-    "MisfitError",
-    "Submission",
-    "find_manual",
-    "is_same",
-    "read_form",
-    "read_manual",
-    "read_submission",
-]
-
 HELP: Final = "help"
 MOST_ENTRIES: Final = 300
 MOST_MANUALS: Final = 500  # projects whose commands are remembered

@@ -43,8 +43,6 @@ from bls_agent.ops.web.state import (
     web_state,
 )
 
-__all__ = ["SecurityMiddleware", "login_routes", "refuse_request"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -30,35 +30,6 @@ from bls_agent.core.errors import (
 )
 from bls_agent.runs.events import check_run_id
 
-__all__ = [
-    "ANY_ASSET",
-    "ANY_NAME",
-    "ANY_QUEUE",
-    "FIELD",
-    "RETRY_AFTER",
-    "CommandRequest",
-    "FieldError",
-    "convert",
-    "encode_cut",
-    "error_answer",
-    "is_data",
-    "json_answer",
-    "list_answer",
-    "media_type",
-    "project_in_path",
-    "project_in_query",
-    "project_path",
-    "quote_name",
-    "read_command",
-    "read_form",
-    "read_limit",
-    "read_number",
-    "route_path",
-    "run_in_path",
-    "show_name",
-    "status_of",
-]
-
 PROJECTS: Final = "/projects/"
 FIELD: Final = "projectName"
 UNSPEAKABLE: Final = frozenset({"", ".", ".."})  # a browser takes them out of a path

@@ -21,21 +21,6 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Send
 
-__all__ = [
-    "HEADERS",
-    "NOT_JSON",
-    "POLICY",
-    "SAFE_METHODS",
-    "Buckets",
-    "HostRule",
-    "StreamQuota",
-    "group_address",
-    "local_target",
-    "refuse",
-    "split_host",
-    "with_headers",
-]
-
 _HOST: Final = re.compile(
     r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9_](?:[a-z0-9_.-]{0,252}[a-z0-9_])?)"
     r"(?::(?P<port>[0-9]{1,5}))?",

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from bls_agent.ops.web.app import ConsoleApp
 
-__all__ = ["make_room", "make_server", "open_sockets", "serve", "urls_of"]
-
 UNIX: Final = ("unix", 0)  # a peer without an address: a proxy, if there is one, too
 _HEAD: Final = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
 _REFUSAL: Final = (

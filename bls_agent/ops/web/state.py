@@ -38,23 +38,6 @@ from bls_agent.project.messages import CONSOLE_SOURCE, Command, Outcome
 from bls_agent.runs import EventStore
 from bls_agent.workers import WorkerRegistry
 
-__all__ = [
-    "WebState",
-    "ask_help",
-    "check_project",
-    "client_address",
-    "crawl_queue",
-    "existing_project",
-    "forget_project",
-    "is_known",
-    "is_secure",
-    "requester",
-    "requeue_failed",
-    "send_command",
-    "web_state",
-    "withdraw_command",
-]
-
 logger = logging.getLogger(__name__)
 
 LONGEST: Final = 512  # bytes of a project's name

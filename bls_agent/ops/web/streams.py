@@ -25,8 +25,6 @@ from bls_agent.ops.web.state import WebState, existing_project, requester, web_s
 from bls_agent.runs import Followed, Follower, Gap, StreamEvent
 from bls_agent.runs.events import BEGINNING, check_id
 
-__all__ = ["EVENT_SIZE", "count_rows", "stream_routes", "write_followed"]
-
 RETRY: Final = b"retry: 2000\n\n"
 HEARTBEAT = b"event: beat\ndata: {}\n\n"  # a comment would not reach the page
 FIRST_WAIT = 5.0  # seconds for the first look at a list

@@ -18,16 +18,6 @@ from typing import Any, Final, Literal, TypeAlias, Union, cast
 from bls_agent.core.codec import JSONObject, JSONValue, decode, encode_strictly
 from bls_agent.core.errors import ConfigurationError, MissingExtraError
 
-__all__ = [
-    "ANYTHING",
-    "NOTHING",
-    "Check",
-    "Convert",
-    "Misfit",
-    "compile_check",
-    "with_default",
-]
-
 
 class Misfit(Exception):  # noqa: N818 - a signal inside this package
     """A value does not fit; the text says what would."""

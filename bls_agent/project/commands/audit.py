@@ -12,8 +12,6 @@ from bls_agent.core.redaction import DEFAULT, Redactor
 from bls_agent.project.log.log import LogRecord
 from bls_agent.project.messages import Command, Level
 
-__all__ = ["AuditRecord", "local_user"]
-
 
 def local_user() -> str:
     """Return the user and host of this process."""

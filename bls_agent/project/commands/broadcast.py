@@ -27,8 +27,6 @@ from bls_agent.project.messages import Command
 from bls_agent.project.receive.receiver import Message, Say
 from bls_agent.project.status.replicas import read_replicas
 
-__all__ = ["Broadcasts"]
-
 LOOK_EVERY: Final = 1.0  # seconds
 LOOK_ON: Final = 0.01  # seconds, behind a command: a free worker has taken it by then
 LOOK_AGAIN: Final = 30.0  # seconds, where reading is refused

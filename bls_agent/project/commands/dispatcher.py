@@ -23,8 +23,6 @@ from bls_agent.runtime.threads import HandlerThreads
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["BROADCAST_MODE", "Dispatcher"]
-
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up

@@ -32,19 +32,6 @@ from bls_agent.project.commands.arguments import (
 from bls_agent.project.log.log import Log, LogStream
 from bls_agent.project.messages import Level
 
-__all__ = [
-    "UNSET",
-    "CallNext",
-    "CommandContext",
-    "CommandDecorator",
-    "Handler",
-    "Middleware",
-    "Router",
-    "Unset",
-    "add_builtins",
-    "name_of",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CommandContext:

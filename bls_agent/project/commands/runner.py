@@ -31,8 +31,6 @@ from bls_agent.project.receive.receiver import Message
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["CommandRunner", "Deadline"]
-
 logger = logging.getLogger(__name__)
 
 _End: TypeAlias = tuple[OutcomeKind, Any, dict[str, Any]]  # kind, result, error

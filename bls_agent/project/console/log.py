@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
     from bls_agent.project.log.reading import Follower, LogPage, LogPlace
 
-__all__ = ["WINDOW", "LogReader", "pause_after"]
-
 WINDOW: Final = 64  # records a follower reads first; more while these are too few
 MOST: Final = 65_536  # records that are ever read at once
 LONGEST: Final = 16 * 1024 * 1024  # bytes of them, about; lengths are estimated

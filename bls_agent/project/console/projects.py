@@ -36,8 +36,6 @@ from bls_agent.project.messages import Command, Status
 if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
 
-__all__ = ["find_projects", "forget_project", "has_keys", "waiting"]
-
 PAGE: Final = 100  # commands in one read: a command may be long
 GONE: Final = -2  # PTTL of a key that is not there
 REMEDY: Final = "Stop its agent first, or pass force=True."

@@ -16,8 +16,6 @@ from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.log.log import NESTED, Log, describe_error
 from bls_agent.project.messages import Level
 
-__all__ = ["BLSHandler", "HasLog"]
-
 TRACE_LIMIT: Final = 16_000  # characters of a traceback, as in describe_error()
 
 # Shipping these would log, and ship, without end.

@@ -39,17 +39,6 @@ from bls_agent.runtime.batch_writer import BatchWriter
 if TYPE_CHECKING:
     from bls_agent.connection.agent_connections import AgentConnections
 
-__all__ = [
-    "CURRENT_COMMAND",
-    "NESTED",
-    "Log",
-    "LogRecord",
-    "LogSink",
-    "LogStream",
-    "describe_error",
-    "id_prefix",
-]
-
 # The command whose handler runs here; every log record made inside carries its id.
 CURRENT_COMMAND: Final[ContextVar[str]] = ContextVar("bls_agent_command", default="")
 NESTED: Final = 2  # log calls inside a log call (a __repr__ that logs) that are served

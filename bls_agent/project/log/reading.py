@@ -17,16 +17,6 @@ from typing import Final
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.messages import Level, LogEntry
 
-__all__ = [
-    "ALIKE",
-    "Follower",
-    "LogPage",
-    "LogPlace",
-    "cut_page",
-    "find_end",
-    "gap_entry",
-]
-
 ANCHOR: Final = 64  # records remembered to find the place again
 ALIKE: Final = 8  # records in a row by which a place is known
 _FORM: Final = struct.Struct(">IB4s8s")

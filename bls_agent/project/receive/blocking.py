@@ -16,8 +16,6 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import checked_reply
 from bls_agent.project.receive.receiver import Message, Receiver
 
-__all__ = ["BLOCK", "BlockingRead", "BlockingReceiver"]
-
 logger = logging.getLogger(__name__)
 
 BLOCK: Final = 2  # seconds a read is parked at the server; Redis 5 wants an integer

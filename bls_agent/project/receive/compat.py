@@ -16,8 +16,6 @@ from bls_agent.core.keys import checked_reply
 from bls_agent.project.receive.blocking import BlockingReceiver
 from bls_agent.project.receive.receiver import Message, Receiver, Say
 
-__all__ = ["AutoReceiver", "CompatReceiver"]
-
 logger = logging.getLogger(__name__)
 
 POLL: Final = 0.1  # seconds between two polls

@@ -28,17 +28,6 @@ from bls_agent.core.keys import (
 from bls_agent.project.receive.receiver import Message
 from bls_agent.runtime.lease import Lease
 
-__all__ = [
-    "LIMITS",
-    "MAX_DELIVERIES",
-    "HeldCommand",
-    "InFlight",
-    "InFlightLease",
-    "Reclaimer",
-    "ReliableKeys",
-    "Stage",
-]
-
 logger = logging.getLogger(__name__)
 
 MAX_DELIVERIES: Final = 3

@@ -15,8 +15,6 @@ from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import CONTROL, PROJECT_STATUS, shares_slot
 from bls_agent.project.messages import OutcomeKind
 
-__all__ = ["Message", "Receiver", "ReceiverCounts", "Say", "check_cluster_name"]
-
 # Warns operator and host, of the same thing once a minute.
 Say = Callable[[str, dict[str, object]], None]
 

@@ -32,8 +32,6 @@ from bls_agent.project.receive.inflight import (
 )
 from bls_agent.project.receive.receiver import Message, Receiver, ReceiverCounts, Say
 
-__all__ = ["LONGEST_ID", "ReliableReceiver"]
-
 logger = logging.getLogger(__name__)
 
 NOT_OURS: Final = -1  # a script's reply for a list with another owner, or none

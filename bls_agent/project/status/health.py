@@ -37,19 +37,6 @@ from bls_agent.runtime.threads import HandlerThreads, is_coroutine_function
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = [
-    "FAILURES",
-    "INTERVAL",
-    "TIMEOUT",
-    "Check",
-    "HealthCheck",
-    "HealthCheckDecorator",
-    "HealthChecks",
-    "HealthMonitor",
-    "StatusAggregator",
-    "StatusCounts",
-]
-
 logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 10.0  # seconds from the end of one call to the beginning of the next

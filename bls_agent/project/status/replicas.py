@@ -30,8 +30,6 @@ from bls_agent.project.messages import LogEntry, Outcome, Status
 from bls_agent.project.receive.receiver import Say
 from bls_agent.runtime.lease import belongs_to_dead, make_token
 
-__all__ = ["OutcomeCollector", "ReplicaRegistry", "list_living", "read_replicas"]
-
 # Scripts are not allowed or not known, or what the script does is not.
 _REFUSED: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 _WORST_FIRST: Final = tuple(

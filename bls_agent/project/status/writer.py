@@ -26,14 +26,6 @@ from bls_agent.project.status.replicas import ReplicaRegistry
 from bls_agent.runtime.tasks import ThreadSafeEvent
 from bls_agent.runtime.watchdog import StallCounts
 
-__all__ = [
-    "ConflictDetector",
-    "Snapshot",
-    "StallStatusPublisher",
-    "StatusReporter",
-    "StatusWriter",
-]
-
 # SET … GET: before Redis 6.2, or without the right to read the key.
 _UNGUARDED: Final = ("unsupported", "no_permission")
 ERROR_WINDOW: Final = "error window"  # a source of the status

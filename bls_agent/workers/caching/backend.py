@@ -28,8 +28,6 @@ from bls_agent.workers.caching.cached_function import UNKNOWN, CachedFunction, F
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Availability", "CacheBackend", "DistributedLock"]
-
 T = TypeVar("T")
 PROBE: Final = 6.0  # seconds after which a probe without an answer is given up
 CONSEQUENCE: Final = "a function's result is not cached"

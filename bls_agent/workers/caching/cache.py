@@ -33,8 +33,6 @@ from bls_agent.workers.caching.cached_function import (
 from bls_agent.workers.caching.calls import SHARED_LOOP, CacheCalls
 from bls_agent.workers.caching.key import DIGEST_LENGTH, Arguments
 
-__all__ = ["CacheDecorator", "FunctionCache", "cache", "cached"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")

@@ -31,22 +31,6 @@ from bls_agent.core.keys import KEYS, checked_reply
 from bls_agent.core.settings import check_seconds
 from bls_agent.workers.caching.key import Arguments, MisfitError, qualified_name
 
-__all__ = [
-    "FUNC_CACHE",
-    "MISSING",
-    "UNKNOWN",
-    "BrokenEntryError",
-    "CacheStats",
-    "CachedFunction",
-    "Counts",
-    "Found",
-    "Outcome",
-    "Policy",
-    "check_function",
-    "decode_entry",
-    "name_of",
-]
-
 logger = logging.getLogger(__name__)
 
 FUNC_CACHE: Final = KEYS["func_cache"]

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-__all__ = ["SHARED_LOOP", "CacheCalls"]
-
 
 class _SharedLoop:
     """A thread with an event loop, started when first needed."""

@@ -28,15 +28,6 @@ from zoneinfo import ZoneInfo
 from bls_agent.core.codec import JSONValue, encode_sorted
 from bls_agent.core.errors import ConfigurationError
 
-__all__ = [
-    "DIGEST_LENGTH",
-    "Arguments",
-    "MisfitError",
-    "NoCanonicalFormError",
-    "canonical_form",
-    "qualified_name",
-]
-
 DIGEST_LENGTH: Final = 64  # hexadecimal digits of SHA-256
 MAX_DEPTH: Final = 64  # levels; each is up to three of JSON, which orjson takes 254 of
 _INT64: Final = (-(2**63), 2**63 - 1)

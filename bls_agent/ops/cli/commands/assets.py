@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from bls_agent.assets import AssetManifest, Source, SyncReport
     from bls_agent.assets.sync import SyncStep
 
-__all__ = [
-    "diff",
-    "get",
-    "list_assets",
-    "schema",
-    "shown_step",
-    "sync",
-    "validate",
-    "watch",
-]
-
 TOKENS: Final = ("BLS_GITHUB_TOKEN", "GITHUB_TOKEN")
 GITHUB: Final = "github:"
 BAR: Final = 20  # columns

@@ -21,8 +21,6 @@ from bls_agent.ops.web import need_web
 if TYPE_CHECKING:
     from bls_agent.ops.web.config import WebConfig
 
-__all__ = ["console", "password"]
-
 AGAIN: Final = 10.0  # seconds until asyncio may log the same again
 LONGEST_LINE: Final = 2_000  # characters of a password that comes through a pipe
 

@@ -34,8 +34,6 @@ from bls_agent.ops.cli.output import Invocation, span
 from bls_agent.ops.cli.tables import Layout, Table
 from bls_agent.ops.terminal import Cell
 
-__all__ = ["cleanup", "failed", "requeue", "stats"]
-
 COUNTS: Final = ("waiting", "delayed", "in_flight", "failed", "pushed", "acknowledged")
 QUEUES: Final = Layout("crawl", dict.fromkeys(("project", "spider", *COUNTS), 0))
 FAILED: Final = Layout(

@@ -16,8 +16,6 @@ from bls_agent.ops.doctor.rule import Severity
 from bls_agent.ops.terminal import Cell, Screen, visible, wrap
 from bls_agent.ops.texts import Texts, load_texts
 
-__all__ = ["doctor"]
-
 INDENT: Final = "    "
 STYLES: Final = {
     Severity.ERROR: "bold red",

@@ -25,8 +25,6 @@ from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, normalise
 from bls_agent.ops.cli.output import Invocation
 
-__all__ = ["acl", "explain", "find_nearest", "key_bytes", "keys"]
-
 NEAREST: Final = 3  # rows that are named for a key that is none
 LIKENESS: Final = 0.3
 TWIN: Final = "gbk"  # an encoding in which clients on Chinese systems write by mistake

@@ -36,8 +36,6 @@ from bls_agent.ops.terminal import (
 )
 from bls_agent.project.messages import Level, LogEntry
 
-__all__ = ["Filter", "for_people", "for_pipe", "logs"]
-
 LINES: Final = 200  # records that are shown by default
 MOST: Final = 100_000  # with --since, which bounds them by time
 SPAN: Final = re.compile(

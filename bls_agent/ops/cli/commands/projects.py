@@ -34,21 +34,6 @@ from bls_agent.ops.terminal import Cell
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import Status
 
-__all__ = [
-    "TOP",
-    "arrange",
-    "describe_view",
-    "exists",
-    "forget",
-    "freshness",
-    "is_healthy",
-    "project_cells",
-    "projects",
-    "status",
-    "summary",
-    "top",
-]
-
 INTERVAL: Final = 0.5  # seconds between two looks at one project
 WELL: Final = frozenset({Status.ONLINE, Status.OFFLINE})
 ALARMS: Final = (Condition.FAULT, Condition.ERROR)

@@ -23,8 +23,6 @@ from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, misspelt
 from bls_agent.ops.cli.output import Invocation
 
-__all__ = ["Target", "demo", "parse_target", "run"]
-
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CODES: Final = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
 PACKAGE: Final = str(Path(bls_agent.__file__).parent)

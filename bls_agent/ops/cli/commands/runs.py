@@ -31,18 +31,6 @@ from bls_agent.runs import (
 )
 from bls_agent.runs.events import find_id
 
-__all__ = [
-    "RUNS",
-    "count_runs",
-    "follow",
-    "for_people",
-    "for_pipe",
-    "is_well",
-    "list_runs",
-    "run_cells",
-    "text_of",
-]
-
 LOOK: Final = 1.0  # seconds between two looks whether Redis still answers
 PLACES: Final = {"start": "0-0", "now": "$"}
 RUNS: Final = Layout(

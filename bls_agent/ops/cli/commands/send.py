@@ -42,16 +42,6 @@ from bls_agent.ops.cli.tables import Layout, Table
 from bls_agent.ops.terminal import json_text
 from bls_agent.project.messages import Command, Outcome, Status
 
-__all__ = [
-    "call",
-    "commands",
-    "queue",
-    "send",
-    "signature",
-    "wait",
-    "withdraw",
-]
-
 SOURCE: Final = "bls-agent cli"  # the `source` of a command
 DEEPEST: Final = 4  # levels of a schema that are shown
 LONGEST_FILE: Final = 64 * 1024 * 1024

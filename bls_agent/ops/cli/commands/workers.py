@@ -23,17 +23,6 @@ from bls_agent.ops.texts import Texts
 from bls_agent.workers import Worker, WorkerRegistry, WorkerStatus
 from bls_agent.workers.worker import HEARTBEATS
 
-__all__ = [
-    "WORKERS",
-    "arrange_workers",
-    "count_workers",
-    "describe_worker",
-    "find_kinds",
-    "is_well",
-    "worker_cells",
-    "workers",
-]
-
 WORKERS: Final = Layout(
     "workers",
     {

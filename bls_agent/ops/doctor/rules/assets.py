@@ -24,8 +24,6 @@ from bls_agent.ops.doctor.rule import (
     text_of,
 )
 
-__all__ = ["RULES"]
-
 CATEGORIES: Final = frozenset({b"tool", b"prompt", b"skill"})
 SYNC_STATES: Final = frozenset({b"idle", b"syncing", b"failed"})
 REQUIRED: Final = (b"id", b"version", b"category", b"name")

@@ -24,8 +24,6 @@ from bls_agent.ops.doctor.rule import (
     text_of,
 )
 
-__all__ = ["RULES"]
-
 ASKED: Final = 20  # members whose other side is checked
 OVERDUE: Final = 300.0  # seconds; a worker that takes requests brings them back sooner
 COUNTER_DIGITS: Final = 18

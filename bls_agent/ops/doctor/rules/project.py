@@ -41,8 +41,6 @@ from bls_agent.ops.doctor.rule import (
 )
 from bls_agent.project.messages import Level, LogEntry, Status
 
-__all__ = ["RULES", "find_meant", "name_fault", "quote_name", "tidy_name"]
-
 LAPSING: Final = 2.0  # seconds before a status vanishes
 SIZE_LIMIT: Final = 65_536  # bytes of one message
 CAP: Final = 50_000  # records; agents of this package keep 10,000

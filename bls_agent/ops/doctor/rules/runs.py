@@ -26,8 +26,6 @@ from bls_agent.ops.doctor.rule import (
 from bls_agent.runs.events import StreamEvent, find_id
 from bls_agent.runs.reading import RunKeys, run_id_of
 
-__all__ = ["RULES"]
-
 _Event: TypeAlias = Mapping[bytes, bytes]
 
 FIELDS: Final = (b"timestamp", b"sequence", b"event_category", b"event_action", b"data")

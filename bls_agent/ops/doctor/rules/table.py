@@ -14,15 +14,6 @@ from bls_agent.ops.doctor.rules.project import RULES as PROJECT
 from bls_agent.ops.doctor.rules.runs import RULES as RUNS
 from bls_agent.ops.doctor.rules.workers import RULES as WORKERS
 
-__all__ = [
-    "FAR",
-    "GENERIC_RULES",
-    "KEY_RULES",
-    "RULES_OF",
-    "TTL_ADVISED",
-    "TTL_OPEN",
-]
-
 FAR: Final = 10  # times the row's TTL
 
 # The contract advises a TTL, or sets it late: rules of their own look closer.

@@ -28,8 +28,6 @@ from bls_agent.workers.progress import read_days
 from bls_agent.workers.tasks import WHOLE, Task
 from bls_agent.workers.worker import STALE
 
-__all__ = ["RULES"]
-
 APART: Final = 120.0  # seconds between a heartbeat's time and the server's
 CACHED: Final = ("result", "timestamp", "func_name")
 STATES: Final = tuple(WorkerStatus)

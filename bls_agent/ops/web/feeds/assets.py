@@ -16,16 +16,6 @@ from bls_agent.ops.terminal import visible, visible_lines
 from bls_agent.ops.web.feeds.watch import SharedWatch, clock, pause_after, shorten
 from bls_agent.ops.web.requests import convert, quote_name
 
-__all__ = [
-    "COLUMNS",
-    "STATES",
-    "SYNC_STATES",
-    "AssetFeed",
-    "make_asset_card",
-    "make_asset_sheet",
-    "make_sync_sheet",
-]
-
 # What an entry of the index is → its colour; what cannot be read comes first.
 STATES: Final[Mapping[str, str]] = MappingProxyType(
     {"broken": "odd", **{category: category for category in CATEGORIES}}

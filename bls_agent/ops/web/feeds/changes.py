@@ -34,8 +34,6 @@ from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.watch import clock
 from bls_agent.ops.web.requests import project_path, show_name
 
-__all__ = ["Journal", "StatusChange", "Webhook"]
-
 KEPT: Final = 1_000  # changes
 TICK: Final = 1.0  # seconds between two looks while nothing happens
 GONE_FOR: Final = 5.0  # seconds for which a status is missing before that is a change

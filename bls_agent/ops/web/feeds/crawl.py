@@ -21,17 +21,6 @@ from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import SharedWatch, pause_after, shorten
 from bls_agent.ops.web.requests import convert, quote_name
 
-__all__ = [
-    "FIGURES",
-    "STATES",
-    "TOTALS",
-    "CrawlFeed",
-    "SeenQueue",
-    "make_failure",
-    "make_queue_card",
-    "rates_between",
-]
-
 # What a queue may be, the worst first → the colour and shape of a status like it.
 STATES: Final[Mapping[str, str]] = MappingProxyType(
     {"broken": "odd", "waiting": "stale", "working": "going", "empty": "offline"}

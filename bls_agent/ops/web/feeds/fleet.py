@@ -13,8 +13,6 @@ from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
 from bls_agent.ops.web.requests import project_path
 
-__all__ = ["KINDS", "FleetFeed", "make_card"]
-
 LONGEST_STATUS: Final = 40  # characters of what stands where a status should
 
 KINDS: Final = tuple(condition.value for condition in Condition)

@@ -18,8 +18,6 @@ from bls_agent.ops.web.requests import convert, encode_cut
 from bls_agent.project.log.reading import ALIKE, LogPage, find_end
 from bls_agent.project.messages import LogEntry
 
-__all__ = ["LogFeed", "LogFeeds", "encode_record", "encode_records"]
-
 # Bytes: any record of ours and "valid"; foreign ones may be longer.
 LONGEST: Final = 65_600
 FIRST: Final = 64  # records that a reader begins with

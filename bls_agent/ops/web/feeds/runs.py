@@ -16,15 +16,6 @@ from bls_agent.ops.web.requests import convert, encode_cut
 from bls_agent.runs import EventPage, EventStore, RunState, RunSummary, StreamEvent
 from bls_agent.runs.reading import PageSize
 
-__all__ = [
-    "STATES",
-    "RunFeed",
-    "encode_event",
-    "make_run_card",
-    "read_pages",
-    "write_page",
-]
-
 # How a run may stand → the colour and shape of a status like it.
 STATES: Final[Mapping[str, str]] = MappingProxyType(
     {

@@ -32,17 +32,6 @@ if TYPE_CHECKING:
     from bls_agent.connection.access import Store
     from bls_agent.ops.fleet import Fleet
 
-__all__ = [
-    "Item",
-    "Ring",
-    "Shared",
-    "SharedWatch",
-    "clock",
-    "later",
-    "pause_after",
-    "shorten",
-]
-
 GRACE: Final = 30.0  # seconds for which a watch outlives its last follower
 SAME_MOMENT: Final = 0.5  # seconds for which ages may stand still
 AGAIN: Final = 2.0  # seconds after a watch that broke

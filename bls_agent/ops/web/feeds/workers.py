@@ -14,8 +14,6 @@ from bls_agent.ops.web.requests import quote_name
 from bls_agent.workers import Worker, WorkerChange, WorkerRegistry
 from bls_agent.workers.worker import HEARTBEATS, WorkerDiff
 
-__all__ = ["GROUPS", "STATES", "WorkerFeed", "make_worker_card"]
-
 GROUPS: Final = tuple(HEARTBEATS)
 
 # What a worker may be, the worst first → the colour and shape of a status like it.

@@ -19,8 +19,6 @@ from bls_agent.ops.web.requests import ANY_ASSET, ANY_QUEUE, quote_name, run_in_
 from bls_agent.ops.web.state import crawl_queue, requeue_failed, web_state
 from bls_agent.runs import EventCategory, RunState, RunSummary
 
-__all__ = ["listing_routes"]
-
 FAILED: Final = 100  # entries of the failed list that are shown
 _KINDS: Final = {kind: kind for kind in fleet.KINDS}
 

@@ -61,8 +61,6 @@ from bls_agent.ops.web.state import (
 )
 from bls_agent.project.messages import Command, Status
 
-__all__ = ["project_routes"]
-
 LOOKED_AT: Final = 300  # records in which an answer to help may stand
 HELP_TIMEOUT: Final = 3.0
 WAITING: Final = 20  # commands of a queue that are shown

@@ -27,20 +27,6 @@ from bls_agent.ops.web.requests import error_answer, is_data
 if TYPE_CHECKING:
     from bls_agent.ops.web.state import WebState
 
-__all__ = [
-    "LANGUAGE_TAGS",
-    "STATIC",
-    "CachedFiles",
-    "choose_page_language",
-    "error_page",
-    "in_other_language",
-    "refuse_with",
-    "render",
-    "render_if_new",
-    "say_age",
-    "texts_of",
-]
-
 LANGUAGE_TAGS: Final = {"zh": "zh-CN", "en": "en"}
 MOST_RANGES: Final = 20  # of an Accept-Language header that are read
 MOST_FIELDS: Final = 50
