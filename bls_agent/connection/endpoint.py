@@ -52,8 +52,8 @@ def make_reader(parse_error: Callable[[str], Exception], nothing: object) -> Any
 class RawConnection(Protocol):
     """The part of redis-py's connection that we use: see ``transport.py``."""
 
-    async def connect(self) -> None: ...  # noqa: D102
-    async def disconnect(self, nowait: bool = False) -> None: ...  # noqa: D102, FBT001, FBT002
+    async def connect(self) -> None: ...
+    async def disconnect(self, nowait: bool = False) -> None: ...  # noqa: FBT001, FBT002
 
 
 # The options of a URL or a borrowed client that are used; we decide all else.

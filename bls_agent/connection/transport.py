@@ -78,12 +78,12 @@ class Owner(Protocol):
     """What a channel needs of the connection that it belongs to."""
 
     @property
-    def address(self) -> str: ...  # noqa: D102
+    def address(self) -> str: ...
 
     @property
-    def route(self) -> Route: ...  # noqa: D102
+    def route(self) -> Route: ...
 
-    def note_lost(self, channel: Channel) -> None: ...  # noqa: D102
+    def note_lost(self, channel: Channel) -> None: ...
 
 
 class Batch:
