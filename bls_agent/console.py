@@ -498,7 +498,7 @@ class Console(Store):
     async def follow_logs(
         self, project: str, *, last: int = 0, interval: float = 0.25
     ) -> AsyncIterator[LogEntry]:
-        """Give records as they are written, until the iteration is left or cancelled.
+        """Yield records as they are written, until the iteration is left or cancelled.
 
         Records that carry an id (``metadata.agent``) come once each, across trimming
         and reconnects, others at best effort; an entry with ``is_gap`` stands for

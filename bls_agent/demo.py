@@ -180,7 +180,7 @@ class Stage:
         await self.until(status.value, lambda: self.status is status)
 
     def records_of(self, command: Command) -> list[LogEntry]:
-        """Give the records that a command's handler has written."""
+        """Return the records that a command's handler has written."""
         return [
             entry
             for entry in self.entries

@@ -337,7 +337,7 @@ class _Watchdog:
 
 @contextmanager
 def serve_or_use(environ: Mapping[str, str]) -> Generator[str]:
-    """Give the URL of ``BLS_REDIS_URL``, or of a server that lives with the context."""
+    """Return the URL of ``BLS_REDIS_URL``, or of a server that lives with the context."""
     if url := environ.get("BLS_REDIS_URL"):
         yield url
         return

@@ -132,7 +132,7 @@ class SyncConsole:
     def follow_logs(
         self, project: str, *, last: int = 0, interval: float = 0.25
     ) -> Generator[LogEntry, None, None]:
-        """Give records as they are written, until the iteration or this is closed.
+        """Yield records as they are written, until the iteration or this is closed.
 
         As :meth:`Console.follow_logs`, but records are read when the caller asks for
         the next one, and may be trimmed between two reads.

@@ -112,7 +112,7 @@ class GitSource:
     async def fetch(
         self, head: Head, files: Sequence[SourceFile]
     ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
-        """Give the contents that came with the list; they are kept no longer."""
+        """Yield the contents that came with the list; they are kept no longer."""
         (listed, contents), self._read = self._read, (Head(""), {})
         for file in files:
             found = contents.get(file.path) if listed == head else None

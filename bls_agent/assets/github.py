@@ -127,7 +127,7 @@ class _Answer:
 
     @property
     def retry_after(self) -> float | None:
-        """Give the seconds for which a limit holds, by the server's clock."""
+        """Return the seconds for which a limit holds, by the server's clock."""
         said = self.headers.get("retry-after")
         if said is not None:
             return float(said) if _SECONDS.fullmatch(said) else self._until(said)
@@ -261,7 +261,7 @@ class GitHubSource:
     async def fetch(
         self, head: Head, files: Sequence[SourceFile]
     ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
-        """Give contents, each compared with its SHA.
+        """Yield contents, each compared with its SHA.
 
         Once three files in a row have failed, or a rate limit does not end in time, the
         others come with the same error and are not asked for.
@@ -494,7 +494,7 @@ def _as_it_is(answer: _Answer) -> _Answer:
 
 
 def _read_commit(answer: _Answer) -> tuple[str, str] | None:
-    """Give ETag and commit, or nothing if the branch has not moved."""
+    """Return ETag and commit, or nothing if the branch has not moved."""
     if answer.status == NOT_MODIFIED:
         return None
     return answer.headers.get("etag", ""), _check_sha(answer.body.decode().strip())

@@ -74,12 +74,12 @@ LOOK: Final = 5.0  # seconds until a change that is not in the feed is seen
 
 
 def metadata_key(asset_id: str) -> str:
-    """Give the key of an asset's hash."""
+    """Return the key of an asset's hash."""
     return KEYS["asset_metadata"].locate(id=asset_id)
 
 
 def category_key(category: str) -> str:
-    """Give the key of a category's set."""
+    """Return the key of a category's set."""
     return KEYS["asset_category"].locate(category=category)
 
 
@@ -116,7 +116,7 @@ class AssetLibrary(Store):
         return self._access.pool
 
     async def get(self, asset_id: str) -> Asset | None:
-        """Give one asset; ``None`` if there is none, or none that can be read.
+        """Return one asset; ``None`` if there is none, or none that can be read.
 
         Raises:
             ConfigurationError: No asset can have this id.
@@ -152,7 +152,7 @@ class AssetLibrary(Store):
             return checked_reply(error, key)
 
     async def list(self, category: str | None = None) -> _Summaries:
-        """Give the summaries of all assets, or of one category, sorted by id.
+        """Return the summaries of all assets, or of one category, sorted by id.
 
         One request, whatever the number of assets.
 
@@ -169,7 +169,7 @@ class AssetLibrary(Store):
         return [one for one in found if category in (None, one.category)]
 
     async def read_index(self) -> tuple[_Summaries, dict[str, DecodeError]]:
-        """Give the whole index, sorted by id, and id → fault of the entries left out.
+        """Return the whole index, sorted by id, and id → fault of the entries left out.
 
         One request; raises as :meth:`list`.
         """
@@ -285,7 +285,7 @@ class AssetLibrary(Store):
                 raise reply
 
     async def sync_state(self) -> SyncState:
-        """Give the state of the synchronisation, and what the last one did.
+        """Return the state of the synchronisation, and what the last one did.
 
         Raises:
             WrongTypeError: ``asset:sync:state`` is no hash.
@@ -311,7 +311,7 @@ class AssetLibrary(Store):
             return None
 
     async def changes(self, n: int = 10) -> _Ids:
-        """Give the ids of the last changes, newest last; an id may be there repeatedly.
+        """Return the ids of the last changes, newest last; an id may be there repeatedly.
 
         Raises:
             ConfigurationError: ``n`` is not between 1 and 1,000.
@@ -322,7 +322,7 @@ class AssetLibrary(Store):
         return [read_text(one) for one in await self._read(CHANGED, "LRANGE", -n, -1)]
 
     async def watch(self) -> AsyncGenerator[str]:
-        """Give the ids of assets as they are created, updated or deleted.
+        """Yield the ids of assets as they are created, updated or deleted.
 
         Begins with the first change after the iteration has begun, and resumes after an
         outage where it stopped. A change is given at least once: at once if it was made
@@ -381,7 +381,7 @@ class _Watching:
         return found
 
     async def _unannounced(self) -> list[bytes]:
-        """Give what the list has got since the last look and the feed has not."""
+        """Return what the list has got since the last look and the feed has not."""
         before, (self._tail, _) = self._tail, await self._look()
         kept = min(len(before), len(self._tail))
         while kept and before[len(before) - kept :] != self._tail[:kept]:

@@ -287,7 +287,7 @@ _PARTS: Final[Mapping[str, type[BaseModel]]] = {
 
 
 def metadata_fields(manifest: AssetManifest, path: str, sha: str) -> dict[str, bytes]:
-    """Give the fields of ``asset:metadata:{id}``, without its two times.
+    """Return the fields of ``asset:metadata:{id}``, without its two times.
 
     Optional fields that are empty are left out. JSON has the fields in the document's
     order, other fields behind, no blanks, and text as it is. ConfigurationError if a
@@ -308,7 +308,7 @@ def metadata_fields(manifest: AssetManifest, path: str, sha: str) -> dict[str, b
 
 
 def index_entry(manifest: AssetManifest) -> bytes:
-    """Give the value of ``asset:index``: five fields, the description cut at 100."""
+    """Return the value of ``asset:index``: five fields, the description cut at 100."""
     summary = {
         "id": manifest.id,
         "name": manifest.name,
@@ -320,7 +320,7 @@ def index_entry(manifest: AssetManifest) -> bytes:
 
 
 def manifest_schema() -> JSONObject:
-    """Give the JSON Schema of a manifest, by which editors complete and check it."""
+    """Return the JSON Schema of a manifest, by which editors complete and check it."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": dialect, **AssetManifest.model_json_schema()}
 
@@ -367,7 +367,7 @@ def _translate(
 
 
 def _explain(error: ErrorDetails) -> tuple[str, str]:
-    """Give the rule that was broken, and the remedy."""
+    """Return the rule that was broken, and the remedy."""
     names = [part for part in error["loc"] if isinstance(part, str)]
     owner = next(
         (_PARTS[n] for n in reversed(names[:-1]) if n in _PARTS), AssetManifest

@@ -73,7 +73,7 @@ def _is_main(path: str) -> bool:
 
 
 def _folders(path: str) -> list[str]:
-    """Give all folders in which a file lies; the root is ``""``."""
+    """Return all folders in which a file lies; the root is ``""``."""
     parts = path.split("/")[:-1]
     return ["/".join(parts[:n]) for n in range(len(parts) + 1)]
 
@@ -95,7 +95,7 @@ def files_to_read(
 
 
 def _paths_by_content(known: Iterable[KnownAsset]) -> dict[tuple[str, str], str]:
-    """Give the ids of sound assets by path and SHA, where these name only one."""
+    """Return the ids of sound assets by path and SHA, where these name only one."""
     found: dict[tuple[str, str], str] = {}
     twice: set[tuple[str, str]] = set()
     for one in known:
@@ -164,7 +164,7 @@ def make_plan(
 
 
 def sum_up(faults: Sequence[ManifestFault]) -> str:
-    """Say in one line how many files are broken, and the first fault; or ``""``."""
+    """Return in one line how many files are broken, and the first fault; or ``""``."""
     if not faults:
         return ""
     files = len({fault.path for fault in faults})

@@ -192,7 +192,7 @@ class AssetWrite(NamedTuple):
         return 500 + len(self.summary) + sum(map(len, self.fields.values()))
 
     def arguments(self, token: str) -> list[Argument]:
-        """Give the script's arguments."""
+        """Return the script's arguments."""
         words: list[Argument] = [token, self.id, self.summary, KEPT]
         if self.summary:
             for name, value in (

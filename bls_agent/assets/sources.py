@@ -85,7 +85,7 @@ class Source(Protocol):
     def fetch(
         self, head: Head, files: Sequence[SourceFile]
     ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
-        """Give the contents of some files of this very commit, in any order.
+        """Return the contents of some files of this very commit, in any order.
 
         A file that cannot be read comes with its error; the others go on. The caller
         compares each content with :attr:`SourceFile.sha`.
@@ -98,7 +98,7 @@ class Source(Protocol):
 
 
 def blob_sha(content: bytes, *, like: str = "") -> str:
-    """Give the SHA of a file as Git computes it; like a SHA of 64 digits by SHA-256."""
+    """Return the SHA of a file as Git computes it; like a SHA of 64 digits by SHA-256."""
     kind = hashlib.sha256 if len(like) > SHA1 else hashlib.sha1
     digest = kind(b"blob %d\0" % len(content), usedforsecurity=False)
     digest.update(content)
@@ -143,7 +143,7 @@ class DirectorySource:
         return self._seen[0]
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
-        """Give the files of the last :meth:`head`; SourceError for an earlier one."""
+        """Return the files of the last :meth:`head`; SourceError for an earlier one."""
         if head != self._seen[0]:
             raise SourceError(self.name, "the folder was read again since")
         return self._seen[1]
@@ -206,7 +206,7 @@ class DirectorySource:
 
 
 def is_manifest_path(path: str) -> bool:
-    """Tell whether a file may be a manifest: YAML, and no part of its path hidden."""
+    """Return whether a file may be a manifest: YAML, and no part of its path hidden."""
     hidden = any(part.startswith(".") and part.strip(".") for part in path.split("/"))
     return path.lower().endswith((".yaml", ".yml")) and not hidden
 
@@ -220,7 +220,7 @@ def check_branch(branch: str) -> str:
 
 
 def check_base_path(path: str) -> str:
-    """Give the path of a folder without slashes around it, or refuse it."""
+    """Return the path of a folder without slashes around it, or refuse it."""
     bare = path.strip("/")
     if bare and (UNFIT_PARTS & set(bare.split("/")) or "\\" in bare):
         rule = "it is a folder below the root, written with '/'"
@@ -229,7 +229,7 @@ def check_base_path(path: str) -> str:
 
 
 def _read_head(root: Path) -> str:
-    """Give the commit of a checkout, ``""`` if there is none."""
+    """Return the commit of a checkout, ``""`` if there is none."""
     place = root / ".git"
     if place.is_file():  # a worktree, or a submodule
         place = root / place.read_text("utf-8").partition("gitdir: ")[2].strip()

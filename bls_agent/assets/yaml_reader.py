@@ -172,7 +172,7 @@ def _line(node: Any) -> int:
 
 
 def _scalar(node: Any) -> str | int | float | bool | None:
-    """Give the value of a scalar as the core schema has it."""
+    """Return the value of a scalar as the core schema has it."""
     text: str = node.value
     if UNFIT.search(text):
         _reject("texts hold no control characters but tabs and line ends", at=node)

@@ -58,7 +58,7 @@ class LoopLocal(Generic[T]):
         self._by_loop = WeakKeyDictionary()
 
     def get(self, make: Callable[[], T]) -> T:
-        """Give what belongs to the running event loop; made if there is nothing."""
+        """Return what belongs to the running event loop; made if there is nothing."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         loop = asyncio.get_running_loop()
@@ -79,13 +79,13 @@ class LoopLocal(Generic[T]):
         return made
 
     def find(self) -> T | None:
-        """Give what belongs to the running event loop, if anything does."""
+        """Return what belongs to the running event loop, if anything does."""
         import asyncio  # noqa: PLC0415 - as above
 
         return self._by_loop.get(asyncio.get_running_loop())
 
     def pop(self) -> T | None:
-        """Give what belongs to the running event loop, and keep it no longer."""
+        """Return what belongs to the running event loop, and keep it no longer."""
         import asyncio  # noqa: PLC0415 - as above
 
         with self._lock, suppress(RuntimeError):  # in a forked child no loop runs
@@ -93,7 +93,7 @@ class LoopLocal(Generic[T]):
         return None
 
     def values(self) -> list[T]:
-        """Give what belongs to any event loop."""
+        """Return what belongs to any event loop."""
         with self._lock:
             return list(self._by_loop.values())
 

@@ -88,7 +88,7 @@ class AgentConnections:
 
     @asynccontextmanager
     async def beside(self, server: Endpoint | None) -> AsyncGenerator[Connection]:
-        """Give an urgent connection to this very server, or open one for the block.
+        """Return an urgent connection to this very server, or open one for the block.
 
         That fails at once, not at the pace of the gate. ``None``: the control list's.
         """

@@ -155,7 +155,7 @@ class Connection:
         return self.server.address if self.server else self.route.address
 
     def is_at(self, server: Endpoint) -> bool:
-        """Tell whether the connection is open and leads to this very server."""
+        """Return whether the connection is open and leads to this very server."""
         here = self.server
         return here is not None and here.address == server.address and self.connected
 
@@ -251,7 +251,7 @@ class Connection:
         return await self.call_many(requests)
 
     async def _prepare(self) -> Channel:
-        """Give the open connection when large requests before this one have left."""
+        """Return the open connection when large requests before this one have left."""
         while True:
             channel = await self._opened()
             if channel.error is not None:  # it ended before this caller's turn came
@@ -345,7 +345,7 @@ class Connection:
         await self._opened()
 
     async def drop(self) -> None:
-        """Give the connection up, also one being made; its id counts as lost."""
+        """Drop the connection, also one that is being opened; its id counts as lost."""
         channel = self._let_go()
         if channel is not None and channel.error is None:
             channel.fail(ConnectionError("the connection was given up"))

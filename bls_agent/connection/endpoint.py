@@ -34,7 +34,7 @@ CONNECT_TIMEOUT: Final = 5.0
 
 
 def packer() -> Callable[[tuple[Argument, ...]], bytes]:
-    """Give the function that writes one request; half of redis-py's time."""
+    """Return the function that writes one request; half of redis-py's time."""
     hiredis: Any = import_module("hiredis")  # not at import: 3 ms
     return cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)
 
@@ -160,7 +160,7 @@ def _parse(url: str, shown: str) -> dict[str, Any]:
 
 
 def _wrong_part(url: str, said: str) -> str:
-    """Say which part of a URL is wrong, unquoted: it may be part of a password."""
+    """Return which part of a URL is wrong, unquoted, because it may be part of a password."""
     place, _, rest = url.partition("://")[2].partition("?")
     _, *after = re.split(r"[/#]", place, maxsplit=1)
     if any("@" in part for part in (*after, rest)):

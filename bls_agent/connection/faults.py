@@ -134,7 +134,7 @@ def translate(
 
 
 def _advise(reason: str, address: str) -> str:
-    """Say what probably listens instead of Redis, and what to write in the URL."""
+    """Return what probably listens instead of Redis, and what to write in the URL."""
     if address.startswith("rediss") and reason == "TimeoutError":
         return "; a port without TLS keeps silent like that: is it redis://?"
     for sign, advice in _SIGNS.items():
@@ -157,7 +157,7 @@ _SIGNS: Final = {
 
 
 def port_was_closed(error: BaseException | None) -> bool:
-    """Tell whether the port was closed: a later listener is another process."""
+    """Return whether the port was closed: a later listener is another process."""
     for _ in range(CHAIN):
         if error is None:
             break
@@ -170,10 +170,10 @@ def port_was_closed(error: BaseException | None) -> bool:
 
 
 def redirects(reply: Reply) -> bool:
-    """Tell whether a reply names another node; its request was not executed."""
+    """Return whether a reply names another node; its request was not executed."""
     return isinstance(reply, RedisUnavailableError) and reply.kind in ("moved", "ask")
 
 
 def ends_connection(reply: Reply) -> bool:
-    """Tell whether the connection must not be used after this error reply."""
+    """Return whether the connection must not be used after this error reply."""
     return isinstance(reply, RedisUnavailableError) and reply.kind in _ENDING

@@ -59,7 +59,7 @@ class ConnectionPool:
 
     @asynccontextmanager
     async def to(self, key: str) -> AsyncGenerator[Connection]:
-        """Give the connection to the server of a key, as long as the block lasts."""
+        """Return the connection to the server of a key, as long as the block lasts."""
         slot, connection = self.slot_of(key), self.pick(key)
         self._users[slot] += 1
         try:
@@ -84,7 +84,7 @@ class ConnectionPool:
             await connection.drop()
 
     def pick(self, key: str = "") -> Connection:
-        """Give the connection to a key's server; on a cluster it may soon be closed."""
+        """Return the connection to a key's server; on a cluster it may soon be closed."""
         slot = self.slot_of(key)
         connection = self._connections.pop(slot, None)
         if connection is None:
@@ -101,7 +101,7 @@ class ConnectionPool:
         return Connection(route, name, timeout=self._timeout)
 
     def slot_of(self, key: str) -> int:
-        """Give the slot of a key, 0 without a cluster: a request stays in one slot."""
+        """Return the slot of a key, 0 without a cluster: a request stays in one slot."""
         return slot_of(key) if self._routes.cluster else 0
 
     async def _close_surplus(self) -> None:
@@ -140,7 +140,7 @@ class ConnectionPool:
         return sum(connection.generation for connection in connections)
 
     async def masters(self) -> AsyncGenerator[Connection]:
-        """Give a connection to each server that holds keys, open until the next."""
+        """Yield a connection to each server that holds keys, open until the next."""
         cluster = self._routes.cluster
         if cluster is None:
             async with self.to("") as connection:
@@ -194,7 +194,7 @@ class ConnectionPool:
         return replies, failure
 
     def _node(self, cluster: ClusterMap, node: Node) -> Connection:
-        """Give the connection to a node, which stays open until the pool is closed."""
+        """Return the connection to a node, which stays open until the pool is closed."""
         connection = self._nodes.get(node)
         if connection is None:
             route = Route(cluster.node(*node), of_cluster=True)
@@ -239,7 +239,7 @@ async def _in_portions(
 async def _by_node(
     cluster: ClusterMap, requests: Sequence[Request]
 ) -> dict[Node, list[int]]:
-    """Give the server of each request: node → places in the list."""
+    """Return the server of each request: node → places in the list."""
     found: dict[Node, list[int]] = {}
     for at, request in enumerate(requests):
         node = await cluster.master_of(slot_of(_key_of(request)))
@@ -248,7 +248,7 @@ async def _by_node(
 
 
 def _key_of(request: Request) -> str:
-    """Give the first key of a request; all of them lie in one slot."""
+    """Return the first key of a request; all of them lie in one slot."""
     at = FIRST_KEY_AT.get(str(request[0]), 1)
     if request[0] == "XREAD":
         at = request.index("STREAMS") + 1

@@ -49,7 +49,7 @@ _REMEDIES: Final = {
 
 
 def nobody_listens(name: str) -> bool:
-    """Tell whether no handler of the host would show what a logger writes.
+    """Return whether no handler of the host would show what a logger writes.
 
     A handler that ships records to Redis does not count (``ships_away``).
     """
@@ -86,7 +86,7 @@ class Reminders:
         self._said_at: dict[str, float] = {}
 
     def is_due(self, topic: str) -> bool:
-        """Tell whether to speak of a topic now; then it is not due for a minute."""
+        """Return whether to log a topic now; then the topic is not due for a minute."""
         now = self._clock()
         if now - self._said_at.get(topic, -REMIND_EVERY) < REMIND_EVERY:
             return False

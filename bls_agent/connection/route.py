@@ -33,7 +33,7 @@ class Route:
         self._of_cluster = of_cluster
 
     async def find(self) -> Endpoint:
-        """Give where to connect now; RedisUnavailableError if no server can say."""
+        """Return where to connect now; RedisUnavailableError if no server can say."""
         return self._endpoint
 
     def check(self, replies: Sequence[Reply]) -> None:
@@ -43,7 +43,7 @@ class Route:
         """Trust what is known no more; MOVED says where to go instead."""
 
     def target_of(self, redirection: RedisUnavailableError) -> Endpoint | None:  # noqa: ARG002
-        """Give the server that a redirection names, where that is of use."""
+        """Return the server that a redirection names, where that is of use."""
         return None
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:

@@ -34,7 +34,7 @@ async def _ask_in_turn(
     ask: Callable[[Endpoint], Awaitable[T | None]],
     failures: _Failures,
 ) -> T | None:
-    """Give the first answer; ``None`` if no server has one, or all failed."""
+    """Return the first answer; ``None`` if no server has one, or all failed."""
     for server in servers:
         try:
             answer = await ask(server)
@@ -184,7 +184,7 @@ class ClusterMap:
         self._fetched = float("-inf")
 
     def route(self, key: str) -> KeyRoute:
-        """Give the route to the node that serves a key."""
+        """Return the route to the node that serves a key."""
         return KeyRoute(self, slot_of(key))
 
     def distrust(self) -> None:
@@ -192,7 +192,7 @@ class ClusterMap:
         self._fetched = float("-inf")
 
     async def master_of(self, slot: int) -> Node:
-        """Give the node that serves a slot; RedisUnavailableError if none is known."""
+        """Return the node that serves a slot; RedisUnavailableError if none is known."""
         await self._refresh()
         for first, last, nodes in self._ranges:
             if first <= slot <= last:
@@ -202,7 +202,7 @@ class ClusterMap:
         raise RedisUnavailableError("cluster_down", reason, address=address)
 
     async def masters(self) -> list[Node]:
-        """Give every node that serves slots, each once."""
+        """Return every node that serves slots, each once."""
         await self._refresh()
         return list(dict.fromkeys(nodes[0] for _, _, nodes in self._ranges))
 
@@ -218,7 +218,7 @@ class ClusterMap:
         self._fetched = anyio.current_time()
 
     def _candidates(self) -> Iterator[Endpoint]:
-        """Give every server worth asking, once: the last to answer, seeds, others."""
+        """Yield every server worth asking, once: the last to answer, seeds, others."""
         last = [] if self._last is None else [self._last]
         named = (self.node(*node) for _, _, nodes in self._ranges for node in nodes)
         seen: set[str] = set()
@@ -263,7 +263,7 @@ class KeyRoute(Route):
         self._moved_to = self.target_of(error) if error is not None and moved else None
 
     def target_of(self, redirection: RedisUnavailableError) -> Endpoint | None:
-        """Give the node that MOVED or ASK names."""
+        """Return the node that MOVED or ASK names."""
         node = read_redirection(redirection.reason, _host_of(redirection.address))
         return None if node is None else self._map.node(*node)
 
@@ -289,5 +289,5 @@ class Routes:
             self.cluster = ClusterMap(endpoint, topology)
 
     def to(self, key: str) -> Route:
-        """Give the route to the server that serves a key."""
+        """Return the route to the server that serves a key."""
         return self._shared if self.cluster is None else self.cluster.route(key)

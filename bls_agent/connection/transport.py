@@ -64,7 +64,7 @@ class Pace:
         return max(self.timeout, size / FAST, slow)
 
     def learn(self, size: int, took: float | None) -> None:
-        """Give long requests more time when one did not pass, and less when one did."""
+        """Allow long requests more time when one did not pass, and less when one did."""
         if size <= self.long:
             return
         if took is None:
@@ -276,7 +276,7 @@ class Channel:
         sever(descriptor)
 
     def forget_loop(self) -> None:
-        """Give the connection up: its loop was closed."""
+        """Drop the connection, because its loop was closed."""
         found = self.socket
         self._forget()
         cut_off(found)
@@ -447,7 +447,7 @@ class Channel:
         self._timer = self._loop.call_at(due, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
-        """Give the connection up when the oldest request is overdue and no bytes come.
+        """Drop the connection when the oldest request is overdue and no bytes come.
 
         A narrow link is not a dead one: a reply has time while its bytes arrive.
         """

@@ -301,7 +301,7 @@ _LEASES: Final = CRAWL_LEASES.template.partition("{")[0]
 
 
 def _crawl_patterns(project: str | None, spider: str | None) -> tuple[str, ...]:
-    """Give patterns of the keys and of ours beside them, with and without hash tag."""
+    """Return patterns of the keys and of ours beside them, with and without hash tag."""
     begin, parts = _REQUESTS.template.partition("{")[0], [project, spider]
     names = [name for name in parts if name is not None]
     if names:
@@ -332,7 +332,7 @@ CRAWL_REQUEUE: Final = KeyAccess(
 def crawl_rights(
     project: str | None = None, spider: str | None = None
 ) -> tuple[KeyAccess, ...]:
-    """Give what crawlers need; arguments as for :func:`crawl_acl_rules`."""
+    """Return what crawlers need; arguments as for :func:`crawl_acl_rules`."""
     keys = _crawl_patterns(project, spider)
     reading = "zcard hlen llen scard hgetall lrange sismember"
     writing = (
@@ -397,7 +397,7 @@ def acl_rules(
     replicas: bool = False,
     selectors: bool = True,
 ) -> list[str]:
-    """Give the rules of :func:`acl_line` as a list, for programs; same arguments.
+    """Return the rules of :func:`acl_line` as a list, for programs; same arguments.
 
     Raises:
         ConfigurationError: The name holds a blank or breaks a rule for names, or there
@@ -428,7 +428,7 @@ def console_acl_rules(
     forget: bool = False,
     selectors: bool = True,
 ) -> list[str]:
-    """Give the rights of a console, of one project or of all, as ACL rules.
+    """Return the rights of a console, of one project or of all, as ACL rules.
 
     They are enough for every console but the doctor, which looks at every key. Only a
     console of all projects sees workers, runs, assets and crawl queues.
@@ -465,7 +465,7 @@ def console_acl_rules(
 
 
 def worker_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
-    """Give the rights of a worker, or of a program that looks at workers, as ACL rules.
+    """Return the rights of a worker, or of a program that looks at workers, as ACL rules.
 
     They are enough for everything in :mod:`bls_agent.workers`, of every worker.
 
@@ -477,7 +477,7 @@ def worker_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]
 
 
 def run_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
-    """Give the rights of a program that writes or only follows runs, as ACL rules.
+    """Return the rights of a program that writes or only follows runs, as ACL rules.
 
     They are enough for everything in :mod:`bls_agent.runs`, of every run.
 
@@ -489,7 +489,7 @@ def run_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
 
 
 def asset_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
-    """Give the rights of a synchronisation, or of a reader, as ACL rules.
+    """Return the rights of a synchronisation, or of a reader, as ACL rules.
 
     They are enough for everything in :mod:`bls_agent.assets`, of every asset.
 
@@ -507,7 +507,7 @@ def crawl_acl_rules(
     write: bool = True,
     selectors: bool = True,
 ) -> list[str]:
-    """Give the rights of a crawler, or of a reader, as ACL rules.
+    """Return the rights of a crawler, or of a reader, as ACL rules.
 
     They are enough for everything in :mod:`bls_agent.crawl` but Bloom filters, whose
     commands only a server with the module knows: add ``+bf.add +bf.exists +bf.card``.

@@ -159,7 +159,7 @@ class BoundedBuffer(Generic[T]):
             return count
 
     def settled_to(self, sequence: int) -> bool:
-        """Tell whether the first so many items have all been delivered or dropped."""
+        """Return whether the first so many items have all been delivered or dropped."""
         with self._holding():
             self._drain_all()
             left = [rank[0][0] for rank in self._waiting if rank]
@@ -168,7 +168,7 @@ class BoundedBuffer(Generic[T]):
             return min(left, default=self._sequence + 1) > sequence
 
     def stats(self) -> BufferStats:
-        """Give a consistent snapshot, from anywhere.
+        """Return a consistent snapshot, from anywhere.
 
         In a signal handler that has interrupted a change it may be one item off.
         """

@@ -197,7 +197,7 @@ def _tame_integer(number: int) -> JSONValue:
 
 
 def _stand_in(value: object) -> JSONValue:
-    """Give a readable stand-in for one object that orjson does not know."""
+    """Return a readable stand-in for one object that orjson does not know."""
     if isinstance(value, int):
         return _tame_integer(int(value))
     if isinstance(value, bytes | bytearray | memoryview):

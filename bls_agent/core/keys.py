@@ -105,7 +105,7 @@ class KeyTemplate:
         return [{n: v for n, v in found.groupdict().items() if v is not None}]
 
     def match(self, key: str | bytes) -> bool:
-        """Tell whether a key is of this kind."""
+        """Return whether a key is of this kind."""
         return bool(self.readings(key))
 
     def pattern(self, **fixed: str | int) -> str:
@@ -274,7 +274,7 @@ def find_templates(key: str | bytes) -> list[str]:
 
 
 def checked_reply(reply: Any, key: str) -> Any:
-    """Give a reply about a key, or raise the error in its place, as WrongTypeError."""
+    """Return a reply about a key, or raise the error in its place, as WrongTypeError."""
     if isinstance(reply, RedisUnavailableError):
         if reply.kind == "wrong_type":
             expected = str(KEYS[find_templates(key)[0]].type)
@@ -303,7 +303,7 @@ def encode_key(key: str) -> bytes:
 
 
 def check_name(field: str, value: str) -> str:
-    """Give back a name that may become part of a key, or raise ConfigurationError."""
+    """Return a name that may become part of a key, or raise ConfigurationError."""
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
         rule = f"a name is text, not {type(value).__name__}"  # type: ignore[unreachable]
         raise ConfigurationError(field, value, rule)
@@ -314,7 +314,7 @@ def check_name(field: str, value: str) -> str:
 
 
 def _has(category: str) -> Callable[[str], bool]:
-    """Tell of a name whether it has a character of a Unicode category."""
+    """Return whether a name has a character of a Unicode category."""
     return lambda name: any(unicodedata.category(one) == category for one in name)
 
 
@@ -350,7 +350,7 @@ def escape_glob(text: str) -> str:
 
 
 def hash_tag(key: str) -> str:
-    """Give the part of a key by which a cluster chooses its slot: ``{…}``, or all."""
+    """Return the part of a key by which a cluster chooses its slot: ``{…}``, or all."""
     start = key.find("{")
     end = key.find("}", start + 1) if start != -1 else -1
     return key[start + 1 : end] if end > start + 1 else key
@@ -362,16 +362,16 @@ def place_beside(key: str) -> str:
 
 
 def key_beside(place: str) -> str:
-    """Give the key that :func:`place_beside` was given."""
+    """Return the key that :func:`place_beside` was given."""
     inner = place.removeprefix("{").removesuffix("}")
     return inner if place_beside(inner) == place else place
 
 
 def shares_slot(key: str) -> bool:
-    """Tell whether keys beside this one lie in its slot: not behind a stray ``}``."""
+    """Return whether keys beside this one lie in its slot: not behind a stray ``}``."""
     return hash_tag(place_beside(key)) == hash_tag(key)
 
 
 def slot_of(key: str) -> int:
-    """Give a key's slot on a cluster: CRC16 (XMODEM) of its hash tag."""
+    """Return a key's slot on a cluster: CRC16 (XMODEM) of its hash tag."""
     return crc_hqx(encode_key(hash_tag(key)), 0) % SLOTS

@@ -98,7 +98,7 @@ _READERS: Final[dict[type, Callable[[str], object]]] = {
 
 
 def _check_names(name: str, value: object) -> tuple[str, ...]:
-    """Give names as a tuple: from a sequence, or a text with commas between them."""
+    """Return names as a tuple: from a sequence, or a text with commas between them."""
     given: list[object] = []
     if isinstance(value, str):
         given += [part for part in value.split(",") if part.strip()]
@@ -286,7 +286,7 @@ def check_options(options: Mapping[str, Any], settings: object = None) -> Option
 
 
 def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -> float:
-    """Give a time limit that is none of the settings, or refuse one of 0 or less."""
+    """Return a time limit that is none of the settings, or refuse one of 0 or less."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < cast("float", value) < math.inf:
         raise ConfigurationError(name, value, rule)

@@ -114,7 +114,7 @@ class Settlement:
     in_doubt: bool = False  # whether it may have been executed already
 
     def answer(self, *, done: bool) -> None:
-        """Give the waiting task whether the request was still ours."""
+        """Pass on to the waiting task whether the request was still ours."""
         if self.future is not None and not self.future.done():
             self.future.set_result(done)
 
@@ -127,7 +127,7 @@ class _Batch:
     future: asyncio.Future[list[int]]
 
     def answer(self, reply: list[int] | BlsError) -> None:
-        """Give the waiting task the reply of the script, or raise there."""
+        """Pass the reply of the script, or its error, to the waiting task."""
         if self.future.done():
             return
         if isinstance(reply, BlsError):
@@ -275,7 +275,7 @@ class Exchange:
         return False
 
     async def aclose(self) -> None:
-        """Give back what is held, wait for what is under way, and end the tasks."""
+        """Put back what is held, wait for what is under way, and end the tasks."""
         for held in self._held:
             self._settlements.append(_back(replace(held)))
             held.valid_until = -math.inf
@@ -449,7 +449,7 @@ class Exchange:
             self._settlements.append(Settlement("recall", lost))
 
     def _next_settlements(self) -> list[Settlement]:
-        """Give what ends or renews leases: first what needs no memory in the server."""
+        """Return what ends or renews leases: first what needs no memory in the server."""
         found = self._settlements[:MOST_PUSHES]
         del self._settlements[:MOST_PUSHES]
         if self._held and self._loop.time() >= self._renew_at:
@@ -493,7 +493,7 @@ class Exchange:
         return None
 
     def _hand_out(self, write: _Write, reply: Reply) -> BlsError | None:
-        """Give what was taken to the tasks that wait for it."""
+        """Pass what was taken to the tasks that wait for it."""
         if isinstance(reply, BlsError) or reply is None:
             return reply
         self._must_look = False
@@ -523,7 +523,7 @@ class Exchange:
         return ""
 
     def _hand_over(self, held: Held) -> None:
-        """Give a request to a waiting task; put it back if none waits, or too late."""
+        """Pass a request to a waiting task; put it back if no task waits, or too late."""
         if fault := self._fault_of(held):
             entry = held.failed_entry(fault)
             self._settlements.append(Settlement("fail", held, entry))

@@ -285,7 +285,7 @@ def _host(host: str) -> str:
 
 
 def fingerprint(request: _RequestLike, headers: Iterable[str] = ()) -> str:
-    """Give what two requests for the same thing have in common.
+    """Return what two requests for the same thing have in common.
 
     Equal in every process, on every machine and with every version of Python: it is
     made of the method, the URL in its canonical form and the body.
@@ -321,7 +321,7 @@ def _check_foreign(request: object) -> None:
 
 
 def _values(headers: Mapping[Any, Any] | None, name: str) -> list[bytes]:
-    """Give the values of a header: one text, or the list of bytes that Scrapy keeps."""
+    """Return the values of a header: one text, or the list of bytes that Scrapy keeps."""
     found: list[Any] = []
     for key, value in (headers or {}).items():
         if _encoded(key).lower() == name.encode():
@@ -334,7 +334,7 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def item_fingerprint(item: object) -> str:
-    """Give what two equal items have in common, in whatever order their fields stand.
+    """Return what two equal items have in common, in whatever order their fields stand.
 
     Args:
         item: A mapping (an ``Item`` of Scrapy is one), a dataclass, or any other value

@@ -37,7 +37,7 @@ class CrawlSettings(Protocol):
     """Settings of a crawler: a ``dict``, those of Scrapy."""
 
     def get(self, name: str, default: Any = None, /) -> Any:
-        """Give a setting."""
+        """Return a setting."""
         ...
 
 
@@ -51,7 +51,7 @@ def read_flag(settings: CrawlSettings, name: str) -> bool:
 
 
 class RedisKeyManager:
-    """Gives every key of one namespace: of a project, or of one spider of it.
+    """Builds every key of one namespace: of a project, or of one of its spiders.
 
     Args:
         project_name: Name of the project.
@@ -116,27 +116,27 @@ class RedisKeyManager:
         return f"<{type(self).__name__} {self.namespace}>"
 
     def get_requests_queue_key(self) -> str:
-        """Give the key of the waiting requests: sorted set, member → priority."""
+        """Return the key of the waiting requests: sorted set, member → priority."""
         return self._key("crawl_requests")
 
     def get_requests_data_key(self) -> str:
-        """Give the key of their bodies: hash, member → body."""
+        """Return the key of their bodies: hash, member → body."""
         return self._key("crawl_requests_data")
 
     def get_processing_queue_key(self) -> str:
-        """Give the key of the requests that were taken: sorted set."""
+        """Return the key of the requests that were taken: sorted set."""
         return self._key("crawl_processing")
 
     def get_processing_data_key(self) -> str:
-        """Give the key of their bodies: hash, member → body."""
+        """Return the key of their bodies: hash, member → body."""
         return self._key("crawl_processing_data")
 
     def get_failed_queue_key(self) -> str:
-        """Give the key of the requests that failed for good: list."""
+        """Return the key of the requests that failed for good: list."""
         return self._key("crawl_failed")
 
     def get_failed_retries_key(self, key: str) -> str:
-        """Give the key that counts the failed attempts of one member of the queue.
+        """Return the key that counts the failed attempts of one member of the queue.
 
         Raises:
             ConfigurationError: The member cannot become part of a key.
@@ -144,15 +144,15 @@ class RedisKeyManager:
         return self._key("crawl_failed_retries", key=key)
 
     def get_filter_fingerprint_key(self) -> str:
-        """Give the key of the fingerprints of requests: set."""
+        """Return the key of the fingerprints of requests: set."""
         return self._key("crawl_filter_fingerprint")
 
     def get_item_fingerprint_key(self) -> str:
-        """Give the key of the fingerprints of items: set."""
+        """Return the key of the fingerprints of items: set."""
         return self._key("crawl_item_fingerprint")
 
     def get_own_key(self, row: str, beside: str = "") -> str:
-        """Give a key that is this package's own and no part of the document.
+        """Return a key that is this package's own and no part of the document.
 
         ``row`` is its name in the table of keys, as ``crawl_leases``; ``beside`` the
         name of the document's key in whose slot it lies, where there is more than one.
@@ -161,7 +161,7 @@ class RedisKeyManager:
         return KEYS[row].locate(place=place)
 
     def single_keys(self) -> dict[str, str]:
-        """Give key → row for all keys of which the namespace has one, ours included."""
+        """Return key → row for all keys of which the namespace has one, ours included."""
         found = {self._key(row): row for row in _ROWS if row != "crawl_failed_retries"}
         for row, places in _BESIDE.items():
             found |= {self.get_own_key(row, beside): row for beside in places}
@@ -192,7 +192,7 @@ class QueueKeys(NamedTuple):
 
     @classmethod
     def of(cls, manager: RedisKeyManager) -> QueueKeys:
-        """Give the keys of a namespace."""
+        """Return the keys of a namespace."""
         rows = {row: key for key, row in manager.single_keys().items()}
         found = {row: rows[f"crawl_{row}"] for row in _OF_A_QUEUE}
         types = {key: str(KEYS[f"crawl_{row}"].type) for row, key in found.items()}
@@ -238,10 +238,10 @@ def _read_contract(key: object) -> CrawlKey | None:
 
 
 class RedisKeyValidator:
-    """Tells whether a key is one that :class:`RedisKeyManager` makes."""
+    """Checks whether a key is one that :class:`RedisKeyManager` makes."""
 
     def validate_key_naming(self, key: object, project_name: str | None = None) -> bool:
-        """Tell whether a key is named as the document says.
+        """Return whether a key is named as the document says.
 
         Args:
             key: The key; what is no key is not valid, never an exception.
@@ -253,12 +253,12 @@ class RedisKeyValidator:
     def validate_multiple_keys(
         self, keys: Iterable[object], project_name: str | None = None
     ) -> tuple[bool, list[object]]:
-        """Tell whether all keys are valid, and give those that are not."""
+        """Return whether all keys are valid, and the keys that are not."""
         wrong = [key for key in keys if not self.validate_key_naming(key, project_name)]
         return not wrong, wrong
 
     def get_key_info(self, key: object) -> dict[str, Any]:
-        """Give the parts of a key.
+        """Return the parts of a key.
 
         Returns:
             ``{valid, framework, project, [spider], component, sub_component}``, or

@@ -330,13 +330,13 @@ class RequestQueue(Store):
         return int((await self._read(("requests", "ZCARD")))[0])
 
     async def stats(self) -> QueueStats:
-        """Give what it holds and what happened to it; raises as :meth:`size`."""
+        """Return what it holds and what happened to it; raises as :meth:`size`."""
         replies = await self._read(*STATS)
         async with self._access.pool.to(self._keys.by_row["requests"]) as connection:
             return QueueStats.read(replies, await connection.read("TIME"))
 
     async def failed(self, limit: int = 100) -> list[FailedRequest]:
-        """Give entries of the failed list, the newest first; raises as :meth:`size`.
+        """Return entries of the failed list, the newest first; raises as :meth:`size`.
 
         Args:
             limit: How many; the list keeps 10,000.
@@ -387,7 +387,7 @@ class RequestQueue(Store):
         return [checked_reply(*one) for one in zip(replies, keys, strict=True)]
 
     async def aclose(self) -> None:
-        """Give back what this event loop holds, and close its connections."""
+        """Put back what this event loop holds, and close its connections."""
         exchange = self._by_loop.pop()
         if exchange is not None:
             await exchange.aclose()

@@ -27,7 +27,7 @@ _ANSWERS: Final = {"raise": None, "new": True, "seen": False}
 
 
 class SeenFilter(Store):
-    """Tells which fingerprints are new, for all processes that share it.
+    """Finds out which fingerprints are new, for all processes that share it.
 
     Any number of processes may add the same fingerprint at once: it is new for exactly
     one of them. If the connection is lost before the answer has come, the fingerprint
@@ -128,7 +128,7 @@ class SeenFilter(Store):
         return [bool(self._checked(reply, self._answer)) for reply in replies]
 
     async def contains(self, fingerprint: str | CrawlRequest) -> bool:
-        """Tell whether a fingerprint was added before; raises as :meth:`add`."""
+        """Return whether a fingerprint was added before; raises as :meth:`add`."""
         verb = "BF.EXISTS" if self._bloom else "SISMEMBER"
         missing = None if self._answer is None else not self._answer
         return bool(await self._read(verb, _member(fingerprint), missing=missing))
@@ -159,7 +159,7 @@ class SeenFilter(Store):
         return self._checked(reply, missing)
 
     def _checked(self, reply: Reply, missing: Reply) -> Reply:
-        """Give a reply, or its stand-in while Redis is away."""
+        """Return a reply, or its stand-in while Redis is away."""
         if not isinstance(reply, RedisUnavailableError):
             return reply
         if reply.kind == "wrong_type":
@@ -240,7 +240,7 @@ class DedupPipeline:
         return cls.from_settings(crawler.settings)
 
     async def process_item(self, item: _Item, spider: object = None) -> _Item:  # noqa: ARG002 - Scrapy passes it
-        """Give back an item that is new.
+        """Return an item that is new.
 
         Raises:
             DuplicateItem: An equal item was here before.

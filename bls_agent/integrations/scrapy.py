@@ -82,7 +82,7 @@ class CrawlAddon:
 
 
 def _place_of(crawler: Crawler) -> tuple[str | None, str, str]:
-    """Give the Redis, the project and the spider of a crawl."""
+    """Return the Redis, the project and the spider of a crawl."""
     settings = crawler.settings
     project = settings.get("PROJECT_NAME") or settings.get("BOT_NAME")
     if project == "scrapybot":  # BOT_NAME where nobody set it
@@ -315,7 +315,7 @@ class CrawlScheduler(BaseScheduler):
         return self._deferred(self._open)
 
     def close(self, reason: str) -> Deferred[None]:
-        """Give back what Scrapy did not begin, and end; called by Scrapy."""
+        """Put back what Scrapy did not begin, and end; called by Scrapy."""
         self._finish()
         if self._memory:
             text = "%d requests that stood in memory alone are lost"
@@ -328,7 +328,7 @@ class CrawlScheduler(BaseScheduler):
         return result
 
     def has_pending_requests(self) -> bool:
-        """Tell whether requests are left in the queue, or held by any process."""
+        """Return whether requests are left in the queue, or held by any process."""
         self._finish()
         if self._memory or self._ready or self._out:
             return True
@@ -383,7 +383,7 @@ class CrawlScheduler(BaseScheduler):
         return True
 
     def next_request(self) -> Request | None:
-        """Give a request that is ready, those in memory first; never waits."""
+        """Return a request that is ready, those in memory first; never waits."""
         self._finish()
         if self._memory:
             _, _, request = heappop(self._memory)
@@ -508,7 +508,7 @@ class CrawlScheduler(BaseScheduler):
                 await asyncio.sleep(backoff.failed())
 
     async def _hand_out(self, taken: TakenRequest) -> _Held | None:
-        """Give a request to Scrapy, and wait until it may be acknowledged."""
+        """Pass a request to Scrapy, and wait until it may be acknowledged."""
         try:
             held = _Held(taken, read_request(taken.request, self._spider))
         except (TypeError, ValueError) as error:

@@ -102,7 +102,7 @@ def visible_lines(text: str) -> str:
 
 
 def clock_of(timestamp: str, form: str = CLOCK, columns: int = 14) -> str:
-    """Give the local time of a record, whatever form its timestamp has."""
+    """Return the local time of a record, whatever form its timestamp has."""
     moment = parse_timestamp(timestamp)
     try:
         local = moment.astimezone() if moment else None
@@ -121,7 +121,7 @@ def _bare(text: str) -> str:
 
 
 def describe_record(entry: LogEntry) -> tuple[str, str, bool]:
-    """Give message and metadata of a record for people, and whether they were cut."""
+    """Return message and metadata of a record for people, and whether they were cut."""
     pairs = metadata_text(_told_metadata(entry))
     message = cut_text(entry.message, LONGEST_MESSAGE)
     shown = cut_text(pairs, LONGEST_METADATA)
@@ -209,13 +209,13 @@ class Screen:
     def frame(
         self, rows: Sequence[Sequence[Cell]], titles: Sequence[str], columns: int
     ) -> list[str]:
-        """Give the lines of a table in which each row is one line; the rest is cut."""
+        """Return the lines of a table in which each row is one line; the rest is cut."""
         shown = _with_titles(rows, titles)
         _, widths = _measure(shown, columns)
         return [self.cut_line(row, widths) for row in shown]
 
     def cut_line(self, cells: Sequence[Cell], widths: Sequence[int]) -> str:
-        """Give cells beside each other; long ones are cut."""
+        """Return cells beside each other; long ones are cut."""
         line = ""
         for cell, width in zip(cells, widths, strict=True):
             text, *more = wrap(visible(_plain(cell)), width)
@@ -312,7 +312,7 @@ def _with_titles(
 def _measure(
     rows: Sequence[Sequence[Cell]], columns: int
 ) -> tuple[list[int], list[int]]:
-    """Give what each column needs, and what it gets: the widest are narrowed."""
+    """Return what each column needs, and what it gets: the widest are narrowed."""
     needed = [
         max(count_columns(visible(_plain(cell))) for cell in column)
         for column in zip(*rows, strict=True)

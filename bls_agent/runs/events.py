@@ -30,13 +30,13 @@ EventId = str  # as it stands in a StreamEvent
 
 
 def order(event_id: EventId) -> tuple[int, int]:
-    """Give two numbers that compare as the ids do."""
+    """Return two numbers that compare as the ids do."""
     milliseconds, _, number = event_id.partition("-")
     return int(milliseconds), int(number or 0)
 
 
 def next_id(event_id: EventId) -> EventId | None:
-    """Give the least id behind another; ``None`` behind the largest."""
+    """Return the least id behind another; ``None`` behind the largest."""
     milliseconds, number = order(event_id)
     if number < _LARGEST:
         return f"{milliseconds}-{number + 1}"
@@ -44,7 +44,7 @@ def next_id(event_id: EventId) -> EventId | None:
 
 
 def previous_id(event_id: EventId) -> EventId | None:
-    """Give the greatest id before another; ``None`` before all of them."""
+    """Return the greatest id before another; ``None`` before all of them."""
     milliseconds, number = order(event_id)
     if number:
         return f"{milliseconds}-{number - 1}"
@@ -52,7 +52,7 @@ def previous_id(event_id: EventId) -> EventId | None:
 
 
 def find_id(text: object) -> EventId | None:
-    """Give the full form of an id, also of milliseconds alone; else ``None``."""
+    """Return the full form of an id, also of milliseconds alone; else ``None``."""
     found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return None
@@ -70,7 +70,7 @@ def read_id(value: object) -> EventId | None:
 
 
 def check_id(name: str, value: object) -> EventId:
-    """Give the full form of an id, or refuse it."""
+    """Return the full form of an id, or refuse it."""
     found = find_id(value)
     if found is None:
         rule = "an id of an event is '<milliseconds>-<number>'"
@@ -239,7 +239,7 @@ class StreamEvent:
         )
 
     def to_dict(self) -> JSONObject:
-        """Give the event as a JSON object, as the protocol lays it out."""
+        """Return the event as a JSON object, as the protocol lays it out."""
         return {
             "id": self.id,
             "run_id": self.run_id,
@@ -359,7 +359,7 @@ class Gap:
     missing: int | None = None
 
     def to_dict(self) -> JSONObject:
-        """Give the fields as browsers get them."""
+        """Return the fields as browsers get them."""
         return {
             "run_id": self.run_id,
             "reason": self.reason.value,
@@ -384,7 +384,7 @@ class WriterLost:
     after: str
 
     def to_dict(self) -> JSONObject:
-        """Give the fields as browsers get them."""
+        """Return the fields as browsers get them."""
         return {"run_id": self.run_id, "after": self.after}
 
 

@@ -59,13 +59,13 @@ class Cursor:
         self.gap_pending = False
 
     def misses_nothing(self, first: StreamEvent) -> bool:
-        """Tell whether an event is surely the next one, or the first of all."""
+        """Return whether an event is surely the next one, or the first of all."""
         is_fresh = self.id == BEGINNING and self.known is None
         return not self.gap_pending and (is_fresh or continues(self.known, first))
 
 
 class Follower:
-    """Gives the events of a run behind a place, as they are written.
+    """Yields the events of a run behind a place, as they are written.
 
     Iterate over it, or take batches, in one task at a time. Leaving the iteration needs
     no closing: a follower for which no task waits costs nothing, and holds only its
@@ -162,7 +162,7 @@ class Follower:
         return item
 
     async def batch(self, timeout: float | None = None) -> list[Followed]:
-        """Give all that is there; wait for it if nothing is.
+        """Return all that is there; wait for it if nothing is.
 
         Args:
             timeout: Seconds to wait at most for something new; default: as long as it
@@ -200,7 +200,7 @@ class Follower:
         self._is_over = True
 
     async def _next(self, until: float = math.inf) -> list[Followed]:
-        """Give what comes next, at least one; empty at the end, or when time is up."""
+        """Return what comes next, at least one; empty at the end, or when time is up."""
         if not self._has_yielded:
             await anyio.lowlevel.checkpoint()
         self._has_yielded, self._until = False, until
@@ -350,7 +350,7 @@ class Follower:
         return [self._make_gap(GapReason.EXPIRED, topic)]
 
     def _report_state(self, topic: RunTopic) -> list[Followed] | None:
-        """Give a gap, a lost writer or the end to a follower that has every event."""
+        """Return a gap, a lost writer or the end for a follower that has every event."""
         liveness, cursor, found = topic.liveness, self._cursor, list[Followed]()
         if self._is_plain:
             return found if topic.is_open else self._leave_topic()

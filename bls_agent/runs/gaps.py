@@ -30,12 +30,12 @@ DIGITS: Final = 16  # a sequence has fewer
 
 
 def sequence_of(event: StreamEvent) -> int | None:
-    """Give the number of an event within its run; ``None`` if it cannot be read."""
+    """Return the number of an event within its run; ``None`` if it cannot be read."""
     return None if "sequence" in event.faults else event.sequence
 
 
 def continues(known: int | None, event: StreamEvent) -> bool:
-    """Tell whether an event is surely the next one behind a known sequence."""
+    """Return whether an event is surely the next one behind a known sequence."""
     sequence = sequence_of(event)
     if known is None or sequence is None:
         return False
@@ -169,14 +169,14 @@ def read_last(about: Reply) -> tuple[EventId | None, bool]:
 
 
 async def was_deleted(reader: RunReader, place: EventId) -> bool:
-    """Tell whether the books still go as far as the run was read: it was deleted."""
+    """Return whether the books still go as far as the run was read: it was deleted."""
     booked = await reader.pool.read_many([("HGET", reader.keys.books, "id")])
     last = read_id(booked[0])
     return last is not None and order(last) >= order(place)
 
 
 def _known(reply: Reply) -> Any:
-    """Give a reply; ``None`` for an error, such as a missing right."""
+    """Return a reply; ``None`` for an error, such as a missing right."""
     return None if isinstance(reply, BlsError) else reply
 
 
@@ -273,7 +273,7 @@ class WriterLiveness:
         return True
 
     def note_outage(self, now: float) -> None:
-        """Give the writer time to come back after an outage."""
+        """Allow the writer time to come back after an outage."""
         self._lost_not_before = now + (self._lease or LEASE)
         self._gone_not_before = now + (self._lease or UNOWNED)
         self._missed = None

@@ -93,7 +93,7 @@ class StreamReader:
             self._task.add_done_callback(self._note_over)
 
     def restart_read(self) -> None:
-        """Give up the blocking read, which waits behind outdated places."""
+        """Drop the blocking read, which waits behind outdated places."""
         self._is_stale = True
         if self._scope is not None:
             self._scope.cancel()
@@ -191,7 +191,7 @@ class StreamReader:
         return None, False
 
     async def _check_silence(self) -> None:
-        """Give up a connection over which nothing has come for too long."""
+        """Drop a connection over which nothing has come for too long."""
         # It may be a large reply over a narrow link.
         if self.connection.received != self._received:
             self._posted_at = anyio.current_time() - BLOCK
@@ -323,7 +323,7 @@ class Hub:
         keep(self)
 
     def find(self, run_id: int, key: str) -> RunTopic | None:
-        """Give the topic of a run that is followed already."""
+        """Return the topic of a run that is followed already."""
         stream = self._streams.get(self.pool.slot_of(key))
         topic = stream.topics.get(run_id) if stream is not None else None
         return topic if topic is not None and topic.is_open else None

@@ -118,7 +118,7 @@ class RunSummary:
         return self.state in _ENDS or self.state is RunState.CLOSED
 
     def to_dict(self) -> JSONObject:
-        """Give the fields for JSON."""
+        """Return the fields for JSON."""
         return {
             "run_id": self.run_id,
             "state": self.state.value,
@@ -304,7 +304,7 @@ class _Search:
         return found
 
     def _is_readable(self, replies: Sequence[Reply]) -> bool:
-        """Tell whether no reply is an error; count the run if one is."""
+        """Return whether no reply is an error; count the run if one is."""
         for reply in replies:
             if isinstance(reply, RedisUnavailableError):
                 self.left_out[reply.kind] += 1

@@ -122,7 +122,7 @@ def check_data(data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def check_source(source: Mapping[str, str | None] | None) -> Source:
-    """Give the four parts of a source, empty where they are missing."""
+    """Return the four parts of a source, empty where they are missing."""
     if source is None:
         return NO_SOURCE
     given = cast("object", source)
@@ -186,7 +186,7 @@ def _as_object(data: object) -> object:
 
 
 def sanitize_data(data: object, limit: int) -> tuple[bytes, bool]:
-    """Give any data as JSON, and whether they were cut; never raises."""
+    """Return any data as JSON, and whether they were cut; never raises."""
     if data is None:
         return b"{}", False
     try:
@@ -197,7 +197,7 @@ def sanitize_data(data: object, limit: int) -> tuple[bytes, bool]:
 
 
 def sanitize_source(source: object) -> Source:
-    """Give the four parts of a source, whatever it is; never raises."""
+    """Return the four parts of a source, whatever it is; never raises."""
     if not isinstance(source, Mapping):
         return NO_SOURCE
     try:
@@ -214,7 +214,7 @@ def sanitize_source(source: object) -> Source:
 
 
 def sanitize_word(value: object) -> str:
-    """Give a short text that can be encoded and stands on one line; never raises."""
+    """Return a short text that can be encoded and stands on one line; never raises."""
     if value is None:
         return ""
     if type(value) is str and len(value) <= _LONGEST:
@@ -286,7 +286,7 @@ def add_arguments(
     lease: float = 0.0,
     ends: bool = False,
 ) -> list[Argument]:
-    """Give the arguments of ``add_events.lua``."""
+    """Return the arguments of ``add_events.lua``."""
     sequence, last = floor
     milliseconds, _, count = last.partition("-")
     head: tuple[Argument, ...] = (
@@ -306,7 +306,7 @@ def log_mended(reply: Reply, keys: RunKeys) -> Reply:
 
 
 def describe_end(error: BaseException | None, result: object) -> tuple[str, object]:
-    """Give the action of the ``lifecycle`` event that ends a run, and its data.
+    """Return the action of the ``lifecycle`` event that ends a run, and its data.
 
     A run is ``cancelled`` by a cancellation, Ctrl-C, ``sys.exit()``, or the end of the
     generator in which it stands.
@@ -363,7 +363,7 @@ class PendingEvent:
     ends: bool = False  # whether the run ends with it
 
     def encode(self, limit: int) -> tuple[bytes, bool]:
-        """Give its data as JSON, and whether they were cut."""
+        """Return its data as JSON, and whether they were cut."""
         if self.shape is None:
             return self.payload, self.was_cut
         data = {

@@ -150,7 +150,7 @@ class RunReader:
             start = next_id(page.events[-1].id)
 
     async def last(self) -> StreamEvent | None:
-        """Give the last event, if there is one."""
+        """Return the last event, if there is one."""
         return next(iter(await self.read_back("+", 1)), None)
 
     async def ask(self, name: str, *rest: str | int) -> Reply:
@@ -161,7 +161,7 @@ class RunReader:
             raise self.explain(error) from error
 
     def explain(self, error: BlsError) -> BlsError:
-        """Give the error that readers raise for a refused key."""
+        """Return the error that readers raise for a refused key."""
         if getattr(error, "kind", "") == "wrong_type":
             return WrongTypeError(self.keys.events, "stream")
         return error

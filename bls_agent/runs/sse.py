@@ -98,7 +98,7 @@ def read_last_event_id(header: str | None, query: str | None = None) -> EventId 
 async def stream_status(
     store: EventStore, run_id: int, last_id: EventId | None = None
 ) -> int:
-    """Give the HTTP status that a request for the stream of a run is answered with.
+    """Return the HTTP status that a request for the stream of a run is answered with.
 
     200: there is something to send, or may be. 204: the client has every event of a run
     that has ended. 404: there is no such run. 410: there is none any more.
@@ -123,7 +123,7 @@ def event_frames(
     *,
     heartbeat: float = HEARTBEAT,
 ) -> EventFrames:
-    """Give what to send to one client, chunk by chunk, as it comes.
+    """Return what to send to one client, chunk by chunk, as it comes.
 
     First how soon to come back (``retry: 2000``), then the events behind the place, as
     many in a chunk as are there; a comment after each time without any, and while Redis

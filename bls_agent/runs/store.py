@@ -408,7 +408,7 @@ class EventStore(Store):
         return EventPage(events, events[0].id if len(found) > limit else None)
 
     async def tail(self, run_id: int) -> str:
-        """Give the id of the last event: what is read behind it is new.
+        """Return the id of the last event: what is read behind it is new.
 
         Returns:
             The id; ``0-0`` if there is no event.
@@ -419,7 +419,7 @@ class EventStore(Store):
         return BEGINNING if last is None else last.id
 
     def follow(self, run_id: int, last_id: str = BEGINNING) -> Follower:
-        """Give the events behind a place as they are written, each once, in order.
+        """Return the events behind a place as they are written, each once, in order.
 
         It waits for a run that does not exist yet, and through outages of Redis. A
         :class:`~bls_agent.runs.Gap` stands where events are missing, a
@@ -494,7 +494,7 @@ class EventStore(Store):
         return await describe_run(self._access.pool, run_id)
 
     async def exists(self, run_id: int) -> bool:
-        """Tell whether a run has events.
+        """Return whether a run has events.
 
         Raises as :meth:`get_events`.
         """

@@ -72,14 +72,14 @@ class EventBuffer:
         self.base = self.head = head
 
     def after(self, number: int, most: int) -> list[StreamEvent] | None:
-        """Give events from a number on; ``None`` if some of them are gone."""
+        """Return events from a number on; ``None`` if some of them are gone."""
         at = number - self.first
         if at < 0:
             return None
         return self._events[at : at + most]
 
     def locate(self, place: EventId) -> int | None:
-        """Give the number of the event right behind a place; ``None`` if unknown."""
+        """Return the number of the event right behind a place; ``None`` if unknown."""
         if place == self.head:
             return self.end
         if place == self.base:
@@ -163,7 +163,7 @@ class RunTopic:
         return 0.0 if self.needs_check else self.liveness.probe_at
 
     def is_wanted(self, now: float) -> bool:
-        """Tell whether a follower waits, or has waited within the last seconds."""
+        """Return whether a follower waits, or has waited within the last seconds."""
         return self._waiting > 0 or now - self._left_at < LINGER
 
     async def wait(self) -> None:

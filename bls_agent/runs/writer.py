@@ -272,7 +272,7 @@ class RunWriter:
             logger.warning(text, self.run_id, reason)
 
     def stats(self) -> RunWriterStats:
-        """Give every counter and state; from any thread."""
+        """Return every counter and state; from any thread."""
         buffered, writing = self._delivery.buffer.stats(), self._writing
         with self._lock:
             outside = Counter(self._outside)
@@ -355,7 +355,7 @@ class RunWriter:
         return self
 
     async def _withdraw(self, pool: WriterPool) -> None:
-        """Give back a lease that Redis may have given, after an opening that failed."""
+        """Release a lease that Redis may have granted, because the opening failed."""
         lease = self._run_lease
         if lease is not None:
             lease.finish()

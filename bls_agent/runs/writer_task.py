@@ -84,7 +84,7 @@ class HighWaterMarks:
         self._lock = threading.Lock()
 
     def of(self, run_id: int, now: float) -> tuple[int, str]:
-        """Give what the next event has to come after; an expired run begins anew."""
+        """Return what the next event has to come after; an expired run begins anew."""
         sequence, event_id, until = self._marks.get(run_id, _UNKNOWN)
         return (sequence, event_id) if now < until else (0, BEGINNING)
 
@@ -233,7 +233,7 @@ class RunLease(LeaseState):
         self.due = anyio.current_time() + self.ttl / RENEWALS
 
     def finish(self) -> None:
-        """Give up the lease here, without a request to Redis."""
+        """Drop the lease here, without a request to Redis."""
         self._task.cancel()
         self.end()
 

@@ -296,7 +296,7 @@ class _Watchdog:
                 logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
 
     def _open(self) -> list[LoopWatch]:
-        """Give what is to be watched; without any, the thread ends."""
+        """Return what is to be watched; without any, the thread ends."""
         with self._lock:
             found = [reference() for reference in self._watches.values()]
             watches = [watch for watch in found if watch and not watch.is_over]

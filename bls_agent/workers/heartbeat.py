@@ -96,7 +96,7 @@ def _check_least(name: str, seconds: float | None, rule: str) -> None:
 
 
 def _check_interval(interval: float | None, ttl: float) -> float:
-    """Give the seconds between two beats: a third of the TTL by default."""
+    """Return the seconds between two beats: a third of the TTL by default."""
     _check_least("interval", interval, f"at least {SHORTEST:g} s")
     if interval is not None and interval * 3 > ttl:
         rule = f"at most a third of ttl ({ttl:g} s)"
@@ -223,7 +223,7 @@ class Heartbeat:
             writer.write_soon([state])
 
     def stats(self) -> HeartbeatStats:
-        """Give every counter and state; from any thread."""
+        """Return every counter and state; from any thread."""
         state, writer, counts = self._state, self._writer, self._counts
         return HeartbeatStats(
             key=self._key,

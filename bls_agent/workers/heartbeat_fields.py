@@ -146,7 +146,7 @@ class WorkerHeartbeat:
         return parse_timestamp(self.timestamp)
 
     def to_dict(self) -> JSONObject:
-        """Give the fields in the contract's order."""
+        """Return the fields in the contract's order."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def to_json(self) -> str:
@@ -173,7 +173,7 @@ class WorkerHeartbeat:
             raise DecodeError("bad_field", payload, detail) from None
 
     def changed(self, **changes: Any) -> Self:
-        """Give a copy with other fields, made now; ConfigurationError if they do not fit."""
+        """Return a copy with other fields, made now; ConfigurationError if they do not fit."""
         names = [one.name for one in fields(self)]
         if unknown := changes.keys() - set(names):
             rule = f"its fields are {', '.join(names)}"
@@ -265,7 +265,7 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
         )
 
     def changed(self, **changes: Any) -> Self:
-        """Give a copy with other fields, made now."""
+        """Return a copy with other fields, made now."""
         other = super().changed(**changes)
         return replace(other, last_heartbeat=other.timestamp)
 

@@ -97,7 +97,7 @@ class HeartbeatState:
         self._logged_overwritten = False
 
     def value(self, status: WorkerStatus | None = None) -> bytes:
-        """Give the value as of now, perhaps with another status; from any thread."""
+        """Return the value as of now, perhaps with another status; from any thread."""
         changes = {} if status is None else {"status": status}
         return self._current.now.changed(**changes).to_json().encode()
 

@@ -376,7 +376,7 @@ class _Writers:
     def enter(
         self, endpoint: Endpoint, *, timeout: float, stall_after: float | None
     ) -> HeartbeatWriter:
-        """Give the running loop's writer for this Redis, and count one more user."""
+        """Return the running loop's writer for this Redis, and count one more user."""
         writers = self._by_loop.get(dict[object, HeartbeatWriter])
         key = (endpoint.address, _find_likeness(endpoint), timeout, stall_after)
         found = writers.get(key)
@@ -388,7 +388,7 @@ class _Writers:
         return found
 
     async def leave(self, writer: HeartbeatWriter) -> None:
-        """Give back a writer, in its event loop; the last user closes it."""
+        """Release a writer, in its event loop; the last user closes it."""
         writer.users -= 1
         if writer.users and not writer.is_over:
             return
@@ -400,7 +400,7 @@ class _Writers:
 
 
 def _find_likeness(endpoint: Endpoint) -> int:
-    """Give a number that is equal for the same servers and credentials."""
+    """Return a number that is equal for the same servers and credentials."""
     topology = endpoint.topology
     if topology is None:
         return endpoint.likeness or id(endpoint)

@@ -65,7 +65,7 @@ def read_days(members: Iterable[bytes]) -> tuple[set[date], int]:
 
 
 def list_days(name: str, days: Iterable[Day] | Day) -> set[date]:
-    """Give days as dates, one or many; ``name`` is the argument's, for the error."""
+    """Return days as dates, one or many; ``name`` is the argument's, for the error."""
     if isinstance(days, str | date):
         return {_check_day(name, days)}
     try:
@@ -75,7 +75,7 @@ def list_days(name: str, days: Iterable[Day] | Day) -> set[date]:
 
 
 def days_of(calendar: Iterable[Day]) -> set[date]:
-    """Give the days of a calendar, see :meth:`SyncProgress.summary`."""
+    """Return the days of a calendar, see :meth:`SyncProgress.summary`."""
     if not isinstance(calendar, tuple):
         return list_days("calendar", calendar)
     if len(calendar) != 2:  # noqa: PLR2004 - a start and an end
@@ -181,14 +181,14 @@ class SyncProgress(Store):
         return bool(await self._access.pool.call(key, "UNLINK"))
 
     async def contains(self, type: str, code: str, day: Day) -> bool:  # noqa: A002 - the schema's name
-        """Tell whether a day is synced."""
+        """Return whether a day is synced."""
         key, (only,) = _key(type, code), list_days("day", day)
         request = ("SISMEMBER", encode_key(key), only.isoformat())
         (found,) = await self._access.pool.read_many([request])
         return bool(checked_reply(found, key))
 
     async def dates(self, type: str, code: str) -> set[date]:  # noqa: A002 - the schema's name
-        """Give every day that is synced; empty if there is none, or no more.
+        """Return every day that is synced; empty if there is none, or no more.
 
         Members that are no dates are left out; :meth:`summary` counts them.
         """

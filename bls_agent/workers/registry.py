@@ -250,7 +250,7 @@ async def _judge_by_leases(
 
 
 def _refusal_in(left: Reply, value: Reply) -> RedisUnavailableError | None:
-    """Give the error if this key may not be read; a key of another type is shown."""
+    """Return the error if this key may not be read; a key of another type is shown."""
     for reply in (left, value):
         if isinstance(reply, RedisUnavailableError):
             if reply.kind == "no_permission":

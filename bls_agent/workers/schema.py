@@ -39,7 +39,7 @@ def _pattern(row: KeyTemplate) -> str:
 
 @cache
 def _list_patterns() -> dict[str, str]:
-    """Give one pattern for each kind of key that has fields, and two for namespaces."""
+    """Return one pattern for each kind of key that has fields, and two for namespaces."""
     found = {f"{n.upper()}_ALL": _pattern(row) for n, row in ROWS.items() if row.fields}
     return {"ALL_HEARTBEATS": "heartbeat:*", "ALL_GINKGO_KEYS": "ginkgo:*", **found}
 
@@ -79,7 +79,7 @@ class _Derived(type):
     _derive: Callable[[], Mapping[str, Any]]
 
     def _find(cls, name: str) -> Any:
-        """Give what a row implies, or suggest the nearest name."""
+        """Return what a row implies, or suggest the nearest name."""
         names = cls._derive()
         if name in names:
             return names[name]
@@ -141,7 +141,7 @@ class RedisTTL(metaclass=_Seconds):
 
 
 def extract_id_from_key(key: str | bytes, prefix: str) -> str:
-    """Give the id that a key names.
+    """Return the id that a key names.
 
     Args:
         key: The key, as text or as Redis gave it.

@@ -30,7 +30,7 @@ NO_TTL: Final = "no_ttl"
 
 
 def find_kind(key: bytes, kinds: Mapping[str, KeyTemplate]) -> str | None:
-    """Give the kind of heartbeat of a key; ``None`` for any other key."""
+    """Return the kind of heartbeat of a key; ``None`` for any other key."""
     return next((kind for kind, row in kinds.items() if row.match(key)), None)
 
 
@@ -120,7 +120,7 @@ class Worker:
         return encode_key(OWNER.locate(place=place_beside(self.key)))
 
     def judged(self, given: float) -> Self:
-        """Give a copy with the age that it has if its key was written with this TTL."""
+        """Return a copy with the age that it has if its key was written with this TTL."""
         age = None if self.ttl is None or self.ttl > given else given - self.ttl
         stale = age is not None and age >= given * STALE
         return replace(self, age=age, stale=stale)
@@ -135,7 +135,7 @@ class Worker:
 def _decode(
     kind: str, payload: bytes | None, largest: int
 ) -> tuple[WorkerHeartbeat | None, dict[str, Any], str]:
-    """Give a value as a heartbeat, as a dict, and what is wrong with it."""
+    """Return a value as a heartbeat, as a dict, and what is wrong with it."""
     if payload is None:
         return None, {}, "wrong_type"
     if len(payload) > largest:

@@ -142,7 +142,7 @@ class SecretNames:
         return Verdict.COUNTED if _counts(squeezed, words) else Verdict.SECRET
 
     def occur_in(self, data: bytes) -> bool:
-        """Tell quickly whether a secret's name may stand in UTF-8 bytes; never misses one."""
+        """Check quickly whether a secret's name may stand in UTF-8 bytes; never misses a secret."""
         search = self._search
         # Searched as text, a character for each byte: that is five times as fast.
         squeezed = data.translate(_LOWER, _PUNCTUATION).decode("latin-1")
@@ -171,7 +171,7 @@ class _Search(NamedTuple):
 
 
 def _counts(squeezed: str, words: set[str]) -> bool:
-    """Tell whether a number under this name may be a count or a measure."""
+    """Return whether a number under this name may be a count or a measure."""
     return (
         squeezed.startswith(_COUNT_STARTS)
         or squeezed.endswith(_COUNT_ENDS)
@@ -231,7 +231,7 @@ _ODD_URL: Final = re.compile(
 
 
 def holds_mark(text: str, marks: _Marks) -> bool:
-    """Tell whether one of the marks stands in a text."""
+    """Return whether one of the marks stands in a text."""
     for gate, beginnings in marks:
         if gate in text:
             for beginning in beginnings:
@@ -241,7 +241,7 @@ def holds_mark(text: str, marks: _Marks) -> bool:
 
 
 def _may_name(text: str) -> bool:
-    """Tell whether a text may hold a name and its value at all."""
+    """Return whether a text may hold a name and its value at all."""
     return (
         ":" in text
         or "=" in text
@@ -299,7 +299,7 @@ class Redactor:
         return self._names.extra
 
     def is_secret(self, name: str) -> bool:
-        """Tell whether a value under this name is a secret."""
+        """Return whether a value under this name is a secret."""
         return self._names.judge(name) is not Verdict.HARMLESS
 
     def text(self, text: str) -> str:
@@ -320,7 +320,7 @@ class Redactor:
         return text
 
     def suspects(self, payload: bytes) -> bool:
-        """Tell whether UTF-8 bytes need a closer look; never ``False`` for a secret."""
+        """Return whether UTF-8 bytes need a closer look; never ``False`` for a secret."""
         text = payload.decode("latin-1")  # a character for each byte
         if holds_mark(text, MARKS):
             return True
@@ -329,7 +329,7 @@ class Redactor:
         return self._names.occur_in(payload)
 
     def finds_nothing_in(self, metadata: Mapping[str, object]) -> bool:
-        """Tell quickly that flat metadata holds no secret; ``False``: look closer."""
+        """Return ``True`` if flat metadata surely holds no secret; ``False`` asks for a closer look."""
         harmless = self._harmless_names
         for name, value in metadata.items():
             if type(name) is not str:
@@ -384,7 +384,7 @@ class Redactor:
         return kept
 
     def _says_of_a_secret(self, fields: _Object) -> bool:
-        """Tell whether ``{"name": "DB_PASSWORD", "value": …}`` has a secret value.
+        """Return whether ``{"name": "DB_PASSWORD", "value": …}`` has a secret value.
 
         So have the errors that pydantic lists: the input, and what they say of it.
         """
@@ -439,7 +439,7 @@ def _patterns() -> Any:
 
 
 def _hide(value: object, verdict: Verdict) -> object:
-    """Give the stand-in of a secret's value; it shows whether there is a value."""
+    """Return the stand-in of a secret's value; it shows whether there is a value."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

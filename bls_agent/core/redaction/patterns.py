@@ -27,7 +27,7 @@ _NUMBERS: Final = re.compile(
 
 
 def is_kept(value: str, verdict: Verdict) -> bool:
-    """Tell whether a text under a secret's name reveals nothing of the secret."""
+    """Return whether a text under a secret's name reveals nothing of the secret."""
     if _KEPT.fullmatch(value):
         return True
     return verdict is Verdict.COUNTED and _NUMBERS.fullmatch(value) is not None
@@ -145,7 +145,7 @@ def _redact_encoded(found: re.Match[str]) -> str:
 
 
 def _match_end(pattern: re.Pattern[str], text: str, start: int) -> int:
-    """Give where a pattern that matches here ends; ``start`` if it does not match."""
+    """Return where a pattern that matches here ends; ``start`` if it does not match."""
     found = pattern.match(text, start)
     return found.end() if found else start
 
@@ -252,7 +252,7 @@ def _unescape_bytes(found: re.Match[str]) -> str:
 
 
 def _is_place(text: str, entry: re.Match[str], judge: _Judge) -> bool:
-    """Tell ``session.py:12`` and ``session-store:6379`` from a name and its value."""
+    """Distinguish ``session.py:12`` and ``session-store:6379`` from a name and its value."""
     if text.endswith(_OF_A_COMMAND, 0, entry.start()):
         return _ARGUMENT.match(text, entry.end()) is not None
     if entry["sign"] != ":" or entry["close"] or not _PORT.match(text, entry.end()):
@@ -268,7 +268,7 @@ def _is_place(text: str, entry: re.Match[str], judge: _Judge) -> bool:
 
 
 def _may_be_pair(text: str, entry: re.Match[str]) -> bool:
-    """Tell ``('password', …)`` and ``[(b'cookie', …)]`` from two words in a list."""
+    """Distinguish ``('password', …)`` and ``[(b'cookie', …)]`` from two words in a list."""
     return (
         not entry["pair"]
         or _PAIR.search(text, max(0, entry.start() - 3), entry.start()) is not None

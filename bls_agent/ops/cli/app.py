@@ -121,7 +121,7 @@ class _Group(TyperGroup):
 
 
 def _option(one: Any, texts: Texts) -> _Row:
-    """Give an option's names and its text; the parser has those of help in a set."""
+    """Return an option's names and its text; the parser has those of help in a set."""
     name = ", ".join(sorted(one.opts))
     if one.is_flag:
         return name, texts["opt_help"] if one.name == "help" else one.help
@@ -229,7 +229,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _localise(command: Any, texts: Texts, *path: str) -> None:
-    """Give a command, its parameters and its subcommands their texts."""
+    """Set the texts of a command, its parameters and its subcommands."""
     title = "_".join(["help", *path])
     command.help = texts[title]
     command.short_help = command.help.partition("\n")[0]

@@ -152,7 +152,7 @@ def _decide_outage(
 
 
 def _usage_text(error: Any, texts: Texts) -> str:
-    """Say what typer could not parse, in the reader's language where possible."""
+    """Return what typer could not parse, in the reader's language where possible."""
     param = getattr(error, "param", None)
     name = str(param.get_error_hint()) if param is not None else ""
     message = str(error.format_message())
@@ -185,7 +185,7 @@ _USAGE: Final = tuple(
 
 
 def normalise(invocation: Invocation, name: str) -> str:
-    """Give a name in the form NFC, in which agents write it, and say so if it was not.
+    """Return a name in the form NFC, in which agents write it; print a note if it was not.
 
     Some input methods and file names have another form that looks the same.
     """

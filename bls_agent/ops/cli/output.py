@@ -87,7 +87,7 @@ class Invocation:
     err: Screen  # standard error: progress, hints, errors
 
     def say(self, text: str, /, **values: object) -> str:
-        """Give a sentence of the catalogue."""
+        """Return a sentence of the catalogue."""
         return self.texts[text].format(**values)
 
     def hint(self, text: str, /, **values: object) -> None:
@@ -131,7 +131,7 @@ class Invocation:
 def status_cell(
     status: Status | None, texts: Texts, *, meaning_too: bool = True
 ) -> Cell:
-    """Give the contract's word for a status, with its meaning for people."""
+    """Return the contract's word for a status, with its meaning for people."""
     if status is None:
         return texts["status_none"], "dim"
     meaning = texts[f"status_{status.name}"]
@@ -141,12 +141,12 @@ def status_cell(
 
 
 def status_name(status: Status | None) -> str | None:
-    """Give the English name of a status, for programs: ``online``, ``fault``."""
+    """Return the English name of a status, for programs: ``online``, ``fault``."""
     return status.name.lower() if status is not None else None
 
 
 def now_clock(*, iso: bool = False) -> str:
-    """Give the current time: local for people, UTC as in the contract for programs."""
+    """Return the current time: local for people, UTC as in the contract for programs."""
     now = datetime.now(UTC)
     if iso:
         return format_timestamp(now.timestamp())

@@ -201,7 +201,7 @@ def kind_of(key: str) -> Kind:
 
 
 def project_of(kind: Kind) -> str:
-    """Give the project that a key belongs to, ``""`` if none."""
+    """Return the project that a key belongs to, ``""`` if none."""
     if kind.row in _CONSOLE_ROWS:
         return kind.fields["project"]
     place = kind.fields.get("place", "")

@@ -97,7 +97,7 @@ class Report:
         return sum(group.count for group in self.groups if group.severity is severity)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all of it as plain values, for JSON."""
+        """Return all of it as plain values, for JSON."""
         return {
             "healthy": self.healthy,
             "counts": {str(severity): self.count(severity) for severity in Severity},

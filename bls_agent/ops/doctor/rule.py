@@ -92,11 +92,11 @@ class Sample:
         return [one for one in self.objects if one is not None]
 
     def ask(self, *question: str) -> Any:
-        """Give the reply to one question, ``None`` if it was refused."""
+        """Return the reply to one question, ``None`` if it was refused."""
         return self.ask_all([question])[0]
 
     def ask_all(self, questions: Sequence[Question], refused: Any = None) -> list[Any]:
-        """Give the replies, and ``refused`` for each question that was refused.
+        """Return the replies, and ``refused`` for each question that was refused.
 
         Raises ``Unanswered`` before the questions were sent.
         """
@@ -159,7 +159,7 @@ def lacks_zone(timestamp: object) -> bool:
 
 
 def seconds_ahead(written: object, sample: Sample) -> float:
-    """Tell how far a timestamp is ahead of the server's clock, 0 without a zone."""
+    """Return how far a timestamp is ahead of the server's clock, 0 without a zone."""
     moment = parse_timestamp(written)
     if moment is None or lacks_zone(written):
         return 0.0
@@ -179,7 +179,7 @@ def show(value: object) -> str:
 
 
 def shown_if(is_bad: object, value: object) -> Values | None:
-    """Give the values of a finding that quotes a value, if it is bad."""
+    """Return the values of a finding that quotes a value, if it is bad."""
     return {"shown": show(value)} if is_bad else None
 
 
@@ -198,7 +198,7 @@ def is_number(text: bytes, digits: int = DIGITS) -> bool:
 
 
 def text_of(payload: bytes) -> str:
-    """Give the text; bytes that are not UTF-8 are surrogates, as in keys."""
+    """Return the text; bytes that are not UTF-8 are surrogates, as in keys."""
     return payload.decode("utf-8", "surrogateescape")
 
 
@@ -240,7 +240,7 @@ def bad_objects(is_bad: Callable[[JSONObject], bool]) -> Check:
 def count_bad(
     found: Sequence[object], sample: Sample, asked: int = sys.maxsize
 ) -> Values | None:
-    """Give the values of a finding about some of the elements that were looked at."""
+    """Return the values of a finding about some of the elements that were looked at."""
     if not found:
         return None
     read = len(sample.items) or len(sample.pairs) or len(sample.entries)

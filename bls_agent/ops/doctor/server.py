@@ -71,7 +71,7 @@ class Facts:
         return tuple(int(part) for part in parts if part.isdecimal())
 
     def number(self, name: str) -> int:
-        """Give a number of INFO or CONFIG, 0 if it is missing."""
+        """Return a number of INFO or CONFIG, 0 if it is missing."""
         told = self.info.get(name) or self.config.get(name, "")
         return int(told) if told.isdecimal() else 0
 
@@ -118,7 +118,7 @@ class Server:
         )
 
     async def _measure(self, clock: Callable[[], float]) -> tuple[float, float]:
-        """Give the seconds of a round trip, and those by which the clock is ahead."""
+        """Return the seconds of a round trip, and those by which the clock is ahead."""
         trips: list[float] = []
         offsets = [0.0]
         for _ in range(PINGS):
@@ -178,7 +178,7 @@ def _read_info(reply: bytes) -> dict[str, str]:
 def answered(
     asked: Iterable[Question], replies: Iterable[Reply]
 ) -> dict[Question, Reply]:
-    """Give the replies by what was asked; refused ones are omitted."""
+    """Return the replies by what was asked; refused ones are omitted."""
     pairs = zip(asked, replies, strict=True)
     return {request: reply for request, reply in pairs if not _refusal(reply)}
 

@@ -276,7 +276,7 @@ class Fleet:
         return {name: state for name, state in projects if name not in self._hidden}
 
     async def _scan(self) -> AsyncGenerator[set[str]]:
-        """Give the names of projects, step by step through all keys."""
+        """Yield the names of projects, step by step through all keys."""
         async with aclosing(self._pool.scan_steps(PATTERN)) as steps:
             async for keys in steps:
                 found = (row.parse(key) for key in keys for row in TEMPLATES)
@@ -380,7 +380,7 @@ def _record_status(
 
 
 def _readable(reply: Reply) -> Reply:
-    """Give the reply; ``None`` for a key of another type, or one not to be read."""
+    """Return the reply; ``None`` for a key of another type, or one not to be read."""
     if not isinstance(reply, RedisUnavailableError):
         return reply
     if reply.kind not in (WRONG, FORBIDDEN):

@@ -96,6 +96,6 @@ class LogTail:
 
 
 def written_at(entry: LogEntry) -> float | None:
-    """Give the Unix seconds of a record's timestamp."""
+    """Return the Unix seconds of a record's timestamp."""
     moment = parse_timestamp(entry.timestamp)
     return None if moment is None else moment.timestamp()

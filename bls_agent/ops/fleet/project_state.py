@@ -294,7 +294,7 @@ class ProjectState:
         return not self._was_seen or now - self.empty_since >= KEPT
 
     def view(self, at: Moment) -> ProjectView:
-        """Give the project as it is now."""
+        """Return the project as it is now."""
         status, text = self._read_status()
         return ProjectView(
             project=self.project,
@@ -329,7 +329,7 @@ class ProjectState:
 
 
 def _unix_of(entry: LogEntry, at: Moment) -> float:
-    """Give the Unix time of a record; without a timestamp it is that of the look."""
+    """Return the Unix time of a record; without a timestamp it is that of the look."""
     written = written_at(entry)
     return at.unix if written is None else written
 
@@ -378,11 +378,11 @@ class Freshness:
             self.exact = False
 
     def left(self, now: float) -> float | None:
-        """Give the seconds until the status expires; ``None`` if it does not."""
+        """Return the seconds until the status expires; ``None`` if it does not."""
         return None if self.ttl is None else max(0.0, self.ttl - (now - self._at))
 
     def age(self, now: float) -> float | None:
-        """Give the seconds since the status was written; ``None`` if unknown."""
+        """Return the seconds since the status was written; ``None`` if unknown."""
         left = self.left(now)
         if left is None or math.isinf(self._given):
             return None

@@ -179,7 +179,7 @@ class Sessions:
         return token
 
     def find(self, token: str, now: float) -> Session | None:
-        """Give the session of a token; this counts as a use."""
+        """Return the session of a token; this counts as a use."""
         key = self._digest(token)
         session = self._sessions.pop(key, None)
         if session is None:

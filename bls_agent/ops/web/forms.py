@@ -291,7 +291,7 @@ class HelpCache:
         self._manuals: OrderedDict[str, Manual] = OrderedDict()
 
     def get(self, project: str, now: float) -> Manual | None:
-        """Give a cached answer that is not too old."""
+        """Return a cached answer that is not too old."""
         manual = self._manuals.get(project)
         if manual is None or now - manual.told_at > KEPT:
             return None
@@ -364,7 +364,7 @@ def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
 
 
 def _read_field_value(field: Field, typed: Mapping[str, str]) -> JSONObject:
-    """Give the argument of a field, none where it is left empty."""
+    """Return the argument of a field, none where it is left empty."""
     if field.nullable and typed.get(f"null.{field.name}"):
         return {field.name: None}
     text = typed.get(f"arg.{field.name}", "").replace("\r\n", "\n")

@@ -57,7 +57,7 @@ def show_name(name: str) -> str:
 
 
 def project_path(name: str) -> str:
-    """Give the address of a project's page."""
+    """Return the address of a project's page."""
     quoted = quote_name(name)
     if name in UNSPEAKABLE:
         return f"{PROJECTS}?{FIELD}={quoted}"
@@ -190,7 +190,7 @@ def _wrong_project(fields: Mapping[str, object]) -> dict[str, str]:
 
 
 def _checks(fields: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """Give each other field's name, whether it is good, and what it has to be."""
+    """Yield each other field's name, whether it is good, and what it has to be."""
     good, rule = _check_text(fields.get("command"), LONGEST_COMMAND)
     yield "command", good, rule if "command" in fields else "it is missing"
     args, record = fields.get("args"), fields.get("record")
@@ -241,7 +241,7 @@ def _is_number(text: str, digits: int) -> bool:
 
 
 def media_type(request: Request) -> str:
-    """Give the media type of a body, without parameters; ``""`` if it has none."""
+    """Return the media type of a body, without parameters; ``""`` if it has none."""
     kind = request.headers.get("content-type", "")
     return kind.partition(";")[0].strip().lower()
 
@@ -263,7 +263,7 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def route_path(request: Request) -> str:
-    """Give the path without the part that the proxy cuts off."""
+    """Return the path without the part that the proxy cuts off."""
     path: str = request.scope["path"]
     root: str = request.scope.get("root_path", "")
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
@@ -326,7 +326,7 @@ def list_answer(
 
 
 def status_of(error: BlsError) -> int:
-    """Give the HTTP status of an error of ours."""
+    """Return the HTTP status of an error of ours."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 

@@ -101,7 +101,7 @@ def refuse(
     json: bool = False,
     data: bool = False,
 ) -> str:
-    """Give the reason to refuse a request, ``""`` if it may pass.
+    """Return the reason to refuse a request, ``""`` if it may pass.
 
     ``own`` is our origin as this request sees it, ``origin`` what ``Origin`` says,
     ``site`` and ``mode`` what ``Sec-Fetch-Site`` and ``Sec-Fetch-Mode`` say. ``json``:
@@ -139,7 +139,7 @@ def _canonical(origin: str) -> tuple[str, str, str] | str:
 
 
 def local_target(path: str, *, default: str = "/") -> str:
-    """Give the path to go to after the login, never one that leads to another site."""
+    """Return the path to go to after the login, never one that leads to another site."""
     plain = path.startswith("/") and path.isprintable() and path.isascii()
     if not plain or path[1:2] in {"/", "\\"} or "\\" in path:
         return default

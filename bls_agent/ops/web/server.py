@@ -357,7 +357,7 @@ def _answers(path: Path) -> bool:
 
 
 def urls_of(config: WebConfig, sockets: Sequence[socket.socket]) -> list[str]:
-    """Give the addresses to open in a browser."""
+    """Return the addresses to open in a browser."""
     scheme = "https" if config.tls else "http"
     if config.unix_socket is not None:
         return [f"unix:{config.unix_socket}"]

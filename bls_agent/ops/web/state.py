@@ -99,7 +99,7 @@ class WebState:
 
 
 def web_state(request: Request) -> WebState:
-    """Give the console's state of a request."""
+    """Return the console's state of a request."""
     state: WebState = request.app.state.web
     return state
 
@@ -122,7 +122,7 @@ def is_secure(request: Request) -> bool:
 
 
 async def existing_project(request: Request, project: str) -> str:
-    """Give the name of an existing project, or raise 404."""
+    """Return the name of an existing project, or raise 404."""
     if not await is_known(request, project):
         raise HTTPException(404, "there is no such project")
     return project
@@ -197,7 +197,7 @@ async def forget_project(
 
 
 def crawl_queue(request: Request, shown: str) -> RequestQueue:
-    """Give a crawl queue by its name in addresses: ``project:spider``."""
+    """Return a crawl queue by its name in addresses: ``project:spider``."""
     name = Namespace.parse(shown)
     return RequestQueue(web_state(request).config.redis, name.project, name.spider)
 

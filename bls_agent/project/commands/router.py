@@ -318,7 +318,7 @@ def add_builtins(
         return [handler.describe() for handler in router.list_handlers()]
 
     async def stats() -> JSONObject:
-        """Give every counter and state of the agent."""
+        """Return every counter and state of the agent."""
         return read_stats()
 
     async def set_log_level(

@@ -134,7 +134,7 @@ class CommandRunner:
         return None if outcome is None else self._report(outcome)
 
     def _accept(self, message: Message) -> Command | Outcome | None:
-        """Give the command to run, or the outcome of a message that is not run."""
+        """Return the command to run, or the outcome of a message that is not run."""
         if not message.on_start(message):
             return None
         if message.preset_outcome is not None:

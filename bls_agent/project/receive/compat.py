@@ -182,7 +182,7 @@ class AutoReceiver(Receiver):
         await self._compat.settle(message)
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
-        """Give back what BLPOP took; all other messages are still in the list."""
+        """Put back what BLPOP took; all other messages are still in the list."""
         taken = [one for one in messages if one.mode == BlockingReceiver.mode]
         return await self._blocking.give_back(taken)
 

@@ -256,7 +256,7 @@ def _is_running(item: tuple[Message, HeldCommand]) -> bool:
 
 
 class Reclaimer:
-    """Gives back to the control list what dead processes have taken."""
+    """Puts back into the control list what dead processes have taken."""
 
     def __init__(
         self,

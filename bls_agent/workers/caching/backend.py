@@ -51,7 +51,7 @@ class Availability:
         self.failures = 0
 
     def probe_is_due(self) -> bool:
-        """Tell whether the caller shall send a probe; then no other caller shall."""
+        """Return whether the caller shall send a probe; then no other caller shall."""
         now = time.monotonic()
         if not self.away or now < self._probe_at:
             return False
@@ -100,7 +100,7 @@ class CacheBackend:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def fetch(self, function: CachedFunction, key: str) -> list[Reply] | None:
-        """Give the replies to a read; ``None`` if Redis is away."""
+        """Return the replies to a read; ``None`` if Redis is away."""
         requests, replies = function.read_requests(key), None
         if not self.availability.away:
             replies = await self._ask(requests)
@@ -218,7 +218,7 @@ class DistributedLock:
         self._renewing: asyncio.Task[None] | None = None
 
     async def enter(self, read: Callable[[], Awaitable[Found]]) -> Found | None:
-        """Give another process's result; ``None`` if the caller shall compute.
+        """Return another process's result; ``None`` if the caller shall compute.
 
         Then it has the lock, or Redis is away, or the time is up.
         """

@@ -50,7 +50,7 @@ class CacheDecorator(Protocol):
     """Keeps the results of a function; its type stays."""
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
-        """Give the function that looks into the cache first."""
+        """Return the function that looks into the cache first."""
         ...
 
 
@@ -298,7 +298,7 @@ class FunctionCache(Store):
         return removed
 
     def stats(self, function: Callable[..., Any] | None = None, /) -> CacheStats:
-        """Give the counters of the cache, or of one of its functions, in this process."""
+        """Return the counters of the cache, or of one of its functions, in this process."""
         if function is None:
             return self._counts.show()
         return _unwrap(self, function, ())[0].counts.show()
@@ -342,7 +342,7 @@ async def _clear_all(pool: ConnectionPool, name: str) -> int:
 
 
 async def _is_of(pool: ConnectionPool, name: str, key: bytes, end: Reply) -> bool:
-    """Tell whether an entry is a function's: by its end if this package wrote it."""
+    """Return whether an entry is a function's: by its end if this package wrote it."""
     text = key.decode("utf-8", "surrogateescape")
     try:
         if not checked_reply(end, text).endswith(b'"func_name":%b}' % encode(name)):

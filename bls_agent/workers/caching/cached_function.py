@@ -93,7 +93,7 @@ class Counts:
             self._parent.add(name, reason)
 
     def show(self) -> CacheStats:
-        """Give a snapshot."""
+        """Return a snapshot."""
         fields: dict[str, Any] = {"not_stored": {}, "discarded": {}}
         for (name, reason), number in self._counted.copy().items():
             if reason:
@@ -213,7 +213,7 @@ class CachedFunction:
         self.writes.clear()
 
     def key_of(self, args: Sequence[object], kwargs: dict[str, Any]) -> str | None:
-        """Give the key for a call, or ``None`` if the function cannot be called so."""
+        """Return the key for a call, or ``None`` if the function cannot be called so."""
         try:
             return self._prefix + self.arguments.digest(args, kwargs)
         except MisfitError:
@@ -225,7 +225,7 @@ class CachedFunction:
 
     @contextmanager
     def storing(self, generation: int) -> Generator[bool]:
-        """Tell whether a result may be written that was begun in this generation."""
+        """Return whether a result may be written that was begun in this generation."""
         mine = object()
         self.writes.add(mine)  # before the comparison: clear() compares in reverse
         try:
@@ -234,7 +234,7 @@ class CachedFunction:
             self.writes.discard(mine)
 
     def read_requests(self, key: str) -> tuple[Request, ...]:
-        """Give the requests that read an entry."""
+        """Return the requests that read an entry."""
         if self.policy.reads_ttl:
             return (("GET", key), ("PTTL", key))
         return (("GET", key),)
@@ -258,7 +258,7 @@ class CachedFunction:
         return Found(value, left, True, payload)  # noqa: FBT003 - by name costs 1 µs
 
     def unpack(self, payload: bytes) -> Any:
-        """Give the result that was stored, or raise :class:`BrokenEntryError`."""
+        """Return the result that was stored, or raise :class:`BrokenEntryError`."""
         value = decode_entry(self.name, payload)
         if self.load is None:
             return value
@@ -291,7 +291,7 @@ class CachedFunction:
             raise _UnstorableError("dump", f"dump raised {error!r}") from error
 
     def is_due(self, left: float) -> bool:
-        """Tell whether this caller shall have a new value computed before the end.
+        """Return whether this caller shall have a new value computed before the end.
 
         By chance in the first half of the time for it: a fleet does not begin at once.
         """
@@ -430,7 +430,7 @@ def _check_keys(mapping: Mapping[object, object]) -> None:
 
 
 def decode_entry(name: str, payload: bytes) -> Any:
-    """Give the result in an entry of the function of this name."""
+    """Return the result in an entry of the function of this name."""
     try:
         entry = decode_object(payload)
     except DecodeError:

@@ -61,7 +61,7 @@ class _SharedLoop:
         return self._thread is not None and self._thread.is_here
 
     def find(self) -> LoopThread:
-        """Give the thread; raise ``RedisUnavailableError`` if the interpreter ends."""
+        """Return the thread; raise ``RedisUnavailableError`` if the interpreter ends."""
         with self._lock:
             if self._thread is None:
                 register(self)
@@ -111,7 +111,7 @@ _COMPUTING: Final = ContextVar[tuple[_Flight, ...]]("computing", default=())
 
 
 def _is_circular(flight: _Flight) -> bool:
-    """Tell whether the running code would wait for itself if it waited for this one."""
+    """Return whether the running code would wait for itself if it waited for this one."""
     inside, seen, left = _COMPUTING.get(), set[int](), [flight]
     while left:
         one = left.pop()
@@ -133,7 +133,7 @@ class _LoopCalls:
         self.early: dict[str, _Flight] = {}
 
     async def call(self, job: _Job) -> Outcome:
-        """Give the outcome of a coroutine function."""
+        """Return the outcome of a coroutine function."""
         while True:
             mine = _Flight(job)
             outcome = await self.claim(mine)
@@ -144,7 +144,7 @@ class _LoopCalls:
                 return outcome
 
     async def claim(self, mine: _Flight) -> Outcome | None:
-        """Give another flight's outcome, or a hit; ``None``: compute, and end this."""
+        """Return another flight's outcome, or a hit; ``None``: compute, and end this."""
         waits = mine.job.waits
         while flight := self.by_key.get(mine.key):
             waits = waits and not _is_circular(flight)
@@ -165,7 +165,7 @@ class _LoopCalls:
         return mine.outcome
 
     async def _find(self, mine: _Flight, *, waits: bool) -> Outcome | None:
-        """Give the stored value, or one that is being computed elsewhere."""
+        """Return the stored value, or one that is being computed elsewhere."""
         job = mine.job
         mine.found = found = await self._read(job)
         if found.fresh:
@@ -378,7 +378,7 @@ class CacheCalls:
     async def call(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Give the stored result, compute it, or wait for the call that computes it."""
+        """Return the stored result, compute it, or wait for the call that computes it."""
         run = partial(function.function, *args, **kwargs)
         key = function.key_of(args, kwargs)
         if key is None:
@@ -440,7 +440,7 @@ class CacheCalls:
             wait_for(thread.begin(here.settle, flight, outcome))
 
     def _find_thread(self) -> tuple[LoopThread, _LoopCalls]:
-        """Give the shared thread, and the flights in its event loop."""
+        """Return the shared thread, and the flights in its event loop."""
         if self._shared is None:
 
             async def find() -> _LoopCalls:

@@ -38,7 +38,7 @@ class NoCanonicalFormError(Exception):
 
 
 def canonical_form(value: object, depth: int = 0) -> JSONValue:
-    """Give the tree for a value: one of ``_FORMS``, an enum, a dataclass."""
+    """Return the tree for a value: one of ``_FORMS``, an enum, a dataclass."""
     form = _FORMS.get(type(value))
     if form is not None:
         return form(value, depth)
@@ -51,7 +51,7 @@ def canonical_form(value: object, depth: int = 0) -> JSONValue:
 
 
 def _is_whole_in_its_fields(value: object) -> bool:
-    """Tell whether it is a dataclass itself; a plain subclass may hold more."""
+    """Return whether it is a dataclass itself; a plain subclass may hold more."""
     if not dataclasses.is_dataclass(value) or isinstance(value, (type, *_FORMS)):
         return False
     return "__dataclass_fields__" in vars(type(value))
@@ -123,7 +123,7 @@ def _key(key: object) -> str:
 
 
 def _moment(value: datetime | time, _: int) -> JSONValue:
-    """Give a moment with its zone, and which of two it is when clocks are set back."""
+    """Return a moment with its zone, and which of two it is when clocks are set back."""
     form: JSONValue = [value.isoformat(), value.fold, _zone(value.tzinfo, value)]
     return {f"!{type(value).__name__}": form}
 
@@ -234,7 +234,7 @@ class Arguments:
                     self._form(each, default)
 
     def digest(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """Give 64 hexadecimal digits, the same wherever the function is called so."""
+        """Return 64 hexadecimal digits, the same wherever the function is called so."""
         if self._key is not None:
             self._bind_exactly(args, kwargs)
             found: JSONValue = [self._form("key", self._key(*args, **kwargs))]

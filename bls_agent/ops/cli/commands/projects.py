@@ -197,7 +197,7 @@ def summary(views: Collection[ProjectView], texts: Texts) -> str:
 def project_cells(
     view: ProjectView, texts: Texts, *, people: bool = True
 ) -> Mapping[str, Cell]:
-    """Give the fields of one project, for people or for programs."""
+    """Return the fields of one project, for people or for programs."""
     if view.presence is Presence.FRESH:
         known = view.age_exact or view.age is None
         age: Cell = f"{'' if known else '~'}{span(view.age)}"
@@ -235,7 +235,7 @@ def _shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) 
 
 
 def freshness(view: ProjectView, texts: Texts) -> str:
-    """Say how far the status can be believed."""
+    """Return how far the status can be believed."""
     if not exists(view):
         return texts["presence_absent"]
     values = {"age": span(view.age), "ttl": span(view.ttl)}

@@ -120,7 +120,7 @@ def is_well(run: RunSummary) -> bool:
 def run_cells(
     run: RunSummary, texts: Texts, now: float, *, people: bool = True
 ) -> Mapping[str, Cell]:
-    """Give the fields of a run; for people in words, and cut."""
+    """Return the fields of a run; for people in words, and cut."""
     state, style = run.state, STATE_STYLES[run.state]
     shown = texts[f"run_state_{state.value}"] if people else state.value
     about = (
@@ -254,7 +254,7 @@ class _Printer:
 
 
 def text_of(event: StreamEvent) -> str | None:
-    """Give the text that a language model streamed; ``None`` for other events."""
+    """Return the text that a language model streamed; ``None`` for other events."""
     if event.name != "llm.stream":
         return None
     told = (event.data.get(name) for name in TEXT_FIELDS)

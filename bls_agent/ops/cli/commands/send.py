@@ -128,7 +128,7 @@ def signature(told: _Schema) -> str:
 
 
 def _arguments(told: _Schema) -> Iterator[tuple[str, str, str, bool, str]]:
-    """Give name, type, default, whether it is required, and description of each.
+    """Yield name, type, default, whether it is required, and description of each.
 
     Other agents may send anything.
     """

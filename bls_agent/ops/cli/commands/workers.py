@@ -162,7 +162,7 @@ async def _show_live(
 
 
 def _status_of(worker: Worker) -> WorkerStatus | None:
-    """Give the worker's own status, if it is one of the contract's words."""
+    """Return the worker's own status, if it is one of the contract's words."""
     if worker.heartbeat is not None:
         return worker.heartbeat.status
     said = worker.raw.get("status")
@@ -201,7 +201,7 @@ def count_workers(workers: Sequence[Worker], texts: Texts) -> str:
 def worker_cells(
     worker: Worker, texts: Texts, *, people: bool = True, later: float = 0.0
 ) -> Mapping[str, Cell]:
-    """Give the fields of a worker that was seen that many seconds ago.
+    """Return the fields of a worker that was seen that many seconds ago.
 
     For people they are in words, and cut.
     """

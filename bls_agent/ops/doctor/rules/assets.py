@@ -123,7 +123,7 @@ def _strange_members(sample: Sample) -> Values | None:
 
 
 def _ask_entries(sample: Sample) -> Iterator[tuple[bytes, list[bytes | None]]]:
-    """Give entries of the index with the same fields of their metadata."""
+    """Return entries of the index with the same fields of their metadata."""
     entries = list(sample.pairs)[:ASKED]
     names = ("id", *SUMMARY[1:4])
     questions = [("HMGET", _metadata_of(one), *names) for one in entries]

@@ -91,7 +91,7 @@ def tidy_name(text: str) -> str:
 
 
 def name_fault(project: str) -> str:
-    """Give the rule for which agents refuse a project's name, ``""`` if none."""
+    """Return the rule for which agents refuse a project's name, ``""`` if none."""
     try:
         check_name("project", project)
     except ConfigurationError as error:

@@ -75,7 +75,7 @@ def _is_odd_data(data: bytes) -> bool:
 
 
 def _sequences(sample: Sample) -> list[int]:
-    """Give the sequence numbers, oldest first; other values are left out."""
+    """Return the sequence numbers, oldest first; other values are left out."""
     written = [event.get(b"sequence", b"") for _, event in reversed(sample.entries)]
     return [int(one) for one in written if is_number(one)]
 
@@ -85,7 +85,7 @@ def _other_id(sample: Sample) -> Values | None:
 
 
 def _keys(sample: Sample) -> RunKeys | None:
-    """Give the keys of the run that a stream or its books belong to."""
+    """Return the keys of the run that a stream or its books belong to."""
     place = sample.fields.get("place")
     key = sample.key if place is None else key_beside(place)
     run_id = run_id_of(encode_key(key))
@@ -117,7 +117,7 @@ def _kept_for_ever(sample: Sample) -> Values | None:
 
 
 def _newest(sample: Sample) -> tuple[bytes, _Event, float]:
-    """Give the id of the newest event, the event, and the seconds since by its id."""
+    """Return the id of the newest event, the event, and the seconds since by its id."""
     if not sample.entries:
         return b"", {}, 0.0
     number, event = sample.entries[0]

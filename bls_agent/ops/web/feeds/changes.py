@@ -101,7 +101,7 @@ class Journal:
         return self._count - len(self._changes)
 
     def changes(self, project: str, after: int, limit: int) -> list[StatusChange]:
-        """Give the newest changes after a number; ``""`` stands for all projects."""
+        """Return the newest changes after a number; ``""`` stands for all projects."""
         found = [
             change
             for change in self._changes

@@ -39,7 +39,7 @@ _Rates = tuple[float, float]
 
 
 def rates_between(before: QueueStats | None, now: QueueStats | None) -> _Rates | None:
-    """Give the requests per second that were pushed and taken between two looks.
+    """Return the requests per second that were pushed and taken between two looks.
 
     ``None`` for the first look, and where the counters began anew in between.
     """

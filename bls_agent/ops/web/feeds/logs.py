@@ -141,7 +141,7 @@ class LogFeeds:
 
     @contextmanager
     def join(self, project: str) -> Generator[LogFeed]:
-        """Give the feed of a project's log, for as long as the block lasts."""
+        """Return the feed of a project's log, for as long as the block lasts."""
         feed = self._feeds.get(project)
         if feed is None or feed.error is not None:
             feed = self._feeds[project] = LogFeed(self, project)

@@ -85,7 +85,7 @@ class Ring:
         self.wake()
 
     def since(self, place: int, size: float = math.inf) -> tuple[list[Item], int]:
-        """Give the items from a place on, and how many before them are dropped.
+        """Return the items from a place on, and how many before them are dropped.
 
         At most ``size`` bytes at once; an item that is longer comes alone.
         """
@@ -194,17 +194,17 @@ class SharedWatch(Shared, Generic[_Thing]):
     @staticmethod
     @abstractmethod
     def place_of(card: JSONObject) -> tuple[JSONValue, ...]:
-        """Give the place of a card in the order of the page."""
+        """Return the place of a card in the order of the page."""
 
     def _differs(self, one: _Thing, before: _Thing) -> bool:
         return one != before
 
     def _more(self) -> JSONObject:
-        """Give what followers are sent beside cards."""
+        """Return what followers are sent beside cards."""
         return {}
 
     def seconds_since(self, key: str) -> float:
-        """Give the age of what was seen, which its own ages do not include."""
+        """Return the age of what was seen, which its own ages do not include."""
         now = anyio.current_time()
         return now - self._seen_at.get(key, now)
 
@@ -332,7 +332,7 @@ def pause_after(began: float, least: float) -> float:
 
 
 def clock() -> float:
-    """Give the seconds since 1970, as the ids of events count them."""
+    """Return the seconds since 1970, as the ids of events count them."""
     return time.time()  # noqa: TID251 - the outermost place
 
 

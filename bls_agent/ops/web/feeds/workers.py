@@ -89,7 +89,7 @@ def _figures_of(worker: Worker) -> list[tuple[str, str]]:
 
 
 def _unread_text(worker: Worker) -> str:
-    """Give the raw value, unless the figures cover it."""
+    """Return the raw value, unless the figures cover it."""
     if worker.heartbeat is not None or not worker.raw:
         return ""
     raw: Any = worker.raw.get("raw") if worker.raw.keys() == {"raw"} else worker.raw

@@ -111,7 +111,7 @@ async def _show_changes(request: Request) -> Response:
 
 
 async def _show_card(request: Request) -> Response:
-    """Give a project's card as JSON, as the wallboard's stream does."""
+    """Return a project's card as JSON, as the wallboard's stream does."""
     project = project_in_query(request.scope)
     fleet = web_state(request).fleet
     await fleet.ready()
@@ -123,7 +123,7 @@ _NOT_ASKED: Final = Manual(entries=(), told_at=0.0, asked=False)
 
 
 async def _show_commands(request: Request) -> Response:
-    """Give the form of the chosen command, or the commands to choose from."""
+    """Return the form of the chosen command, or the commands to choose from."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
     note = ""
@@ -137,7 +137,7 @@ async def _show_commands(request: Request) -> Response:
 
 
 async def _find_manual(request: Request, project: str) -> Manual:
-    """Give the cached answer to ``help``, or the one in the log; ask no agent."""
+    """Return the cached answer to ``help``, or the one in the log; ask no agent."""
     state = web_state(request)
     if manual := state.manuals.get(project, time.monotonic()):
         return manual

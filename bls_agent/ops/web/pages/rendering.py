@@ -57,7 +57,7 @@ def choose_page_language(
 
 
 def _by_header(accepted: str) -> str:
-    """Give the language of ours with the highest weight, ``""`` if there is none."""
+    """Return the language of ours with the highest weight, ``""`` if there is none."""
     weighed: list[tuple[float, str]] = []
     for wanted in accepted.split(",")[:MOST_RANGES]:
         tag, _, parameter = wanted.partition(";")
@@ -76,7 +76,7 @@ def _weight(parameter: str) -> float:
 
 
 def in_other_language(query: str, language: str) -> str:
-    """Give the address of the same page in another language, relative to it."""
+    """Return the address of the same page in another language, relative to it."""
     pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
     kept = [(name, value) for name, value in pairs[:MOST_FIELDS] if name != "lang"]
     fields = [("lang", language), *kept]
@@ -84,7 +84,7 @@ def in_other_language(query: str, language: str) -> str:
 
 
 def say_age(texts: Texts, seconds: float) -> str:
-    """Say how long ago something was, as the scripts of the pages do."""
+    """Return how long ago something was, as the scripts of the pages do."""
     if seconds < 1:
         return texts["js_age_now"]
     for limit, unit, length in _UNITS:
@@ -147,7 +147,7 @@ def _language_of(request: Request) -> str:
 
 
 def texts_of(request: Request) -> Texts:
-    """Give the catalogue in the language of an answer."""
+    """Return the catalogue in the language of an answer."""
     return _texts(_language_of(request))
 
 
@@ -169,7 +169,7 @@ def render(
 
 
 def render_if_new(request: Request, template: str, **values: Any) -> Response:
-    """Give a part of a page, or 204 if the version that the page names is the same."""
+    """Return a part of a page, or 204 if the version that the page names is the same."""
     answer = render(request, template, **values)
     seen = hashlib.sha256(answer.body).hexdigest()[:16]
     if request.query_params.get("seen") == seen:
