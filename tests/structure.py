@@ -20,6 +20,7 @@ import bls_agent
 
 PACKAGE = Path(bls_agent.__file__).parent
 EXCEPTIONS = Path(__file__).with_name("exceptions.toml")
+LISTS = ("folder_circles", "only_children", "crowded_classes")
 
 # Words of our own that a reader from the field does not know; see CONTRIBUTING.md.
 PRIVATE_WORDS = {
@@ -28,6 +29,12 @@ PRIVATE_WORDS = {
     *("holdings", "home", "homes", "lane", "lanes", "life", "lives", "looks", "owed"),
     *("parts", "places", "rival", "rivals", "said", "twin", "twins", "voice", "voices"),
 }
+
+# Names that hide what a variable holds, and first words of a docstring that hide what a
+# function does: it returns, yields, checks, logs or drops.
+HIDING_WORDS = {"told", "said", "gone", "late", "whose"}
+HIDING_HEADS = {"give", "gives", "tell", "tells", "say", "says"}
+ATTRIBUTES = 15  # of a class; more need a reason in its docstring, with this word
 
 Trees = Mapping[str, ast.Module]  # dotted name → what stands in the module
 Graph = Mapping[str, Iterable[str]]
@@ -202,6 +209,62 @@ def private_words(trees: Trees) -> dict[str, list[str]]:
     return {word: sorted(names) for word, names in sorted(found.items())}
 
 
+def hiding_names(tree: ast.Module) -> list[str]:
+    """Find variables, arguments and attributes whose names hide what they hold."""
+    return [
+        name
+        for node in ast.walk(tree)
+        if (name := _bound_name(node)) and HIDING_WORDS & set(name.lower().split("_"))
+    ]
+
+
+def _bound_name(node: ast.AST) -> str:
+    match node:
+        case ast.arg(arg=name):
+            return name
+        case ast.Name(id=name, ctx=ast.Store()):
+            return name
+        case ast.Attribute(attr=name, ctx=ast.Store()):
+            return name
+        case _:
+            return ""
+
+
+def hiding_heads(tree: ast.Module) -> list[str]:
+    """Find docstrings whose first word hides what a function or class does."""
+    return [
+        text.partition("\n")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node) or "")
+        and text.split()[0].lower() in HIDING_HEADS
+    ]
+
+
+def crowded_classes(trees: Trees) -> list[str]:
+    """Find classes of too many attributes without the reason in their docstrings."""
+    return sorted(
+        node.name
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and len(attributes(node)) > ATTRIBUTES
+        and "attributes" not in (ast.get_docstring(node) or "")
+    )
+
+
+def attributes(tree: ast.ClassDef) -> set[str]:
+    """Find the attributes that a class sets on itself in its methods."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
 def find_exceptions() -> dict[str, Any]:
     """Look for everything that would need an exception."""
     trees = parse()
@@ -209,7 +272,13 @@ def find_exceptions() -> dict[str, Any]:
         "longest_chain": len(longest_chain(load_graph(trees))),
         "folder_circles": folder_circles(trees),
         "only_children": only_children(trees),
+        "crowded_classes": crowded_classes(trees),
         "private_words": private_words(trees),
+        "hiding_names": {
+            module: len(names)
+            for module, tree in trees.items()
+            if (names := hiding_names(tree))
+        },
     }
 
 
@@ -229,11 +298,13 @@ def _still_needed(listed: dict[str, Any], found: dict[str, Any]) -> dict[str, An
     }
     return {
         "longest_chain": min(listed["longest_chain"], found["longest_chain"]),
-        **{
-            name: both(listed[name], found[name])
-            for name in ("folder_circles", "only_children")
-        },
+        **{name: both(listed[name], found[name]) for name in LISTS},
         "private_words": {word: names for word, names in needed.items() if names},
+        "hiding_names": {
+            module: min(count, found["hiding_names"][module])
+            for module, count in listed["hiding_names"].items()
+            if module in found["hiding_names"]
+        },
     }
 
 
@@ -251,11 +322,14 @@ def write_exceptions(exceptions: dict[str, Any]) -> None:
         "",
         f"longest_chain = {exceptions['longest_chain']}",
     ]
-    for name in ("folder_circles", "only_children"):
+    for name in LISTS:
         written += lines(name, exceptions[name])
     written += ["", "[private_words]"]
     for word, names in exceptions["private_words"].items():
         written += lines(word, names)
+    written += ["", "[hiding_names]"]
+    for module, count in sorted(exceptions["hiding_names"].items()):
+        written.append(f'"{module}" = {count}')
     EXCEPTIONS.write_text("\n".join(written) + "\n", "utf-8")
 
 

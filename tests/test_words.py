@@ -6,7 +6,15 @@ import ast
 
 import pytest
 
-from tests.structure import PRIVATE_WORDS, parse, private_words, read_exceptions
+from tests.structure import (
+    PRIVATE_WORDS,
+    find_exceptions,
+    hiding_heads,
+    hiding_names,
+    parse,
+    private_words,
+    read_exceptions,
+)
 
 HINT = "strike it out with `python -m tests.structure`"
 
@@ -33,6 +41,25 @@ def test_the_list_of_exceptions_shrinks() -> None:
         if name not in found.get(word, ())
     }
     assert left == set(), HINT
+
+
+def test_a_name_says_what_it_holds() -> None:
+    """No module gets more variables that hide what they hold; each count only shrinks."""
+    listed, found = read_exceptions()["hiding_names"], find_exceptions()["hiding_names"]
+    assert {m: n for m, n in found.items() if n > listed.get(m, 0)} == {}
+    assert {m: n for m, n in listed.items() if n > found.get(m, 0)} == {}, HINT
+
+
+def test_a_docstring_begins_with_a_plain_verb() -> None:
+    """A function returns, yields, checks, logs or drops; it does not give, tell or say."""
+    assert [head for tree in parse().values() for head in hiding_heads(tree)] == []
+
+
+def test_hiding_words_are_found_where_a_name_is_bound() -> None:
+    """Arguments, variables and attributes count; a word within a word does not."""
+    tree = ast.parse("def f(told):\n    x.gone_at = said_so = told\n    latest = 1")
+    assert sorted(hiding_names(tree)) == ["gone_at", "said_so", "told"]
+    assert hiding_heads(ast.parse('def f():\n    """Give it."""')) == ["Give it."]
 
 
 @pytest.mark.parametrize(
