@@ -431,6 +431,7 @@ def _main(arguments: Sequence[str] | None = None) -> None:
     with ExitStack() as stack:
         stack.callback(server.stop)
         print(server.url, flush=True)
+        print(texts["ctrl_c_ends"], file=sys.stderr, flush=True)
         over.wait()
 
 

@@ -524,9 +524,10 @@ def _listens(port: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_program(number: signal.Signals) -> None:
-    """The module as a program prints its URL and tidies up when it is told to end."""
-    with _program("--port", "0", number=number):
-        pass
+    """The module as a program prints its URL, and how to end it; it tidies up when it ends."""
+    with _program("--port", "0", number=number) as (_, program):
+        assert program.stderr is not None
+        assert program.stderr.readline() == "Ctrl-C ends it.\n"
 
 
 def test_program_has_a_port_of_its_own(

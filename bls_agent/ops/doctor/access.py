@@ -1,4 +1,4 @@
-"""The rights of the doctor's own user, one by one.
+"""The rights of one user of Redis, one by one: the doctor's own, or one that is named.
 
 ``ACL DRYRUN`` (Redis 7, Valkey) says whether a request would be allowed, without
 running it. For each right the doctor tries a request as an agent or a console would

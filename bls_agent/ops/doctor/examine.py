@@ -57,6 +57,7 @@ async def examine(
     redis: object = None,
     *,
     project: str = "",
+    user: str = "",
     progress: Progress | None = None,
     timeout: float = 10.0,
     clock: Callable[[], float] = time.time,  # noqa: TID251 - the outermost place
@@ -66,7 +67,9 @@ async def examine(
     Args:
         redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
             Default: ``BLS_REDIS_URL``.
-        project: Check the keys of this one alone, and try the rights for it.
+        project: Check the keys of this project alone, and try the rights for it.
+        user: The user of Redis whose rights are tried. Default: the user that the
+            doctor logs in as. To try those of another user is an administrator's right.
         progress: Called after each batch with the keys seen and how many there are;
             the second number is an estimate, and both only grow.
         timeout: Deadline of one round trip in seconds.
@@ -82,7 +85,7 @@ async def examine(
     endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
     pool = ConnectionPool(endpoint, NAME, timeout=timeout)
     try:
-        return await _Examination(pool, project, progress, clock).run()
+        return await _Examination(pool, project, user, progress, clock).run()
     finally:
         await pool.aclose()
 
@@ -91,6 +94,7 @@ async def examine(
 class _Examination:
     pool: ConnectionPool
     project: str
+    user: str
     progress: Progress | None
     clock: Callable[[], float]
     report: Report = field(default_factory=Report)
@@ -120,14 +124,16 @@ class _Examination:
             counts = sorted(self.unread.items())
             said = ", ".join(f"{why}: {count:,}" for why, count in counts)
             self._add("keys-unread", Severity.WARNING, said)
-        if self.project and not report.keys:
+        # A user's rights are tried before its agent has ever run, too.
+        if self.project and not report.keys and not self.user:
             self._add("project-absent", Severity.WARNING, self.project)
         report.user, report.tried, report.roles = await self._try_rights()
         report.seconds = anyio.current_time() - began
         return report
 
-    def _add(self, rule: str, severity: Severity, what: str) -> None:
-        self.report.add(Finding(rule, severity, "server", values={"what": what}))
+    def _add(self, rule: str, severity: Severity, what: str, **more: str) -> None:
+        values = {"what": what, **more}
+        self.report.add(Finding(rule, severity, "server", values=values))
 
     async def _servers(self) -> AsyncIterator[Server]:
         async with aclosing(self.pool.masters()) as pool:
@@ -230,15 +236,17 @@ class _Examination:
         """
         async with self.pool.to("") as connection:
             server = Server(connection)
-            user: bytes = await server.one("ACL", "WHOAMI") or b""
+            user: bytes = encode_key(self.user)
+            user = user or await server.one("ACL", "WHOAMI") or b""
             best = Access(user.decode("utf-8", "replace"))
             names = [self.project] if self.project else list(self.projects)
             for name in names if best.user else ():
                 tried = trials(name)
                 requests = {trial.request for some in tried.values() for trial in some}
-                answers = await server.dry_run(best.user, requests)
+                answers, refusal = await server.dry_run(best.user, requests)
                 if not answers:
-                    self._add("rights-untried", Severity.NOTE, best.user)
+                    severity = Severity.WARNING if self.user else Severity.NOTE
+                    self._add("rights-untried", severity, best.user, why=refusal)
                     break
                 access = Access(best.user, name, roles_of(tried, answers))
                 best = max(best, access, key=Access.worth)  # of equals the first

@@ -153,12 +153,17 @@ class Server:
 
     async def dry_run(
         self, user: str, requests: Iterable[tuple[str, ...]]
-    ) -> dict[tuple[str, ...], Reply]:
-        """Try requests as a user with ACL DRYRUN; unanswered ones are omitted."""
+    ) -> tuple[dict[tuple[str, ...], Reply], str]:
+        """Try requests as a user with ACL DRYRUN.
+
+        Returns the answers, without the refused ones, and the reason of a refusal.
+        """
         asked = list(requests)
         dry = "ACL", "DRYRUN", user
         trials: list[Request] = [(*dry, *map(encode_key, one)) for one in asked]
-        return answered(asked, await self.ask(trials))
+        replies = await self.ask(trials)
+        reasons = [one.reason for one in replies if _refusal(one)]
+        return answered(asked, replies), show(reasons[0]) if reasons else ""
 
 
 def _refusal(reply: Reply) -> str:

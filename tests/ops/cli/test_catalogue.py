@@ -104,3 +104,12 @@ def test_every_command_takes_the_common_options(
         common: Any = page.partition("Options of every command")[2]
         for option in ("--redis", "--json", "--lang"):
             assert option in common, words
+
+
+def test_a_count_of_one_reads_well() -> None:
+    """No count stands before a plural: it would read `1 faults`."""
+    plural = re.compile(
+        r"(?<!of )\{(count|faults|broken|records|errors|bad)\} [a-z]+s\b"
+    )
+    wrong = [name for name, text in TABLES["en"].items() if plural.search(text)]
+    assert wrong == []

@@ -109,7 +109,7 @@ def test_the_lines() -> None:
     assert line.endswith('   3 a.b 分析师  {"x":"\\u001b\\n"}')
     gap = Gap(7, GapReason.TRIMMED, "1-0", "5-0", 3)
     assert for_people(gap, TEXTS) == [
-        ("── 3 events are missing here: trimmed away ──", "yellow")
+        ("── events missing here: 3 (trimmed away) ──", "yellow")
     ]
     unknown = for_people(Gap(7, GapReason.LOST, "1-0"), TEXTS)[0][0]
     assert "events are missing here: the server" in unknown

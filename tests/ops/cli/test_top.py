@@ -46,9 +46,8 @@ def test_the_worst_comes_first() -> None:
         view("无"), view("新", presence=Presence.NEVER), view("报", Status.ERROR), view("故", Status.FAULT),
     ]  # fmt: skip
     assert [one.project for one in arrange(views)] == [*"故报无离在乙甲新"]
-    assert summary(views, TEXTS).startswith(
-        "8 projects, 2 with a fault or error, 2 with"
-    )
+    told = "Projects: 8, with a fault or error: 2, without a status: 2"
+    assert summary(views, TEXTS) == told
 
 
 def test_narrow_terminals_drop_what_matters_least() -> None:
@@ -151,7 +150,7 @@ def test_ctrl_c_at_a_terminal(own_server: DevServer) -> None:
     """Exit code 130; the terminal is as it was."""
     process, user = start_at_terminal(["top"], 20, {"BLS_REDIS_URL": own_server.url})
     shown = Seen(user)
-    shown.until("projects")
+    shown.until("Projects: ")
     process.send_signal(signal.SIGINT)
     rest = b"".join(read_all(user)).decode()
     os.close(user)
@@ -197,6 +196,6 @@ async def test_a_server_that_lets_nobody_in(
 def test_a_terminal_that_goes_away(own_server: DevServer) -> None:
     """Nothing is left running for nobody."""
     process, user = start_at_terminal(["top"], 80, {"BLS_REDIS_URL": own_server.url})
-    Seen(user).until("projects")
+    Seen(user).until("Projects: ")
     os.close(user)
     process.wait(20)

@@ -89,7 +89,8 @@ def test_the_worst_comes_first() -> None:
     odd = broken("坏", b"[]")
     ordered = arrange_workers([BUSY, WELL, STALE, ERROR, odd])
     assert ordered == [odd, ERROR, STALE, WELL, BUSY]
-    assert count_workers(ordered, TEXTS) == "5 workers, 2 broken or in error, 1 stale"
+    told = "Workers: 5, broken or in error: 2, stale: 1"
+    assert count_workers(ordered, TEXTS) == told
 
 
 def test_who_is_well() -> None:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from redis import Redis
 
-from bls_agent.core.acl import CONSOLE_RIGHTS, RIGHTS
+from bls_agent.core.acl import CONSOLE_RIGHTS, RIGHTS, acl_rules
 from bls_agent.devserver import DevServer
 from bls_agent.ops.cli import main
 from bls_agent.ops.doctor.rules.table import KEY_RULES
@@ -132,6 +132,18 @@ def test_one_project(own: DevServer, client: Redis, capsys: Any) -> None:
         "status-unknown", "库存系统_项目状态"
     ]  # fmt: skip
     assert "订单系统" not in out
+
+
+@needs_selectors
+def test_the_rights_of_another_user(own: DevServer, client: Redis, capsys: Any) -> None:
+    """With `--as` a user with the rights of `acl` is healthy, and named in the summary."""
+    rules = acl_rules("订单系统")
+    client.execute_command("ACL", "SETUSER", "order-agent", *rules)  # type: ignore[no-untyped-call]
+    words = ["--project", "订单系统", "--as", "order-agent", "--lang", "en"]
+    assert run(own, *words) == 0
+    _, err = capsys.readouterr()
+    assert "Rights of order-agent for 订单系统:" in err
+    assert "Nothing is wrong." in err
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,37 @@ async def test_keys_that_may_not_be_read(admin: Redis, own_server: DevServer) ->
     assert not report.healthy  # nobody knows what stands there: one is broken
 
 
+@needs_selectors
+async def test_an_administrator_tries_the_rights_of_an_agents_user(
+    admin: Redis, own_server: DevServer
+) -> None:
+    """A user with the line of `acl` is healthy before and after its agent has written."""
+    await url_with_rights(admin, own_server, *acl_rules(PROJECT))
+    for _ in range(2):
+        report = await examine(own_server.url, project=PROJECT, user="agent")
+        assert report.healthy, report.findings
+        roles = {role.name: role.possible for role in report.roles}
+        assert (report.user, report.tried) == ("agent", PROJECT)
+        assert roles["blocking"]
+        assert not roles["reliable"]
+        await admin.set(STATUS, "在线", ex=60)
+
+
+@needs_selectors
+async def test_an_administrator_finds_what_an_agents_user_lacks(
+    admin: Redis, own_server: DevServer
+) -> None:
+    """Not the administrator's rights are judged, and a user that does not exist is no healthy one."""
+    await url_with_rights(admin, own_server, *acl_rules("库存系统"))
+    report = await examine(own_server.url, project=PROJECT, user="agent")
+    assert rules_of(report) == {"rights-none"}
+    report = await examine(own_server.url, project=PROJECT, user="niemand")
+    (finding,) = report.findings
+    assert finding.rule == "rights-untried"
+    assert "niemand" in finding.values["why"]
+    assert not report.healthy
+
+
 async def test_rights_that_cannot_be_tried(admin: Redis, own_server: DevServer) -> None:
     """Said, and no crash: refused, or before Redis 7."""
     await admin.set(STATUS, "在线", ex=60)

@@ -28,6 +28,7 @@ STYLES: Final = {
 async def doctor(
     invocation: Invocation,
     project: Annotated[str, Option(metavar="NAME", show_default=False)] = "",
+    user: Annotated[str, Option("--as", metavar="USER", show_default=False)] = "",
 ) -> Exit:
     """Check a live Redis against the contracts."""
     texts = load_texts("doctor", invocation.language)
@@ -36,7 +37,9 @@ async def doctor(
         def tell(seen: int, total: int) -> None:
             progress.tell(texts["looking"].format(seen=f"{seen:,}", total=f"{total:,}"))
 
-        report = await examine(invocation.redis, project=project, progress=tell)
+        report = await examine(
+            invocation.redis, project=project, user=user, progress=tell
+        )
     if invocation.json:
         invocation.out.json(_in_words(report, texts))
     elif invocation.out.terminal:
