@@ -11,12 +11,11 @@ from functools import partial
 import anyio
 import pytest
 
-from tests.chaos.campaign import Row, play_all, rows_of
-from tests.chaos.modes import MODES
+from tests.chaos.campaign import ALL_MODES, Row, play_all, rows_of
 from tests.chaos.table import FAULTS
 
 AT_ONCE = 10
-ROWS = [row.name for row in rows_of(FAULTS, MODES, seed=0, short=True)]
+ROWS = [row.name for row in rows_of(FAULTS, ALL_MODES, seed=0, short=True)]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def played(request: pytest.FixtureRequest) -> dict[str, Row]:
         and item.module is request.module
         and hasattr(item, "callspec")
     }
-    rows = rows_of(FAULTS, MODES, seed=seed, short=True)
+    rows = rows_of(FAULTS, ALL_MODES, seed=seed, short=True)
     rows = [row for row in rows if row.name in chosen]
     errors = anyio.run(partial(play_all, rows, short=True, at_once=AT_ONCE))
     assert errors == []

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Final, Literal
 
+import anyio
+
 from bls_agent.connection.access import LoopLocal, Store
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import ADD_EVENTS
@@ -514,10 +516,12 @@ class EventStore(Store):
 
         Iterations of followers in this loop end.
         """
-        hub = self._hubs.pop()
-        if hub is not None:
-            await hub.aclose()
-        await super().aclose()
+        # A cancelled block closes the store, too.
+        with anyio.move_on_after(self._access.timeout, shield=True):
+            hub = self._hubs.pop()
+            if hub is not None:
+                await hub.aclose()
+            await super().aclose()
 
     def _hub(self) -> Hub:
         return self._hubs.get(lambda: Hub(self._access.pool))

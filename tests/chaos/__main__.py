@@ -14,9 +14,8 @@ from pathlib import Path
 
 import anyio
 
-from tests.chaos.campaign import Row, play_all, rows_of
+from tests.chaos.campaign import ALL_MODES, Row, play_all, rows_of
 from tests.chaos.ledger import write_ledger
-from tests.chaos.modes import MODES
 from tests.chaos.soaks import SOAKS, Soak, SoakResult, play_soak
 from tests.chaos.table import FAULTS
 
@@ -28,7 +27,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "faults", nargs="*", help=f"all, if none is given: {', '.join(FAULTS)}"
     )
-    parser.add_argument("--mode", action="append", choices=[*MODES], dest="modes")
+    parser.add_argument("--mode", action="append", choices=[*ALL_MODES], dest="modes")
     parser.add_argument("--seed", type=int, help="play the same again")
     parser.add_argument("--short", action="store_true", help="as in the test-suite")
     parser.add_argument("--at-once", type=int, default=6, help="rows at the same time")
@@ -50,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     seed = secrets.randbits(32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    modes = options.modes or [*MODES]
+    modes = options.modes or [*ALL_MODES]
     rows = rows_of(options.faults or FAULTS, modes, seed=seed, short=options.short)
     errors = anyio.run(play_rows, rows, options)
     for error in errors:

@@ -25,10 +25,11 @@ from tests.chaos.crawl_faults import CrawlStage
 from tests.chaos.modes import AGENT_MODES, MODES, Damage, Mode
 from tests.chaos.nursery import Nursery
 from tests.chaos.stage import Stage
+from tests.chaos.subjects import SUBJECTS, SubjectStage
 from tests.chaos.table import FAULTS, Fault
 from tests.kit import Event, Footprint, Tally, Violation, check_invariants
 
-__all__ = ["FAMILIES", "Row", "play_all", "rows_of"]
+__all__ = ["ALL_MODES", "FAMILIES", "Row", "play_all", "rows_of"]
 
 # Whoever adds rows: a module of faults, and its name here.
 FAMILIES = [
@@ -41,6 +42,11 @@ FAMILIES = [
     crawl_faults,
 ]
 
+ALL_MODES = {**MODES, **SUBJECTS}
+KINDS: dict[str, type[Stage]] = {
+    "crawl": CrawlStage,
+    **dict.fromkeys(SUBJECTS, SubjectStage),
+}
 ROW_LIMIT = 400.0  # seconds
 MEMORY_LIMIT = 256 * 1024 * 1024  # of all rows together, histories and all
 
@@ -83,14 +89,20 @@ def rows_of(
     return [
         Row(
             FAULTS[name],
-            MODES[mode],
+            ALL_MODES[mode],
             random.Random(f"{seed} {name} {mode}").getrandbits(32),
         )
         for name in ordered
         for mode in modes
-        if mode in (FAULTS[name].modes or AGENT_MODES)
-        and (FAULTS[name].in_short or not short)
+        if concerns(FAULTS[name], mode) and (FAULTS[name].in_short or not short)
     ]
+
+
+def concerns(fault: Fault, mode: str) -> bool:
+    """Return whether a fault is played in a mode, or on a subject."""
+    if mode in SUBJECTS:
+        return fault.subjects or mode in fault.modes
+    return mode in (fault.modes or AGENT_MODES)
 
 
 def number_of(name: str) -> int:
@@ -163,7 +175,7 @@ async def play(row: Row, nursery: Nursery, *, short: bool) -> None:
     """Play one row: do the fault, check the invariants, fill in the figures."""
     began = time.monotonic()
     try:
-        kind = Stage if row.mode.name in AGENT_MODES else CrawlStage
+        kind = KINDS.get(row.mode.name, Stage)
         async with kind.opened(row.mode, row.seed, nursery, short=short) as stage:
             with anyio.fail_after(ROW_LIMIT):
                 await row.fault.play(stage)

@@ -24,6 +24,7 @@ invariants are checked in every row, [promises.md](promises.md) what is promised
 """
 
 LEGEND = """*Sent*: commands, or requests of a crawl queue, that the server said it has. *Handled*: those that were started.
+What is no agent (runs, heartbeat, cache, synchronisation) has figures of its own, named in its heading.
 A command whose sender got no answer is not counted as sent, and may be handled.
 *Lost*: sent, never started, and not in the server. *Repeated*: starts beyond the first one.
 In both, behind the stroke: what the mode's promise allows under the damage of this row.
@@ -36,6 +37,11 @@ MODE_TEXTS = {
     "prefetch": "`blocking` with `concurrency=2`, `prefetch=8`",
     "compat": "`compat` (LRANGE, handle, cut)",
     "reliable": "`reliable` (BLMOVE), `concurrency=2`",
+    "run": "A run that is written; *sent*: events emitted, *handled*: in the stream",
+    "follow": "A run that is followed; *sent*: events of a peer, *handled*: followed",
+    "heartbeat": "A worker heartbeat; *handled*: values that were seen",
+    "cache": "A cached function with five callers; *handled*: hits",
+    "sync": "An asset library that is synchronised; *handled*: versions that readers had",
     "crawl": "Crawl queue, three crawlers with two requests each, leases of 2 s",
 }
 
@@ -61,6 +67,7 @@ def write_ledger(
         "",
         LEGEND,
     ]
+    lines += ["## Which fault is played where", "", *grid(rows), ""]
     for mode in dict.fromkeys(row.mode.name for row in rows):
         lines += [f"## {MODE_TEXTS.get(mode, mode)}", "", *table(rows, mode), ""]
     if soaks:
@@ -72,6 +79,24 @@ def write_ledger(
             lines += [f"  * {' '.join(str(v).split())}" for v in row.violations]
         lines += [f"* The host: {error}" for error in errors]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def grid(rows: Sequence[Row]) -> list[str]:
+    """One line for each fault, one column for each mode; an empty cell is not played."""
+    modes = list(dict.fromkeys(row.mode.name for row in rows))
+    faults = {row.fault.id: row.fault.title for row in rows}
+    played = {(row.fault.id, row.mode.name): row.is_kept for row in rows}
+    marks = {True: "kept", False: "**broken**", None: ""}
+    return [
+        f"| | fault | {' | '.join(modes)} |",
+        f"| --- | --- | {' | '.join(':---:' for _ in modes)} |",
+        *(
+            f"| {fault} | {title} | "
+            + " | ".join(marks[played.get((fault, mode))] for mode in modes)
+            + " |"
+            for fault, title in faults.items()
+        ),
+    ]
 
 
 def table(rows: Sequence[Row], mode: str) -> list[str]:

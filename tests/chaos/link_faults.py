@@ -36,7 +36,8 @@ SWEPT: dict[str, tuple[str, ...]] = {
     "BLPOP": (BLOCKING, PREFETCH),
     "LPOP": (PREFETCH,),
     "BLMOVE": (RELIABLE,),
-    "EVALSHA": (COMPAT, RELIABLE),
+    "EVALSHA": (COMPAT, RELIABLE, "run", "heartbeat", "sync"),
+    "XREAD": ("follow",),
     "LRANGE": (COMPAT,),
 }
 ENDANGERING = {"BLPOP", "LPOP", "BLMOVE", "EVALSHA", "LRANGE"}
@@ -96,7 +97,7 @@ async def cut_rpush_request(stage: Stage) -> None:
     await sweep(stage, "RPUSH", Direction.REQUESTS)
 
 
-@fault("F3-all", "every connection cut at random moments")
+@fault("F3-all", "every connection cut at random moments", subjects=True)
 async def cut_all(stage: Stage) -> None:
     async with stage.load():
         for number in range(stage.pick(4, 100)):
@@ -107,17 +108,17 @@ async def cut_all(stage: Stage) -> None:
         await stage.recovered("cuts")
 
 
-@fault("F4", "half-open in both directions")
+@fault("F4", "half-open in both directions", subjects=True)
 async def half_open(stage: Stage) -> None:
     await silence(stage, None)
 
 
-@fault("F5-requests", "one-way: requests vanish", in_short=False)
+@fault("F5-requests", "one-way: requests vanish", subjects=True, in_short=False)
 async def requests_vanish(stage: Stage) -> None:
     await silence(stage, Direction.REQUESTS)
 
 
-@fault("F5-replies", "one-way: replies vanish", in_short=False)
+@fault("F5-replies", "one-way: replies vanish", subjects=True, in_short=False)
 async def replies_vanish(stage: Stage) -> None:
     await silence(stage, Direction.REPLIES)
 
@@ -135,7 +136,7 @@ async def silence(stage: Stage, direction: Direction | None) -> None:
             await stage.recovered("a half-open link")
 
 
-@fault("F5-heals", "a partition that heals: all comes later")
+@fault("F5-heals", "a partition that heals: all comes later", subjects=True)
 async def held(stage: Stage) -> None:
     async with stage.load():
         for seconds in stage.pick([0.5], [1, 2.5, 5, 10]):
@@ -146,7 +147,7 @@ async def held(stage: Stage) -> None:
             await stage.recovered("a partition")
 
 
-@fault("F5-refuse", "nobody listens, connections cut")
+@fault("F5-refuse", "nobody listens, connections cut", subjects=True)
 async def refused(stage: Stage) -> None:
     async with stage.load():
         for seconds in stage.pick([0.3], [1, 5, 20]):
@@ -216,7 +217,7 @@ def add_narrow_links() -> None:
 add_narrow_links()
 
 
-@fault("F6-slices", "one byte at a time")
+@fault("F6-slices", "one byte at a time", subjects=True)
 async def sliced(stage: Stage) -> None:
     async with stage.load():
         async with stage.proxy.during(Slices()):
@@ -225,7 +226,7 @@ async def sliced(stage: Stage) -> None:
         await stage.recovered("slices")
 
 
-@fault("F6-late", "one reply in ten is 1.5 s late", in_short=False)
+@fault("F6-late", "one reply in ten is 1.5 s late", subjects=True, in_short=False)
 async def late(stage: Stage) -> None:
     async with stage.load():
         armed = stage.proxy.arm(Late(seconds=1.5, chance=0.1, times=None))

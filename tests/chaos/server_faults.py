@@ -16,7 +16,7 @@ from tests.chaos.stage import Stage
 from tests.chaos.table import fault
 
 
-@fault("F1", "SIGKILL of the server, restart with its log (AOF)")
+@fault("F1", "SIGKILL of the server, restart with its log (AOF)", subjects=True)
 async def kill(stage: Stage) -> None:
     async with stage.load():
         for seconds in stage.pick([0.2], [0.2, 0.2, 0.2, 1, 1, 1, 1, 1, 10]):
@@ -27,7 +27,7 @@ async def kill(stage: Stage) -> None:
             await stage.recovered("kill")
 
 
-@fault("F1-forgets", "SIGKILL of a server that keeps nothing")
+@fault("F1-forgets", "SIGKILL of a server that keeps nothing", subjects=True)
 async def kill_and_forget(stage: Stage) -> None:
     stage.damage.server_forgets = True
     async with stage.load():
@@ -73,7 +73,7 @@ async def absent(stage: Stage) -> None:
     await stage.take_stock()
 
 
-@fault("F7", "SIGSTOP of the server")
+@fault("F7", "SIGSTOP of the server", subjects=True)
 async def frozen(stage: Stage) -> None:
     async with stage.load():
         for seconds in stage.pick([0.5], [0.5, 2, 4, 7, 20]):
@@ -83,7 +83,7 @@ async def frozen(stage: Stage) -> None:
             await stage.recovered(f"{seconds} s frozen")
 
 
-@fault("F7-pause", "CLIENT PAUSE")
+@fault("F7-pause", "CLIENT PAUSE", subjects=True)
 async def paused(stage: Stage) -> None:
     async with stage.load():
         for seconds in stage.pick([0.5], [1, 4]):
@@ -93,7 +93,7 @@ async def paused(stage: Stage) -> None:
             await stage.recovered("a pause")
 
 
-@fault("F8", "-OOM (maxmemory)")
+@fault("F8", "-OOM (maxmemory)", subjects=True)
 async def full(stage: Stage) -> None:
     stage.damage.vanished = 0  # EXPIRE keeps it alive
     async with stage.load(status_interval=0.3, status_ttl=2):
@@ -104,7 +104,7 @@ async def full(stage: Stage) -> None:
             await stage.recovered("OOM")
 
 
-@fault("F9", "demotion while a read waits (UNBLOCKED, READONLY)")
+@fault("F9", "demotion while a read waits (UNBLOCKED, READONLY)", subjects=True)
 async def demoted(stage: Stage) -> None:
     async with stage.load():
         for _ in range(stage.pick(1, 5)):
@@ -114,7 +114,7 @@ async def demoted(stage: Stage) -> None:
             await stage.recovered("demotion")
 
 
-@fault("F10", "-LOADING (a server that reads its data)")
+@fault("F10", "-LOADING (a server that reads its data)", subjects=True)
 async def loading(stage: Stage) -> None:
     async with stage.load():
         for seconds in stage.pick([0.3], [1, 5]):
@@ -125,7 +125,7 @@ async def loading(stage: Stage) -> None:
             await stage.recovered("loading")
 
 
-@fault("F11", "-MISCONF (snapshots fail)")
+@fault("F11", "-MISCONF (snapshots fail)", subjects=True)
 async def without_disk(stage: Stage) -> None:
     async with stage.load():
         for _ in range(stage.pick(1, 3)):
@@ -135,7 +135,7 @@ async def without_disk(stage: Stage) -> None:
             await stage.recovered("MISCONF")
 
 
-@fault("F12", "-NOREPLICAS")
+@fault("F12", "-NOREPLICAS", subjects=True)
 async def without_replicas(stage: Stage) -> None:
     async with stage.load():
         for _ in range(stage.pick(1, 3)):
@@ -145,7 +145,7 @@ async def without_replicas(stage: Stage) -> None:
             await stage.recovered("NOREPLICAS")
 
 
-@fault("F12-maxclients", "connections cut while maxclients is reached")
+@fault("F12-maxclients", "connections cut while maxclients is reached", subjects=True)
 async def crowded(stage: Stage) -> None:
     async with stage.load():
         for _ in range(stage.pick(1, 3)):
@@ -157,7 +157,7 @@ async def crowded(stage: Stage) -> None:
             await stage.recovered("maxclients")
 
 
-@fault("F12-kill", "CLIENT KILL of every connection, again and again")
+@fault("F12-kill", "CLIENT KILL of every connection, again and again", subjects=True)
 async def killed_connections(stage: Stage) -> None:
     async with stage.load():
         for _ in range(stage.pick(2, 50)):

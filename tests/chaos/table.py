@@ -24,6 +24,7 @@ class Fault:
         title: For the ledger.
         play: Does it.
         modes: Names of the modes it concerns; empty for all of an agent's.
+        subjects: Whether it concerns what is no agent, too: runs, heartbeat, cache, sync.
         alone: Whether it blocks the event loop, and with it everybody else's row.
         in_short: Whether it is in the short form, too.
     """
@@ -32,6 +33,7 @@ class Fault:
     title: str
     play: Play[Any] = field(repr=False)
     modes: tuple[str, ...] = ()
+    subjects: bool = False
     alone: bool = False
     in_short: bool = True
 
@@ -44,6 +46,7 @@ def fault(
     title: str,
     *,
     modes: tuple[str, ...] = (),
+    subjects: bool = False,
     alone: bool = False,
     in_short: bool = True,
     needs: str | None = None,
@@ -54,7 +57,7 @@ def fault(
         assert name not in FAULTS
         if needs is not None and needs not in rules():
             return play
-        FAULTS[name] = Fault(name, title, play, modes, alone, in_short)
+        FAULTS[name] = Fault(name, title, play, modes, subjects, alone, in_short)
         return play
 
     return add
