@@ -172,7 +172,7 @@ class Load:
             ReliableKeys(f"{subject.project}_控制"),
         )
         try:
-            lists = [name.decode() for name in await read(places.lists, "SMEMBERS")]
+            lists = [name.decode() for name in await read(places.lists, "HKEYS")]
             counts = [await read(key, "LLEN") for key in (places.control, *lists)]
         except RedisUnavailableError:
             return 1

@@ -363,7 +363,7 @@ async def test_forgetting_a_project(
         assert await console.status(project) is Status.ONLINE
     place = f"bls_agent:{{{project}_控制}}"
     await redis.rpush(f"{place}:inflight:死", "{}")
-    await redis.sadd(f"{place}:inflight", f"{place}:inflight:死")
+    await redis.hset(f"{place}:inflight", f"{place}:inflight:死", "1")
     await redis.rpush(f"{place}:broadcast:死", "{}")
     await redis.rpush(f"{place}:dead", "{}")
     others = [f"{project}x_控制", f"bls_agent:{{{project}x_控制}}:inflight:一"]
@@ -390,7 +390,7 @@ async def test_forgetting_what_somebody_holds(
     place = f"bls_agent:{{{project}_控制}}"
     held = f"{place}:inflight:活"
     await redis.rpush(held, "{}")
-    await redis.sadd(f"{place}:inflight", held)
+    await redis.hset(f"{place}:inflight", held, "1")
     await redis.set(f"bls_agent:{held}:owner", "token", ex=30)
     await redis.set(f"{project}_项目状态", "离线")
     with pytest.raises(LeaseHeldError) as caught:

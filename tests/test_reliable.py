@@ -24,7 +24,10 @@ from bls_agent import CommandContext, ProjectAgent, RedisRefusedError
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.devserver import DevServer
-from bls_agent.project.receive import inflight as inflight_module
+from bls_agent.project.receive import (
+    inflight as inflight_module,
+    reliable as reliable_module,
+)
 from bls_agent.project.receive.reliable import ReliableReceiver
 from tests.corpus.loader import load_commands
 from tests.harness import (
@@ -70,6 +73,7 @@ def make_receiver(
     *,
     connections: AgentConnections | None = None,
     lease_ttl: float = 1.0,
+    concurrency: int = 100,
 ) -> tuple[AgentConnections, ReliableReceiver]:
     """A receiver alone, to be stopped at any moment as a process may be."""
     connections = connections or AgentConnections(
@@ -80,6 +84,7 @@ def make_receiver(
         CONTROL,
         lambda *_: None,
         instance=instance,
+        concurrency=concurrency,
         lease_ttl=lease_ttl,
         window=600.0,
         on_redelivery="run",
@@ -90,10 +95,10 @@ def make_receiver(
 
 
 async def die_holding(
-    server: DevServer, redis: Redis, instance: str, count: int
+    server: DevServer, redis: Redis, instance: str, count: int, concurrency: int = 100
 ) -> list[bytes]:
     """Take commands, and be dead for longer than the lease: give what was held."""
-    connections, receiver = make_receiver(server, instance)
+    connections, receiver = make_receiver(server, instance, concurrency=concurrency)
     messages = await receiver.receive(count)
     key = receiver.lease.lease.owner_key
     for connection in connections.all:
@@ -157,7 +162,7 @@ async def child(
 
 
 async def test_keys_while_a_command_runs(own_server: DevServer, admin: Redis) -> None:
-    """Byte for byte: the command in our list, its name in the set, our token with a TTL."""
+    """Byte for byte: the command in our list, its name among the lists, our token with a TTL."""
     agent = make_agent(own_server)
     running, done = anyio.Event(), anyio.Event()
 
@@ -171,7 +176,7 @@ async def test_keys_while_a_command_runs(own_server: DevServer, admin: Redis) ->
         await admin.rpush(CONTROL, payload)
         await running.wait()
         assert await admin.lrange(inflight("a"), 0, -1) == [payload]
-        assert await admin.smembers(LISTS) == {inflight("a").encode()}
+        assert await admin.hgetall(LISTS) == {inflight("a").encode(): b"1"}
         assert 0 < await admin.pttl(owner("a")) <= 1_000
         assert not await admin.exists(CONTROL, SEEN, DELIVERIES, DEAD)
         done.set()
@@ -182,7 +187,7 @@ async def test_keys_while_a_command_runs(own_server: DevServer, admin: Redis) ->
 
 
 async def test_killed_in_a_handler(own_server: DevServer, admin: Redis) -> None:
-    """SIGKILL in a handler: another one takes over all of it; only one ran twice."""
+    """SIGKILL in a handler: another one takes over all of it; only one delivery counts."""
     for number in range(6):
         await admin.rpush(CONTROL, command_bytes(number))
     async with child(own_server, "victim", 60.0) as (process, wait_for):
@@ -201,13 +206,13 @@ async def test_killed_in_a_handler(own_server: DevServer, admin: Redis) -> None:
         names = {inflight("a").encode()}
         await eventually(lambda: _is_members(admin, names))
     assert Counter(seen) == Counter(
-        [(0, 2), (1, 2), (2, 1), (3, 1), (4, 1), (5, 1)]  # 0 and 1 were held
+        [(0, 2), (1, 1), (2, 1), (3, 1), (4, 1), (5, 1)]  # 1 waited behind 0
     )
     assert not await admin.exists(DELIVERIES, LISTS)
 
 
 async def _is_members(redis: Redis, names: set[bytes]) -> bool:
-    return await redis.smembers(LISTS) == names
+    return set(await redis.hkeys(LISTS)) == names
 
 
 async def test_restart_under_the_same_name(own_server: DevServer, admin: Redis) -> None:
@@ -226,7 +231,7 @@ async def test_restart_under_the_same_name(own_server: DevServer, admin: Redis) 
 
     async with agent:
         await eventually(lambda: (2, 1) in seen)
-        names: list[Any] = list(await admin.smembers(LISTS))
+        names: list[Any] = await admin.hkeys(LISTS)
         assert sum(inflight("a~").encode() in name for name in names) == 1
         await eventually(lambda: (1, 2) in seen)
     async with agent:
@@ -335,13 +340,18 @@ async def test_a_slot_that_does_not_become_free(
         done.set()
 
 
-async def test_three_deliveries_then_a_dead_letter(
-    own_server: DevServer, admin: Redis
+@pytest.mark.parametrize("most", [2, 3])
+async def test_a_dead_letter_after_the_last_delivery(
+    own_server: DevServer, admin: Redis, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the fourth time it is a dead letter with a record; the list is capped."""
+    """The next delivery makes a dead letter with a record; the list is capped."""
+    limits = (most, *inflight_module.LIMITS[1:])
+    monkeypatch.setattr(inflight_module, "MAX_DELIVERIES", most)
+    monkeypatch.setattr(inflight_module, "LIMITS", limits)
+    monkeypatch.setattr(reliable_module, "MAX_DELIVERIES", most)
     await admin.rpush(DEAD, *(b"%d" % number for number in range(1_000)))
     await admin.rpush(CONTROL, command_bytes(7), b"[]")
-    for delivery in (1, 2, 3):
+    for delivery in range(1, most + 1):
         connections, receiver = make_receiver(own_server, f"victim-{delivery}")
         messages = await receiver.receive(2)
         assert [message.delivery for message in messages] == [delivery] * 2
@@ -356,10 +366,61 @@ async def test_three_deliveries_then_a_dead_letter(
         await agent.flush()
         told = [record["metadata"] for record in await records(admin, PROJECT)]
     assert [one["commandId"] for one in told] == ["", "cmd-7"]
+    assert f"handed out {most} times" in told[1]["error"]["message"]
     assert await admin.llen(DEAD) == 1_000
     assert await admin.lrange(DEAD, -2, -1) == [b"[]", command_bytes(7)]
     assert not history.handled
     assert not await admin.exists(DELIVERIES, CONTROL)
+
+
+async def test_a_poisoned_command_dies_alone(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """What waits behind it in a dead process, time after time, was never started."""
+    await admin.rpush(CONTROL, *map(command_bytes, range(8)))
+    for number in range(3):
+        await die_holding(own_server, admin, f"victim-{number}", 8, concurrency=2)
+    seen: list[tuple[int, int]] = []
+    agent = make_agent(own_server)
+
+    @agent.command
+    async def mark(number: int, context: CommandContext) -> None:
+        seen.append((number, context.delivery))
+
+    async with agent:
+        await eventually(lambda: _ended(agent) == 8)
+    assert await admin.lrange(DEAD, 0, -1) == [command_bytes(1), command_bytes(0)]
+    assert seen == [(number, 1) for number in range(2, 8)]
+
+
+async def test_what_waited_keeps_its_count(own_server: DevServer, admin: Redis) -> None:
+    """A delivery that counted before counts still when it only waits the next time."""
+    await admin.rpush(CONTROL, *map(command_bytes, range(2)))
+    await die_holding(own_server, admin, "both", 2, concurrency=2)
+    await die_holding(own_server, admin, "one", 2, concurrency=1)
+    connections, receiver = make_receiver(own_server, "last")
+    messages = await receiver.receive(2)
+    assert [message.delivery for message in messages] == [3, 2]
+    await receiver.close()
+    await connections.aclose()
+
+
+@pytest.mark.parametrize("damage", ["none", "odd"])
+async def test_a_list_that_names_no_concurrency_counts_all(
+    own_server: DevServer, admin: Redis, damage: str
+) -> None:
+    """What a dead process may have started is not known: each delivery counts."""
+    await admin.rpush(CONTROL, *map(command_bytes, range(3)))
+    await die_holding(own_server, admin, "a", 3, concurrency=1)
+    if damage == "none":
+        await admin.hdel(LISTS, inflight("a"))
+    else:
+        await admin.hset(LISTS, inflight("a"), "many")
+    connections, receiver = make_receiver(own_server, "a")
+    messages = await receiver.receive(3)
+    assert [message.delivery for message in messages] == [2, 2, 2]
+    await receiver.close()
+    await connections.aclose()
 
 
 async def test_twins_die_once(own_server: DevServer, admin: Redis) -> None:
@@ -874,7 +935,7 @@ async def test_another_type_is_left_alone(
         await admin.rpush(CONTROL, command_bytes(1))
     if key in (DEAD, DELIVERIES):  # these are needed when somebody has died
         await admin.rpush(inflight("dead"), command_bytes(0))
-        await admin.sadd(LISTS, inflight("dead"))
+        await admin.hset(LISTS, inflight("dead"), 1)
         await admin.delete(owner("dead"))
     history = History()
     agent = make_agent(own_server)
@@ -1020,10 +1081,10 @@ async def test_a_restart_knows_what_its_predecessor_had_started(
         monkeypatch.setattr(inflight_module, "LISTS_AT_ONCE", 1)
         for number in range(300):
             name = inflight(f"z{number}")
-            await admin.sadd(LISTS, name)
+            await admin.hset(LISTS, name, 1)
             await admin.set(owner(f"z{number}"), "alive")
     else:
-        await admin.srem(LISTS, inflight("a"))
+        await admin.hdel(LISTS, inflight("a"))
     started: list[int] = []
     agent = make_agent(own_server, on_redelivery="skip")
 

@@ -187,7 +187,7 @@ RUN_EVENTS: Final = KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS)
 
 # Our own, beside a contract's key: {place} is place_beside() of that key.
 INFLIGHT: Final = KeyTemplate("bls_agent:{place}:inflight:{instance}", _T.LIST, None, _C.OWN)
-INFLIGHT_LISTS: Final = KeyTemplate("bls_agent:{place}:inflight", _T.SET, None, _C.OWN)
+INFLIGHT_LISTS: Final = KeyTemplate("bls_agent:{place}:inflight", _T.HASH, None, _C.OWN)
 DELIVERIES: Final = KeyTemplate("bls_agent:{place}:deliveries", _T.HASH, None, _C.OWN)
 SEEN: Final = KeyTemplate("bls_agent:{place}:seen", _T.ZSET, None, _C.OWN)
 DEAD_LETTERS: Final = KeyTemplate("bls_agent:{place}:dead", _T.LIST, None, _C.OWN)

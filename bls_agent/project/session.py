@@ -218,6 +218,7 @@ class AgentSession:
                     key,
                     self._warn,
                     instance=self._state.instance,
+                    concurrency=settings.concurrency,
                     lease_ttl=settings.lease_ttl,
                     window=settings.dedup_window,
                     on_redelivery=settings.on_redelivery,

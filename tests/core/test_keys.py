@@ -33,7 +33,7 @@ EXAMPLES: dict[str, tuple[dict[str, str | int], str, str | None, int | None]] = 
     "project_console": ({"project": "订单系统"}, "订单系统_项目控制台", "list", None),
     "control": ({"project": "订单系统"}, "订单系统_控制", "list", None),
     "inflight": ({"place": "{订单系统_控制}", "instance": "web-1"}, "bls_agent:{订单系统_控制}:inflight:web-1", "list", None),
-    "inflight_lists": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:inflight", "set", None),
+    "inflight_lists": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:inflight", "hash", None),
     "deliveries": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:deliveries", "hash", None),
     "seen": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:seen", "zset", None),
     "dead_letters": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:dead", "list", None),

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
 
+from bls_agent.core.codec import format_timestamp
 from bls_agent.project.commands import runner as module
-from bls_agent.project.commands.runner import Deadline
+from bls_agent.project.commands.router import Router
+from bls_agent.project.commands.runner import CommandRunner, Deadline
+from bls_agent.project.log.log import LogStream
+from bls_agent.project.messages import Command, OutcomeKind
+from bls_agent.project.receive.receiver import Message
 
 
 async def run_one(
@@ -88,3 +95,33 @@ async def test_nothing_fires_after_the_end() -> None:
     """The timer of a handler that has ended must not hit what the task does next."""
     assert await run_one(0.02, anyio.lowlevel.checkpoint) == (False, False)
     await anyio.sleep(0.05)  # past the limit: an event that must not happen
+
+
+@pytest.mark.parametrize(
+    ("age", "kind"),
+    [
+        (59.999, OutcomeKind.SUCCEEDED),
+        (60.0, OutcomeKind.SUCCEEDED),
+        (60.001, OutcomeKind.REJECTED),
+    ],
+)
+async def test_a_command_is_too_old_beyond_its_greatest_age(
+    age: float, kind: OutcomeKind
+) -> None:
+    """The limit counts to the millisecond of the command's timestamp."""
+    now, router = 1_768_221_296.0, Router()
+
+    async def mark() -> None: ...
+
+    router.add("mark", mark, mark)
+    runner = CommandRunner(
+        router,
+        LogStream(time.time, max_records=100, max_bytes=100_000),
+        Counter(),
+        timeout=5.0,
+        max_age=60.0,
+        size_limit=1_000,
+        clock=lambda: now,
+    )
+    command = Command.create("mark", now=now, timestamp=format_timestamp(now - age))
+    assert await runner.run(Message(command.encode())) is kind

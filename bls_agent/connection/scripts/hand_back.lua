@@ -3,7 +3,7 @@
 -- KEYS[3]  …:owner, a string: our token as long as the list is ours
 -- KEYS[4]  …:deliveries, a hash: how often a command was handed out that came back
 -- KEYS[5]  …:dead, a list: commands that were handed out too often
--- KEYS[6]  …:inflight, a set: the names of all in-flight lists
+-- KEYS[6]  …:inflight, a hash: list → how many of its oldest commands may have been started
 -- ARGV[1]  our token
 -- ARGV[2]  how often a command is handed out at most
 -- ARGV[3]  how many dead letters are kept
@@ -26,7 +26,7 @@ end
 redis.call('LLEN', KEYS[1])
 redis.call('HLEN', KEYS[4])
 redis.call('LLEN', KEYS[5])
-redis.call('SCARD', KEYS[6])
+redis.call('HLEN', KEYS[6])
 local function count_of(told)
   return told and #told < 10 and string.match(told, '^%d+$') and tonumber(told) or 1
 end
@@ -65,7 +65,7 @@ end
 redis.call('EXPIRE', KEYS[4], ARGV[4])
 if ARGV[5] == '1' then
   if redis.call('LLEN', KEYS[2]) == 0 then
-    redis.call('SREM', KEYS[6], KEYS[2])
+    redis.call('HDEL', KEYS[6], KEYS[2])
   end
   redis.call('DEL', KEYS[3])
 end

@@ -175,6 +175,7 @@ class CommandRunner:
                 return _discarded(error, message)
             command = Command(id="", timestamp="", source="", command="")
         name, text = reason
+        text = text.format(deliveries=message.delivery)
         return _ended(kind, command, 0.0, {"type": name, "message": text})
 
     def _decode(self, message: Message) -> Command:
@@ -321,7 +322,7 @@ _UNSTARTED: Final = {
     ),
     OutcomeKind.DEAD_LETTERED: (
         "DeadLettered",
-        "it was handed out 3 times without an end, and is a dead letter now",
+        "it was handed out {deliveries} times without an end, and is a dead letter now",
     ),
 }
 

@@ -44,7 +44,7 @@ class ReliableKeys:
     def __init__(self, control: str) -> None:
         place = place_beside(control)
         self.control = control  # the protocol's list, from which commands are taken
-        # A set: the names of all in-flight lists.
+        # A hash: in-flight list → how many of its oldest commands may have been started.
         self.lists = INFLIGHT_LISTS.locate(place=place)
         # A hash: how often a command was handed out that came back.
         self.deliveries = DELIVERIES.locate(place=place)
@@ -62,7 +62,7 @@ class ReliableKeys:
         return OWNER.locate(place=place_beside(inflight))
 
     def is_inflight(self, key: str) -> bool:
-        """Whether a name in the set of lists can be an in-flight list."""
+        """Whether a name among the lists can be an in-flight list."""
         return key.startswith(self.inflight("")) and key != self.inflight("")
 
     def types(self, inflight: str) -> Mapping[str, str]:
@@ -71,7 +71,7 @@ class ReliableKeys:
             self.control: "list",
             inflight: "list",
             self.owner(inflight): "string",
-            self.lists: "set",
+            self.lists: "hash",
             self.deliveries: "hash",
             self.seen: "zset",
             self.dead: "list",
@@ -94,6 +94,7 @@ class InFlightLease:
         instance: str,
         ttl: float,
         *,
+        concurrency: int,
         empty: Callable[[str], Awaitable[bool]],
         on_renamed: Callable[[], None],
     ) -> None:
@@ -101,6 +102,7 @@ class InFlightLease:
         self._keys = keys
         self._instance = instance
         self._ttl = ttl
+        self._concurrency = concurrency
         self._empty = empty
         self._on_renamed = on_renamed
         self._lock = anyio.Lock()
@@ -135,10 +137,10 @@ class InFlightLease:
                 if in_use or not await self.lease.acquire():
                     await self._take_another_list()
             self._ever = True
-            # Each time: a set that was emptied or deleted must not hide our list.
+            # Each time: a hash that was emptied or deleted must not hide our list.
             named, length = await self._connection.call_many(
                 [
-                    ("SADD", self._keys.lists, self.lease.key),
+                    ("HSET", self._keys.lists, self.lease.key, self._concurrency),
                     ("LLEN", self.lease.key),
                 ]
             )
@@ -276,7 +278,7 @@ class Reclaimer:
     async def look(self, *, but: str) -> None:
         """Check the lists of all processes but one, and empty those of the dead."""
         call, lists = self._connection.call, self._keys.lists
-        found = await call("SRANDMEMBER", lists, LISTS_AT_ONCE)
+        found = await call("HRANDFIELD", lists, LISTS_AT_ONCE)
         names = [name.decode("utf-8", "replace") for name in found]
         names = [n for n in names if n != but and self._keys.is_inflight(n)]
         requests = [("PTTL", self._keys.owner(name)) for name in names]

@@ -68,6 +68,7 @@ class ReliableReceiver(Receiver):
         say: Say,
         *,
         instance: str,
+        concurrency: int,
         lease_ttl: float,
         window: float,
         on_redelivery: Literal["run", "skip"],
@@ -91,6 +92,7 @@ class ReliableReceiver(Receiver):
             keys,
             instance,
             lease_ttl,
+            concurrency=concurrency,
             empty=self._reclaimer.empty,
             on_renamed=self.in_flight.forget_all,
         )

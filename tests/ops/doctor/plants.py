@@ -173,7 +173,7 @@ def good(row: str) -> list[Words]:
         "control": lambda: [("RPUSH", key, command())],
         "inflight": lambda: [
             ("RPUSH", key, command()),
-            ("SADD", f"{PLACE}:inflight", key),
+            ("HSET", f"{PLACE}:inflight", key, 1),
             ("SET", f"bls_agent:{key}:owner", "t", "PX", 60_000),
         ],
         "owner": lambda: [("SET", key, "t", "PX", 60_000)],
@@ -380,7 +380,7 @@ def renamed(row: str, key: str) -> Callable[[], list[Words]]:
 def own_plants() -> Iterator[Plant]:
     inflight = f"{PLACE}:inflight:a1"
     owner = f"bls_agent:{inflight}:owner"
-    listed: Words = ("SADD", f"{PLACE}:inflight", inflight)
+    listed: Words = ("HSET", f"{PLACE}:inflight", inflight, 1)
     owned: Words = ("SET", owner, "t", "PX", 60_000)
     yield Plant(
         "inflight-orphan", "inflight", inflight,

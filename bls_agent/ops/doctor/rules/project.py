@@ -159,7 +159,7 @@ def _orphan(sample: Sample) -> Values | None:
 
 def _unlisted(sample: Sample) -> Values | None:
     lists = INFLIGHT_LISTS.locate(place=sample.fields["place"])
-    if sample.ask("SISMEMBER", lists, sample.key) != 0:
+    if sample.ask("HEXISTS", lists, sample.key) != 0:
         return None
     return {"count": f"{sample.size:,}", "lists": show(lists)}
 
