@@ -190,24 +190,26 @@ def test_a_function_that_calls_itself(cache: FunctionCache, name: str) -> None:
     assert again() == 3
 
 
-def ask_crosswise(
-    cache: FunctionCache,
-    name: str,
-    ask_two: Callable[[Callable[[int], str]], str],
-    ask_one: Callable[[Callable[[int], str]], str],
-) -> list[str]:
-    """Call in two threads two functions that need each other, and give what ran."""
+def test_functions_that_need_each_other(cache: FunctionCache, name: str) -> None:
+    """Called crosswise by two threads, no call waits for a call that waits for it."""
+    both = threading.Barrier(2, timeout=5)
     runs: list[str] = []
 
     @cache.cached(ttl=60, name=f"{name}.one", ignore=("depth",))
     def one(depth: int = 0) -> str:
         runs.append("one")
-        return "one" if depth else ask_two(two)
+        if depth:
+            return "one"
+        both.wait()
+        return two(1)
 
     @cache.cached(ttl=60, name=f"{name}.two", ignore=("depth",))
     def two(depth: int = 0) -> str:
         runs.append("two")
-        return "two" if depth else ask_one(one)
+        if depth:
+            return "two"
+        both.wait()
+        return one(1)
 
     threads = [threading.Thread(target=each, daemon=True) for each in (one, two)]
     for thread in threads:
@@ -215,43 +217,23 @@ def ask_crosswise(
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
-    return runs
+    assert sorted(runs) == ["one", "one", "two", "two"]
 
 
-def test_functions_that_need_each_other(cache: FunctionCache, name: str) -> None:
-    """Asked for by two threads, crosswise: nobody waits for somebody who waits for him."""
-    both = threading.Barrier(2, timeout=5)
-
-    def ask(other: Callable[[int], str]) -> str:
-        both.wait()
-        return other(1)
-
-    assert len(ask_crosswise(cache, name, ask, ask)) == 3
-
-
-def test_functions_that_need_each_other_through_a_third(
+def test_a_function_that_calls_itself_for_ever(
     cache: FunctionCache, name: str
 ) -> None:
-    """A thread waits for all the computations that it is in the middle of."""
-    both = threading.Barrier(2, timeout=5)
+    """Its caller gets a RecursionError, and the next call begins anew."""
+    ends = False
 
-    def ask_through_a_third(two: Callable[[int], str]) -> str:
-        @cache.cached(ttl=60, name=f"{name}.between")
-        def between() -> str:
-            both.wait()
-            return two(1)
+    @cache.cached(ttl=60, name=name)
+    def again() -> int:
+        return 1 if ends else again()
 
-        return between()
-
-    def ask_late(one: Callable[[int], str]) -> str:
-        both.wait()
-        flights = {flight.key: flight for flight in flights_of(cache)}
-        (outer,) = [flight for key, flight in flights.items() if f"{name}.one" in key]
-        wait_until(lambda: bool(outer.awaits))
-        return one(1)
-
-    runs = ask_crosswise(cache, name, ask_through_a_third, ask_late)
-    assert sorted(runs) == ["one", "one", "two"]
+    with pytest.raises(RecursionError):
+        again()
+    ends = True
+    assert again() == 1
 
 
 def test_the_lock_is_free_when_the_call_is_over(

@@ -95,8 +95,12 @@ class _Flight:
         self.key = job.function.flight_key(job.key)
         self.generation = job.function.generation
         self.waiting = waiting  # callers that cancelling it would let down
-        # those for which the code inside of this one waits
-        self.awaits: list[_Flight] = []
+        self.outer = _find_outer()
+        self.depth: int = self.outer.depth + 1 if self.outer else 0
+        if self.depth > sys.getrecursionlimit():
+            message = f"{job.function.name} is called inside of {self.depth} cached calls"
+            raise RecursionError(message)
+        self.is_over = False
         self.found = UNKNOWN  # what stands in Redis
         # ``None`` if it was given up: the callers ask anew
         self.outcome: Outcome | None = None
@@ -105,22 +109,19 @@ class _Flight:
         self.over: asyncio.Future[None] | None = None  # made for the first that waits
 
 
-# The flights around the running code, the innermost last. It may wait for others: else
-# a thousand computations that need one value would compute it a thousand times.
-_COMPUTING: Final = ContextVar[tuple[_Flight, ...]]("computing", default=())
+# The flight whose computation the running code belongs to.
+_COMPUTING: Final = ContextVar["_Flight | None"]("computing", default=None)
 
 
-def _is_circular(flight: _Flight) -> bool:
-    """Return whether the running code would wait for itself if it waited for this one."""
-    inside, seen, left = _COMPUTING.get(), set[int](), [flight]
-    while left:
-        one = left.pop()
-        if one in inside:
-            return True
-        if id(one) not in seen:
-            seen.add(id(one))
-            left += one.awaits
-    return False
+def _find_outer() -> _Flight | None:
+    """Return the innermost computation around the running code that is not over.
+
+    A task that a computation has left behind runs in that computation's context.
+    """
+    flight = _COMPUTING.get()
+    while flight is not None and flight.is_over:
+        flight = flight.outer
+    return flight
 
 
 class _LoopCalls:
@@ -144,16 +145,17 @@ class _LoopCalls:
                 return outcome
 
     async def claim(self, mine: _Flight) -> Outcome | None:
-        """Return another flight's outcome, or a hit; ``None``: compute, and end this."""
-        waits = mine.job.waits
-        while flight := self.by_key.get(mine.key):
-            waits = waits and not _is_circular(flight)
-            if not waits:
-                break
+        """Return another flight's outcome, or a hit; ``None``: compute, and end this.
+
+        A call inside of a computation never waits for another one, which might wait
+        for that computation: it computes by itself, and is not waited for.
+        """
+        waits = mine.job.waits and mine.outer is None
+        while waits and (flight := self.by_key.get(mine.key)):
             outcome = await self._join(flight)
             if outcome is not None:
                 return outcome
-        else:
+        if waits:
             self.by_key[mine.key] = mine
         try:
             mine.outcome = await self._find(mine, waits=waits)
@@ -207,9 +209,15 @@ class _LoopCalls:
         """Compute the value in a task of its own."""
 
         async def run() -> None:
-            _COMPUTING.set((*_COMPUTING.get(), flight))
+            import asyncio  # noqa: PLC0415 - as above
+
+            _COMPUTING.set(flight)
             try:
                 flight.outcome = await compute(flight)
+            except (asyncio.CancelledError, GeneratorExit):
+                raise  # its last caller was cancelled, or the loop has ended
+            except BaseException as error:  # noqa: BLE001 - it belongs to the callers
+                flight.outcome = Outcome(error=error)
             finally:
                 await self.end(flight)
 
@@ -221,9 +229,6 @@ class _LoopCalls:
 
         if flight.over is None:
             flight.over = asyncio.get_running_loop().create_future()
-        inside = _COMPUTING.get()
-        for one in inside:
-            one.awaits.append(flight)
         flight.waiting += 1
         try:
             await asyncio.wait([flight.over])
@@ -233,8 +238,6 @@ class _LoopCalls:
             raise
         finally:
             flight.waiting -= 1
-            for one in inside:
-                one.awaits.remove(flight)
         return flight.outcome
 
     async def aclose(self) -> None:
@@ -263,6 +266,7 @@ class _LoopCalls:
             self._finish(flight)
 
     def _finish(self, flight: _Flight) -> None:
+        flight.is_over = True
         for flights in (self.by_key, self.early):
             if flights.get(flight.key) is flight:
                 del flights[flight.key]
@@ -412,7 +416,7 @@ class CacheCalls:
             outcome = self._claim(flight)
             if outcome is None:
                 function.counts.add("computed")
-                _COMPUTING.set((*_COMPUTING.get(), flight))
+                _COMPUTING.set(flight)
                 outcome = compute(flight.found)
                 self._settle(flight, outcome)
         except BaseException:  # without an outcome a waiting caller takes over
