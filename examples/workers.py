@@ -17,8 +17,8 @@ from bls_agent import workers
 FLEET = sys.argv[1] if len(sys.argv) > 1 else "回测"
 DAYS = [f"2026-01-{day:02}" for day in range(5, 10)]
 codes = ["000001.SZ", "600519.SH", "300750.SZ", "601318.SH"]
-tasks, synced = workers.TaskStatus(), workers.SyncProgress()
-crew = workers.WorkerRegistry()
+tasks, crew = workers.TaskStatus(on_error="none"), workers.WorkerRegistry()
+synced = workers.SyncProgress(on_error="none")
 
 
 @workers.cached(ttl=60, lock=True)  # computed once in the fleet, whoever asks first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import (
     TYPE_CHECKING,
     ClassVar,
     Generic,
+    Literal,
     Protocol,
     Self,
     TypeVar,
@@ -20,12 +22,16 @@ from weakref import WeakKeyDictionary
 
 from bls_agent.connection.after_fork import keep, register
 from bls_agent.connection.endpoint import Endpoint
+from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.core.settings import check_seconds
 
 if TYPE_CHECKING:
     import asyncio
 
     from bls_agent.connection.pool import ConnectionPool
+    from bls_agent.connection.reconnect import Reminders
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -196,3 +202,52 @@ class Store:
     async def aclose(self) -> None:
         """Close the connection of this event loop; the next request opens it again."""
         await self._access.aclose()
+
+
+class WritingStore(Store):
+    """A store that a long-lived program writes with: a write may fail without raising."""
+
+    def __init__(
+        self,
+        redis: object = None,
+        *,
+        on_error: Literal["raise", "none"] = "raise",
+        timeout: float = 5.0,
+    ) -> None:
+        """Remember where Redis is; nothing is opened yet.
+
+        Args:
+            redis: As for :class:`Store`.
+            on_error: What a write does when Redis cannot answer: ``raise``, or return
+                nothing; then it is counted in :attr:`failed_writes`, and a warning is
+                logged, once a minute at most. Reads always raise.
+            timeout: Deadline of one request in seconds.
+
+        Raises:
+            ConfigurationError: An argument breaks its rule.
+        """
+        super().__init__(redis, timeout=timeout)
+        if on_error not in ("raise", "none"):
+            raise ConfigurationError("on_error", on_error, "'raise' or 'none'")
+        self._absorbs = on_error == "none"
+        self._failed_writes = 0
+
+    @cached_property
+    def _reminders(self) -> Reminders:
+        from bls_agent.connection.reconnect import Reminders  # noqa: PLC0415 - 4 ms
+
+        return Reminders()
+
+    @property
+    def failed_writes(self) -> int:
+        """Writes that Redis did not answer, and that did not raise: perhaps lost."""
+        return self._failed_writes
+
+    def _absorb(self, error: RedisUnavailableError) -> None:
+        """Count and log a write that failed; raise its error if that was asked for."""
+        if not self._absorbs:
+            raise error
+        self._failed_writes += 1
+        if self._reminders.is_due(error.kind):
+            text = "%s: a write is given up, because Redis cannot answer: %s"
+            logger.warning(text, self.client_name, error)

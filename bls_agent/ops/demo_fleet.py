@@ -296,7 +296,10 @@ async def _count_quotes(redis: str, texts: Texts) -> None:
 
 async def _compute(redis: str, texts: Texts) -> None:
     """Run two workers that compute one task after the other."""
-    async with TaskStatus(redis) as tasks, anyio.create_task_group() as workers:
+    async with (
+        TaskStatus(redis, on_error="none") as tasks,
+        anyio.create_task_group() as workers,
+    ):
         for number in (1, 2):
             name = f"{texts['fleet_worker']}-{number}"
             workers.start_soon(_work, redis, tasks, name, number)

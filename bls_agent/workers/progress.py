@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
-from bls_agent.connection.access import Store
+from bls_agent.connection.access import WritingStore
 from bls_agent.connection.endpoint import Argument
 from bls_agent.connection.scripts import ADD_MEMBERS
-from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.core.keys import KEYS, KeyTemplate, checked_reply, encode_key
 from bls_agent.workers.tasks import Task, TaskKeys, read_key
 
@@ -110,7 +110,7 @@ class BacktestProgress(TaskKeys):
 
     async def set(
         self, task_id: str, progress: float, status: str = "running", **fields: Any
-    ) -> Task:
+    ) -> Task | None:
         """Write how far it is, over whatever was written before.
 
         Args:
@@ -119,6 +119,9 @@ class BacktestProgress(TaskKeys):
             status: Any text.
             fields: Further fields; see :meth:`TaskStatus.set`.
 
+        Returns:
+            As :meth:`TaskStatus.set`.
+
         Raises:
             ConfigurationError: The id cannot be part of a key, or a field cannot be
                 written.
@@ -126,7 +129,7 @@ class BacktestProgress(TaskKeys):
         return await self._put(task_id, status, {"progress": progress, **fields})
 
 
-class SyncProgress(Store):
+class SyncProgress(WritingStore):
     """Which days of something are synced: a set of dates, ``{type}_update_{code}``.
 
     The set lives for thirty days from the last :meth:`add`. Works with and without
@@ -135,7 +138,9 @@ class SyncProgress(Store):
     cannot be part of a key and for what is no date,
     :class:`~bls_agent.WrongTypeError` for a key that is no set, which is left alone,
     and :class:`~bls_agent.RedisUnavailableError` if Redis cannot answer; a write was
-    then perhaps executed if ``error.ambiguous``.
+    then perhaps executed if ``error.ambiguous``. With ``on_error="none"`` a write counts
+    in ``failed_writes`` instead, logs a warning, once a minute at most, and returns 0 or
+    ``False``.
 
     ``a_update_b_update_c`` may be the type ``a`` or the type ``a_update_b``: a type that
     runs into ``_update_`` is refused, so that no two names share a set.
@@ -159,8 +164,12 @@ class SyncProgress(Store):
         """
         key, ttl = _key(type, code), KEYS["sync_progress"].ttl
         runs = [([key], (cast("int", ttl), *part)) for part in _portions(dates)]
-        replies = await ADD_MEMBERS.run_many(self._access.pool, runs)
-        return sum(checked_reply(reply, key) for reply in replies)
+        try:
+            replies = await ADD_MEMBERS.run_many(self._access.pool, runs)
+            return sum(checked_reply(reply, key) for reply in replies)
+        except RedisUnavailableError as error:
+            self._absorb(error)
+            return 0
 
     async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema's name
         """Take days out, so that they count as missing; the others live on as before.
@@ -170,15 +179,22 @@ class SyncProgress(Store):
         """
         key = _key(type, code)
         requests = [("SREM", encode_key(key), *part) for part in _portions(dates)]
-        replies = await self._access.pool.call_many(requests)
-        return sum(checked_reply(reply, key) for reply in replies)
+        try:
+            replies = await self._access.pool.call_many(requests)
+            return sum(checked_reply(reply, key) for reply in replies)
+        except RedisUnavailableError as error:
+            self._absorb(error)
+            return 0
 
     async def clear(self, type: str, code: str) -> bool:  # noqa: A002 - the schema's name
-        """Forget all days, without holding up the server; tell whether there were any."""
+        """Drop all days, without holding up the server; return whether there were any."""
         key = _key(type, code)
-        if not await read_key(self._access.pool, "SCARD", key):
-            return False
-        return bool(await self._access.pool.call(key, "UNLINK"))
+        try:
+            if await read_key(self._access.pool, "SCARD", key):
+                return bool(await self._access.pool.call(key, "UNLINK"))
+        except RedisUnavailableError as error:
+            self._absorb(error)
+        return False
 
     async def contains(self, type: str, code: str, day: Day) -> bool:  # noqa: A002 - the schema's name
         """Return whether a day is synced."""

@@ -13,12 +13,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, Literal, Self, cast
 from weakref import WeakValueDictionary
 
 import anyio
 
-from bls_agent.connection.access import LoopLocal, Store
+from bls_agent.connection.access import LoopLocal, WritingStore
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.scripts import PUT_TEXT, SWAP_TEXT, Script
@@ -164,7 +164,7 @@ def _checked(given: Mapping[str, Any]) -> JSONObject:
     return dict(given)
 
 
-class TaskKeys(Store):
+class TaskKeys(WritingStore):
     """One kind of key of tasks; ``row`` is that of the table of keys."""
 
     client_name: ClassVar[str] = "bls-tasks"
@@ -182,9 +182,13 @@ class TaskKeys(Store):
         return None if payload is None else Task.decode(task_id, payload)
 
     async def delete(self, task_id: str) -> bool:
-        """Delete a task; tell whether there was one."""
+        """Delete a task; return whether there was one."""
         key = self.row.locate(task_id=task_id)
-        return bool(await self._run(PUT_TEXT, key, 0, b""))
+        try:
+            return bool(await self._run(PUT_TEXT, key, 0, b""))
+        except RedisUnavailableError as error:
+            self._absorb(error)
+            return False
 
     async def list(self, status: str | None = None) -> Tasks:
         """Read all tasks.
@@ -227,11 +231,17 @@ class TaskKeys(Store):
             raise reply
         return Task(id=parsed["task_id"], raw="", reason="wrong_type")
 
-    async def _put(self, task_id: str, status: str, fields: Mapping[str, Any]) -> Task:
+    async def _put(
+        self, task_id: str, status: str, fields: Mapping[str, Any]
+    ) -> Task | None:
         payload = encode_task(task_id, status, fields, now=_now())
         key = self.row.build(task_id=task_id)
-        await self._run(PUT_TEXT, key, cast("int", self.row.ttl), payload)
-        return Task.decode(task_id, payload)
+        try:
+            await self._run(PUT_TEXT, key, cast("int", self.row.ttl), payload)
+            return Task.decode(task_id, payload)
+        except RedisUnavailableError as error:
+            self._absorb(error)
+            return None
 
     async def _run(self, script: Script, key: str, *arguments: Argument) -> Reply:
         runs = [([encode_key(key)], arguments)]
@@ -249,17 +259,24 @@ class TaskStatus(TaskKeys):
     then fields of your own; see :class:`Task`. Every method raises
     :class:`~bls_agent.WrongTypeError` for a key that is no string, which is left alone,
     and :class:`~bls_agent.RedisUnavailableError` if Redis cannot answer; a write was
-    then perhaps executed if ``error.ambiguous``.
+    then perhaps executed if ``error.ambiguous``. With ``on_error="none"`` a write counts
+    in ``failed_writes`` instead, and logs a warning, once a minute at most.
     """
 
     row: ClassVar[KeyTemplate] = KEYS["task_status"]
 
-    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
-        super().__init__(redis, timeout=timeout)
+    def __init__(
+        self,
+        redis: object = None,
+        *,
+        on_error: Literal["raise", "none"] = "raise",
+        timeout: float = 5.0,
+    ) -> None:
+        super().__init__(redis, on_error=on_error, timeout=timeout)
         # By event loop and key: changes together would all have to try again.
         self._turns: LoopLocal[WeakValueDictionary[str, anyio.Lock]] = LoopLocal()
 
-    async def set(self, task_id: str, status: str, **fields: Any) -> Task:
+    async def set(self, task_id: str, status: str, **fields: Any) -> Task | None:
         """Write how a task is, over whatever was written before; for a day from now.
 
         Args:
@@ -267,6 +284,10 @@ class TaskStatus(TaskKeys):
             status: Any text: ``pending``, ``running``, ``回测中``.
             fields: What JSON can hold: ``progress`` is percent, ``message`` a text,
                 ``timestamp`` now unless it is given.
+
+        Returns:
+            The task as it was written; with ``on_error="none"`` ``None`` where Redis
+            could not answer.
 
         Raises:
             ConfigurationError: The id cannot be part of a key, or a field cannot be
@@ -285,8 +306,8 @@ class TaskStatus(TaskKeys):
             changes: Fields and their new values; ``timestamp`` becomes now by itself.
 
         Returns:
-            The task as it is now; ``None`` if there is none any more: nothing was
-            written then.
+            The task as it is now. ``None``, and nothing was written, if there is none
+            any more; with ``on_error="none"`` also where Redis could not answer.
 
         Raises:
             ConfigurationError: A field cannot be written.
@@ -295,6 +316,13 @@ class TaskStatus(TaskKeys):
             RedisUnavailableError: ``contended``: other writers were always ahead.
                 After an ambiguous error it may be done again, and then stands last.
         """
+        try:
+            return await self._change(task_id, changes)
+        except RedisUnavailableError as error:
+            self._absorb(error)
+            return None
+
+    async def _change(self, task_id: str, changes: Mapping[str, Any]) -> Task | None:
         key = self.row.locate(task_id=task_id)
         turns = self._turns.get(WeakValueDictionary[str, anyio.Lock])
         async with turns.setdefault(key, anyio.Lock()):

@@ -555,16 +555,17 @@ async def test_a_task_that_a_computation_left_behind_counts_no_depth(
 
     @cache.cached(ttl=5, name=name)
     async def step(number: int) -> int:
-        async def later() -> int:
-            await asyncio.wait([mine])
+        mine = asyncio.current_task()
+        assert mine is not None
+
+        async def later(mine: asyncio.Task[Any] = mine) -> int:
+            await asyncio.wait([mine])  # the computation is over
             return await step(number + 1)
 
         left[0] -= 1
         if left[0] <= 0:
             ended.set()
             return 0
-        mine = asyncio.current_task()
-        assert mine is not None
         task = asyncio.ensure_future(later())
         tasks.add(task)
         task.add_done_callback(tasks.discard)

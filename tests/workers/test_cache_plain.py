@@ -220,9 +220,7 @@ def test_functions_that_need_each_other(cache: FunctionCache, name: str) -> None
     assert sorted(runs) == ["one", "one", "two", "two"]
 
 
-def test_a_function_that_calls_itself_for_ever(
-    cache: FunctionCache, name: str
-) -> None:
+def test_a_function_that_calls_itself_for_ever(cache: FunctionCache, name: str) -> None:
     """Its caller gets a RecursionError, and the next call begins anew."""
     ends = False
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import anyio
 import orjson
@@ -20,7 +21,7 @@ from bls_agent import (
     WrongTypeError,
 )
 from bls_agent.devserver import DevServer
-from bls_agent.workers import Task, TaskStatus
+from bls_agent.workers import BacktestProgress, SyncProgress, Task, TaskStatus
 from bls_agent.workers.tasks import change_task, encode_task
 from tests.kit import Cut, FaultProxy
 
@@ -313,3 +314,43 @@ async def test_a_lost_reply_is_no_refusal(
         again = await tasks.update(task_id, c=3)
         assert again is not None
         assert {"a", "b", "c"} <= again.fields.keys()
+
+
+async def test_writes_may_fail_without_raising(
+    own_server: DevServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker outlives a restart of Redis: its writes are counted and warned of once."""
+    async with (
+        TaskStatus(own_server.url, on_error="none") as tasks,
+        BacktestProgress(own_server.url, on_error="none") as backtests,
+        SyncProgress(own_server.url, on_error="none") as synced,
+    ):
+        assert await tasks.set("1", "running") is not None
+        await anyio.to_thread.run_sync(own_server.kill)
+        for _ in range(3):
+            assert await tasks.set("1", "running") is None
+            assert await tasks.update("1", progress=1) is None
+            assert await tasks.delete("1") is False
+            assert await backtests.set("1", 5) is None
+            assert await synced.add("tick", "1", "2026-01-05") == 0
+            assert await synced.remove("tick", "1", "2026-01-05") == 0
+            assert await synced.clear("tick", "1") is False
+        counts = [store.failed_writes for store in (tasks, backtests, synced)]
+        assert counts == [9, 3, 9]
+        with pytest.raises(RedisUnavailableError):
+            await tasks.get("1")
+        with pytest.raises(RedisUnavailableError):
+            await synced.dates("tick", "1")
+        warned = [one for one in caplog.records if "a write is given up" in one.message]
+        assert len(warned) == 3
+        await anyio.to_thread.run_sync(own_server.restart)
+        assert await tasks.set("1", "running") is not None
+        assert tasks.failed_writes == 9
+
+
+@pytest.mark.parametrize("store", [TaskStatus, BacktestProgress, SyncProgress])
+async def test_a_wrong_on_error_is_refused(store: type[TaskStatus]) -> None:
+    """At once, with what it may be."""
+    wrong: Any = "ignore"
+    with pytest.raises(ConfigurationError, match="'raise' or 'none'"):
+        store(on_error=wrong)

@@ -98,7 +98,9 @@ class _Flight:
         self.outer = _find_outer()
         self.depth: int = self.outer.depth + 1 if self.outer else 0
         if self.depth > sys.getrecursionlimit():
-            message = f"{job.function.name} is called inside of {self.depth} cached calls"
+            message = (
+                f"{job.function.name} is called inside of {self.depth} cached calls"
+            )
             raise RecursionError(message)
         self.is_over = False
         self.found = UNKNOWN  # what stands in Redis
