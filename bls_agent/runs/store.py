@@ -178,19 +178,18 @@ class EventStore(Store):
         prepared = encode_all(events, now, self.event_size_limit)
         ids: list[str] = []
         for portion in portions(prepared):
-            until = boot_seconds() + self.ttl
-            sequence, *added = await self._run_script(keys, portion)
+            sent_at = boot_seconds()
+            floor = self._marks.of(run_id, sent_at)
+            sequence, *added = await self._run_script(keys, portion, floor)
             ids += [one.decode() for one in added]
-            self._marks.raise_to(run_id, sequence, ids[-1], until)
+            is_new, until = sequence < floor[0], sent_at + self.ttl
+            self._marks.raise_to(run_id, sequence, ids[-1], until, is_new=is_new)
         return ids
 
-    async def _run_script(self, keys: RunKeys, events: Sequence[Prepared]) -> Reply:
-        arguments = add_arguments(
-            events,
-            maxlen=self.maxlen,
-            ttl=self.ttl,
-            floor=self._marks.of(keys.run_id, boot_seconds()),
-        )
+    async def _run_script(
+        self, keys: RunKeys, events: Sequence[Prepared], floor: tuple[int, str]
+    ) -> Reply:
+        arguments = add_arguments(events, maxlen=self.maxlen, ttl=self.ttl, floor=floor)
         try:
             async with self._access.pool.to(keys.events) as connection:
                 reply = await ADD_EVENTS.run(connection, keys.all, arguments)

@@ -28,6 +28,7 @@ from bls_agent.core.errors import (
     LeaseHeldError,
     RedisRefusedError,
     RedisUnavailableError,
+    WrongTypeError,
 )
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.runs.events import BEGINNING, order
@@ -88,10 +89,23 @@ class HighWaterMarks:
         sequence, event_id, until = self._marks.get(run_id, _UNKNOWN)
         return (sequence, event_id) if now < until else (0, BEGINNING)
 
-    def raise_to(self, run_id: int, sequence: int, event_id: str, until: float) -> None:
-        """Record what was written; an older mark changes nothing."""
+    def raise_to(
+        self,
+        run_id: int,
+        sequence: int,
+        event_id: str,
+        until: float,
+        *,
+        is_new: bool = False,
+    ) -> None:
+        """Record what was written; an older mark changes nothing.
+
+        ``is_new``: the server has begun a new run, whose sequences begin at 1.
+        """
         with self._lock:  # event loops in several threads may share a store
             known_sequence, known_id, known = self._marks.pop(run_id, _UNKNOWN)
+            if is_new:
+                known_sequence = 0
             highest = max(known_id, event_id, key=order)
             until = max(until, known) if known < math.inf else until
             self._marks[run_id] = max(known_sequence, sequence), highest, until
@@ -208,7 +222,7 @@ class RunLease(LeaseState):
             reply = await self._pool.run_script(HOLD_RUN, self._keys, arguments)
         except RedisUnavailableError as error:
             self._pool.is_away = error.connecting
-            if isinstance(error.__cause__, BlsError):
+            if isinstance(error.__cause__, WrongTypeError):
                 self.refusal = error.__cause__
             self.answered.set()
             return self._backoff.failed(permanent=isinstance(error, RedisRefusedError))
@@ -371,11 +385,12 @@ class RunWriterTask:
         if not batch:
             return
         batch.number = batch.number or next(self._numbers)
+        floor = self._pool.marks.of(self._keys.run_id, boot_seconds())
         arguments = add_arguments(
             batch.rows,
             maxlen=self._pool.bounds.maxlen,
             ttl=self._pool.bounds.ttl,
-            floor=self._pool.marks.of(self._keys.run_id, boot_seconds()),
+            floor=floor,
             token=self._token,
             number=batch.number,
             lease=self._run_lease.ttl if self._run_lease is not None else 0.0,
@@ -391,10 +406,12 @@ class RunWriterTask:
             reply = reply[:-1]
             if self._run_lease is not None:
                 self._run_lease.note_renewed(sent_at=sent_at)
-        self._handle_reply(batch, reply, until)
+        self._handle_reply(batch, reply, until, floor)
         self.merged += batch.pieces
 
-    def _handle_reply(self, batch: _Batch, reply: Reply, until: float) -> None:
+    def _handle_reply(
+        self, batch: _Batch, reply: Reply, until: float, floor: tuple[int, str]
+    ) -> None:
         """Record the ids that were written, and when the run expires."""
         sequence, *ids = reply
         again = ids[1:2] == [b"again"]
@@ -402,7 +419,10 @@ class RunWriterTask:
             del ids[1:]
         if ids:
             last = ids[-1].decode()
-            self._pool.marks.raise_to(self._keys.run_id, sequence, last, until)
+            is_new = not again and sequence < floor[0]
+            self._pool.marks.raise_to(
+                self._keys.run_id, sequence, last, until, is_new=is_new
+            )
         if batch.ends and self._run_lease is not None:
             if not again and len(ids) < len(batch):
                 self._run_lease.log_lost()

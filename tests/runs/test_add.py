@@ -367,7 +367,7 @@ async def test_ten_processes_write_one_run(redis_url: str, run_id: int) -> None:
 async def test_a_longer_life_is_left_to_a_run(
     store: EventStore, bare: Redis, run_id: int, by: str
 ) -> None:
-    """No TTL is shortened, and a run of somebody else's without one gets none."""
+    """No TTL is shortened; a peer's run without one gets one from what ends it alone."""
     keys = RunKeys(run_id)
 
     async def write() -> None:
@@ -392,8 +392,53 @@ async def test_a_longer_life_is_left_to_a_run(
     await bare.delete(*keys.all)
     await bare.xadd(keys.events, {"sequence": "1"})
     await write()
-    assert await bare.ttl(keys.events) == -1
+    if by == "add":
+        assert await bare.ttl(keys.events) == -1
+        await store.add(run_id, "system", "close")
+    assert 86_000 < await bare.ttl(keys.events) <= 86_400
     assert 86_000 < await bare.ttl(keys.books) <= 86_400
+
+
+@pytest.mark.parametrize("who", ["same process", "another process"])
+@pytest.mark.parametrize("by", ["add", "run"])
+async def test_a_reused_run_begins_at_one(
+    redis_url: str, store: EventStore, bare: Redis, run_id: int, who: str, by: str
+) -> None:
+    """A peer has deleted the stream alone: the next run of this id is a new one."""
+    keys = RunKeys(run_id)
+    async with store.run(run_id) as run:
+        run.emit("a", "b")
+    await store.add(run_id, "system", "warning")
+    await bare.delete(keys.events)
+    other = store if who == "same process" else EventStore(redis_url)
+    if by == "add":
+        await other.add(run_id, "lifecycle", "started")
+        await other.add_many(run_id, [("a", "b"), ("system", "close")])
+    else:
+        async with other.run(run_id) as run:
+            run.emit("a", "b")
+            assert await run.flush(5)
+            assert run.is_owner
+    found = [item async for item in other.follow(run_id)]
+    assert [getattr(item, "sequence", item) for item in found] == [
+        *range(1, len(found) + 1)
+    ]
+    books = {str(name) for name in await bare.hkeys(keys.books)}
+    assert books >= {"b'sequence'", "b'id'", "b'closed'"}
+    assert len(books) == (4 if by == "run" else 3)  # the last batch of this writer
+    await other.aclose()
+
+
+async def test_a_stream_that_is_gone_under_its_writer_goes_on(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """Another process's ``lifecycle.started`` begins no new run while the writer lives."""
+    async with store.run(run_id) as run:
+        run.emit("a", "b")
+        assert await run.flush(5)
+        await bare.delete(RunKeys(run_id).events)
+        await store.add(run_id, "lifecycle", "started")
+    assert await sequences(store, run_id) == [3, 4, 5]
 
 
 BROKEN: dict[str, dict[Any, Any]] = {

@@ -354,6 +354,16 @@ async def test_statuses_of_a_stream(store: EventStore) -> None:
     assert await stream_status(store, 1, ids[-1]) == 200
 
 
+async def test_a_client_that_lacks_the_closing_event_is_sent_it(
+    store: EventStore,
+) -> None:
+    """Its own last event is trimmed, and only the closing one stands behind it."""
+    last = await store.add(1, "system", "close")
+    assert last is not None
+    assert await stream_status(store, 1, "1-0") == 200
+    assert await stream_status(store, 1, last) == 204
+
+
 async def test_what_is_no_stream_is_told(store: EventStore, admin: Any) -> None:
     """Following it raises, as asking for its status does."""
     await admin.set("run:5:events", "no stream")

@@ -2,7 +2,8 @@
 -- KEYS[2]  bls_agent:{…}:books, a hash: what counts them (below)
 -- KEYS[3]  …:owner, a string: the token of the run's writer, as long as it lives
 -- ARGV[1]  about how many events are kept
--- ARGV[2]  seconds that the run lives from now on at least; one without a TTL gets none
+-- ARGV[2]  seconds that the run lives from now on at least; a peer's run without a TTL
+--          gets one from system.close alone
 -- ARGV[3]  a sequence that ours come after, 0 for none
 -- ARGV[4]  milliseconds of an id that ours come after, 0 for none
 -- ARGV[5]  the number of that id
@@ -38,13 +39,13 @@ local stream, token, LARGEST = KEYS[1], ARGV[6], 999999999999999
 local batch = 'batch:' .. token
 local books = redis.call('HMGET', KEYS[2], 'sequence', 'id', 'owner', batch)
 local holder = redis.call('GET', KEYS[3])
-local lives = redis.call('PTTL', stream)
+local lives, ends_run = redis.call('PTTL', stream), false
 
 local function count_of(told)
   return told and #told < 16 and string.match(told, '^%d+$') and tonumber(told) or nil
 end
 local function live_on()
-  if lives ~= -1 and lives < ARGV[2] * 1000 then
+  if lives < ARGV[2] * 1000 and (lives ~= -1 or ends_run) then
     redis.call('EXPIRE', stream, ARGV[2])
   end
   if redis.call('PTTL', KEYS[2]) < ARGV[2] * 1000 then
@@ -66,6 +67,14 @@ if token ~= '' and books[4] then
     end
     return {sequence, id, 'again', count}
   end
+end
+
+-- A lifecycle.started whose stream is gone begins a new run, unless another writer lives
+-- on this id: what the books know of the earlier run is dropped.
+local is_new = lives == -2 and (not holder or holder == token)
+  and ARGV[16] == 'lifecycle' and ARGV[17] == 'started'
+if is_new then
+  books = {}
 end
 
 -- What others have added behind ours, or while nobody counted, is counted, too. An entry
@@ -111,7 +120,7 @@ if strange then
 end
 -- What this server has forgotten is noted beside the first event behind it, so that
 -- readers can tell how many events they have missed.
-local forgotten = math.max(0, tonumber(ARGV[3]) - sequence)
+local forgotten = is_new and 0 or math.max(0, tonumber(ARGV[3]) - sequence)
 sequence = sequence + forgotten
 
 -- The run is not ours to end while somebody else holds it. Where nobody does, it is if
@@ -159,7 +168,7 @@ for at = 10, last, 9 do
   id, count = added, count + 1
   told[count] = added
   if action == 'close' and ARGV[at + 6] == 'system' then
-    closed = added
+    closed, ends_run = added, true
   elseif action == 'started' and ARGV[at + 6] == 'lifecycle' then
     closed, begins = nil, true
   end
@@ -184,6 +193,9 @@ end
 local holds = ours and not ends and ARGV[8] ~= '0'
 if holds and books[3] ~= token then
   note('owner', token)
+end
+if is_new then  -- behind the first XADD, which is refused where memory is out
+  redis.call('DEL', KEYS[2])
 end
 redis.call('HSET', KEYS[2], unpack(noted))
 if holds then
