@@ -364,7 +364,7 @@ async def test_crawl(redis_url: str, project: str, redis: Redis) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 async def test_fastapi_events(redis_url: str) -> None:
-    """The page's run is written, streamed to its end, and the server ends in order."""
+    """The page's run is streamed to its end, no other one exists, the server ends."""
     async with await anyio.open_process(
         [sys.executable, "-m", "uvicorn", "fastapi_events:app", "--port", "0"],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "BLS_REDIS_URL": redis_url},
@@ -377,6 +377,10 @@ async def test_fastapi_events(redis_url: str) -> None:
                 assert "EventSource" in (await client.get("/")).text
                 number = (await client.post("/start")).json()
                 stream = (await client.get(f"/runs/{number}/events/stream")).text
+                unknown = await client.get("/runs/7/events/stream")
+                assert unknown.status_code == 404
+                told = (await client.get("/runs/7/events")).json()
+                assert told == {"error": "there is no such run"}
             assert stream.endswith('event: close\ndata: {"reason":"closed"}\n\n')
             texts = re.findall(r'"data":\{"text":"(.*?)"\}', stream)
             assert "".join(texts) == "春眠不觉晓，处处闻啼鸟。"
