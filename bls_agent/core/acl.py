@@ -214,12 +214,17 @@ _FORGOTTEN: Final = (
 )
 
 
-def _keys_of(*rows: str, leased: bool = False) -> tuple[str, ...]:
-    """Make the patterns of kinds of keys, with those of owners' tokens if leased."""
-    found = [KEYS[row].pattern() for row in rows]
+def _keys_of(*rows: str, leased: bool = False, name: str = "") -> tuple[str, ...]:
+    """Make the patterns of kinds of keys, with those of owners' tokens if leased.
+
+    With a name, of keys whose only field has this value.
+    """
+    fields = [KEYS[row].fields[:1] if name else () for row in rows]
+    fixed = [dict.fromkeys(names, name) for names in fields]
+    found = [KEYS[row].pattern(**one) for row, one in zip(rows, fixed, strict=True)]
     if leased:  # an id with a hash tag of its own keeps that
-        found += [OWNER.locate(place=f"{{{one}}}") for one in found[:]]
-        found += [OWNER.locate(place=KEYS[row].pattern()) for row in rows]
+        tagged = [OWNER.locate(place=f"{{{one}}}") for one in found]
+        found += [*tagged, *(OWNER.locate(place=one) for one in found)]
     return tuple(found)
 
 
@@ -227,6 +232,9 @@ _KINDS: Final = tuple(
     name
     for name, row in KEYS.items()
     if row.contract is Contract.WORKERS and name.endswith("_heartbeat")
+)
+_BEATEN: Final = tuple(  # the kinds that a Heartbeat keeps alive
+    name for name in _KINDS if KEYS[name].fields in {("node_id",), ("worker_id",)}
 )
 _TASKS: Final = _keys_of("task_status", "backtest_task_progress")
 _DAYS: Final = _keys_of("sync_progress")
@@ -237,12 +245,13 @@ _WORKER_LOOKING: Final = (
     KeyAccess(_keys_of(*_KINDS), "getrange pttl"),  # WorkerRegistry
     KeyAccess(_keys_of("owner"), "getrange"),  # WorkerRegistry: a lease tells its TTL
 )
+_BEATING: Final = "evalsha eval type get set del pttl pexpire"  # Heartbeat
 _WORKER_RIGHTS: Final = (
     KeyAccess((), "select ping client|setname client|id scan"),
     *_WORKER_LOOKING,
     KeyAccess(_TASKS, "get"),  # TaskStatus, BacktestProgress
     KeyAccess(_DAYS, "scard smembers sscan sismember"),  # SyncProgress
-    KeyAccess(_keys_of(*_KINDS, leased=True), "evalsha eval type get set del pttl pexpire", READ_AND_WRITE),  # Heartbeat
+    KeyAccess(_keys_of(*_KINDS, leased=True), _BEATING, READ_AND_WRITE),
     KeyAccess(_TASKS, "evalsha eval get set del exists pttl strlen", READ_AND_WRITE),  # TaskStatus, BacktestProgress
     KeyAccess(_DAYS, "evalsha eval sadd expire srem unlink", READ_AND_WRITE),  # SyncProgress
     KeyAccess(_CACHE, "evalsha eval get getrange set del unlink pttl pexpire", READ_AND_WRITE),  # FunctionCache
@@ -311,10 +320,10 @@ def _crawl_patterns(project: str | None, spider: str | None) -> tuple[str, ...]:
     return f"{begin}*", f"{_LEASES}{{{begin}*", f"{_LEASES}{begin}*"
 
 
-def _refuse_blanks(name: str) -> str:
+def _refuse_blanks(name: str, what: str = "project") -> str:
     if " " in name:
         rule = "an ACL pattern holds no blanks"
-        raise ConfigurationError("project", name, rule, "Use '_' instead.")
+        raise ConfigurationError(what, name, rule, "Use '_' instead.")
     return name
 
 
@@ -464,16 +473,34 @@ def console_acl_rules(
     return _rules_of(needed, selectors=selectors)
 
 
-def worker_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
+def worker_acl_rules(
+    worker: str | None = None, *, write: bool = True, selectors: bool = True
+) -> list[str]:
     """Return the rights of a worker, or of a program that looks at workers, as ACL rules.
 
-    They are enough for everything in :mod:`bls_agent.workers`, of every worker.
+    They are enough for everything in :mod:`bls_agent.workers`. Tasks, progress and
+    results of functions belong to the fleet: each worker may write all of them.
 
     Args:
+        worker: The only id under which it may keep a heartbeat; ``None`` for any.
         write: Whether it is a worker; else it may only look.
-        selectors: As for :func:`acl_line`.
+        selectors: As for :func:`acl_line`. Without, a user may write each key that it
+            may look at, so that ``worker`` needs selectors.
+
+    Raises:
+        ConfigurationError: The id breaks a rule for names, holds a blank, or stands
+            without selectors.
     """
-    return _rules_of(_WORKER_RIGHTS, write=write, selectors=selectors)
+    rights: Sequence[KeyAccess] = _WORKER_RIGHTS
+    if worker is not None:
+        _refuse_blanks(check_name("worker", worker), "worker")
+        if not selectors:
+            rule = "without selectors it may write every heartbeat that it may see"
+            raise ConfigurationError("worker", worker, rule, "Leave it out.")
+        keys = _keys_of(*_BEATEN, leased=True, name=worker)
+        own = KeyAccess(keys, _BEATING, READ_AND_WRITE)
+        rights = [own if one.commands == _BEATING else one for one in rights]
+    return _rules_of(rights, write=write, selectors=selectors)
 
 
 def run_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:

@@ -36,6 +36,7 @@ from bls_agent.workers import (
     BacktestWorkerHeartbeat,
     FunctionCache,
     Heartbeat,
+    RedisKeyBuilder,
     SyncProgress,
     TaskStatus,
     WorkerRegistry,
@@ -337,6 +338,24 @@ async def test_a_workers_rights_are_enough_whatever_its_id(
     url = await url_with_rights(admin, own_server, *worker_acl_rules())
     await write_workers(url, name)
     assert await refused(admin) == []
+
+
+@needs_selectors
+@pytest.mark.parametrize("name", ["回测-1", "回测{a}", "a:b*[?]"])
+async def test_one_workers_rights_are_enough_and_its_own(
+    own_server: DevServer, admin: Redis, name: str
+) -> None:
+    """It does all that a worker does under its id, and keeps no other heartbeat."""
+    url = await url_with_rights(admin, own_server, *worker_acl_rules(name))
+    await write_workers(url, name)
+    assert await refused(admin) == []
+    for other in ("other", f"{name}1", name[:-1]):
+        for row in ("backtest_worker_heartbeat", "scheduler_heartbeat"):
+            key = getattr(RedisKeyBuilder, row)(other)
+            assert not await may(admin, "SET", key, "x")
+            assert not await may(admin, "DEL", key)
+            assert await may(admin, "GETRANGE", key, 0, 1)
+    assert not await may(admin, "SET", RedisKeyBuilder.process_heartbeat(1), "x")
 
 
 @pytest.mark.usefixtures("_odd_key")

@@ -25,7 +25,7 @@ from bls_agent.core.acl import (
 from bls_agent.crawl import CrawlRequest, RequestQueue
 from bls_agent.devserver import DevServer
 from bls_agent.workers import BacktestWorkerHeartbeat
-from tests.harness import PASSWORD, execute, needs_selectors
+from tests.harness import PASSWORD, execute, needs_selectors, url_with_rights
 from tests.ops.cli.conftest import Bls
 
 DOCUMENT = Path(__file__).parents[3] / "docs/rights.md"
@@ -136,6 +136,34 @@ async def test_rights_to_forget(bls: Bls) -> None:
     assert (ran.code, "--console" in ran.said) == (2, True)
 
 
+@needs_selectors
+async def test_the_hint_of_forget_is_enough(
+    bls: Bls, own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """An operator without the right to delete is told the command that prints it."""
+    await admin.set(f"{project}_项目状态", "离线")
+    url = await url_with_rights(admin, own_server, *console_acl_rules())
+    ran = await bls("forget", project, url=url)
+    assert (ran.code, "acl --console --forget" in ran.said) == (1, True)
+    printed = (await bls("acl", "--console", "--forget")).text.split()
+    await url_with_rights(admin, own_server, *console_acl_rules(forget=True))
+    assert " ".join(printed) == " ".join(console_acl_rules(forget=True))
+    ran = await bls("forget", project, url=url)
+    assert (ran.code, ran.text.split()) == (0, [f"{project}_项目状态"])
+
+
+async def test_the_rights_of_one_worker(bls: Bls) -> None:
+    """An id limits a worker's heartbeat; what has no effect is refused."""
+    ran = await bls("acl", "--workers", "回测-1")
+    assert ran.text.strip() == " ".join(worker_acl_rules("回测-1"))
+    assert (await bls("acl", "回测-1", "--workers")).text == ran.text
+    ran = await bls("acl", "--workers", "回测-1", "--read-only")
+    assert ran.text.strip() == " ".join(worker_acl_rules(write=False))
+    for words in (("a b",), ("回测-1", "--no-selectors"), ("回测-1", "--replicas")):
+        ran = await bls("acl", "--workers", *words)
+        assert (ran.code, ran.out) == (2, b"")
+
+
 async def test_flat_rules(
     bls: Bls, own_server: DevServer, admin: Redis, project: str
 ) -> None:
@@ -230,7 +258,8 @@ async def test_the_rights_of_a_room(bls: Bls, option: str) -> None:
     rules = " ".join(rules_of(selectors=False))
     assert flat.text.strip() == f"user one on {rules}"
     other = "--runs" if option == "--workers" else "--workers"
-    for words in (("订单系统",), ("--console",), ("--replicas",), (other,)):
+    project = () if option == "--workers" else (("订单系统",),)  # there it is an id
+    for words in (*project, ("--console",), ("--replicas",), (other,)):
         ran = await bls("acl", option, *words)
         assert (ran.code, ran.out) == (2, b"")
         assert option in ran.said or other in ran.said

@@ -75,6 +75,19 @@ async def test_the_printed_rights_are_enough(
 
 
 @needs_selectors
+async def test_who_may_not_delete_a_project_reads_what_is_missing(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """The page names the command that prints the rights."""
+    await admin.set(f"{project}_项目状态", "离线")
+    await give(admin, console_acl_rules())
+    path = f"/fragments/forget?projectName={quote(project)}&lang=en"
+    async with console_of(url_of(own_server)) as client:
+        answer = await client.post(path, headers={"origin": OWN}, data={})
+    assert "bls-agent acl --console --forget" in answer.text
+
+
+@needs_selectors
 async def test_who_may_only_look_sends_nothing(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, Final
@@ -37,11 +37,13 @@ USERS: Final = {  # in a hint: named after the rights
     "assets": "asset-syncer",
     "crawl": "crawler",
 }
-RULES: Final = {
+RULES: Final[dict[str, Callable[..., list[str]]]] = {
     "workers": worker_acl_rules,
     "runs": run_acl_rules,
     "assets": asset_acl_rules,
+    "crawl": crawl_acl_rules,
 }
+OF_ONE: Final = {"workers", "crawl"}  # PROJECT is a worker's id, a crawler's project
 
 
 @command("keys", group=True)
@@ -175,14 +177,14 @@ def acl(
     asked = [room for room, wanted in rooms.items() if wanted]
     _check_place(read_only, console or bool(asked), "acl_read_only", "hint_read_only")
     _check_place(forget, console, "acl_forget", "hint_forget")
-    if asked and (console or (project and not crawl) or replicas or asked[1:]):
+    nameless = asked and asked[0] not in OF_ONE
+    if asked and (console or (project and nameless) or replicas or asked[1:]):
         option = f"--{asked[0]}"
         text = "acl_crawl_alone" if crawl else "acl_alone"
         raise Failure(text, Exit.USAGE, hint="hint_acl_alone", option=option)
-    if crawl:
-        rules = crawl_acl_rules(project or None, write=send, selectors=selectors)
-    elif asked:
-        rules = RULES[asked[0]](write=send, selectors=selectors)
+    if asked:
+        names = [project] if project else []
+        rules = RULES[asked[0]](*names, write=send, selectors=selectors)
     elif console:
         rules = console_acl_rules(
             project or None, send=send, forget=forget, selectors=selectors

@@ -23,6 +23,7 @@ from bls_agent.core.errors import (
     CommandError,
     ContractError,
     LeaseHeldError,
+    RedisRefusedError,
     RedisUnavailableError,
 )
 from bls_agent.ops.fleet import Presence, ProjectView
@@ -364,6 +365,8 @@ async def _forget(request: Request) -> Response:
         return await _render_queue(request, project, texts["still_online"])
     except BlsError as error:
         note = texts["not_forgotten"].format(reason=visible(str(error)))
+        if isinstance(error, RedisRefusedError) and error.kind == "no_permission":
+            note += f" {texts['hint_rights_forget']}"
         return await _render_queue(request, project, note)
     root: str = request.scope.get("root_path", "")
     return Response(headers={"hx-redirect": f"{root}/"})
