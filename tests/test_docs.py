@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import contextlib
 import io
 import logging
@@ -9,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -220,3 +223,35 @@ def test_the_readme_begins_short() -> None:
             "make demo",
         ):
             assert needed in beginning
+
+
+def undefined_names(page: Path) -> dict[str, int]:
+    """Names that no block of the page imports or defines, with the block that uses them."""
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    known = {*dir(builtins), "__name__"}
+    missing: dict[str, int] = {}
+    fenced = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+    found = fenced.findall(page.read_text("utf-8"))  # those inside of lists, too
+    for number, block in enumerate(textwrap.dedent(code) for _, code in found):
+        nodes = [*ast.walk(compile(block, page.name, "exec", flags=flags))]
+        for node in nodes:
+            match node:
+                case ast.Import(names=names) | ast.ImportFrom(names=names):
+                    known |= {(a.asname or a.name).partition(".")[0] for a in names}
+                case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                    known.add(node.name)
+                case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                    known.add(name)
+                case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+                    known.add(name)
+                case _:
+                    pass
+        used = {node.id for node in nodes if isinstance(node, ast.Name)}
+        missing |= dict.fromkeys(used - known, number)
+    return missing
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_of_code_has_its_imports(page: Path) -> None:
+    """Each block compiles, and uses what it or an earlier block of the page defines."""
+    assert undefined_names(page) == {}

@@ -27,7 +27,21 @@ from bls_agent.workers import TaskStatus
 REPOSITORY = Path(__file__).parents[1]
 PROGRAMS = [*(REPOSITORY / "examples").glob("*.py")]
 EXAMPLES = sorted([*PROGRAMS, REPOSITORY / "examples/asset_library/agent.py"])
+LIST = REPOSITORY / "examples/README.md"
 PATIENCE = 30.0
+
+
+def test_the_list_names_every_program() -> None:
+    """One row for each program and each folder, and none that is gone."""
+    named = re.findall(
+        r"^\| \[([^]]+)\]\(([^)]+)\)", LIST.read_text("utf-8"), re.MULTILINE
+    )
+    folder = LIST.parent
+    there = {
+        one.name for one in folder.iterdir() if one.suffix == ".py" or one.is_dir()
+    }
+    assert {name for name, _ in named} == there - {"__pycache__"}
+    assert all((folder / link).is_file() for _, link in named)
 
 
 @asynccontextmanager

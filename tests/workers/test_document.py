@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import date
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +36,7 @@ async def test_the_code_runs(
     """The blocks run as they stand, one after the other; what they began has ended."""
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
     await redis.set("backtest:worker:对端", '{"status":"running"}', ex=30)
-    names: dict[str, Any] = {
-        "__name__": "document", "fetch_bars": fetch_bars, "Path": Path, "Decimal": Decimal,
-    }  # fmt: skip
+    names: dict[str, Any] = {"__name__": "document"}
     for block in blocks(page, "python"):
         await run_block(block, names)
         if main := names.pop("main", None):
@@ -50,11 +46,6 @@ async def test_the_code_runs(
     assert not await redis.exists(
         "backtest:worker:回测-1", "heartbeat:scheduler:主调度"
     )
-
-
-async def fetch_bars(code: str, day: date, adjust: bool) -> list[float]:
-    """What the page takes for granted."""
-    return [1.5, 2.5]
 
 
 async def test_the_commands_run(
