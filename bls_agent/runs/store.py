@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Final, Literal
 
 import anyio
 
-from bls_agent.connection.access import LoopLocal, Store
+from bls_agent.connection.access import LoopLocal, WritingStore
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import ADD_EVENTS
-from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.runs.events import (
     BEGINNING,
     DAY,
@@ -62,7 +62,7 @@ class EventPage:
     next: str | None
 
 
-class EventStore(Store):
+class EventStore(WritingStore):
     """Writes, reads and follows the events of runs; usable from any event loop.
 
     The methods of the protocol, with their names and argument order; each that does I/O
@@ -90,22 +90,21 @@ class EventStore(Store):
             maxlen: About how many events of a run are kept.
             ttl: Seconds for which a run is kept after its last sign of life.
             event_size_limit: Longest data of an event, in bytes of JSON.
-            on_error: What :meth:`add` does when Redis cannot answer: ``raise``, or give
-                ``None`` as the document says.
+            on_error: What a write does when Redis cannot answer: ``raise``, or return
+                what stands for nothing (``add`` ``None``, as the document says); then
+                it is counted in ``failed_writes``, and a warning is logged, once a
+                minute at most. Reads always raise.
             timeout: Deadline of one request in seconds.
 
         Raises:
             ConfigurationError: An argument breaks its rule.
         """
-        super().__init__(redis, timeout=timeout)
+        super().__init__(redis, on_error=on_error, timeout=timeout)
         self.maxlen = check_count("maxlen", maxlen)
         self.ttl = check_count("ttl", ttl)
         self.event_size_limit = check_count(
             "event_size_limit", event_size_limit, least=LEAST_LIMIT
         )
-        if on_error not in ("raise", "none"):
-            raise ConfigurationError("on_error", on_error, "'raise' or 'none'")
-        self._gives_none = on_error == "none"
         self._marks = HighWaterMarks()
         self._pools: LoopLocal[WriterPool] = LoopLocal()
         self._hubs: LoopLocal[Hub] = LoopLocal(Hub.forget_loop)
@@ -145,12 +144,8 @@ class EventStore(Store):
         event = NewEvent(
             event_category, event_action, data, source, timestamp, sequence
         )
-        try:
-            return (await self.add_many(run_id, [event]))[0]
-        except RedisUnavailableError:
-            if self._gives_none:
-                return None
-            raise
+        ids = await self.add_many(run_id, [event])
+        return ids[0] if ids else None
 
     async def add_many(
         self,
@@ -166,7 +161,8 @@ class EventStore(Store):
             events: :class:`NewEvent`, or tuples of its first fields.
 
         Returns:
-            The ids of the events.
+            The ids of the events; with ``on_error="none"`` of the first ones alone, as
+            far as they were added before Redis could not answer.
 
         Raises:
             ConfigurationError: One of them breaks a rule; nothing was written.
@@ -180,7 +176,11 @@ class EventStore(Store):
         for portion in portions(prepared):
             sent_at = boot_seconds()
             floor = self._marks.of(run_id, sent_at)
-            sequence, *added = await self._run_script(keys, portion, floor)
+            try:
+                sequence, *added = await self._run_script(keys, portion, floor)
+            except RedisUnavailableError as error:
+                self._absorb(error)
+                break
             ids += [one.decode() for one in added]
             is_new, until = sequence < floor[0], sent_at + self.ttl
             self._marks.raise_to(run_id, sequence, ids[-1], until, is_new=is_new)
@@ -265,7 +265,8 @@ class EventStore(Store):
             ttl_seconds: Seconds from now.
 
         Returns:
-            Whether there is such a run.
+            Whether there is such a run; with ``on_error="none"`` ``False`` where Redis
+            could not answer.
 
         Raises:
             ConfigurationError: An argument breaks its rule.
@@ -276,7 +277,11 @@ class EventStore(Store):
         ttl = check_count("ttl_seconds", ttl_seconds)
         until = boot_seconds() + ttl
         reader, both = RunReader(self._access.pool, run_id), [keys.events, keys.books]
-        expires = bool(await self._each(reader, both, "EXPIRE", ttl))
+        try:
+            expires = bool(await self._each(reader, both, "EXPIRE", ttl))
+        except RedisUnavailableError as error:
+            self._absorb(error)
+            return False
         self._marks.expire(run_id, until)
         return expires
 
@@ -287,7 +292,8 @@ class EventStore(Store):
         writer knows how far they had come.
 
         Returns:
-            Whether there were any.
+            Whether there were any; with ``on_error="none"`` ``False`` where Redis could
+            not answer.
 
         Raises:
             ConfigurationError: ``run_id`` is none.
@@ -296,10 +302,14 @@ class EventStore(Store):
         """
         keys = RunKeys(check_run_id(run_id))
         reader = RunReader(self._access.pool, run_id)
-        # where the run has a lease its writer lives
-        if await self._access.pool.read(keys.owner, "PTTL") != NO_KEY:
-            return bool(await self._each(reader, [keys.events], "UNLINK"))
-        deleted = await self._each(reader, [keys.events, keys.books], "UNLINK")
+        try:
+            # where the run has a lease its writer lives
+            if await self._access.pool.read(keys.owner, "PTTL") != NO_KEY:
+                return bool(await self._each(reader, [keys.events], "UNLINK"))
+            deleted = await self._each(reader, [keys.events, keys.books], "UNLINK")
+        except RedisUnavailableError as error:
+            self._absorb(error)
+            return False
         self._marks.forget(run_id)
         return bool(deleted)
 

@@ -224,7 +224,10 @@ async def test_another_type(store: EventStore, bare: Redis, run_id: int) -> None
         await bare.delete(wrong)
 
 
-async def test_redis_away(own_server: DevServer) -> None:
+async def test_redis_away(
+    own_server: DevServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every write raises, or is counted and warned of once; reads raise all the same."""
     async with (
         EventStore(own_server.url) as store,
         EventStore(own_server.url, on_error="none") as lenient,
@@ -235,10 +238,15 @@ async def test_redis_away(own_server: DevServer) -> None:
         assert await lenient.add(1, "a", "b") is None
         with pytest.raises(ConfigurationError):
             await lenient.add(-1, "a", "b")
+        assert await lenient.add_many(1, [("a", "b")]) == []
+        assert await lenient.set_expire(1) is False
+        assert await lenient.delete(1) is False
         with pytest.raises(RedisUnavailableError):
-            await lenient.add_many(1, [("a", "b")])
+            await lenient.exists(1)
         own_server.restart()
         assert await lenient.add(1, "a", "b")
+    assert (store.failed_writes, lenient.failed_writes) == (0, 4)
+    assert caplog.text.count("a write is given up") == 1
 
 
 async def test_no_memory_and_no_rights(own_server: DevServer, admin: Redis) -> None:
