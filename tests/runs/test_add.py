@@ -253,11 +253,16 @@ async def test_no_memory_and_no_rights(own_server: DevServer, admin: Redis) -> N
     """Nothing of a portion is written; afterwards all is as before."""
     url = await url_with_rights(admin, own_server, "+@all", "-xadd", "~*")
     async with EventStore(own_server.url) as store, EventStore(url) as powerless:
-        await store.add(1, "a", "b")
+        for number in (1, 2):
+            await store.add(number, "a", "b")
         await admin.config_set("maxmemory", "100kb")
         with pytest.raises(RedisUnavailableError) as caught:
             await store.add_many(1, [("a", "b")] * 5)
         assert caught.value.kind == "out_of_memory"
+        await admin.delete(RunKeys(2).events)
+        with pytest.raises(RedisUnavailableError):  # books are dropped behind it
+            await store.add(2, "lifecycle", "started")
+        assert not await store.exists(2)
         await admin.config_set("maxmemory", "0")
         with pytest.raises(RedisRefusedError):
             await powerless.add(1, "a", "b")
