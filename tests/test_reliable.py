@@ -40,6 +40,7 @@ from tests.harness import (
     records,
     url_with_rights,
 )
+from tests.kit import FaultProxy, Late
 
 PROJECT = "订单系统"
 CONTROL = "订单系统_控制"
@@ -716,6 +717,29 @@ async def test_a_name_that_is_in_use(own_server: DevServer, admin: Redis) -> Non
         await connections.aclose()
     assert await drained(admin)
     assert not await admin.exists(LISTS)
+
+
+async def test_a_stop_while_connections_move(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """A slot that moves closes connections while Redis is there: the end waits for new ones."""
+    await admin.rpush(CONTROL, command_bytes(0))
+    async with FaultProxy(own_server.url) as proxy:
+        connections = AgentConnections(
+            Endpoint.of(proxy.url), "bls-agent:a", timeout=5, reconnect_max=1
+        )
+        _, receiver = make_receiver(
+            own_server, "a", connections=connections, lease_ttl=30
+        )
+        assert len(await receiver.receive(1)) == 1
+        await connections.data.call("PING")
+        for connection in (connections.control, connections.blocking):
+            await connection.aclose()
+        proxy.arm(Late(seconds=1.0, command="CLIENT", times=2))
+        await receiver.close()
+        await connections.aclose()
+    assert not await admin.exists(LISTS, owner("a"), inflight("a"))
+    assert await admin.llen(CONTROL) == 1
 
 
 async def test_losing_the_name_to_another_one(

@@ -23,6 +23,7 @@ from tests.kit import (
     Swallow,
 )
 
+LATE = 1.5  # seconds
 NOTICED = 10.0  # seconds within which a half-open link is noticed
 LONGEST = 600  # bytes of what is cut, at most
 BLOCKING, PREFETCH, COMPAT, RELIABLE = "blocking", "prefetch", "compat", "reliable"
@@ -226,10 +227,11 @@ async def sliced(stage: Stage) -> None:
         await stage.recovered("slices")
 
 
-@fault("F6-late", "one reply in ten is 1.5 s late", subjects=True, in_short=False)
+@fault("F6-late", f"one reply in ten is {LATE:g} s late", subjects=True, in_short=False)
 async def late(stage: Stage) -> None:
+    stage.damage.recovery += LATE  # the last of them arrives so long after the end
     async with stage.load():
-        armed = stage.proxy.arm(Late(seconds=1.5, chance=0.1, times=None))
+        armed = stage.proxy.arm(Late(seconds=LATE, chance=0.1, times=None))
         await anyio.sleep(20)
         stage.proxy.disarm(armed)
         stage.healed_at = time.monotonic()

@@ -46,7 +46,8 @@ HANDLER_TIME = 0.002  # seconds, at most, that a handler takes
 PUSH_TIMEOUT = 2.0
 LOOK_TIMEOUT = 30.0
 RECOVERY_LIMIT = 60.0  # after that it is "never"
-DRAIN_LIMIT = 60.0
+DRAIN_LIMIT = 60.0  # seconds without a command that is started
+DRAIN_PAUSE = 0.05  # between two looks, which cost as much as a command
 
 
 def client_of(url: str, timeout: float) -> Redis:
@@ -280,7 +281,11 @@ class Stage:
     # -- the end
 
     async def drain(self, limit: float = DRAIN_LIMIT) -> None:
-        """Let the agent run what is left and write its log."""
+        """Let the agent run what is left and write its log.
+
+        Commands may wait for as long as others are started: a fault that makes the
+        agent slow leaves hundreds, and the machine may have other things to do.
+        """
 
         async def is_empty() -> bool:
             with suppress(RedisError, OSError):
@@ -288,12 +293,16 @@ class Stage:
                 return not any([await self.redis.llen(name) for name in lists])
             return False
 
-        with anyio.move_on_after(limit):
+        started = -1
+        with anyio.move_on_after(limit) as scope:
             while not await is_empty() or self.agent.stats().commands_running:
-                await anyio.sleep(0.02)
+                await anyio.sleep(DRAIN_PAUSE)
+                before, started = started, self.history.total(Step.STARTED)
+                if started != before:
+                    scope.deadline = anyio.current_time() + limit
             await self.agent.flush(10)
             return
-        self.complain(f"commands or records still wait after {limit:g} s")
+        self.complain(f"commands or records wait, and none started for {limit:g} s")
 
     async def inflight_lists(self) -> list[str]:
         """The private lists of mode ``reliable``."""

@@ -368,7 +368,9 @@ class ReliableReceiver(Receiver):
     async def close(self) -> None:
         """Put back what did not end, remove the list and give back the lease."""
         self._stopped.set()
-        with anyio.move_on_after(None if self._control.connected else AWAY_GRACE):
+        # One that moves to another server is closed for a moment: that is no outage.
+        is_away = not any(one.connected for one in self._connections.all)
+        with anyio.move_on_after(AWAY_GRACE if is_away else None):
             async with self._lock:
                 await self._close()
 
