@@ -661,6 +661,34 @@ with agent.in_thread() as thread:
     assert len(found) == 2
 
 
+@pytest.mark.parametrize("handler", ["async def", "def"])
+@every_loop
+def test_a_handler_whose_child_exits(
+    redis_url: str, project: str, handler: str, kind: str
+) -> None:
+    """The child ends with this code at once, and the parent goes on."""
+    code = """
+@agent.command
+HANDLER spawn():
+    child = os.fork()
+    if child == 0:
+        print("{}")  # flushed by the exit
+        sys.exit(3)
+    return child
+
+async def main():
+    async with agent:
+        await settle()
+        child = await ask("spawn")
+        tell(code=await reap_softly(child))
+        assert (await ask("ping"))["pong"]
+
+run_loop(main())
+"""
+    told = run(code.replace("HANDLER", handler), project, redis_url, kind)
+    assert told == [{}, {"code": 3}]
+
+
 def test_a_console(redis_url: str, project: str) -> None:
     """A child that uses its parent's Console gets a connection of its own."""
     code = """

@@ -20,7 +20,12 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from bls_agent import CommandContext, ProjectAgent, RedisRefusedError
+from bls_agent import (
+    CommandContext,
+    ProjectAgent,
+    RedisRefusedError,
+    RedisUnavailableError,
+)
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.devserver import DevServer
@@ -40,7 +45,7 @@ from tests.harness import (
     records,
     url_with_rights,
 )
-from tests.kit import FaultProxy, Late
+from tests.kit import FaultProxy, Late, Swallow
 
 PROJECT = "订单系统"
 CONTROL = "订单系统_控制"
@@ -630,6 +635,41 @@ async def test_a_swallowed_reply(
     await receiver.close()
     await connections.aclose()
     assert await admin.lrange(CONTROL, 0, -1) == [command_bytes(0), command_bytes(1)]
+
+
+@pytest.mark.parametrize("use", ["blocking", "control"])
+async def test_a_lost_connection_is_killed_at_the_server(
+    own_server: DevServer, admin: Redis, use: str
+) -> None:
+    """Before the list is compared: what was sent over it cannot change the list later."""
+    await admin.rpush(CONTROL, command_bytes(0), command_bytes(1))
+    async with FaultProxy(own_server.url, seed=1) as proxy:
+        connections = AgentConnections(
+            Endpoint.of(proxy.url), "bls-agent:a", timeout=0.5, reconnect_max=0.1
+        )
+        _, receiver = make_receiver(own_server, "a", connections=connections)
+        (first,) = await receiver.receive(1)
+        assert first.on_start(first)
+        number = getattr(connections, use).client_id
+
+        async def is_served() -> bool:
+            return number in [int(one["id"]) for one in await admin.client_list()]
+
+        async with proxy.during(Swallow()):
+            if use == "control":
+                with anyio.move_on_after(0.8):  # the ack has failed once by then
+                    await receiver.settle(first)
+            else:
+                with pytest.raises(RedisUnavailableError, match="timeout"):
+                    await connections.blocking.call("PING")
+        assert await is_served()
+        if use == "control":
+            await receiver.settle(first)
+        else:
+            assert len(await receiver.receive(1)) == 1
+        assert not await is_served()
+        await receiver.close()
+        await connections.aclose()
 
 
 async def test_a_doubtful_ack_spares_its_twin(

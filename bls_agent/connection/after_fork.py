@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import stat
+import sys
 from contextlib import suppress
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
@@ -73,10 +73,17 @@ def sever(descriptor: int) -> None:
             os.close(nowhere)
 
 
-def cut_off(shown: object) -> None:
-    """Take the socket away from a transport whose loop was closed, and end it."""
-    real: object = getattr(shown, "_sock", None)  # asyncio's; uvloop has closed its own
-    if isinstance(real, socket.socket) and real.fileno() >= 0:
-        with suppress(OSError):
-            real.shutdown(socket.SHUT_RDWR)  # also for a child that holds a copy
-        socket.close(real.detach())
+def exit_if_child(error: BaseException | None, parent: int) -> None:
+    """End a child of the process ``parent`` in which a handler has called ``sys.exit``.
+
+    The exception cannot unwind the event loop, because its selector is the parent's.
+    """
+    if not isinstance(error, SystemExit) or os.getpid() == parent:
+        return
+    code = error.code
+    with suppress(Exception):  # there may be no streams
+        if not isinstance(code, int | None):
+            sys.stderr.write(f"{code}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code or 0 if isinstance(code, int | None) else 1)

@@ -49,6 +49,11 @@ def make_reader(parse_error: Callable[[str], Exception], nothing: object) -> Any
     )
 
 
+def push_type() -> type:
+    """The class of what a server sends unasked, in the middle of the replies."""
+    return cast("type", import_module("hiredis").PushNotification)
+
+
 class RawConnection(Protocol):
     """The part of redis-py's connection that we use: see ``transport.py``."""
 

@@ -13,6 +13,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager
 from typing import Final, TypeAlias
+from weakref import WeakSet
 
 import anyio
 
@@ -55,6 +56,7 @@ class ConnectionPool:
         self._connections: dict[int, Connection] = {}
         self._users: Counter[int] = Counter()
         self._nodes: dict[Node, Connection] = {}  # of a cluster, for many keys at once
+        self._blocking: WeakSet[Connection] = WeakSet()  # their users close them
         self._glance_at = 0.0
 
     @asynccontextmanager
@@ -98,7 +100,9 @@ class ConnectionPool:
     def waiting(self, key: str) -> Connection:
         """Make a connection for blocking reads of a key's slot; the caller closes it."""
         route, name = self._routes.to(key), f"{self._name}:blocking"
-        return Connection(route, name, timeout=self._timeout)
+        connection = Connection(route, name, timeout=self._timeout)
+        self._blocking.add(connection)
+        return connection
 
     def slot_of(self, key: str) -> int:
         """Return the slot of a key, 0 without a cluster: a request stays in one slot."""
@@ -213,7 +217,8 @@ class ConnectionPool:
 
     def forget_loop(self) -> None:
         """Become as never opened: the loop was closed under the connections."""
-        for connection in [*self._connections.values(), *self._nodes.values()]:
+        opened = [*self._connections.values(), *self._nodes.values(), *self._blocking]
+        for connection in opened:
             connection.forget_loop()
 
     async def aclose(self) -> None:

@@ -14,12 +14,13 @@ redis-py's private attributes (tried with 5.2 to 8.1).
 from __future__ import annotations
 
 import math
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
-from bls_agent.connection.after_fork import cut_off, keep, sever
+from bls_agent.connection.after_fork import keep, sever
 from bls_agent.connection.endpoint import (
     Endpoint,
     RawConnection,
@@ -27,6 +28,7 @@ from bls_agent.connection.endpoint import (
     Request,
     make_reader,
     packer,
+    push_type,
 )
 from bls_agent.connection.faults import classify, translate
 
@@ -135,6 +137,7 @@ class Channel:
         self._transport: asyncio.Transport = self._writer.transport
         self._owner = owner
         self._pack = packer()
+        self._push_type = push_type()
         self._pace = pace
         self._loop = asyncio.get_running_loop()
         self._batches: deque[Batch] = deque()
@@ -242,8 +245,10 @@ class Channel:
     def close_from_anywhere(self) -> None:
         """Close it soon, from any thread; no caller can use it any more."""
         if self.error is None:
-            with suppress(RuntimeError):  # the loop is closed
+            try:
                 self._loop.call_soon_threadsafe(self.close)
+            except RuntimeError:  # the loop is closed
+                self.forget_loop()
 
     def fail(self, error: Exception, *, oldest: Exception | None = None) -> None:
         """End the connection; every unanswered request fails with ``error``.
@@ -272,20 +277,19 @@ class Channel:
         """In a forked child: leave what is open to the parent, and wake no caller."""
         found = self.socket
         descriptor = -1 if found is None else int(found.fileno())
-        self._forget()
+        self._forget("the connection belongs to another process")
+        keep(self)  # no finaliser may run
         sever(descriptor)
 
     def forget_loop(self) -> None:
         """Drop the connection, because its loop was closed."""
-        found = self.socket
-        self._forget()
-        cut_off(found)
+        self._forget("the event loop of the connection was closed")
+        _close_without_loop(self._transport)
 
-    def _forget(self) -> None:
+    def _forget(self, reason: str) -> None:
         if self.error is None:
-            self.error = ConnectionError("the connection belongs to another process")
+            self.error = ConnectionError(reason)
             self._let_go(wake=False)
-        keep(self)  # no finaliser may run
 
     def _let_go(self, *, wake: bool = True) -> list[Batch]:
         """Stop watching and sending, and give what is unanswered."""
@@ -365,7 +369,7 @@ class Channel:
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not NOTHING:
-                if not self._batches:
+                if not self._batches or isinstance(reply, self._push_type):
                     text = "Redis sends what nobody asked for"
                     raise ConnectionError(text)  # noqa: TRY301 - as any garbled reply
                 if isinstance(reply, Exception):
@@ -474,6 +478,25 @@ class Channel:
 def _resolve(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+def _close_without_loop(transport: asyncio.Transport) -> None:
+    """Close a transport whose event loop was closed, and its socket.
+
+    ``abort()`` leaves the last step to the loop. It is called here, because without it
+    the finaliser of the transport warns of a socket that nobody has closed.
+    """
+    with suppress(RuntimeError):  # the loop takes no call any more
+        transport.abort()
+    secured = getattr(transport, "_ssl_protocol", None)
+    plain: Any = transport if secured is None else getattr(secured, "_transport", None)
+    opened = getattr(plain, "_sock", None)  # asyncio's; uvloop has closed its own
+    if opened is None:
+        return
+    with suppress(OSError):
+        opened.shutdown(socket.SHUT_RDWR)  # also for a child that holds a copy
+    with suppress(RuntimeError):  # TLS would tell its protocol by the loop
+        plain._call_connection_lost(None)  # noqa: SLF001 - as said above
 
 
 def abort(raw: RawConnection) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
+import os
 import queue
 import threading
 from collections.abc import Awaitable, Callable
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from bls_agent.connection.after_fork import register
+from bls_agent.connection.after_fork import exit_if_child, register
 
 if TYPE_CHECKING:
     import asyncio
@@ -136,6 +137,7 @@ class _Call:
     pool: _Pool
     finished: Callable[[_Call], None]
     forks: int  # of the pool at that time
+    process: int = field(default_factory=os.getpid)
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
     done: anyio.Event = field(default_factory=anyio.Event)
     abandoned: bool = False
@@ -151,6 +153,7 @@ class _Call:
         except BaseException as error:  # noqa: BLE001 - it belongs to the command
             self.error = error
         if self.forks != self.pool.forks:
+            exit_if_child(self.error, self.process)
             return  # the function has forked, and this is a child: the loop is not its own
         with contextlib.suppress(RuntimeError):  # a closed loop: no task waits any more
             self.loop.call_soon_threadsafe(self.finished, self)

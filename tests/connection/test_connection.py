@@ -30,7 +30,7 @@ from tests.harness import (
     status_of,
     url_with_rights,
 )
-from tests.kit import FaultProxy, Hold, Rate
+from tests.kit import Cut, FaultProxy, Hold, Rate
 
 
 @pytest.fixture
@@ -149,6 +149,24 @@ async def test_a_stale_connection_is_replaced_before_use(
     await execute(admin, "CLIENT", "KILL", "ID", connection.client_id)
     await anyio.sleep(0.05)  # the loop sees the end of file
     assert await connection.call("PING") == b"PONG"
+
+
+async def test_a_read_is_repeated_once_after_a_loss(own_server: DevServer) -> None:
+    """The second connection answers it; after a second loss, and for a call, it fails."""
+    async with FaultProxy(own_server.url, seed=1) as proxy:
+        connection = Connection(Endpoint.of(proxy.url), "test", timeout=5)
+        await connection.call("SET", "键", "wert")
+        proxy.arm(Cut(command="GET", at=0))
+        assert await connection.read("GET", "键") == b"wert"
+        assert connection.generation == 2
+        proxy.arm(Cut(command="GET", at=0, times=2))
+        with pytest.raises(RedisUnavailableError):
+            await connection.read("GET", "键")
+        assert connection.generation == 3
+        proxy.arm(Cut(command="GET", at=0))
+        with pytest.raises(RedisUnavailableError):
+            await connection.call("GET", "键")
+        await connection.aclose()
 
 
 async def test_a_frozen_server_meets_the_deadline(

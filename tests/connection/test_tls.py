@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
+import gc
 import inspect
 import logging
 import shutil
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+from anyio import to_thread
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -30,6 +33,7 @@ from bls_agent import (
     RedisRefusedError,
     RedisUnavailableError,
 )
+from bls_agent.connection.access import Access
 from bls_agent.devserver import DevServer
 from tests.harness import (
     PASSWORD,
@@ -338,3 +342,26 @@ async def test_a_certificate_rotated_live(
             await history.push(admin, project)
             await eventually(lambda: history.handled == history.pushed)
         assert not agent.stats().reconnect_failures
+
+
+async def test_loops_that_are_closed_under_a_connection(
+    secured: Secured, admin: Redis
+) -> None:
+    """Their sockets are closed all the same, and no finaliser warns of them."""
+    access = Access(secured.url(), "left-open")
+
+    async def ping() -> None:
+        assert await access.pool.call("任务", "SET", "1") == b"OK"
+
+    async def end() -> None:
+        await ping()
+        await access.aclose()
+
+    async def is_gone() -> bool:
+        clients = await admin.client_list()
+        return "left-open" not in [client["name"] for client in clients]
+
+    for last in (ping, ping, end):
+        await to_thread.run_sync(asyncio.run, last())
+    gc.collect()
+    await eventually(is_gone)

@@ -202,6 +202,19 @@ async def test_garbage_ends_the_connection(own_server: DevServer) -> None:
         await connection.aclose()
 
 
+async def test_a_push_is_no_reply(connection: Connection) -> None:
+    """What a server sends unasked in front of a reply ends the connection."""
+    await connection.open()
+    channel: Any = connection._channel
+    asking = asyncio.create_task(connection.call("ECHO", "a"))
+    await asyncio.sleep(0)
+    channel.data_received(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\na\r\n")
+    with pytest.raises(RedisUnavailableError, match="nobody asked for"):
+        await asking
+    assert await connection.call("ECHO", "b") == b"b"
+    assert connection.generation == 2
+
+
 async def test_a_swallowed_reply_meets_the_deadline(own_server: DevServer) -> None:
     """A half-open link is given up at the deadline, and the next request has a new one."""
     async with FaultProxy(own_server.url, seed=4) as proxy:
@@ -253,6 +266,31 @@ async def test_a_server_that_reads_nothing_gets_no_heap_of_requests(
     finally:
         own_server.thaw()
     assert await connection.call("PING") == b"PONG"
+    await connection.aclose()
+
+
+async def test_what_has_not_left_is_not_executed_later(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """A request of which the server has read one half when its connection ends."""
+    connection = Connection(Endpoint.of(own_server.url), "half", timeout=10)
+    await connection.open()
+    channel: Any = connection._channel
+    own_server.freeze()
+    asking = asyncio.create_task(connection.call("SET", "键", bytes(48_000_000)))
+    try:
+        await eventually(lambda: channel._transport.get_write_buffer_size() > 0)
+        await connection.drop()
+        with pytest.raises(RedisUnavailableError):
+            await asking
+    finally:
+        own_server.thaw()
+
+    async def is_gone() -> bool:
+        return "half" not in [client["name"] for client in await admin.client_list()]
+
+    await eventually(is_gone)
+    assert await admin.exists("键") == 0
     await connection.aclose()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import types
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import anyio
 
+from bls_agent.connection.after_fork import exit_if_child
 from bls_agent.core.codec import parse_timestamp
 from bls_agent.core.errors import (
     ArgumentError,
@@ -247,6 +249,7 @@ class CommandRunner:
         """Run the handler; whatever it does ends here as an outcome."""
         variables = self._context.copy()
         variables.run(CURRENT_COMMAND.set, context.id)
+        process = os.getpid()
         task = cast("asyncio.Task[Any]", self._current_task())
         deadline = Deadline(task, context.deadline, on_resisted)
         late = False
@@ -262,6 +265,7 @@ class CommandRunner:
                 raise  # Ctrl-C: asyncio has it raised wherever the main thread is
             end = _failure(error)
         except BaseException as error:  # noqa: BLE001 - the one place for handlers
+            exit_if_child(error, process)  # its parent reports the outcome
             if not isinstance(error, anyio.get_cancelled_exc_class()):
                 end = _failure(error)
             elif late:
