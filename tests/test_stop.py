@@ -30,8 +30,11 @@ async def test_outside_cancellations_lose_nothing(
     agent = ProjectAgent(project, redis=redis_url, mode="blocking", prefetch=prefetch)
     history.attach(agent)
     async with producing(history, redis, project, 0.0005):
-        for _ in range(ROUNDS):
+        for number in range(ROUNDS):
+            before = len(history.handled)
             task = asyncio.create_task(agent.run(handle_signals=False))
+            if number % 2:  # at work, however busy the machine is; else perhaps opening
+                await eventually(lambda n=before: len(history.handled) > n)  # type: ignore[misc]
             await asyncio.sleep(rng.uniform(0, 0.02))
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
