@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Generator, Iterator
 from importlib import import_module
 from typing import Any
@@ -39,6 +40,11 @@ for name, examples in (("steady", 50), ("thorough", 2_000)):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
 hypothesis.settings.load_profile("steady")
+
+# A shell without job control has its background programs ignore SIGINT, and what the
+# tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

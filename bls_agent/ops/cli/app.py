@@ -25,6 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 import bls_agent
+from bls_agent.ops.cli import interrupts_end_the_process
 from bls_agent.ops.cli.errors import Exit, misspelt, report_failure
 from bls_agent.ops.cli.options import JsonOption, LangOption, RedisOption, arrange
 from bls_agent.ops.cli.output import Invocation
@@ -252,7 +253,8 @@ class _Program(_Group):
         if cmd_name not in COMMANDS:
             return None
         if cmd_name not in self.commands:
-            import_module(f"bls_agent.ops.cli.commands.{COMMANDS[cmd_name]}")
+            with interrupts_end_the_process():
+                import_module(f"bls_agent.ops.cli.commands.{COMMANDS[cmd_name]}")
             found = get_command(_REGISTERED[cmd_name])
             _localise(found, ctx.find_root().obj.texts, cmd_name)
             self.commands[cmd_name] = found

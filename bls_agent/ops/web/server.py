@@ -7,6 +7,7 @@ nothing. Both hold a connection, and the second one memory; here both are droppe
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections import Counter
@@ -31,6 +32,7 @@ from bls_agent.ops.web.security import HEADERS, group_address
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport
+    from types import FrameType
 
     from bls_agent.ops.web.app import ConsoleApp
 
@@ -170,6 +172,12 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._ready = ready
+        self.interrupted = False  # by SIGINT
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Remember a signal, which ends the server."""
+        self.interrupted = self.interrupted or sig == signal.SIGINT
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -195,14 +203,17 @@ def serve(
     ``KeyboardInterrupt`` after SIGINT.
     """
     with open_sockets(app.web.config) as sockets:
-        make_server(app, sockets, ready).run(sockets)
+        server = make_server(app, sockets, ready)
+        server.run(sockets)
+    if server.interrupted:  # where the process has to ignore SIGINT, run() returns
+        raise KeyboardInterrupt
 
 
 def make_server(
     app: ConsoleApp,
     sockets: Sequence[socket.socket],
     ready: Callable[[Sequence[str]], None] | None = None,
-) -> uvicorn.Server:
+) -> _Server:
     """Make the server of a console for open sockets."""
     for channel in sockets:
         if isinstance(channel, _Listener):

@@ -325,6 +325,60 @@ def test_ctrl_c_while_it_waits() -> None:
     assert err == b""
 
 
+INTERRUPTER = """
+import os, signal, sys, weakref
+
+class Thing:
+    pass
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPT_AT"]:
+            sys.meta_path.remove(self)
+            thing = Thing()
+            # An exception of a weak reference's callback is printed and ignored.
+            kept = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+            del thing
+
+sys.meta_path.insert(0, Finder())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("typer", ("keys",)),
+        ("bls_agent.ops.cli.app", ("keys",)),
+        ("bls_agent.ops.cli.commands.keys", ("keys",)),
+        ("uvicorn", ("console", "--port", "0")),
+    ],
+)
+def test_ctrl_c_while_modules_load(
+    module: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Exit code 130, and nothing printed, also where Python would ignore it."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTER)
+    process = start_piped(*words, PYTHONPATH=str(tmp_path), INTERRUPT_AT=module)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_ctrl_c_while_texts_are_read(tmp_path: Path) -> None:
+    """Exit code 130, and nothing printed, before a command has begun."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def see(event, args):\n"
+        "    if event == 'open' and str(args[0]).endswith('cli.toml'):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.addaudithook(see)\n"
+    )
+    process = start_piped("keys", PYTHONPATH=str(tmp_path))
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
 async def test_ctrl_c_while_a_command_runs(own_server: DevServer, admin: Redis) -> None:
     """Said that it may still run: nothing takes it back."""
     await admin.set(PROJECT_STATUS.build(project="订单系统"), "在线")

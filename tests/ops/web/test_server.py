@@ -67,6 +67,17 @@ def test_a_signal_ends_it(redis_url: str, number: signal.Signals, code: int) -> 
         assert process.stderr.read() == ""
 
 
+def test_a_signal_ends_it_where_it_was_to_be_ignored(redis_url: str) -> None:
+    """A shell starts background programs so; the code is 130 there, too."""
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a process inherits
+    try:
+        with running("--redis", redis_url) as (process, _):
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
 def test_it_starts_without_redis() -> None:
     """And says so to everybody who asks."""
     with running("--redis", "redis://127.0.0.1:1") as (_, url):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Argument, Option
 
+from bls_agent.ops.cli import interrupts_end_the_process
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.output import Invocation
@@ -42,11 +43,12 @@ def console(
     webhook: Annotated[str | None, Option(metavar="URL")] = None,
 ) -> Exit:
     """Serve the console until SIGINT or SIGTERM."""
-    need_web()
-    from bls_agent.ops.web.app import create_app
-    from bls_agent.ops.web.auth import read_users
-    from bls_agent.ops.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
-    from bls_agent.ops.web.server import serve
+    with interrupts_end_the_process():
+        need_web()
+        from bls_agent.ops.web.app import create_app
+        from bls_agent.ops.web.auth import read_users
+        from bls_agent.ops.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
+        from bls_agent.ops.web.server import serve
 
     secret = os.environ.get(WEBHOOK_SECRET, "")
     config = WebConfig(
