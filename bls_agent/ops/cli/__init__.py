@@ -6,17 +6,12 @@ error, and ``--version`` costs next to nothing.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Sequence
+
+from bls_agent.ops.cli.interrupts import INTERRUPTED, interrupts_end_the_process
 
 __all__ = ["main"]
-
-INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,26 +44,3 @@ def _run(arguments: Sequence[str]) -> int:
         print(MissingExtraError("cli", "the command line"), file=sys.stderr)
         return 2
     return run_program(arguments)
-
-
-@contextmanager
-def interrupts_end_the_process() -> Generator[None]:
-    """End the process at Ctrl-C, at once and with code 130, while modules load.
-
-    Because a KeyboardInterrupt may come inside of a callback of the importer, where
-    Python prints it, ignores it, and goes on.
-    """
-    usual = signal.getsignal(signal.SIGINT)
-    in_main = threading.current_thread() is threading.main_thread()
-    if usual is not signal.default_int_handler or not in_main:
-        yield
-        return
-    signal.signal(signal.SIGINT, _end_at_once)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
-
-
-def _end_at_once(*_: object) -> None:
-    os._exit(INTERRUPTED)

@@ -25,8 +25,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 import bls_agent
-from bls_agent.ops.cli import interrupts_end_the_process
 from bls_agent.ops.cli.errors import Exit, misspelt, report_failure
+from bls_agent.ops.cli.interrupts import interrupts_end_the_process
 from bls_agent.ops.cli.options import JsonOption, LangOption, RedisOption, arrange
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import Screen, count_columns, wrap

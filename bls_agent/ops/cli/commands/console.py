@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Argument, Option
 
-from bls_agent.ops.cli import interrupts_end_the_process
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
+from bls_agent.ops.cli.interrupts import interrupts_end_the_process
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import LANGUAGES, find_value
