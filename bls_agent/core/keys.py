@@ -2,7 +2,7 @@
 
 No key is formatted anywhere else. In a template ``{name}`` is a field; ``{name!}`` is
 one that holds no ``:`` (so that the next one can be told apart); ``{name?}`` may be left
-out together with the ``:`` behind it.
+out together with the ``:`` behind it; ``{name*}`` holds any bytes, also none.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Contract(StrEnum):
     OWN = "bls_agent"
 
 
-_FIELD: Final = re.compile(r"\{(\w+)([!?]*)\}(:?)")
+_FIELD: Final = re.compile(r"\{(\w+)([!?*]?)\}(:?)")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class KeyTemplate:
         ConfigurationError for a value that is missing or unknown, or is no name.
         """
         for name, value in values.items():
-            if value is None and name in self.optional:
+            if name in self._free or (value is None and name in self.optional):
                 continue
             checked = check_name(name, cast("str", name_of(value)))
             if name in self._closed and ":" in checked:
@@ -130,13 +130,19 @@ class KeyTemplate:
     @cached_property
     def optional(self) -> frozenset[str]:
         """The fields that may be left out."""
-        found = _FIELD.finditer(self.template)
-        return frozenset(field[1] for field in found if "?" in field[2])
+        return self._marked("?")
 
     @cached_property
     def _closed(self) -> frozenset[str]:
+        return self._marked("!?")
+
+    @cached_property
+    def _free(self) -> frozenset[str]:
+        return self._marked("*")
+
+    def _marked(self, marks: str) -> frozenset[str]:
         found = _FIELD.finditer(self.template)
-        return frozenset(field[1] for field in found if field[2])
+        return frozenset(field[1] for field in found if field[2] and field[2] in marks)
 
     def _fill(self, values: Mapping[str, str | None]) -> str:
         def part(field: re.Match[str]) -> str:
@@ -151,7 +157,7 @@ class KeyTemplate:
         end = 0
         for field in _FIELD.finditer(self.template):
             parts.append(re.escape(self.template[end : field.start()]))
-            inner = "[^:]+" if field[2] else ".+"
+            inner = {"": ".+", "*": ".*"}.get(field[2], "[^:]+")
             part = f"(?P<{field[1]}>{inner}){field[3]}"
             parts.append(f"(?:{part})?" if "?" in field[2] else part)
             end = field.end()
@@ -255,7 +261,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "crawl_processing": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing", _T.ZSET, None, _C.CRAWL),
     "crawl_processing_data": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing:data", _T.HASH, None, _C.CRAWL),
     "crawl_failed": KeyTemplate("crawlo:{project!}:{spider?}:queue:failed", _T.LIST, None, _C.CRAWL),
-    "crawl_failed_retries": KeyTemplate("crawlo:{project!}:{spider?}:queue:failed:retries:{key}", _T.STRING, None, _C.CRAWL),
+    "crawl_failed_retries": KeyTemplate("crawlo:{project!}:{spider?}:queue:failed:retries:{key*}", _T.STRING, None, _C.CRAWL),
     "crawl_filter_fingerprint": KeyTemplate("crawlo:{project!}:{spider?}:filter:fingerprint", _T.SET, None, _C.CRAWL),
     "crawl_item_fingerprint": KeyTemplate("crawlo:{project!}:{spider?}:item:fingerprint", _T.SET, None, _C.CRAWL),
     "crawl_leases": CRAWL_LEASES,

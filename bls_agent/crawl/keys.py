@@ -135,13 +135,17 @@ class RedisKeyManager:
         """Return the key of the requests that failed for good: list."""
         return self._key("crawl_failed")
 
-    def get_failed_retries_key(self, key: str) -> str:
+    def get_failed_retries_key(self, key: str | bytes) -> str:
         """Return the key that counts the failed attempts of one member of the queue.
 
-        Raises:
-            ConfigurationError: The member cannot become part of a key.
+        Args:
+            key: The member, any text or bytes. What is no UTF-8 stands in the key as
+                ``surrogateescape`` writes it.
         """
-        return self._key("crawl_failed_retries", key=key)
+        member = (
+            key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else key
+        )
+        return self._key("crawl_failed_retries", key=member)
 
     def get_filter_fingerprint_key(self) -> str:
         """Return the key of the fingerprints of requests: set."""
@@ -196,7 +200,7 @@ class QueueKeys(NamedTuple):
         rows = {row: key for key, row in manager.single_keys().items()}
         found = {row: rows[f"crawl_{row}"] for row in _OF_A_QUEUE}
         types = {key: str(KEYS[f"crawl_{row}"].type) for row, key in found.items()}
-        return cls(found, types, manager.get_failed_retries_key("-")[:-1])
+        return cls(found, types, manager.get_failed_retries_key(""))
 
 
 class CrawlKey(NamedTuple):
@@ -230,7 +234,6 @@ def _read_contract(key: object) -> CrawlKey | None:
             continue
         try:
             manager = RedisKeyManager(fields["project"], fields.get("spider"))
-            KEYS[name].build(**fields)
         except ConfigurationError:
             return None
         return CrawlKey(name, manager.project_name, manager.spider_name)

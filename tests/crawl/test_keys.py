@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from scrapy.settings import Settings
 
 from bls_agent.core.errors import ConfigurationError
-from bls_agent.core.keys import KEYS
+from bls_agent.core.keys import KEYS, encode_key
 from bls_agent.crawl import (
     RedisKeyManager,
     RedisKeyValidator,
@@ -42,7 +42,7 @@ NO_KEYS: list[Any] = [
     "crawlo: p:queue:requests",
     "crawlo:p\n:queue:requests",
     "Crawlo:p:queue:requests",
-    "crawlo:p:queue:failed:retries:",
+    "crawlo:p:queue:failed:retries",
     "bls_agent:{crawlo:p:queue:requests}:leases",  # ours, not the contract's
 ]
 
@@ -75,6 +75,22 @@ def test_what_the_manager_makes_is_valid(project: str, spider: str | None) -> No
         found = read_key(key.encode())
         assert found is not None
         assert found[1:] == (project, spider)
+
+
+@given(st.binary(max_size=600), optional_names)
+def test_the_retries_of_any_member(member: bytes, spider: str | None) -> None:
+    """A member is a peer's: long, blank, empty, no UTF-8; its key is valid all the same."""
+    try:
+        manager = RedisKeyManager("p", spider)
+    except ConfigurationError:
+        return
+    key = manager.get_failed_retries_key(member)
+    raw = f"crawlo:{manager.namespace}:queue:failed:retries:".encode() + member
+    assert encode_key(key) == raw
+    for one in (key, raw):
+        assert read_key(one) == CrawlKey("crawl_failed_retries", "p", spider)
+        assert validate_redis_key_naming(one, "p")
+        assert get_redis_key_info(one)["sub_component"] == "failed"
 
 
 @given(st.text(":abq*[]{}", max_size=6), st.text(":abq*[]{}", max_size=6))

@@ -65,7 +65,7 @@ FOREIGN = {
     b"crawlo:p", b"crawlo:p:queue", b"crawlo:p:queue:other", b"crawlo:p:queue:queue:requests",
     b"crawlo:p:s:t:queue:requests", b"xcrawlo:p:queue:requests", b"Crawlo:p:queue:failed",
     b"bls_agent:{crawlo:p:queue:failed}:leases", b"bls_agent:{crawlo:p:queue:requests}:other",
-    b"crawlo:p:queue:failed:retries:", b"crawlo:\xff:queue:requests", b"p_\xe6\x8e\xa7",
+    b"crawlo:p:queue:failed:retries", b"crawlo:\xff:queue:requests", b"p_\xe6\x8e\xa7",
     b"bls_agent:{crawlo:p:queue:requests}:inflight:leases",
 }  # fmt: skip
 
@@ -139,6 +139,35 @@ async def test_a_real_crawl(client: Redis, server: DevServer) -> None:
     assert await client.keys() == []
     async with RequestQueue(server.url, "p", "s") as queue:
         assert await queue.push(CrawlRequest("https://a.b/1"), unique=True)
+
+
+ODD_MEMBERS = [b"", b" ", b"\xff\xfe", b"x" * 600, b"a\nb", "e\u0301".encode(), b"a:b"]
+
+
+@pytest.mark.parametrize("member", ODD_MEMBERS)
+async def test_the_retries_of_an_odd_member_are_cleaned_up(
+    client: Redis, server: DevServer, member: bytes
+) -> None:
+    """The next crawl begins at attempt 1, whatever a peer calls its requests."""
+    manager = RedisKeyManager("p")
+
+    async def push() -> None:
+        body = CrawlRequest("https://a.b").encode()
+        await client.hset(manager.get_requests_data_key(), member, body)
+        await client.zadd(manager.get_requests_queue_key(), {member: 0})
+
+    async with RequestQueue(server.url, "p") as queue:
+        await push()
+        async with queue.take(timeout=5) as taken:
+            assert taken is not None
+            await taken.fail("503")
+        report = await cleanup(server.url, "p", dry_run=False)
+        assert report.keys["crawl_failed_retries"] == 1
+        assert await client.keys() == []
+        await push()
+        async with queue.take(timeout=5) as taken:
+            assert taken is not None
+            assert taken.attempt == 1
 
 
 async def test_progress(client: Redis, server: DevServer) -> None:
