@@ -88,7 +88,9 @@ def _place_of(crawler: Crawler) -> tuple[str | None, str, str]:
     if project == "scrapybot":  # BOT_NAME where nobody set it
         rule, remedy = "the project has a name", "Set PROJECT_NAME or BOT_NAME."
         raise ConfigurationError("PROJECT_NAME", None, rule, remedy)
-    name = settings.get("SPIDER_NAME") or cast("Spider", crawler.spider).name
+    name = settings.get("SPIDER_NAME")  # "": the project alone
+    if name is None:
+        name = cast("Spider", crawler.spider).name
     return settings.get("BLS_REDIS_URL") or settings.get("REDIS_URL"), project, name
 
 

@@ -255,6 +255,36 @@ async def test_a_redis_that_is_away_is_said_at_once(spider: Any) -> None:
     await scheduler.close("failed").asFuture(loop)
 
 
+async def test_an_empty_spider_name_is_the_project(redis_url: str, spider: Any) -> None:
+    """The scheduler and the filter of items use the keys of the project alone."""
+    from scrapy.utils.test import get_crawler  # noqa: PLC0415 - see above
+
+    from bls_agent.integrations.scrapy import CrawlDedupPipeline  # noqa: PLC0415
+
+    project = new_project()
+    with (
+        serve(Site(3)) as site,
+        Crawler(redis_url, site, project, "all", SPIDER_NAME="") as crawler,
+    ):
+        crawler.begin()
+        crawler.result()
+    settings = {
+        "BLS_REDIS_URL": redis_url,
+        "PROJECT_NAME": project,
+        "SPIDER_NAME": "",
+    }
+    crawling = get_crawler(type(spider), settings)
+    crawling.spider = spider
+    pipeline = CrawlDedupPipeline.from_crawler(crawling)
+    await pipeline.process_item({"标题": "茶价上涨"}, spider)
+    await pipeline.close_spider(spider)
+    keys = keys_of(redis_url, project)
+    assert sorted(key.decode() for key in keys) == [
+        f"crawlo:{project}:filter:fingerprint",
+        f"crawlo:{project}:item:fingerprint",
+    ]
+
+
 async def test_an_item_that_was_here_before_is_dropped(
     redis_url: str, spider: Any
 ) -> None:
