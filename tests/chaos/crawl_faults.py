@@ -33,6 +33,7 @@ __all__ = ["CrawlStage"]
 
 LONGEST = 0.03  # seconds that a request takes at most
 BUSY = 0.6  # the same for a crawler that is to be hurt with requests in its hands
+STALL = 0.5  # seconds, a quarter of a lease
 CRAWL = ("crawl",)
 
 
@@ -69,6 +70,7 @@ class CrawlStage(Stage):
                 who = f"crawler-{number}"
                 tasks.start_soon(crawl_with_all, options, self.history, who, self.rng)
             tasks.start_soon(self._push_all, queue)
+            tasks.start_soon(self._note_stalls)
             yield
             self._producing = False
             await self._produced.wait()
@@ -76,6 +78,20 @@ class CrawlStage(Stage):
             tasks.cancel_scope.cancel()
         for left in await find_leftovers(self.redis, self.project):
             self.complain(left)
+
+    async def _note_stalls(self) -> None:
+        """Note each time in which this process stood still: it renewed no lease then.
+
+        All crawlers and the rows beside them share its event loop, so that a busy
+        machine can hold it up for longer than a lease.
+        """
+        while True:
+            begin = time.monotonic()
+            await anyio.sleep(STALL / 10)
+            end = time.monotonic()
+            if end - begin > STALL:
+                self.damaged.append(Damaged(begin, end))
+                self.damage.links += 1
 
     async def _push_all(self, queue: RequestQueue) -> None:
         """Push until told to stop; what is in doubt is pushed again, and is not new then."""
