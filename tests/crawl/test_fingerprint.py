@@ -31,6 +31,7 @@ CANONICAL = {
     "HTTP://User@EXAMPLE.com:80/A": "http://User@example.com/A",
     "https://example.org:443/": "https://example.org/",
     "https://example.org:80/": "https://example.org:80/",
+    "https://example.org?&&": "https://example.org/",
     "https://example.org/?b=2&a=1&a=0&c#top": "https://example.org/?a=0&a=1&b=2&c=",
     "https://example.org/?q=a+b&&x=%e9;1": "https://example.org/?q=a+b&x=%E9%3B1",
     "http://bücher.example/ä": "http://xn--bcher-kva.example/%C3%A4",
@@ -259,10 +260,9 @@ NO_REQUESTS = [
     encode({"method": "GET"}),
     encode({"url": "example.org"}),
     encode({"url": 5}),
-    encode({"url": PAGE, "priority": 1}),
     encode({"url": PAGE, "headers": ["a"]}),
     encode({"url": PAGE, "headers": {"a": 1}}),
-    encode({"url": PAGE, "method": None}),
+    encode({"url": None}),
     encode({"url": PAGE, "body": [1]}),
     encode({"url": PAGE, "body": "a", "body_base64": "YQ=="}),
     encode({"url": PAGE, "body_base64": "a"}),
@@ -283,6 +283,39 @@ def test_what_is_no_request_is_refused(capsys: pytest.CaptureFixture[str]) -> No
             continue
         raise AssertionError(payload)
     assert capsys.readouterr().out == ""
+
+
+def test_what_a_peer_writes_beside_it_is_ignored() -> None:
+    """Fields that we do not know, and ``null`` in those that we know."""
+    names = ("method", "headers", "body", "body_base64", "meta", "callback")
+    odd = {"url": PAGE, **dict.fromkeys(names), "priority": 1, "重试": {"次": 2}}
+    assert CrawlRequest.decode(encode(odd)) == CrawlRequest(PAGE)
+    both = {"url": PAGE, "method": "post", "body": None, "body_base64": "YQ=="}
+    request = CrawlRequest(PAGE, method="POST", body=b"a")
+    assert CrawlRequest.decode(encode(both)) == request
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, "it has no url"),
+        ({"url": None}, "it has no url"),
+        ({"url": 5}, "url: '5' is not allowed; a URL is text, not int."),
+        (
+            {"url": PAGE, "body": "a", "body_base64": "YQ=="},
+            "it has a body and a body_base64",
+        ),
+        ({"url": PAGE, "body_base64": "a"}, "its body_base64 is not Base64"),
+        ({"url": PAGE, "body_base64": 5}, "its body_base64 is not Base64"),
+        ({"url": PAGE, "meta": [1]}, "meta: '[1]' is not allowed; it is a mapping."),
+    ],
+)
+def test_the_reason_is_a_sentence(fields: dict[str, Any], sentence: str) -> None:
+    """It names the field and the rule, not a call of ours that has failed."""
+    with pytest.raises(DecodeError) as caught:
+        CrawlRequest.decode(encode(fields))
+    assert caught.value.reason == "bad_request"
+    assert caught.value.detail.startswith(sentence)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
