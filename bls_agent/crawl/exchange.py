@@ -183,6 +183,10 @@ class Exchange:
             held.valid_until = -math.inf
         self._held.clear()
 
+    def forget_loop(self) -> None:
+        """Release the blocking read's connection: the loop was closed under it."""
+        self._blocking.forget_loop()
+
     async def push(self, pushes: Sequence[Push]) -> list[int]:
         """Queue requests, 500 at most; give 1 for each that was queued.
 
@@ -268,11 +272,17 @@ class Exchange:
             return False
         self._held.discard(one.held)
         one.future = self._loop.create_future()
-        self._settlements.append(one)
+        self._add_settlement(one)
         self._start()
         with anyio.move_on_after(self.options.timeout, shield=True):
             return await asyncio.shield(one.future)
         return False
+
+    def _add_settlement(self, one: Settlement) -> None:
+        """Send the settlement with the next write; without a lease, for as long as one."""
+        if not one.held.token:
+            one.held.valid_until = boot_seconds() + self.options.lease
+        self._settlements.append(one)
 
     async def aclose(self) -> None:
         """Put back what is held, wait for what is under way, and end the tasks."""
@@ -379,8 +389,8 @@ class Exchange:
         final = isinstance(error, RedisRefusedError | ContractError)
         self._end_waits(error, math.inf if final else self._loop.time())
         kept: list[Settlement] = []
-        for one in self._settlements:
-            if final or one.held.valid_until <= boot_seconds():
+        for one in self._settlements:  # a refusal may end, as one of a missing right
+            if one.held.valid_until <= boot_seconds():
                 one.answer(done=False)
             else:
                 kept.append(one)
@@ -516,7 +526,10 @@ class Exchange:
         try:
             held.request = CrawlRequest.decode(held.body)
         except DecodeError as error:
-            return str(error) if held.body else "it has no body"
+            if not held.body:
+                return "it has no body"
+            fault = error.detail if error.reason == "bad_request" else error
+            return f"it cannot be read as a request: {fault}"
         if held.attempt > self.options.max_retries + 1:
             held.attempt -= 1
             return "its lease ended too often: the workers that had it died"
@@ -526,7 +539,7 @@ class Exchange:
         """Pass a request to a waiting task; put it back if no task waits, or too late."""
         if fault := self._fault_of(held):
             entry = held.failed_entry(fault)
-            self._settlements.append(Settlement("fail", held, entry))
+            self._add_settlement(Settlement("fail", held, entry))
             return
         while self._waiters and boot_seconds() < held.valid_until:
             future = next(iter(self._waiters))
@@ -538,7 +551,7 @@ class Exchange:
                         self._plan_renewal()
                     self._held.add(held)
                 return
-        self._settlements.append(_back(held))
+        self._add_settlement(_back(held))
 
     async def _explain(self, reply: Reply) -> Reply:
         """Name the key that holds another type, if that is what an error says."""

@@ -215,7 +215,7 @@ class RequestQueue(Store):
             timeout=timeout,
         )
         self._complaints = Complaints()
-        self._by_loop: LoopLocal[Exchange] = LoopLocal()
+        self._by_loop: LoopLocal[Exchange] = LoopLocal(Exchange.forget_loop)
 
     def __repr__(self) -> str:
         return f"<RequestQueue {self._namespace} {self._access.shown}>"

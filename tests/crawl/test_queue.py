@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ from bls_agent.crawl import (
 from bls_agent.devserver import DevServer
 from tests.engines import ClusterTopology
 from tests.harness import are_blocked, eventually, execute
-from tests.kit import Cut, Direction, FaultProxy, Late, Rate
+from tests.kit import Cut, Direction, FaultProxy, Late, Rate, Rule, Swallow
+from tests.kit.resp import Piece
+from tests.kit.rules import Act
 
 Keys = dict[str, Any]
 PAGE = CrawlRequest("https://例子.测试/新闻?页=1")
@@ -200,6 +203,49 @@ async def test_a_failure_is_tried_again_three_times(
         "queue:requests:data",
     ]
     assert await drain(queue) == [PAGE.url.rpartition("/")[2]]
+
+
+async def test_the_delay_doubles_with_each_retry(
+    redis_url: str, redis: Any, name: str
+) -> None:
+    """Between half of it and all of it; from the seventh on it is a minute at most."""
+    processing = f"crawlo:{name}:queue:processing"
+    async with RequestQueue(redis_url, name, retry_delay=2, max_retries=9) as queue:
+        await queue.push(PAGE)
+        for attempt in range(1, 8):
+            async with queue.take(timeout=5) as taken:
+                assert taken is not None
+                assert taken.attempt == attempt
+                before = await server_time(redis)
+                await taken.fail("503")
+                after = await server_time(redis)
+            ((member, due),) = await redis.zrange(processing, 0, -1, withscores=True)
+            longest = min(60, 2 * 2 ** (attempt - 1))
+            assert due - before > longest / 2 - 0.01
+            assert due - after < longest + 0.01
+            await redis.zadd(processing, {member: 1})  # its delay is over
+
+
+async def server_time(redis: Any) -> float:
+    seconds, microseconds = await redis.time()
+    return float(seconds + microseconds / 1e6)
+
+
+async def test_the_failed_list_keeps_the_newest(
+    redis_url: str, redis: Any, name: str
+) -> None:
+    """Ten thousand; each further one cuts what is too much at the old end."""
+    key = f"crawlo:{name}:queue:failed"
+    await redis.rpush(key, *range(10_002))
+    async with RequestQueue(redis_url, name, max_retries=0) as queue:
+        await queue.push(PAGE)
+        async with queue.take() as taken:
+            assert taken is not None
+            await taken.fail("404")
+        assert await redis.llen(key) == 10_000
+        assert await redis.lindex(key, 0) == b"3"
+        (failed,) = await queue.failed(limit=1)
+        assert failed.request == PAGE
 
 
 async def test_the_delay_of_a_retry_passes_before_it_comes_back(
@@ -465,6 +511,38 @@ async def test_a_late_end_leaves_the_next_lease_alone(
 
                 await eventually(is_renewed, 5)
                 assert taken.valid
+
+
+@pytest.mark.parametrize("late", ["taken", "renewed"])
+async def test_a_lease_counts_from_the_sending_of_its_request(
+    own_server: DevServer, admin: Any, late: str
+) -> None:
+    """A reply that is late makes it no longer: the server ends it not before us."""
+    processing = "crawlo:新闻:queue:processing"
+
+    async def has_ended(ends: float) -> bool:
+        return await server_time(admin) >= ends
+
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        RequestQueue(proxy.url, "新闻", lease=2, timeout=1) as queue,
+    ):
+        await queue.push(PAGE)
+        await drain(queue)  # the server knows the scripts
+        await queue.push(PAGE)
+        delay = Late(command="EVALSHA", seconds=0.6)
+        if late == "taken":
+            proxy.arm(delay)
+        async with queue.take() as taken:
+            assert taken is not None
+            assert taken.valid
+            if late == "renewed":
+                armed = proxy.arm(delay)
+                await eventually(lambda: bool(armed.fired), 5)
+            proxy.start(Swallow(direction=Direction.REQUESTS))  # no renewal arrives
+            ((_, ends),) = await admin.zrange(processing, 0, -1, withscores=True)
+            await eventually(lambda: has_ended(ends), 5)
+            assert not taken.valid
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -797,6 +875,118 @@ async def test_an_end_that_arrives_after_the_lease_is_none(
                 assert await again.ack()
 
 
+@dataclass(frozen=True, kw_only=True)
+class RefuseScript(Rule):
+    """The server gets another script instead of ours, which answers with an error."""
+
+    direction: Direction = Direction.REQUESTS
+    command: str | None = "EVALSHA"
+    error: str = ""
+
+    def apply(self, piece: Piece) -> list[Act]:
+        """Send the other script in the place of the first bytes."""
+        script = f"return redis.error_reply('{self.error}')"
+        words = b"".join(
+            b"$%d\r\n%b\r\n" % (len(word), word.encode())
+            for word in ("EVAL", script, "0")
+        )
+        return [b"*3\r\n" + words] if piece.offset == 0 else []
+
+
+REFUSALS = [
+    "NOPERM this user has no permissions",
+    "NOAUTH Authentication required.",
+    "MOVED 1 127.0.0.1:1",
+    "READONLY You cannot write against a read only replica.",
+    "LOADING Redis is loading the dataset in memory",
+    "ERR of another kind",
+]
+
+
+@pytest.mark.parametrize("end", ["ack", "fail", "give_back"])
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.split()[0])
+async def test_a_refused_end_is_sent_again(
+    own_server: DevServer, error: str, end: str
+) -> None:
+    """One refusal, of whatever kind, does not throw the end of a request away."""
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        RequestQueue(proxy.url, "新闻", max_retries=0) as queue,
+        RequestQueue(own_server.url, "新闻") as other,
+    ):
+        await queue.push_many([page(1), page(2)])
+        async with queue.take() as warm_up:
+            assert warm_up is not None
+            assert await warm_up.ack()  # the server knows the scripts
+        async with queue.take() as taken:
+            assert taken is not None
+            armed = proxy.arm(RefuseScript(error=error))
+            assert await (taken.fail("404") if end == "fail" else getattr(taken, end)())
+            assert armed.fired
+        stats = await other.stats()
+        assert stats.in_flight == 0
+        assert (stats.acknowledged, stats.failed, stats.waiting) == (
+            1 + (end == "ack"),
+            int(end == "fail"),
+            int(end == "give_back"),
+        )
+
+
+async def test_an_end_without_a_right_waits_for_the_right(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Also where a refusal to another task comes in between, until the lease is over."""
+    await execute(admin, "ACL", "SETUSER", "crawler", "on", ">geheim", "~*", "+@all")
+    url = own_server.url.replace("redis://", "redis://crawler:geheim@")
+    async with RequestQueue(url, "新闻", lease=2) as queue:
+        await queue.push_many([page(1), page(2)])
+        async with queue.take() as late, queue.take() as taken:
+            assert late is not None
+            assert taken is not None
+            await execute(admin, "ACL", "SETUSER", "crawler", "-evalsha", "-eval")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(taken.ack)
+                with pytest.raises(RedisUnavailableError, match="no_permission"):
+                    async with queue.take():
+                        pass
+                await execute(admin, "ACL", "SETUSER", "crawler", "+@all")
+            assert (await queue.stats()).acknowledged == 1
+            await execute(admin, "ACL", "SETUSER", "crawler", "-evalsha", "-eval")
+            began = time.monotonic()
+            assert not await late.ack()  # the right does not come back in time
+            assert 0.5 < time.monotonic() - began < 4
+            await execute(admin, "ACL", "SETUSER", "crawler", "+@all")
+        async with queue.take() as again:
+            assert again is not None
+            assert again.attempt == 2
+
+
+async def test_simple_mode_repeats_a_refused_failure_for_the_time_of_a_lease(
+    own_server: DevServer,
+) -> None:
+    """Then it is dropped: a refusal that never ends must not fill the memory."""
+    async with (
+        FaultProxy(own_server.url, seed=7) as proxy,
+        RequestQueue(proxy.url, "新闻", mode="simple", lease=0.5) as queue,
+    ):
+        await queue.push_many([page(1), page(2), page(3)])
+        async with queue.take() as taken:
+            assert taken is not None
+            assert await taken.fail("the server knows the scripts")
+        for number, times, is_done in ((2, 1, True), (3, None, False)):
+            async with queue.take() as taken:
+                assert taken is not None
+                assert taken.request == page(number)
+                armed = proxy.arm(RefuseScript(error=REFUSALS[0], times=times))
+                began = time.monotonic()
+                assert await taken.fail("404") is is_done
+                assert time.monotonic() - began < 4  # the queue's timeout is 5 s
+                assert armed.fired
+                proxy.disarm(armed)
+        failed = [one.request for one in await queue.failed()]
+        assert failed == [page(2), page(1)]
+
+
 async def test_memory_is_out(own_server: DevServer, admin: Any) -> None:
     """Nothing is taken or pushed, nothing is lost, and what was taken may be finished."""
     url = own_server.url
@@ -860,9 +1050,29 @@ async def test_what_no_worker_can_do_is_put_aside(
     failed = {orjson.loads(one.raw)["member"]: one for one in await queue.failed()}
     assert all(one.request is None for one in failed.values())
     assert failed["nothing"].reason == "it has no body"
+    reason = "it cannot be read as a request: it has no url"
+    assert failed["other"].reason == reason
+    assert failed["broken"].reason.startswith("it cannot be read as a request: not_js")
     assert "raw_base64" in orjson.loads(failed["pickle"].raw)
     assert await queue.requeue_failed() == 0
     assert set(await contents(redis, name)) == {"queue:failed"}
+
+
+async def test_a_request_of_a_peer_with_fields_of_its_own(
+    queue: RequestQueue, redis: Any, name: str
+) -> None:
+    """It is done; what it holds besides stays with it when it is tried again."""
+    manager = RedisKeyManager(name)
+    body = b'{"url": "https://example.org/1", "body": null, "depth": 3}'
+    await redis.hset(manager.get_requests_data_key(), "peer", body)
+    await redis.zadd(manager.get_requests_queue_key(), {"peer": 0})
+    for attempt in (1, 2):
+        async with queue.take(timeout=5) as taken:
+            assert taken is not None
+            assert (taken.request, taken.attempt) == (page(1), attempt)
+            found = await contents(redis, name)
+            assert found["queue:processing:data"] == {b"peer": body}
+            assert attempt == 2 or await taken.fail("503")
 
 
 async def test_foreign_entries_of_the_failed_list_stay(
@@ -979,6 +1189,31 @@ def test_one_queue_in_several_event_loops(redis_url: str, name: str) -> None:
         return taken.request.url
 
     assert [asyncio.run(use()) for _ in range(2)] == [PAGE.url] * 2
+
+
+async def test_a_loop_that_ends_while_a_task_waits_leaves_no_connection(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """The next event loop that uses the queue closes what the last one left."""
+    queue = RequestQueue(own_server.url, "新闻")
+
+    async def wait_for_a_request() -> asyncio.Task[None]:
+        waiting = asyncio.create_task(drain_one(queue))
+        async with Redis.from_url(own_server.url, protocol=2) as client:
+            await eventually(lambda: are_blocked(client, 1))
+        return waiting
+
+    for _ in range(5):
+        waiting = await asyncio.to_thread(asyncio.run, wait_for_a_request())
+        assert waiting.cancelled()
+    await queue.push(PAGE)
+    await queue.aclose()
+
+    async def has_no_connection() -> bool:
+        names = [one["name"] for one in await admin.client_list()]
+        return not any(name.startswith("bls-crawl") for name in names)
+
+    await eventually(has_no_connection, 5)
 
 
 async def test_on_a_cluster() -> None:
