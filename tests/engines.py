@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,7 +21,7 @@ from typing import Any, Self
 from redis import Redis
 from redis.exceptions import RedisError
 
-from bls_agent.devserver import DevServer, _Watchdog, find_server_binary
+from bls_agent.devserver import DevServer, ServerProcess, find_server_binary
 
 LOOPBACK = "127.0.0.1"
 SLOTS = 16_384
@@ -84,29 +85,24 @@ class SentinelProcess:
         self._folder.mkdir(mode=0o700)
         self._file = self._folder / "sentinel.conf"
         self._file.write_text("\n".join([f"port {port}", *lines, ""]), "utf-8")
-        self._watchdog: _Watchdog | None = None
+        self._process: ServerProcess | None = None
 
     def start(self) -> None:
         """Start it, or start it again with what it had written down."""
         binary = str(find_server_binary(os.environ))
         command = [binary, str(self._file), "--sentinel"]
-        before, self._watchdog = (
-            self._watchdog,
-            _Watchdog(self._folder, self.port, command),
-        )
-        self._watchdog.start()
-        if before is not None:
-            before.end("leave")
+        self.kill()
+        self._process = ServerProcess(command, self.port, self._folder)
 
     def kill(self) -> None:
         """End it by SIGKILL."""
-        assert self._watchdog is not None
-        self._watchdog.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def stop(self) -> None:
         """End it and remove its folder."""
-        if self._watchdog is not None:
-            self._watchdog.end("stop")
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class OneSentinel(SentinelProcess):

@@ -37,7 +37,6 @@ PROGRAMS = [
     "ops.fleet",
     "ops.doctor",
     "ops.web",
-    "ops.demo_fleet",
     "demo",
     "ops.cli",
     "ops",

@@ -166,7 +166,6 @@ def _is_ours(filename: str) -> bool:
 def demo(
     invocation: Invocation,
     *,
-    serve: bool = False,
     console: bool = False,
 ) -> Exit:
     """Run ``python -m bls_agent.demo``."""
@@ -174,6 +173,5 @@ def demo(
 
     if invocation.json:
         raise Failure("no_json", Exit.USAGE, command="demo")
-    invocation.export_redis()
-    wanted = [*["--serve"] * serve, *["--console"] * console]
+    wanted = ["--console"] if console else []
     return Exit(main(["--lang", invocation.language, *wanted]))
