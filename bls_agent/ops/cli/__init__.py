@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 from bls_agent.ops.cli.interrupts import INTERRUPTED, interrupts_end_the_process
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; never raises for a user's mistake.
