@@ -140,6 +140,12 @@ def test_filter_and_keyboard(browser: Any, base: str, redis: Redis) -> None:
         page.click(".chip[data-chip=fault]")
         assert page.locator(".card:visible").count() == 1
         assert page.locator(".chip[data-chip=online] b").text_content() == "11"
+        page.click(".chip[data-chip=fault]")
+        page.keyboard.press("/")
+        page.keyboard.type("节点_1")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/projects/**")
+        looked.wait("document.title.startsWith('边缘节点_10')")
 
 
 def test_a_command_shows_its_outcome(  # noqa: PLR0915 - one story
@@ -174,6 +180,9 @@ def test_a_command_shows_its_outcome(  # noqa: PLR0915 - one story
         page.locator("#command button.main").focus()
         page.keyboard.press("Enter")
         looked.wait("document.activeElement.id === 'chosen'")
+        known = page.locator(".known")
+        assert known.text_content().startswith("命令列表更新于")
+        assert known.locator("button:not(.quiet)").text_content() == "刷新"
         page.select_option("select[name=chosen]", label="导入订单")
         assert "从文件导入订单" in page.locator("p.about").text_content()
         assert page.get_attribute("[name='arg.limit']", "placeholder") == "默认值：100"
@@ -350,6 +359,47 @@ def test_details_of_a_record(browser: Any, base: str, foreign: Foreign) -> None:
         page.keyboard.press("Enter")
         sku = page.locator(".row:focus-within pre").text_content()
         assert '"sku": "A7"' in sku
+
+
+def test_the_newest_record_unfolds_in_sight(
+    browser: Any, base: str, foreign: Foreign
+) -> None:
+    """What unfolds at the end of the list is scrolled to; our own frames are folded."""
+    trace = (
+        "Traceback (most recent call last):\n"
+        '  File "/srv/bls_agent/project/commands/runner.py", line 1, in run\n'
+        "    await call()\n"
+        '  File "/srv/bls_agent/runtime/threads.py", line 2, in work\n'
+        "    function()\n"
+        '  File "/srv/orders.py", line 3, in load\n'
+        "    raise ValueError\n"
+        "ValueError\n"
+    )
+    foreign.status("在线")
+    foreign.log(*(record(f"第 {number}") for number in range(80)))
+    foreign.log(record("坏了", "error", commandId="c-1", sku="A7", traceback=trace))
+    with looking(browser, base, language="en") as looked:
+        page = looked.page
+        looked.open_project(foreign.name)
+        looked.wait(
+            "document.querySelector('#records .row:last-child .fields') !== null"
+        )
+        row = page.locator("#records .row").last
+        shown = row.locator(".text").text_content()
+        assert "sku=A7" in shown
+        assert "commandId" not in shown
+        row.locator(".more").click()
+        looked.wait(
+            """() => {
+              const box = document.querySelector("#log").getBoundingClientRect();
+              const row = document.querySelector("#records .row:last-child").getBoundingClientRect();
+              return row.bottom <= box.bottom + 1 || row.top <= box.top + 1; }"""
+        )
+        folded = row.locator("pre").first.text_content()
+        assert "frames of bls-agent: 2" in folded
+        assert "runner.py" not in folded
+        assert "orders.py" in folded
+        assert '"commandId": "c-1"' in row.locator("pre").last.text_content()
 
 
 def test_older_records_on_scrolling_up(
@@ -762,6 +812,8 @@ def test_queues(
         redis.set("crawlo:odd:queue:requests", "x")
         looked.wait("document.querySelectorAll('.card')[0].dataset.state === 'broken'")
         assert looked.texts(".card .project") == ["odd", hostile, "news"]
+        badges = [text.strip() for text in looked.texts(".card .badge")]
+        assert badges == ["unreadable", "waiting", "failed 1"]
         page.fill("#search", "daily")
         assert looked.texts(".card:visible .project") == ["news"]
         page.click(".card:visible a")
@@ -769,11 +821,16 @@ def test_queues(
         assert looked.width() <= 390
         assert looked.texts("#failed .request") == [f"GET https://***@x/{hostile}"]
         assert looked.texts("[data-figure=pushed] dd") == ["12,345"]
+        assert looked.texts("#sheet .badge b") == ["failed 1"]
+        assert page.locator("#requeue:not(.quiet)").count() == 1
         assert page.locator("main img").count() == 0
         page.evaluate("window.confirm = () => true")
         page.click("#requeue")
         looked.wait("document.querySelector('#failed .none') !== null")
         assert redis.zcard("crawlo:news:daily:queue:requests") == 1
+        looked.wait(
+            "document.querySelector('#sheet .badge b').textContent !== 'failed 1'"
+        )
         assert not page.locator("#requeue").is_visible()
 
 

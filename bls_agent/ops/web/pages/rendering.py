@@ -103,6 +103,11 @@ class CachedFiles(StaticFiles):
         return answer
 
 
+_LISTS: Final = {
+    "/runs": "to_runs",
+    "/assets": "to_assets",
+    "/crawl": "to_queues",
+}
 _WITH_HEADLINE: Final = frozenset({400, 403, 404, 405, 413, 429, 500, 503})
 
 
@@ -222,6 +227,7 @@ def error_page(
         hint, again = texts["error_503_hint"], AGAIN
     elif status == HTTPStatus.NOT_FOUND and name:
         headline, hint = texts["error_404_project"], texts["error_404_hint"]
+    place, back = _find_list(request)
     return render(
         request,
         "trouble.html" if "hx-request" in request.headers else "error.html",
@@ -233,7 +239,16 @@ def error_page(
         name=visible(name),
         detail=visible(detail[:LONGEST_DETAIL]),
         again=again,
+        list=place,
+        back=back,
     )
+
+
+def _find_list(request: Request) -> tuple[str, str]:
+    """Return the path of the list that a page belongs to, and its link's text."""
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    first = f"/{path.split('/')[1]}" if path.startswith("/") else "/"
+    return (first, _LISTS[first]) if first in _LISTS else ("/", "to_wallboard")
 
 
 def refuse_with(

@@ -50,7 +50,10 @@ export class Pane {
 
   listen() {
     this.box.addEventListener("scroll", () => this.scrolled(), { passive: true });
-    this.box.addEventListener("unfold", () => this.following && this.pause(false));
+    this.box.addEventListener("unfold", ({ target }) => {
+      if (this.following) this.pause(false);
+      target.scrollIntoView({ block: "nearest" });
+    });
     this.box.addEventListener("keydown", (event) => this.step(event));
     this.button.addEventListener("click", () => (this.following ? this.pause(true) : this.resume()));
     this.newer.addEventListener("click", () => this.resume());

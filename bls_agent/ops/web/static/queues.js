@@ -1,7 +1,7 @@
 // The page of crawl queues: the worst first, kept up to date by one event stream.
 
 import { begin, compare, Deck, StateCard } from "./card_deck.js";
-import { byId, root, sayOr, setText, tellTab } from "./chrome.js";
+import { byId, root, say, sayOr, setText, tellTab } from "./chrome.js";
 
 const list = byId("cards");
 const deck = new Deck({ sought: (card) => `${card.project}\n${card.spider}` });
@@ -18,6 +18,9 @@ class QueueCard extends StateCard {
     setText(this.find(".spider"), told.spider);
     setText(this.find(".odd"), told.problem ? sayOr(`problem_${told.problem}`, told.problem) : "");
     this.element.toggleAttribute("data-failing", told.failing);
+    const badge = this.find(".badge b");
+    badge.dataset.word ??= badge.textContent; // of its state
+    setText(badge, told.failing ? say("failed_count", { n: told.figures.failed }) : badge.dataset.word);
     for (const pair of this.element.querySelectorAll("[data-figure]")) {
       setText(pair.querySelector("dd"), told.figures[pair.dataset.figure]);
     }

@@ -5,6 +5,8 @@ import { sayDuration } from "./sent.js";
 
 const RANKS = { debug: 0, info: 1, warn: 2, error: 3 };
 const NOT_TOLD = new Set(["agent"]);
+const NOT_BESIDE = new Set([...NOT_TOLD, "commandId"]); // of use to programs alone
+const FRAME = /^  File ".*?([/\\]bls_agent[/\\][^"]*)?", line /;
 const LONGEST_ANSWER = 110; // characters of a result or of arguments beside their command
 const LONGEST_FIELDS = 160; // characters of metadata beside a message
 
@@ -127,7 +129,7 @@ function writeText(element, record, needle) {
 function sayFields(metadata) {
   let told = "";
   for (const [name, value] of Object.entries(metadata)) {
-    if (NOT_TOLD.has(name)) continue;
+    if (NOT_BESIDE.has(name)) continue;
     const error = name === "exception" && value && typeof value === "object" ? [value.type, value.message].filter(Boolean).map(plain).join(": ") : value;
     if (error === null || (typeof error === "object" && error)) continue;
     told += `${told && "  "}${name}=${String(error)}`;
@@ -171,8 +173,29 @@ function details(record) {
 export function block(name, text) {
   const pre = document.createElement("pre");
   pre.tabIndex = 0;
-  pre.append(part("span", "field-name", visible(name)), visibleLines(text));
+  pre.append(part("span", "field-name", visible(name)), visibleLines(foldFrames(text)));
   return pre;
+}
+
+// Leave out the frames of this package in a traceback, as the command line does; each gap is counted.
+function foldFrames(text) {
+  const kept = [];
+  let [ours, count] = [false, 0];
+  const close = () => {
+    if (count) kept.push(say("frames_folded", { count }));
+    count = 0;
+  };
+  for (const line of text.split("\n")) {
+    const frame = FRAME.exec(line);
+    if (frame) ours = frame[1] !== undefined;
+    else if (!line.startsWith("    ")) ours = false; // no longer of this frame
+    if (frame && ours) count += 1;
+    if (ours) continue;
+    close();
+    kept.push(line);
+  }
+  close();
+  return kept.join("\n");
 }
 
 // Find texts of several lines in metadata: tracebacks, most of all.

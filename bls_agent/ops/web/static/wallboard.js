@@ -41,6 +41,10 @@ function neighbour(element, key) {
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+  if (event.target === search && event.key === "Enter") {
+    list.querySelector(".card:not([hidden]) a")?.click();
+    return;
+  }
   const moves = ["j", "k", "ArrowDown", "ArrowUp", "ArrowLeft", "ArrowRight"].includes(event.key);
   const inList = list.contains(event.target);
   const fromSearch = event.target === search && event.key === "ArrowDown";
