@@ -91,7 +91,6 @@ class Limits:
     url: int = 8 * 1024  # bytes of a path with its query
     headers: int = 16 * 1024  # bytes of a request's headers
     connections: int = 1_000  # open connections
-    address_connections: int = 250  # open connections of one address
     requests: float = 100.0  # per second of one user (or address, before the login)
     request_burst: int = 500  # requests at once before that counts
     commands: float = 5.0  # commands per second of one user
@@ -105,7 +104,9 @@ class Limits:
     session_idle: float = 8 * 3_600.0  # seconds without a request until it ends
     session_lifetime: float = 7 * 86_400.0  # seconds after which it ends in any case
     heartbeat: float = 10.0  # seconds between two comments in an event stream
-    stall: float = 20.0  # seconds in which a client has to read or send something
+    stall: float = (
+        20.0  # seconds in which a body has to come, or an event has to be read
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that are not above zero."""

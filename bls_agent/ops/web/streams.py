@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import anyio
 from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -49,6 +50,7 @@ class _Stream(EventSourceResponse):
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a dict of its own
             self._ending(events),
             ping=0,  # beats are events of ours
+            send_timeout=self._state.config.limits.stall,
             # It watches for the end of uvicorn, too: the one that ends streams is ours.
             shutdown_event=anyio.Event(),
             shutdown_grace_period=10 * PATIENCE,
@@ -58,7 +60,10 @@ class _Stream(EventSourceResponse):
         with self._state.streams.hold(self._user):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._end_with_console, tasks.cancel_scope)
-                await super().__call__(scope, receive, send)
+                try:
+                    await super().__call__(scope, receive, send)
+                except* SendTimeoutError:
+                    self._state.counts["streams_stalled"] += 1
                 tasks.cancel_scope.cancel()
 
     async def _end_with_console(self, scope: anyio.CancelScope) -> None:

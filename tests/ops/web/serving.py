@@ -74,12 +74,12 @@ def served(config: WebConfig) -> Iterator[Served]:
         up.set()
 
     with open_sockets(config) as sockets:
-        server = make_server(create_app(config), sockets, ready)
+        app = create_app(config)
+        server = make_server(app, sockets, ready)
         thread = threading.Thread(target=server.run, args=(sockets,))
         thread.start()
         try:
             assert up.wait(10)
-            app: Any = server.config.app
             yield Served(urls[0], app, server.server_state.connections)
         finally:
             server.should_exit = True

@@ -127,7 +127,7 @@ def test_the_documents_name_the_policy(page: str) -> None:
         f"{limits.body // 1024} KiB",
         f"{limits.url // 1024} KiB · {limits.headers // 1024} KiB",
         f"{limits.user_streams} · {limits.streams}",
-        f"{limits.address_connections} · {limits.connections:,}",
+        f"{limits.connections:,}",
         f"{limits.sessions:,} · 4,096",
     ):
         assert f"| {bound} |" in text

@@ -187,23 +187,6 @@ def test_what_asyncio_repeats_is_said_once(redis_url: str, tmp_path: Path) -> No
     assert said.count("out of system resource") <= 1
 
 
-FILES = """
-import resource, sys
-from bls_agent.ops.web.server import make_room
-for limits in ((2000, 4096), (1024, 4096), (256, 1024)):  # a hard one only sinks
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    print(make_room(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-"""
-
-
-def test_connections_leave_room_for_files() -> None:
-    """The default of 1,024 is raised, as far as that is allowed; else there are fewer."""
-    told = subprocess.run(
-        [sys.executable, "-c", FILES], capture_output=True, text=True, check=True
-    )
-    assert told.stdout.splitlines() == ["1000 2000", "1000 1320", "704 1024"]
-
-
 def test_answers_wait_for_nobody(redis_url: str) -> None:
     """Else the body of each comes 40 ms behind its head, on a connection that is kept."""
     with (
