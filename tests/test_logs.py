@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Level, LogEntry, ProjectAgent, Settings
-from tests.harness import records
+from tests.harness import eventually, records
 
 FORM = re.compile(
     rb'\{"timestamp":"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z","level":"(info|warn|error|debug)"'
@@ -271,6 +271,37 @@ async def test_another_type_is_left_alone(
         assert not await agent.flush(0.3)
         assert agent.stats().logs_queued == 1
     assert await redis.get(key) == b"somebody's data"
+
+
+async def test_records_that_were_refused_are_tried_at_the_end(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """A refused batch waits half a minute; the end of the agent tries it once more."""
+    await redis.set(f"{project}_项目控制台", "theirs")
+    agent = ProjectAgent(project, redis=redis_url)
+    async with agent:
+        agent.log.info("refused at first")
+
+        async def is_refused() -> bool:
+            return agent._state.stream.delivery.refused
+
+        await eventually(is_refused)
+        await redis.delete(f"{project}_项目控制台")
+    (record,) = await records(redis, project)
+    assert record["message"] == "refused at first"
+
+
+async def test_a_flush_tries_what_was_refused(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Each flush is one more try, which ends it as soon as it was refused again."""
+    await redis.set(f"{project}_项目控制台", "theirs")
+    async with ProjectAgent(project, redis=redis_url) as agent:
+        agent.log.info("refused at first")
+        assert not await agent.flush(10)
+        assert not await agent.flush(10)
+        await redis.delete(f"{project}_项目控制台")
+        assert await agent.flush(10)
 
 
 async def test_what_is_left_goes_out_when_it_opens_again(

@@ -167,8 +167,12 @@ class BatchWriter(Generic[T]):
         """Let a batch grow while the one before has only just left."""
         pause = self._paced_until - anyio.current_time()
         if pause > 0 and 0 < len(self.buffer) < BATCH_ITEMS and not self._flushing:
-            with anyio.move_on_after(pause):
-                await self._hurried.wait()
+            await self._wait_for_flush(pause)
+
+    async def _wait_for_flush(self, seconds: float) -> None:
+        self._hurried = anyio.Event()
+        with anyio.move_on_after(seconds):
+            await self._hurried.wait()
 
     def _take(self) -> _Batch[T] | None:
         items = self.buffer.take(BATCH_ITEMS, self._most)
@@ -234,10 +238,12 @@ class BatchWriter(Generic[T]):
         self._most = min(max(change, LEAST_BYTES), self._batch_bytes)
 
     async def _pause(self, delay: float, *, refused: bool) -> None:
-        self.refused = refused
-        if refused:
-            self._announce()  # no flush waits for what is refused for good
-        await anyio.sleep(delay)
+        if not refused:
+            await anyio.sleep(delay)
+            return
+        self.refused = True
+        self._announce()  # no flush waits for what is refused for good
+        await self._wait_for_flush(delay)
         self.refused = False
 
     async def _was_written(self, sink: Sink[T], batch: Sequence[T]) -> bool:
@@ -258,12 +264,17 @@ class BatchWriter(Generic[T]):
         event.set()
 
     async def flush(self, timeout: float) -> Flushed:
-        """Wait until all that was accepted is written or given up, or time is over."""
+        """Wait until all that was accepted is written or given up, or time is over.
+
+        A batch that Redis has refused is tried once more at once, and not waited for
+        when it is refused again.
+        """
         before = self.buffer.stats()
         dropped_before = sum(before.dropped.values())
         target = before.accepted
         self._flushing += 1
         self._hurried.set()
+        self.refused = False
         try:
             with anyio.move_on_after(timeout):
                 while (
@@ -274,7 +285,6 @@ class BatchWriter(Generic[T]):
                     await self._settled.wait()
         finally:
             self._flushing = max(0, self._flushing - 1)
-            self._hurried = anyio.Event()
         after = self.buffer.stats()
         dropped = sum(after.dropped.values())
         return Flushed(
