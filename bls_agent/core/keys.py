@@ -60,6 +60,7 @@ class KeyTemplate:
     type: RedisType | None  # ``None`` where the contract leaves it open
     ttl: int | None  # seconds that a key lives after a write; ``None`` for ever
     contract: Contract
+    ttl_from: str = ""  # the setting whose default ``ttl`` is; "lease" for its length
     ambiguous: bool = False  # a key may have several readings: parse() gives ``None``
 
     def build(self, **values: object) -> str:
@@ -184,7 +185,7 @@ _C: Final = Contract
 
 # fmt: off
 # 002, the console protocol
-PROJECT_STATUS: Final = KeyTemplate("{project}_项目状态", _T.STRING, 60, _C.CONSOLE)
+PROJECT_STATUS: Final = KeyTemplate("{project}_项目状态", _T.STRING, 60, _C.CONSOLE, "status_ttl")
 PROJECT_CONSOLE: Final = KeyTemplate("{project}_项目控制台", _T.LIST, None, _C.CONSOLE)
 CONTROL: Final = KeyTemplate("{project}_控制", _T.LIST, None, _C.CONSOLE)
 
@@ -194,12 +195,12 @@ RUN_EVENTS: Final = KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS)
 # Our own, beside a contract's key: {place} is place_beside() of that key.
 INFLIGHT: Final = KeyTemplate("bls_agent:{place}:inflight:{instance}", _T.LIST, None, _C.OWN)
 INFLIGHT_LISTS: Final = KeyTemplate("bls_agent:{place}:inflight", _T.HASH, None, _C.OWN)
-DELIVERIES: Final = KeyTemplate("bls_agent:{place}:deliveries", _T.HASH, None, _C.OWN)
-SEEN: Final = KeyTemplate("bls_agent:{place}:seen", _T.ZSET, None, _C.OWN)
+DELIVERIES: Final = KeyTemplate("bls_agent:{place}:deliveries", _T.HASH, 7 * _DAY, _C.OWN)
+SEEN: Final = KeyTemplate("bls_agent:{place}:seen", _T.ZSET, 600, _C.OWN, "dedup_window")
 DEAD_LETTERS: Final = KeyTemplate("bls_agent:{place}:dead", _T.LIST, None, _C.OWN)
-BROADCAST: Final = KeyTemplate("bls_agent:{place}:broadcast:{instance}", _T.LIST, None, _C.OWN)
-INSTANCES: Final = KeyTemplate("bls_agent:{place}:instances", _T.HASH, None, _C.OWN)
-OWNER: Final = KeyTemplate("bls_agent:{place}:owner", _T.STRING, None, _C.OWN)
+BROADCAST: Final = KeyTemplate("bls_agent:{place}:broadcast:{instance}", _T.LIST, 300, _C.OWN)
+INSTANCES: Final = KeyTemplate("bls_agent:{place}:instances", _T.HASH, 60, _C.OWN, "status_ttl")
+OWNER: Final = KeyTemplate("bls_agent:{place}:owner", _T.STRING, None, _C.OWN, "lease")
 RUN_BOOKS: Final = KeyTemplate("bls_agent:{place}:books", _T.HASH, _DAY, _C.OWN)
 ASSET_FEED: Final = KeyTemplate("bls_agent:{place}:feed", _T.STREAM, None, _C.OWN)
 ASSET_REPORT: Final = KeyTemplate("bls_agent:{place}:report", _T.STRING, None, _C.OWN)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import deque
-from typing import Final
+from typing import Final, cast
 
 import anyio
 
@@ -30,7 +30,7 @@ from bls_agent.project.status.replicas import read_replicas
 LOOK_EVERY: Final = 1.0  # seconds
 LOOK_ON: Final = 0.01  # seconds, behind a command: a free worker has taken it by then
 LOOK_AGAIN: Final = 30.0  # seconds, where reading is refused
-INBOX_TTL: Final = 300  # seconds that an inbox is kept when its owner does not read it
+INBOX_TTL: Final = cast("int", BROADCAST.ttl)  # of an inbox that nobody reads
 LIMIT: Final = 1_000  # commands in an inbox
 TRIES: Final = 3
 PATIENCE: Final = 5.0  # seconds that passing on may hold up a command

@@ -32,8 +32,7 @@ logger = logging.getLogger(__name__)
 
 MAX_DELIVERIES: Final = 3
 DEAD_LETTER_LIMIT: Final = 1_000
-DELIVERIES_TTL: Final = 7 * 86_400  # seconds
-LIMITS: Final = (MAX_DELIVERIES, DEAD_LETTER_LIMIT, DELIVERIES_TTL)
+LIMITS: Final = (MAX_DELIVERIES, DEAD_LETTER_LIMIT, cast("int", DELIVERIES.ttl))
 LISTS_AT_ONCE: Final = 100  # of a fleet's; the next round finds others
 COMMANDS_AT_ONCE: Final = 100  # so that a script is short
 

@@ -16,13 +16,10 @@ async def test_the_table_is_complete(bls: Bls) -> None:
     rows = [line.split("\t") for line in ran.text.splitlines()]
     assert [row[4] for row in rows] == [*KEYS]
     for row, template in zip(rows, KEYS.values(), strict=True):
-        ttl = "-" if template.ttl is None else f"{template.ttl} s"
-        assert row[:4] == [
-            template.template,
-            template.contract,
-            template.type or "-",
-            ttl,
-        ]
+        seconds = "-" if template.ttl is None else f"{template.ttl} s"
+        assert row[:3] == [template.template, template.contract, template.type or "-"]
+        assert row[3].startswith("(lease)" if row[4] == "owner" else seconds)
+        assert template.ttl_from in row[3]
         assert row[5]
     told = [
         orjson.loads(line)

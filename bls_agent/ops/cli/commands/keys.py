@@ -19,7 +19,7 @@ from bls_agent.core.acl import (
     run_acl_rules,
     worker_acl_rules,
 )
-from bls_agent.core.keys import KEYS, find_templates
+from bls_agent.core.keys import KEYS, Contract, find_templates
 from bls_agent.core.settings import Mode
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, normalise
@@ -126,24 +126,28 @@ def _describe(invocation: Invocation, name: str) -> dict[str, Any]:
         "contract": row.contract.value,
         "type": None if row.type is None else row.type.value,
         "ttl": row.ttl,
+        "ttlFrom": row.ttl_from,
         "purpose": invocation.texts[f"key_{name}"],
     }
 
 
 def _type_and_ttl(told: dict[str, Any]) -> list[str]:
-    return [told["type"] or "-", "-" if told["ttl"] is None else f"{told['ttl']} s"]
+    seconds = "" if told["ttl"] is None else f"{told['ttl']} s"
+    setting = f"({told['ttlFrom']})" if told["ttlFrom"] else ""
+    return [told["type"] or "-", f"{seconds} {setting}".strip() or "-"]
 
 
 def _show(invocation: Invocation, told: dict[str, Any]) -> None:
     texts = invocation.texts
     kind, ttl = _type_and_ttl(told)
     contract = texts[f"contract_{told['contract']}"]
+    no_ttl = "no_ttl" if told["contract"] == Contract.OWN else "ttl_left_open"
     rows = [
         [texts["key_template"], told["template"]],
         [texts["row"], told["row"]],
         [texts["contract"], contract],
         [texts["type"], texts["left_open"] if kind == "-" else kind],
-        [texts["ttl"], texts["for_ever"] if ttl == "-" else ttl],
+        [texts["ttl"], texts[no_ttl] if ttl == "-" else ttl],
         [texts["purpose"], told["purpose"]],
     ]
     for reading in told["readings"]:

@@ -71,12 +71,14 @@ def _rules_of(name: str, row: KeyTemplate) -> Iterator[Rule]:
     if row.type is None:
         return
     yield Rule("wrong-type", name, error, source, _wrong_type)
+    if name in TTL_OPEN:
+        return
     if row.ttl is not None:
         if name not in TTL_ADVISED:
             yield Rule("ttl-missing", name, warning, source, _missing_ttl)
         long = Severity.NOTE if name in TTL_DEFAULT else warning
         yield Rule("ttl-long", name, long, source, _long_ttl)
-    elif name not in TTL_OPEN:
+    else:
         severity = Severity.ERROR if lost else Severity.WARNING
         yield Rule("ttl-unwanted", name, severity, source, _unwanted_ttl)
 
