@@ -129,8 +129,10 @@ _MODES: Final = ("auto", "blocking", "compat", "reliable")
 _REDELIVERIES: Final = ("run", "skip")
 _LEVELS: Final = ("debug", "info", "warn", "error")
 _SPELLINGS: Final = {"warning": "warn", "critical": "error", "fatal": "error"}
+# The commands that every agent answers; see ``project/commands/router.py``.
+BUILTINS: Final = ("ping", "help", "stats", "set_log_level")
+# Variables that other parts of the package and its tests read.
 _NO_SETTINGS: Final = (
-    "BLS_BANNER",
     "BLS_CHROMIUM",
     "BLS_GITHUB_TOKEN",
     "BLS_LANG",
@@ -201,7 +203,7 @@ class Settings:
     reconnect_max: float = _setting(2.0, "longest wait before the next try to reach Redis", minimum=0.05, **_SECONDS)
     redis_timeout: float = _setting(5.0, "deadline of one request to Redis", minimum=0.05, **_SECONDS)
     record_ids: bool = _setting(True, "put metadata.agent on every record", bool)  # noqa: FBT003 - the default
-    builtins: bool = _setting(True, "answer ping, help, stats and set_log_level", bool)  # noqa: FBT003 - the default
+    builtins: bool = _setting(True, f"answer {', '.join(BUILTINS[:-1])} and {BUILTINS[-1]}", bool)  # noqa: FBT003 - the default
     banner: bool = _setting(True, "whether run() says on standard error where Redis is and how it goes, where nobody configured logging", bool)  # noqa: FBT003 - the default
     redact_keys: Sequence[str] = _setting((), "more names of keys whose values never leave the process; one with - in front is exempt", tuple)
     on_redelivery: OnRedelivery = _setting("run", "what becomes of a command that was handed out before", str, choices=_REDELIVERIES)
@@ -275,8 +277,10 @@ def check_options(options: Mapping[str, Any], settings: object = None) -> Option
     for name, value in options.items():
         if name not in known or name == "redis_url":  # the keyword is called redis
             names = ["redis", *list(known)[1:]]
-            rule = f"the settings are: {', '.join(names)}"
-            raise ConfigurationError("keyword", name, rule, ask_whether(name, names))
+            likely = ask_whether(name, names)
+            rule = "there is no such setting"
+            rest = "" if likely else f"The settings are: {', '.join(names)}."
+            raise ConfigurationError("keyword", name, rule, likely or rest)
         checked[name] = known[name].check(name, value)
     if options.get("instance") is not None:
         check_name("instance", options["instance"])

@@ -19,7 +19,14 @@ from bls_agent.core.errors import (
     DuplicateHandlerError,
     UnknownCommandError,
 )
-from bls_agent.project.commands.router import UNSET, CallNext, CommandContext, Router
+from bls_agent.core.settings import BUILTINS, rules
+from bls_agent.project.commands.router import (
+    UNSET,
+    CallNext,
+    CommandContext,
+    Router,
+    add_builtins,
+)
 from bls_agent.project.log.log import Log, LogStream
 
 LOG = Log(LogStream(lambda: 0.0, max_records=10, max_bytes=10_000))
@@ -504,3 +511,12 @@ def test_quoted_and_annotated_hints_are_understood() -> None:
     assert handler is not None
     assert set(handler.parameters) == {"order", "note", "old"}
     assert handler.parameters["note"].convert(None) is None
+
+
+async def test_every_built_in_command_is_registered() -> None:
+    """The settings, the completion and the pages name the commands that there are."""
+    router = Router()
+    stream = LogStream(lambda: 0.0, max_records=10, max_bytes=100_000)
+    add_builtins(router, stream, dict)
+    assert [handler.name for handler in router.list_handlers()] == [*BUILTINS]
+    assert all(name in rules()["builtins"].meaning for name in BUILTINS)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bls_agent.console import Console
 
 RECORDS: Final = 1_000  # of a log that are searched for commands
-BUILTINS: Final = ("ping", "help", "stats", "set_log_level")
 # Seconds: a shell that waits is worse than one that knows nothing.
 DEADLINE: Final = 0.5
 
@@ -62,6 +61,7 @@ def complete_command(context: Context, incomplete: str) -> list[str]:
 
     Both are read from the project's log; nothing is sent.
     """
+    from bls_agent.core.settings import BUILTINS
 
     async def find(console: Console) -> list[str]:
         found = [*BUILTINS]

@@ -21,7 +21,7 @@ from bls_agent.core.errors import (
     UnknownCommandError,
 )
 from bls_agent.core.keys import check_name
-from bls_agent.core.settings import check_seconds
+from bls_agent.core.settings import BUILTINS, check_seconds
 from bls_agent.project.commands.arguments import (
     NOTHING,
     Check,
@@ -307,7 +307,7 @@ def name_of(function: Callable[..., Any], kind: str) -> str:
 def add_builtins(
     router: Router, stream: LogStream, read_stats: Callable[[], JSONObject]
 ) -> None:
-    """Register ``ping``, ``help``, ``stats`` and ``set_log_level``."""
+    """Register the commands of :data:`BUILTINS`."""
 
     async def ping() -> JSONObject:
         """Answer, to show that commands arrive and are run."""
@@ -330,5 +330,5 @@ def add_builtins(
         return {"level": level, "before": before.value, "seconds": seconds}
 
     commands: list[Callable[..., Any]] = [ping, help, stats, set_log_level]
-    for function in commands:
-        router.add(function.__name__, function, function, builtin=True)
+    for name, function in zip(BUILTINS, commands, strict=True):
+        router.add(name, function, function, builtin=True)

@@ -15,6 +15,7 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
+from bls_agent import Console, ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.ops.web import server, streams
 from bls_agent.ops.web.app import create_app
@@ -102,6 +103,29 @@ async def test_a_log_is_followed(console: Served, redis: Redis, project: str) ->
             query = f"projectName={quote(project)}&before={place['before']}"
             older = (await client.get(f"{console.url}api/logs?{query}")).json()
         assert [one["message"] for one in older["logs"]] == [str(n) for n in range(7)]
+
+
+async def test_the_answer_to_help_is_cut(
+    console: Served, redis_url: str, project: str
+) -> None:
+    """A built-in command's long outcome is shown in 1 KB; another one's is whole."""
+    agent = ProjectAgent(project, redis=redis_url)
+    agent.command("long")(lambda: "x" * 3_000)
+    for number in range(30):
+        agent.command(f"command-{number}")(repr)
+    async with agent, Console(agent) as caller:
+        assert len((await caller.call(project, "help")).result) > 30
+        await caller.call(project, "long")
+        async with following(log_url(console, project)) as events:
+            found: list[Any] = []
+            while len(found) < 2:
+                _, told = await next_of(events, "log")
+                found += told
+    first, second = found
+    assert (first["cut"], first["metadata"]["outcome"]) == (True, "succeeded")
+    assert first["metadata"]["command"] == "help"
+    assert len(orjson.dumps(first)) <= 1_024
+    assert len(second["metadata"]["result"]) == 3_000
 
 
 async def test_one_reader_serves_all_followers(

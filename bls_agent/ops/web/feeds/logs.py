@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 from bls_agent.console import Console
 from bls_agent.core.codec import encode
 from bls_agent.core.errors import BlsError
+from bls_agent.core.settings import BUILTINS
 from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.watch import Item, Ring, Shared
 from bls_agent.ops.web.requests import convert, encode_cut
@@ -20,6 +21,7 @@ from bls_agent.project.messages import LogEntry
 
 # Bytes: any record of ours and "valid"; foreign ones may be longer.
 LONGEST: Final = 65_600
+LONGEST_BUILTIN: Final = 1_024  # of an outcome such as that of ``help``
 FIRST: Final = 64  # records that a reader begins with
 ALIGN: Final = 2.0  # seconds for the ring to get as far as a page
 MOST: Final = 4_000  # records that are kept for all followers of a list
@@ -34,7 +36,10 @@ async def encode_records(entries: Sequence[LogEntry]) -> list[bytes]:
 
 
 def encode_record(entry: LogEntry) -> bytes:
-    """Encode a record; one that is too long is shortened and marked by ``cut``."""
+    """Encode a record; one that is too long is shortened and marked by ``cut``.
+
+    Pages ask each agent for its commands: the whole answers would fill every log.
+    """
     fields = {
         "timestamp": entry.timestamp,
         "level": entry.level.value,
@@ -42,7 +47,9 @@ def encode_record(entry: LogEntry) -> bytes:
         "metadata": entry.metadata,
         "valid": entry.valid,
     }
-    return encode_cut(fields, LONGEST)
+    outcome = entry.outcome
+    is_builtin = outcome is not None and outcome.command in BUILTINS
+    return encode_cut(fields, LONGEST_BUILTIN if is_builtin else LONGEST)
 
 
 class LogFeed(Shared):
