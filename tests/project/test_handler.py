@@ -796,3 +796,40 @@ async def test_end_to_end(
         ("in a thread: 茶", True),
         ("closed", False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[1m\x1b[31mWARNING: a development server\x1b[0m", "WARNING: a development server"),
+        ('\x1b[35m"GET / HTTP/1.1" 500\x1b[39;49m', '"GET / HTTP/1.1" 500'),
+        ("\x1b[38:5:208morange\x1b[m", "orange"),
+        ("other \x1b[2J escapes", "other \x1b[2J escapes"),
+    ],
+    ids=["werkzeug", "default colours", "256 colours", "no colour"],
+)  # fmt: skip
+def test_colours_are_left_out(
+    agent: ProjectAgent, logger: logging.Logger, text: str, shown: str
+) -> None:
+    """What only colours a terminal is no part of a record: neither message nor extra."""
+    logger.info("%s", text, extra={"color_message": text, "n": 1})
+    (record,) = shipped(agent)
+    assert record["message"] == shown
+    assert record["metadata"]["color_message"] == shown
+    assert record["metadata"]["n"] == 1
+
+
+def test_under_pytest_the_handler_is_added(
+    agent: ProjectAgent, handler: BLSHandler, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The root logger has handlers there: basicConfig does nothing, addHandler works."""
+    root = logging.getLogger()
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    assert handler not in root.handlers
+    root.addHandler(handler)
+    try:
+        logging.getLogger("shop").warning("shipped")
+    finally:
+        root.removeHandler(handler)
+    assert [record["message"] for record in shipped(agent)] == ["shipped"]
+    assert "shipped" in caplog.text

@@ -7,6 +7,7 @@ finaliser or the garbage collector may log while it interrupts this very code.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from typing import Final, Protocol, TypeAlias, cast
 
@@ -34,6 +35,9 @@ _RESERVED: Final = frozenset(
         *("agent", "outcome", "truncated"),
     }
 )
+
+# Colours for a terminal, as werkzeug and uvicorn write them.
+_SGR: Final = re.compile(r"\x1b\[[0-9;:]*m")
 
 _Passed: TypeAlias = bool | logging.LogRecord  # what a filter returns since 3.12
 _nesting = threading.local()  # of all handlers: two of them may call each other
@@ -143,6 +147,8 @@ class BLSHandler(logging.Handler):
             message: object = self.format(record)
         except Exception:  # noqa: BLE001 - wrong arguments, a foreign formatter or __str__
             message = _plain_message(record, metadata)
+        if isinstance(message, str):
+            message = _without_colours(message)
         self._log.write(level, message, metadata, at=record.created)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -150,6 +156,10 @@ class BLSHandler(logging.Handler):
         if self.formatter is None:
             return record.getMessage()
         return self.formatter.format(record)
+
+
+def _without_colours(text: str) -> str:
+    return _SGR.sub("", text) if "\x1b" in text else text
 
 
 def _tell_last_resort(record: logging.LogRecord) -> None:
@@ -191,7 +201,11 @@ def _metadata_of(record: logging.LogRecord) -> JSONObject:
 
 def _extras_of(record: logging.LogRecord) -> JSONObject:
     fields = record.__dict__.copy()  # another thread may be formatting the record
-    extras = {name: fields[name] for name in fields if name not in _PLAIN}
+    extras = {
+        name: _without_colours(value) if isinstance(value, str) else value
+        for name, value in fields.items()
+        if name not in _PLAIN
+    }
     return extras if _RESERVED.isdisjoint(extras) else _beside_ours(extras)
 
 
