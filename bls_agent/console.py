@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 NAMES_KEPT: Final = 1_000  # of projects that were seen
 STARTING: Final = 0.5  # seconds that an agent may need for its first key
+NEWEST: Final = 50  # records among which the last one of an agent is sought
 LOOK_TIME: Final = 1.0  # seconds for finding out what became of a command
 
 
@@ -331,8 +332,10 @@ class Console(Store):
                     continue
                 if await self.status(project) not in (None, Status.OFFLINE):
                     return "waiting", ""
-                newest = await self.logs(project, 1)
-                return "offline", newest[0].timestamp if newest else ""
+                for entry in reversed(await self.logs(project, NEWEST)):
+                    if "sentBy" not in entry.metadata:  # the agent's, no sender's
+                        return "offline", entry.timestamp
+                return "offline", ""
             return "taken", ""
         return "", ""
 

@@ -93,16 +93,18 @@ def test_a_record_is_encoded_at_once() -> None:
 
 
 @pytest.mark.parametrize("result", [None, True, -1.2345678901234567e-300], ids=repr)
-@pytest.mark.parametrize("name", ["a", "rebuild_search-index.all", "导入" * 50])
-@pytest.mark.parametrize("found", ["cmd-1", "", "sk-" + "a1" * 20, "密" * 100])
+@pytest.mark.parametrize("name", ["a", "rebuild_search-index.all", "导入" * 20])
+@pytest.mark.parametrize("found", ["cmd-1", "", "sk-" + "a1" * 20, "密" * 40])
+@pytest.mark.parametrize("source", ["", "BLS Project Console", "Bearer a1b2c3d4"])
 def test_a_small_success_is_written_like_any_record(
-    found: str, name: str, result: object
+    source: str, found: str, name: str, result: object
 ) -> None:
     """Encoded later, its bytes are the same; it was counted with about as many."""
     outcome = Outcome(
         kind=OutcomeKind.SUCCEEDED,
         command=name,
         command_id=found,
+        source=source,
         duration_ms=1234567.123,
         result=result,
     )
@@ -117,7 +119,7 @@ def test_a_small_success_is_written_like_any_record(
     assert record.payload == usual.payload
     assert len(record.payload) <= size == record.size
     if (name + found).isascii():
-        assert size <= usual.size + 80
+        assert size <= usual.size + 100 + 2 * len(source)
     assert record.rank == LogRecord.OUTCOME_RANK
 
 
@@ -130,6 +132,8 @@ def test_a_small_success_is_written_like_any_record(
         {"kind": OutcomeKind.FAILED},
         {"command": "a" * 200},
         {"command_id": "\x01"},
+        {"source": "it's"},
+        {"source": "a" * 100},
         {"command": "it's"},
     ],
     ids=str,

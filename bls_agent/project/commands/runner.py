@@ -226,6 +226,7 @@ class CommandRunner:
             kind=kind,
             command=command.command,
             command_id=command.id,
+            source=command.source,
             duration_ms=seconds * 1000,
             result=result,
             error=error,
@@ -355,6 +356,7 @@ def _ended(
         kind=kind,
         command=command.command,
         command_id=command.id,
+        source=command.source,
         duration_ms=duration_ms,
         error=error,
     )
@@ -367,10 +369,12 @@ def _timed_out(command: Command, timeout: float | None, seconds: float) -> Outco
 
 def _discarded(error: DecodeError, message: Message) -> Outcome:
     reason = f"{error.reason} ({error.detail})" if error.detail else error.reason
+    peeked = Command.peek(message.payload)
     return Outcome(
         kind=OutcomeKind.DISCARDED,
         command="",
-        command_id=Command.peek(message.payload).id,
+        command_id=peeked.id,
+        source=peeked.source,
         error={
             "type": "DecodeError",
             "message": reason,

@@ -62,8 +62,8 @@ class LogRecord:
     NUMBER_ROOM: Final = 20  # bytes of an id after its prefix
     ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
     # The outcome record of a small success, which is encoded when it is written:
-    SMALL: Final = 200  # characters of its command's name and id, at most
-    FRAME: Final = 220  # bytes of all else, at most
+    SMALL: Final = 200  # characters of its command's name, id and source, at most
+    FRAME: Final = 234  # bytes of all else, at most
     PLAIN: Final = frozenset({NoneType, bool, float})  # types of its result
 
     def __init__(
@@ -95,7 +95,10 @@ class LogRecord:
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             return None
         text = outcome.command + outcome.command_id
-        is_plain = text.replace("-", "").replace("_", "").replace(".", "").isalnum()
+        words = text + outcome.source.replace(" ", "")
+        is_plain = words.replace("-", "").replace("_", "").replace(".", "").isalnum()
+        # A source may be redacted, which makes it longer, by less than its length.
+        text += 2 * outcome.source
         is_small = len(text) <= cls.SMALL and type(outcome.result) in cls.PLAIN
         if not (is_plain and is_small):
             return None

@@ -50,7 +50,7 @@ async def use_everything(
     commands = [
         ["status", project],
         ["send", project, "ping"],
-        ["send", project, "ping", "--record"],
+        ["send", project, "ping", "--no-record"],
         ["queue", project, "--json"],
         ["logs", project],
         ["call", project, "ping"],

@@ -180,7 +180,7 @@ async def test_logs_that_are_wanted(bls: Bls, redis: Redis, project: str) -> Non
 
 
 async def test_send(bls: Bls, redis: Redis, project: str) -> None:
-    """The example of the manual, to the byte; a record says who sends it if it is to."""
+    """The example of the manual, to the byte; a record names the sender, or is left out."""
     await redis.set(f"{project}_项目状态", "在线")
     ran = await bls(
         "send", project, "reload", "--arg", "force=true", "--arg", "名=李", "--arg", 'n="3"',
@@ -192,11 +192,11 @@ async def test_send(bls: Bls, redis: Redis, project: str) -> None:
     assert sent["command"] == "reload"
     assert sent["args"] == {"force": True, "x": "huge", "名": "李", "n": "3"}
     assert sent["id"] == ran.text.strip()
-    assert await records(redis, project) == []
-    ran = await bls("send", project, "reload", "--record")
     [record] = await records(redis, project)
     assert "@" in record["metadata"]["sentBy"]
     assert record["metadata"]["commandId"] == ran.text.strip()
+    assert (await bls("send", project, "reload", "--no-record")).code == 0
+    assert len(await records(redis, project)) == 1
 
 
 async def test_send_with_its_options(bls: Bls, redis: Redis, project: str) -> None:
@@ -253,7 +253,9 @@ async def test_what_waits(
     ran = await bls("forget", project)
     assert (ran.code, "is online" in ran.said) == (1, True)
     ran = await bls("forget", project, "--force")
-    assert ran.text.splitlines() == [f"{project}_控制", f"{project}_项目状态"]
+    assert ran.text.splitlines() == sorted(
+        f"{project}_{suffix}" for suffix in ("控制", "项目控制台", "项目状态")
+    )
     ran = await bls("forget", project)
     assert (ran.code, "no project" in ran.said) == (1, True)
     ran = await bls("queue", project)
@@ -326,7 +328,6 @@ async def test_call(bls: Bls, redis_url: str, redis: Redis, project: str) -> Non
             ran = await bls("call", project, *words)
             assert (ran.code, ran.text.split("\t")[0]) == (1, kind)
         await agent.flush(5)
-    assert not any("sentBy" in r["metadata"] for r in await records(redis, project))
 
 
 async def test_call_without_an_outcome(bls: Bls, redis: Redis, project: str) -> None:
@@ -337,9 +338,13 @@ async def test_call_without_an_outcome(bls: Bls, redis: Redis, project: str) -> 
     assert "is still in its queue" in ran.said
     assert ran.out == b""
     await redis.set(f"{project}_项目状态", "离线")
-    ran = await bls("call", project, "reload", "--timeout", "0.1", "--record")
+    ran = await bls("call", project, "reload", "--timeout", "0.1")
     assert ran.code == 1
-    assert "is offline since 20" in ran.said
+    assert "is offline since" not in ran.said
+    await add(redis, project, orjson.dumps({"timestamp": "2026-01-12T12:35:00.000Z"}))
+    ran = await bls("call", project, "reload", "--timeout", "0.1")
+    assert ran.code == 1
+    assert "is offline since 2026-01-12" in ran.said
     assert "run at the next start" in ran.said
 
 
@@ -569,3 +574,19 @@ async def test_logs_since(bls: Bls, redis: Redis, project: str) -> None:
     assert ran.text.count("\n") == 1
     ran = await bls("logs", project, "--since", "soon")
     assert (ran.code, "10m" in ran.said) == (2, True)
+
+
+async def test_a_call_names_its_sender(bls: Bls, redis: Redis, project: str) -> None:
+    """The log says who called, and the outcome which program it was; or it does not."""
+    agent = ProjectAgent(project, redis=bls.url)
+    async with agent:
+        await agent.ready(10)
+        assert (await bls("call", project, "ping")).code == 0
+        sent, ended = (record["metadata"] for record in await records(redis, project))
+        assert "@" in sent["sentBy"]
+        assert (ended["commandId"], ended["source"]) == (
+            sent["commandId"],
+            "bls-agent cli",
+        )
+        assert (await bls("call", project, "ping", "--no-record")).code == 0
+        assert len(await records(redis, project)) == 3

@@ -118,7 +118,7 @@ async def test_keys_of_another_type(bls: Bls, redis: Redis, project: str) -> Non
     for words in (["logs", project], ["logs", project, "-f"], ["call", project, "x"]):
         ran = await bls(*words)
         assert (ran.code, f"{project}_项目控制台" in ran.said) == (1, True)
-    for words in (["send", project, "x"], ["send", project, "x", "--record"]):
+    for words in (["send", project, "x"], ["send", project, "x", "--no-record"]):
         ran = await bls(*words)
         assert (ran.code, f"{project}_控制" in ran.said) == (1, True)
     ran = await bls("status", project)
@@ -157,7 +157,7 @@ async def test_a_record_that_is_refused(
     ]
     url = await url_with_rights(admin, own_server, *rules)
     await admin.set(f"{project}_项目状态", "在线")
-    assert (await bls("send", project, "reload", "--record", url=url)).code == 0
+    assert (await bls("send", project, "reload", url=url)).code == 0
     assert await admin.llen(f"{project}_控制") == 1
     assert not await admin.exists(f"{project}_项目控制台")
 

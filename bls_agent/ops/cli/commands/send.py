@@ -176,7 +176,7 @@ async def send(
     *,
     id: Annotated[str, Option(metavar="ID")] = "",  # noqa: A002 - the contract's name
     broadcast: bool = False,
-    record: bool = False,
+    no_record: bool = False,
     force: bool = False,
 ) -> Exit:
     """Send a command and end without waiting for its outcome."""
@@ -190,7 +190,7 @@ async def send(
             id=id or None,
             broadcast=broadcast,
             create=force,
-            record=record,
+            record=not no_record,
             source=SOURCE,
         )
         with suppress(BlsError):  # the command is sent all the same
@@ -296,7 +296,7 @@ async def call(
     timeout: TimeoutOption = 10.0,
     *,
     broadcast: bool = False,
-    record: bool = False,
+    no_record: bool = False,
     force: bool = False,
 ) -> Exit:
     """Wait for the outcome; 0 if the command succeeded, else 1."""
@@ -306,7 +306,7 @@ async def call(
         "args": args,
         "timeout": check_seconds("timeout", timeout),
         "create": force,
-        "record": record,
+        "record": not no_record,
         "source": SOURCE,
     }
     async with _asking(invocation, project, options["timeout"]) as console:
