@@ -58,7 +58,6 @@ from bls_agent.project.status.health import (
     Check,
     HealthCheck,
     HealthCheckDecorator,
-    StatusAggregator,
 )
 from bls_agent.runtime.batch_writer import Flushed
 from bls_agent.runtime.tasks import start_soon
@@ -176,18 +175,23 @@ class ProjectAgent:
         """The status that is shown: the worst of all sources."""
         return self._state.board.status(time.monotonic())
 
-    def set_status(self, status: Status | str) -> None:
+    def set_status(self, status: Status | str, *, reason: str = "") -> None:
         """Set the service's own status; written at once, then refreshed.
 
         May be called from any thread; never waits.
 
         Args:
             status: ``Status.FAULT``, or its word: ``"故障"``, ``"fault"``.
+            reason: Why, in a sentence. It is logged, and consoles show it beside the
+                status.
 
         Raises:
-            ConfigurationError: It is none of the four; the status stays as it is.
+            ConfigurationError: ``status`` is none of the four, or ``reason`` is no
+                text; the status stays as it is.
         """
-        self._state.board.set(StatusAggregator.HOST, Status.of(status))
+        if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
+            raise ConfigurationError("reason", reason, "a text")
+        self._state.set_status(Status.of(status), reason)
         session = self._open_session()
         if session is not None:
             session.status.check()
@@ -472,7 +476,7 @@ class ProjectAgent:
 
         For Flask, Django and scripts::
 
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # else no 离线
+            signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
             with agent.in_thread() as thread:
                 thread.ready(5.0)
                 serve_my_application()

@@ -10,15 +10,13 @@ Run:   ``python examples/commands.py [project]``, Ctrl-C ends it in order.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import anyio
 
-from bls_agent import CommandContext, ProjectAgent, Reject
+from bls_agent import CallNext, CommandContext, ProjectAgent, Reject
 
 agent = ProjectAgent(sys.argv[1] if len(sys.argv) > 1 else "订单系统", concurrency=4)
-CallNext = Callable[[CommandContext], Awaitable[object]]
 
 
 @agent.command

@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -17,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import orjson
 import pytest
+from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent
 from bls_agent.core.settings import Settings, rules
 from tests.documents import blocks, run_block, run_commands
+from tests.harness import eventually, records
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh-CN.md", *ROOT.glob("docs/*.md")]
@@ -255,3 +259,37 @@ def undefined_names(page: Path) -> dict[str, int]:
 def test_every_block_of_code_has_its_imports(page: Path) -> None:
     """Each block compiles, and uses what it or an earlier block of the page defines."""
     assert undefined_names(page) == {}
+
+
+TRANSCRIPT = (
+    (ROOT / "docs/protocol.md")
+    .read_text("utf-8")
+    .partition("## What redis-cli shows\n")[2]
+    .partition("\n## ")[0]
+)
+
+
+async def test_the_protocols_transcript(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """The records are those that an agent writes, but for times and the project's name."""
+    agent = ProjectAgent(project, redis=redis_url, instance="order-1")
+
+    @agent.command
+    async def reload(force: bool = False) -> dict[str, int]:
+        agent.log.info("configuration reloaded", force=force)
+        return {"rules": 42}
+
+    for messages in re.findall(r"RPUSH \S+_控制 (.*)", TRANSCRIPT):
+        await redis.rpush(f"{project}_控制", *shlex.split(messages))
+    async with agent:
+        await eventually(lambda: agent.stats().outcomes.get("discarded") == 2)
+        await agent.flush()
+    found = await records(redis, project)
+    lines = re.findall(r"^{.*}$", TRANSCRIPT, re.MULTILINE)
+    shown = [orjson.loads(line) for line in lines]
+    for record in (*found, *shown):
+        del record["timestamp"]
+        record["metadata"].pop("durationMs", None)
+    assert len(shown) == 6
+    assert found == shown

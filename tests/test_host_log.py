@@ -46,6 +46,7 @@ UNAVAILABLE = "Redis at redis://127.0.0.1:1/0 is unavailable"
 REMEDY = "Is it running there? redis= or BLS_REDIS_URL says where it is."
 START = "订单系统: {}, mode auto"
 WELL = "订单系统: connected, the status is 在线"
+STOPPED = "订单系统: stopped, the status is 离线"
 
 
 TOLD = """
@@ -94,7 +95,7 @@ def test_redis_away_is_said_with_the_remedy(body: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environ", "lines"),
     [
-        ("", {}, [START, WELL]),
+        ("", {}, [START, WELL, STOPPED]),
         (", banner=False", {}, []),
         ("", {"BLS_BANNER": "0"}, []),
     ],
@@ -103,7 +104,7 @@ def test_redis_away_is_said_with_the_remedy(body: str) -> None:
 def test_all_is_well(
     own_server: DevServer, arguments: str, environ: dict[str, str], lines: list[str]
 ) -> None:
-    """A program that is an agent says where Redis is, and that its status stands there."""
+    """A program that is an agent logs where Redis is, that its status stands there, and its end."""
     ran = run_program(RUN.format(arguments), own_server.url, **environ)
     assert ran.stderr.splitlines() == [line.format(own_server.url) for line in lines]
 

@@ -402,3 +402,40 @@ async def test_without_the_right_to_ask_for_the_ttl(
         assert len(found) == 1
         assert agent.stats().status_failures == 0
     assert await status_of(admin, project) == "离线"
+
+
+async def test_a_reason_is_logged_before_the_status(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """A new reason is one record, and so is its end; the status has the four values."""
+    agent = ProjectAgent(project, redis=redis_url, error_window=60)
+    async with agent:
+        await agent.ready(5)
+        agent.set_status("fault", reason="no database, password=geheim")
+        agent.set_status("fault", reason="no database, password=geheim")
+        await eventually(lambda: _is(redis, project, Status.FAULT))
+        agent.set_status(Status.ONLINE)
+        await eventually(lambda: _is(redis, project, Status.ONLINE))
+        await agent.flush()
+    first, second = await records(redis, project)
+    text = "no database, password=[redacted]"
+    assert (first["level"], first["message"]) == (
+        "error",
+        f"the service reports 故障: {text}",
+    )
+    assert first["metadata"]["statusReason"] == text
+    assert (second["level"], second["message"]) == ("info", "the service reports 在线")
+    assert second["metadata"]["statusReason"] == ""
+
+
+async def test_a_status_without_a_reason_logs_nothing(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Without a reason a change is written to the status key alone; a wrong one is refused."""
+    async with ProjectAgent(project, redis=redis_url) as agent:
+        for status in Status:
+            agent.set_status(status)
+        with pytest.raises(ConfigurationError, match="reason"):
+            agent.set_status(Status.FAULT, reason=1)  # type: ignore[arg-type]
+        assert agent.status is Status.ERROR
+    assert await records(redis, project) == []

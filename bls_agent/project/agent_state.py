@@ -6,15 +6,22 @@ import itertools
 import os
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bls_agent.connection.after_fork import register
+from bls_agent.core.codec import cut_text
 from bls_agent.project.commands.router import Router
 from bls_agent.project.log.log import LogStream
-from bls_agent.project.messages import OutcomeKind
-from bls_agent.project.status.health import HealthChecks, StatusAggregator, StatusCounts
+from bls_agent.project.messages import STATUS_REASON, Level, OutcomeKind, Status
+from bls_agent.project.status.health import (
+    REASON_LIMIT,
+    HealthChecks,
+    StatusAggregator,
+    StatusCounts,
+)
 from bls_agent.runtime.threads import HandlerThreads
 from bls_agent.runtime.watchdog import StallCounts
 
@@ -48,6 +55,19 @@ class AgentState:
             given = f"{given}-{os.getpid()}"
         unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self.instance = self.instance or given or unique
+
+    def set_status(self, status: Status, reason: str) -> None:
+        """Set the host's own status; a reason that is new, or over, is logged first."""
+        now, board = time.monotonic(), self.board
+        before = board.reason(now)
+        board.set(board.HOST, status, reason=cut_text(reason, REASON_LIMIT))
+        after = board.reason(now)
+        if after != before:
+            is_bad = status.severity > Status.ONLINE.severity
+            level = Level.ERROR if is_bad else Level.INFO
+            text = f"the service reports {status.value}" + (reason and f": {reason}")
+            metadata = {STATUS_REASON: after}
+            self.stream.emit(level, text, metadata, is_alarm=True)
 
     def forget_parent(self) -> None:
         """Reset in a forked child: what waits is written by the parent."""

@@ -27,6 +27,9 @@ from bls_agent.core.errors import ConfigurationError, DecodeError
 
 CONSOLE_SOURCE: Final = "BLS Project Console"
 COMMAND_LIMIT: Final = 65_535  # bytes; the console protocol asks for less than 64 KB
+# The field of a record's metadata that tells why the status is what it is from then on;
+# empty where that is not known.
+STATUS_REASON: Final = "statusReason"
 PEEKED: Final = 1024 * 1024  # bytes of a message that is parsed to show it
 
 
@@ -149,6 +152,7 @@ class Outcome:
     Attributes:
         command: ``""`` for a message that had no name.
         command_id: ``""`` for a message that had no id.
+        source: The command's sender, or ``""``.
         duration_ms: Milliseconds from taking the command to its end.
         result: What the handler returned, if it succeeded.
         error: ``{"type", "message", …}`` if it did not.
@@ -159,6 +163,7 @@ class Outcome:
     kind: OutcomeKind
     command: str
     command_id: str
+    source: str = ""
     duration_ms: float = 0.0
     result: Any = None
     error: JSONObject = field(default_factory=dict[str, Any])
@@ -185,6 +190,7 @@ class Outcome:
         told: JSONObject = {
             "commandId": self.command_id,
             "command": cut_text(self.command, 1_000),
+            **({"source": cut_text(self.source, 1_000)} if self.source else {}),
             "outcome": self.kind.value,
             "durationMs": round(self.duration_ms, 3),
         }
@@ -263,6 +269,7 @@ class LogEntry:
             kind=OutcomeKind(kind),
             command=_text(self.metadata.get("command")),
             command_id=_text(self.metadata.get("commandId")),
+            source=_text(self.metadata.get("source")),
             duration_ms=float(duration) if isinstance(duration, int | float) else 0.0,
             result=self.metadata.get("result"),
             error=error if isinstance(error, dict) else {},

@@ -493,6 +493,8 @@ class AgentSession:
                 except RedisUnavailableError as error:
                     logger.info("the last status could not be written: %s", error)
                 else:
+                    project, last = self._state.project, self._final_status
+                    logger.info("%s: stopped, the status is %s", project, last)
                     return
 
     def _is_away(self) -> bool:

@@ -132,7 +132,7 @@ class Heartbeat:
     While the event loop stands still for more than ``stall_after`` seconds the status
     is ``error``. With plain ``with`` a thread beats, whatever the program does
     meanwhile. SIGTERM ends a program without leaving the block, unless it is handled:
-    ``signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))``.
+    ``signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))``.
 
     Args:
         redis: A URL, a client of redis-py, a ``ProjectAgent``, or ``None`` for

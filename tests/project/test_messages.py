@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from bls_agent.core.codec import encode
 from bls_agent.core.errors import DecodeError
 from bls_agent.project.messages import (
     Command,
@@ -460,3 +461,21 @@ def test_the_arguments_of_a_command_are_not_in_its_repr() -> None:
     command = Command.create("login", {"password": "hunter2"}, now=1.0)
     assert "login" in repr(command)
     assert "hunter2" not in repr(command)
+
+
+def test_an_outcome_names_the_sender() -> None:
+    """The record carries the command's source, and is read back with it."""
+    outcome = Outcome(
+        kind=OutcomeKind.SUCCEEDED, command="a", command_id="1", source="bls-agent cli"
+    )
+    assert list(outcome.metadata) == [
+        *("commandId", "command", "source", "outcome", "durationMs", "result")
+    ]
+    record = encode({"message": outcome.message, "metadata": outcome.metadata})
+    assert LogEntry.decode(record).outcome == outcome
+    silent = Outcome(kind=OutcomeKind.SUCCEEDED, command="a", command_id="1")
+    assert "source" not in silent.metadata
+    long = Outcome(
+        kind=OutcomeKind.SUCCEEDED, command="a", command_id="1", source="密" * 999
+    )
+    assert len(long.metadata["source"].encode()) <= 1_000

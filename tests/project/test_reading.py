@@ -180,7 +180,7 @@ def test_a_gap_says_how_many(missing: int | None) -> None:
     entry = gap_entry(missing)
     assert entry.is_gap
     assert show([entry]) == [missing]
-    assert entry.message == f"{missing or 'some'} records are missing here"
+    assert entry.message == f"records missing here: {missing or 'some'}"
 
 
 writers = st.lists(st.sampled_from(["a", "b", "line"]), max_size=12)

@@ -18,12 +18,13 @@ from bls_agent.core.keys import (
     encode_key,
 )
 from bls_agent.ops.fleet.log_tail import LogTail, News, written_at
-from bls_agent.project.messages import Level, LogEntry, Status
+from bls_agent.project.messages import STATUS_REASON, Level, LogEntry, Status
 
 DRIFT: Final = 5.0  # seconds by which an age that was given may be wrong
 KEPT: Final = 600.0  # seconds that a project of which nothing is left is remembered
 SHOWN: Final = 4_096  # bytes of a record that is kept whole
 SHOWN_TEXT: Final = 1_000  # bytes of a longer one's message
+BAD: Final = (Status.FAULT.value.encode(), Status.ERROR.value.encode())
 WRONG: Final = "WRONGTYPE"
 LONGEST_PAUSE: Final = 15.0  # seconds between two looks at long records
 SUGGESTED: Final = float(PROJECT_STATUS.ttl or 0)
@@ -75,6 +76,8 @@ class ProjectView:
         status: ``None`` if the key is absent or holds none of the four.
         status_text: The beginning of the key's value if it is none of the four,
             ``"WRONGTYPE"`` for a key that is no string; else ``""``.
+        reason: Why the status is 故障 or 报错, as far as the service has told and its
+            record was read; else ``""``.
         presence: Whether the status can be believed.
         age: Seconds since the status was written; ``None`` if unknown. Until a refresh
             was seen, estimated from a TTL of at most 60 s, as if it had been 60.
@@ -100,6 +103,7 @@ class ProjectView:
     project: str
     status: Status | None = None
     status_text: str = ""
+    reason: str = ""
     presence: Presence = Presence.NEVER
     age: float | None = None
     age_exact: bool = False
@@ -178,6 +182,7 @@ class ProjectState:
         self._last_error: LogEntry | None = None
         self._error_at: float | None = None  # unix
         self._next_record = at.now
+        self._reason = ("", "")  # the process that told it, and the text
 
     @property
     def mark(self) -> tuple[object, ...]:
@@ -185,7 +190,8 @@ class ProjectState:
         activity = self._activity
         lists = self._queue, self._records, self._last_mark
         age = self._freshness.exact, self._told_written
-        return *self._shown, *age, *lists, activity.rates, activity.errors
+        counts = activity.rates, activity.errors
+        return *self._shown, self._reason, *age, *lists, *counts
 
     def record_status(
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool = False
@@ -198,6 +204,8 @@ class ProjectState:
         self._was_seen |= self._exists
         if self._shown != before and self._looked:
             self._changed_at = at.unix
+            if not self._is_bad:
+                self._reason = ("", "")
         self._looked = True
         age = self._freshness.age(at.now)
         written, told = None if age is None else at.now - age, self._told_written
@@ -207,6 +215,10 @@ class ProjectState:
     @property
     def _shown(self) -> tuple[bytes | None, bool, Presence]:
         return self._value, self._wrong, self._presence
+
+    @property
+    def _is_bad(self) -> bool:
+        return self._value in BAD
 
     @property
     def _presence(self) -> Presence:
@@ -251,6 +263,8 @@ class ProjectState:
         if news is None:
             return self._tail.most
         self._activity.turn(at.now)
+        for entry in news.entries:
+            self._record_reason(entry)
         errors = [entry for entry in news.entries if entry.level is Level.ERROR]
         if errors:
             self._last_error = _brief(errors[-1], 0)
@@ -260,6 +274,12 @@ class ProjectState:
         share = len(errors) / max(1, len(news.entries))
         self._activity.record(at.now, unseen, round(share * unseen))
         return 0
+
+    def _record_reason(self, entry: LogEntry) -> None:
+        """Record why the status is bad; a process takes back only what it has told."""
+        reason = entry.metadata.get(STATUS_REASON)
+        if isinstance(reason, str) and (reason or entry.instance == self._reason[0]):
+            self._reason = (entry.instance, cut_text(reason, SHOWN_TEXT))
 
     def _count(self, news: News, at: Moment, since: float) -> None:
         """Count records at their own times, within the time from look to look.
@@ -300,6 +320,7 @@ class ProjectState:
             project=self.project,
             status=status,
             status_text=text,
+            reason=self._reason[1] if self._is_bad else "",
             presence=self._presence,
             age=self._freshness.age(at.now),
             age_exact=self._freshness.exact,

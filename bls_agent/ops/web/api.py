@@ -221,6 +221,7 @@ def _describe_project(view: ProjectView, late: float) -> JSONObject:
         "projectName": show_name(view.project),
         "status": view.status and view.status.value,
         "statusText": view.status_text,
+        "reason": view.reason,
         "presence": view.presence.value,
         "age": later(view.age, late, 3),
         "ttl": later(view.ttl, -late, 3),

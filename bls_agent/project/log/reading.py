@@ -24,11 +24,10 @@ _FORM: Final = struct.Struct(">IB4s8s")
 
 def gap_entry(missing: int | None) -> LogEntry:
     """Make the entry that takes the place of missing records."""
-    said = f"{missing}" if missing else "some"
     return LogEntry(
         timestamp="",
         level=Level.WARN,
-        message=f"{said} records are missing here",
+        message=f"records missing here: {missing or 'some'}",
         metadata={"gap": {"missing": missing}},
     )
 

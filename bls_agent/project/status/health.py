@@ -30,7 +30,7 @@ from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import redact
 from bls_agent.core.settings import Rule
 from bls_agent.project.log.log import LogStream, describe_error
-from bls_agent.project.messages import Level, Status
+from bls_agent.project.messages import STATUS_REASON, Level, Status
 from bls_agent.runtime.tasks import ThreadSafeEvent
 from bls_agent.runtime.threads import HandlerThreads, is_coroutine_function
 
@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 10.0  # seconds from the end of one call to the beginning of the next
 TIMEOUT: Final = 5.0  # seconds a call may take
+REASON_LIMIT: Final = 1_000  # bytes of the reason of a status
 FAILURES: Final = 2  # in a row: a single hiccup is no alarm
 _SECONDS: Final = Rule(float, "", "seconds", minimum=0.001, maximum=86_400.0)
 _COUNT: Final = Rule(int, "", "failures in a row", minimum=1, maximum=1_000_000)
@@ -62,13 +63,20 @@ class StatusAggregator:
     HOST: Final = "host"
 
     def __init__(self) -> None:
-        self._sources: dict[str, tuple[Status, float]] = {
-            self.HOST: (Status.ONLINE, math.inf)
+        self._sources: dict[str, tuple[Status, float, str]] = {
+            self.HOST: (Status.ONLINE, math.inf, "")
         }
 
-    def set(self, source: str, status: Status, *, until: float = math.inf) -> None:
+    def set(
+        self,
+        source: str,
+        status: Status,
+        *,
+        until: float = math.inf,
+        reason: str = "",
+    ) -> None:
         """Set a source's status until that monotonic second; from anywhere."""
-        self._sources[source] = (status, until)
+        self._sources[source] = (status, until, reason)
 
     def withdraw(self, source: str) -> None:
         """Remove a source; from anywhere, never waits."""
@@ -84,7 +92,7 @@ class StatusAggregator:
         """Return source → its status now, in the order of the first status."""
         return {
             source: status if now < until else Status.ONLINE
-            for source, (status, until) in self._sources.copy().items()
+            for source, (status, until, _) in self._sources.copy().items()
         }
 
     def worst_source(self, now: float) -> tuple[str, Status]:
@@ -100,9 +108,14 @@ class StatusAggregator:
         """Return the worst of all sources at this moment."""
         return self.worst_source(now)[1]
 
+    def reason(self, now: float) -> str:
+        """Return why the status is what it is, as far as its source has said why."""
+        source, _ = self.worst_source(now)
+        return self._sources.copy().get(source, (None, 0.0, ""))[2]
+
     def next_change(self, now: float) -> float:
         """Return when a source next changes by itself, or infinity."""
-        moments = [until for _, until in self._sources.copy().values()]
+        moments = [until for _, until, _ in self._sources.copy().values()]
         return min(until for until in moments if until > now)
 
 
@@ -264,13 +277,19 @@ class HealthMonitor:
             await anyio.sleep(jittered(check.interval, self._rng))
 
     def _report_alarm(self, check: HealthCheck, told: dict[str, str]) -> None:
-        self._aggregator.set(check.source, Status.FAULT)
-        self._check_status()
         times = "once" if check.failures == 1 else f"{check.failures} times in a row"
-        reason = f"{told['type']}: {told['message']}"
-        text = cut_text(f"health check {check.name!r} failed {times}: {reason}", 2_000)
-        metadata = {"healthCheck": check.name, "failures": check.failures}
+        error = f"{told['type']}: {told['message']}"
+        text = cut_text(f"health check {check.name!r} failed {times}: {error}", 2_000)
+        reason = cut_text(f"health check {check.name!r}: {error}", REASON_LIMIT)
+        self._aggregator.set(check.source, Status.FAULT, reason=reason)
+        metadata = {
+            "healthCheck": check.name,
+            "failures": check.failures,
+            STATUS_REASON: self._aggregator.reason(time.monotonic()),
+        }
+        # The reason leaves first: a reader of the new status looks for it in the log.
         self._stream.emit(Level.ERROR, text, {**metadata, "error": told}, is_alarm=True)
+        self._check_status()
         trace = redact(told.get("traceback", ""))
         logger.error("%s: %s", self._project, f"{redact(text)}\n{trace}".rstrip())
 
@@ -278,14 +297,15 @@ class HealthMonitor:
         self, check: HealthCheck, failures: int, seconds: float
     ) -> None:
         self._aggregator.set(check.source, Status.ONLINE)
-        self._check_status()
         text = f"health check {check.name!r} is good again after {seconds:.1f} s"
         metadata = {
             "healthCheck": check.name,
             "failures": failures,
             "durationMs": round(seconds * 1000, 3),
+            STATUS_REASON: self._aggregator.reason(time.monotonic()),
         }
         self._stream.emit(Level.INFO, text, metadata)
+        self._check_status()
         logger.info("%s: %s", self._project, text)
 
     async def _call(self, check: HealthCheck) -> dict[str, str] | None:

@@ -442,3 +442,45 @@ def test_an_estimate_is_one_for_five_minutes() -> None:
     assert watched.look(10.0).estimated
     assert watched.look(309.0).estimated
     assert not watched.look(310.0).estimated
+
+
+def reason_of(text: str, instance: str = "a") -> bytes:
+    """A record that tells why the status is what it is."""
+    metadata = {"agent": f"{instance}#1", "statusReason": text}
+    return orjson.dumps({"level": "error", "message": "x", "metadata": metadata})
+
+
+def test_the_reason_of_a_fault() -> None:
+    """It is shown while the status is bad, and until its process takes it back."""
+    watched, fault = Watched(), "故障".encode()
+    watched.items = [reason_of("no database")]
+    assert watched.look(0.0, ONLINE, 60.0).reason == ""
+    before = watched.track.mark
+    assert watched.look(1.0, fault, 60.0).reason == "no database"
+    watched.items.append(reason_of("", "b"))
+    assert watched.look(2.0, fault, 60.0).reason == "no database"
+    watched.items.append(reason_of("no disk", "b"))
+    assert watched.look(3.0, fault, 60.0).reason == "no disk"
+    assert watched.track.mark != before
+    watched.items.append(reason_of("", "b"))
+    assert watched.look(4.0, fault, 60.0).reason == ""
+
+
+def test_an_old_reason_is_no_reason() -> None:
+    """A status that was good again in between has lost the reason of the last fault."""
+    watched, fault = Watched(), "故障".encode()
+    watched.items = [reason_of("no database")]
+    watched.look(0.0, fault, 60.0)
+    watched.look(1.0, ONLINE, 60.0)
+    assert watched.look(2.0, fault, 60.0).reason == ""
+
+
+@pytest.mark.parametrize("wrong", [None, 1, ["x"], {"a": 1}], ids=str)
+def test_what_is_no_reason(wrong: object) -> None:
+    """Any value may stand there; only a text is a reason, and a long one is cut."""
+    watched, fault = Watched(), "故障".encode()
+    metadata = {"statusReason": wrong}
+    watched.items = [orjson.dumps({"message": "x", "metadata": metadata})]
+    assert watched.look(0.0, fault, 60.0).reason == ""
+    watched.items.append(reason_of("密" * 10_000))
+    assert 300 < len(watched.look(1.0, fault, 60.0).reason) <= 1_000

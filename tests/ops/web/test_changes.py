@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -23,10 +24,10 @@ import pytest
 import trustme
 from redis.asyncio import Redis
 
-from bls_agent import ConfigurationError
+from bls_agent import ConfigurationError, ProjectAgent, Status
 from bls_agent.devserver import DevServer
 from bls_agent.ops.cli import main
-from bls_agent.ops.fleet import Condition
+from bls_agent.ops.fleet import Condition, ProjectView
 from bls_agent.ops.web.app import ConsoleApp, create_app
 from bls_agent.ops.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
 from bls_agent.ops.web.feeds import changes
@@ -44,6 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of a real console are tenths here."""
     monkeypatch.setattr(changes, "TICK", 0.05)
     monkeypatch.setattr(changes, "GONE_FOR", 0.2)
+    monkeypatch.setattr(changes, "EXPLAINED_IN", 0.1)
     monkeypatch.setattr(changes, "SETTLE", 2.0)
     monkeypatch.setattr(changes, "LONGEST_PAUSE", 0.05)
 
@@ -111,7 +113,7 @@ def test_the_journal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet: Any = None
     noted = Journal(fleet, [told.append])
     for number in range(5):
-        view: Any = type("View", (), {"condition": Condition.FAULT, "changed_at": 0.0})
+        view: Any = ProjectView(project=f"p{number}", status=Status.FAULT)
         noted._record(f"p{number}", None, view)
     assert [one.number for one in noted.changes("", 0, 10)] == [3, 4, 5]
     assert (noted.forgotten, len(told)) == (2, 5)
@@ -324,6 +326,88 @@ async def test_a_change_is_posted(redis_url: str, redis: Redis, project: str) ->
         assert not verify(headers, body + b" ")
         later = {**headers, "webhook-timestamp": "1700000000"}
         assert not verify(later, body)
+
+
+async def test_the_reason_of_a_fault_is_everywhere(
+    redis_url: str, redis: Redis, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why a health check fails is on the card, in the journal, the webhook and the API."""
+    monkeypatch.setattr(changes, "EXPLAINED_IN", 30.0)
+    reason = "health check 'database': ConnectionError: no database"
+    down = threading.Event()
+    agent = ProjectAgent(project, redis=redis_url)
+
+    @agent.health_check("database", interval=0.05, failures=1)
+    async def check() -> None:
+        if down.is_set():
+            raise ConnectionError("no database")
+
+    with Receiver() as receiver:
+        webhook = WebhookTarget(receiver.url, SECRET)
+        async with (
+            agent,
+            console_of(redis_url, webhook=webhook) as client,
+        ):
+            await agent.ready(10)
+            await eventually(lambda: _card_is(client, project, "online"))
+            down.set()
+
+            async def changes_of() -> list[Any]:
+                url = f"/api/changes?projectName={quote(project)}"
+                found: list[Any] = (await client.get(url)).json()["changes"]
+                return found
+
+            async def is_noted() -> bool:
+                return "fault" in [one["to"] for one in await changes_of()]
+
+            await eventually(is_noted)
+            (noted,) = [one for one in await changes_of() if one["to"] == "fault"]
+            assert noted["reason"] == reason
+            query = {"projectName": project}
+            (card,) = (await client.get("/fragments/card", params=query)).json()[
+                "cards"
+            ]
+            assert card["reason"] == reason
+            told = (await client.get(f"/api/projects/{quote(project)}")).json()
+            assert told["reason"] == reason
+            await eventually(
+                lambda: (
+                    noted
+                    in [
+                        c
+                        for n in range(len(receiver.posts))
+                        for c in receiver.data(n)["changes"]
+                    ]
+                )
+            )
+
+
+async def test_a_fault_without_a_reason_is_noted_a_little_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reason may still come; one that is known, and any other status, waits for nothing."""
+    monkeypatch.setattr(changes, "EXPLAINED_IN", 1.5)
+    told: list[StatusChange] = []
+    fleet: Any = SimpleNamespace(unavailable=None, looked=True, found={})
+    noted = Journal(fleet, [told.append])
+
+    def look(now: float, status: Status, reason: str = "") -> list[tuple[str, str]]:
+        view = ProjectView(project="a", status=status, reason=reason)
+        fleet.found = {"a": view}
+        noted.check(now)
+        return [(change.after.value, change.reason) for change in told]
+
+    assert look(0.0, Status.ONLINE) == []
+    assert look(1.0, Status.FAULT) == []
+    assert look(2.4, Status.FAULT) == []
+    assert look(2.6, Status.FAULT) == [("fault", "")]
+    assert look(3.0, Status.ONLINE)[1:] == [("online", "")]
+    assert look(4.0, Status.FAULT)[2:] == []
+    assert look(4.1, Status.FAULT, "why")[2:] == [("fault", "why")]
+    assert look(5.0, Status.ERROR, "why")[3:] == [("error", "why")]
+    assert look(6.0, Status.OFFLINE)[4:] == [("offline", "")]
+    assert look(7.0, Status.ERROR)[5:] == []
+    assert look(8.5, Status.ERROR)[5:] == [("error", "")]
 
 
 @pytest.mark.parametrize("wrong", [500, 302, 410, "hang", "drip", "babble", "vanish"])

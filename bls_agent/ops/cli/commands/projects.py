@@ -119,6 +119,7 @@ def _status_rows(
     rows: list[list[Cell]] = [
         [texts["project"], view.project],
         [texts["status"], _shown_status(view, texts, meaning_too=people)],
+        *([[texts["status_reason"], view.reason]] if view.reason else ()),
         [texts["freshness"], freshness(view, texts)],
         [texts["queue"], other if view.queue is None else str(view.queue)],
         [texts["log"], log],
@@ -252,6 +253,7 @@ def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
         "status": view.status,
         "statusName": status_name(view.status),
         "statusText": view.status_text,
+        "reason": view.reason,
         "healthy": is_healthy(view),
         "presence": view.presence,
         "age": rounded(view.age),

@@ -29,6 +29,7 @@ from bls_agent.connection.reconnect import Reminders
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import JSONObject, encode, format_timestamp
 from bls_agent.ops.fleet import Condition, ProjectView
+from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.config import WebhookTarget
 from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.watch import clock
@@ -37,8 +38,10 @@ from bls_agent.ops.web.requests import project_path, show_name
 KEPT: Final = 1_000  # changes
 TICK: Final = 1.0  # seconds between two looks while nothing happens
 GONE_FOR: Final = 5.0  # seconds for which a status is missing before that is a change
+EXPLAINED_IN: Final = 1.5  # seconds: the log of a project is read once a second
 SETTLE: Final = 45.0  # seconds after an outage: services refresh every 30 s
 MANY: Final = 2  # statuses that may vanish at once
+EXPLAINED: Final = frozenset({Condition.FAULT, Condition.ERROR})
 ABSENT: Final = frozenset({Condition.STALE, Condition.NEVER})
 
 MOST: Final = 1_000  # changes that wait to be posted
@@ -58,6 +61,7 @@ class StatusChange:
     project: str
     before: Condition | None  # None for a project that is new
     after: Condition
+    reason: str = ""  # why it is 故障 or 报错, as far as that is known
     at: float  # Unix time by the clock of Redis, as far as it was watched
 
     def to_dict(self) -> JSONObject:
@@ -68,6 +72,7 @@ class StatusChange:
             "path": project_path(self.project),
             "from": self.before and self.before.value,
             "to": self.after.value,
+            "reason": visible(self.reason),
             "timestamp": format_timestamp(self.at),
         }
 
@@ -88,7 +93,8 @@ class Journal:
         self._fleet = fleet
         self._listeners = listeners
         self._known: dict[str, Condition] = {}
-        self._missing: dict[str, float] = {}  # project → when its absence is believed
+        # Project → whether its status is absent, and when that change is believed.
+        self._doubtful: dict[str, tuple[bool, float]] = {}
         self._begun = self._away = False
         self._settled_at = 0.0
         self._count = 0
@@ -128,7 +134,7 @@ class Journal:
         elif self._fleet.looked:
             if self._away:
                 self._away, self._settled_at = False, now + SETTLE
-                self._missing.clear()
+                self._doubtful.clear()
             self._compare(self._fleet.found, now)
 
     def _compare(self, views: Mapping[str, ProjectView], now: float) -> None:
@@ -138,34 +144,48 @@ class Journal:
         for project, view in views.items():
             before, after = self._known.get(project), view.condition
             if after is before:
-                self._missing.pop(project, None)
+                self._doubtful.pop(project, None)
             elif before is None and not (
                 self._begun and now >= self._settled_at and after not in ABSENT
             ):
                 # At the first look, or while an outage may hide what was there.
                 if after not in ABSENT or now >= self._settled_at:
                     self._known[project] = after
-            elif after not in ABSENT or self._is_gone(project, now):
+            elif self._is_believed(project, view, now):
                 self._record(project, before, view)
         for project in self._known.keys() - views.keys():
             del self._known[project]
-            self._missing.pop(project, None)
+            self._doubtful.pop(project, None)
         self._begun = True
 
     def _is_lost(self, project: str, view: ProjectView) -> bool:
         """Whether a status was there at the look before and is gone."""
         known = self._known.get(project, Condition.NEVER)
-        new = project not in self._missing
+        new = not self._doubtful.get(project, (False, 0.0))[0]
         return new and view.condition in ABSENT and known not in ABSENT
 
-    def _is_gone(self, project: str, now: float) -> bool:
-        due = max(now + GONE_FOR, self._settled_at)
-        return now >= self._missing.setdefault(project, due)
+    def _is_believed(self, project: str, view: ProjectView, now: float) -> bool:
+        """Whether to record a change: at once, or what is doubtful a little later.
+
+        1. A status that is absent: after a while, as it may have been written late.
+        2. 故障 or 报错 without a reason: when the log, which tells it, was read again.
+        """
+        is_absent = view.condition in ABSENT
+        if is_absent:
+            due = max(now + GONE_FOR, self._settled_at)
+        elif view.condition in EXPLAINED and not view.reason:
+            due = now + EXPLAINED_IN
+        else:
+            return True
+        doubt = self._doubtful.get(project)
+        if doubt is None or doubt[0] is not is_absent:
+            doubt = self._doubtful[project] = (is_absent, due)
+        return now >= doubt[1]
 
     def _record(
         self, project: str, before: Condition | None, view: ProjectView
     ) -> None:
-        self._missing.pop(project, None)
+        self._doubtful.pop(project, None)
         self._known[project] = view.condition
         self._count += 1
         change = StatusChange(
@@ -173,6 +193,7 @@ class Journal:
             project=project,
             before=before,
             after=view.condition,
+            reason=view.reason,
             at=view.changed_at,
         )
         self._changes.append(change)

@@ -30,6 +30,7 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
         "kind": view.condition.value,
         "presence": view.presence.value,
         "odd": visible(view.status_text[:LONGEST_STATUS]),
+        "reason": shorten(view.reason),
         "age": later(view.age, late),
         "age_known": view.age_exact,
         "ttl": later(view.ttl, -late),

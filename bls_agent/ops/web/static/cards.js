@@ -93,7 +93,8 @@ export class Card extends StateCard {
     }
     element.toggleAttribute("data-waits", Boolean(told.queue));
     element.toggleAttribute("data-errs", told.errors > 0);
-    setText(this.odd, told.odd);
+    setText(this.odd, told.odd || told.reason);
+    this.odd.title = told.reason;
     setText(this.queue, told.queue === null ? say("wrong_type") : String(told.queue));
     const about = told.estimated ? "≈" : "";
     setText(this.errors, about + told.errors);

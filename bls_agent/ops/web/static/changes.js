@@ -42,6 +42,12 @@ function row(change) {
   turn.className = "turn";
   turn.append(change.from ? badge(change.from) : say("change_new"), " → ", badge(change.to));
   item.append(turn);
+  if (change.reason) {
+    const why = document.createElement("bdi");
+    why.className = "why";
+    why.textContent = visible(change.reason);
+    item.append(why);
+  }
   return item;
 }
 

@@ -5,7 +5,7 @@ import { sayDuration } from "./sent.js";
 
 const RANKS = { debug: 0, info: 1, warn: 2, error: 3 };
 const NOT_TOLD = new Set(["agent"]);
-const NOT_BESIDE = new Set([...NOT_TOLD, "commandId"]); // of use to programs alone
+const NOT_BESIDE = new Set([...NOT_TOLD, "commandId", "statusReason"]); // of use to programs alone
 const FRAME = /^  File ".*?([/\\]bls_agent[/\\][^"]*)?", line /;
 const LONGEST_ANSWER = 110; // characters of a result or of arguments beside their command
 const LONGEST_FIELDS = 160; // characters of metadata beside a message

@@ -6,7 +6,7 @@ import { byId, isTyping, tellTab } from "./chrome.js";
 
 const list = byId("cards");
 const search = byId("search");
-const deck = new Deck({ sought: (card) => `${card.name}\n${card.told?.error ?? ""}` });
+const deck = new Deck({ sought: (card) => `${card.name}\n${card.told?.reason ?? ""}\n${card.told?.error ?? ""}` });
 
 const before = (one, other) => deck.ranks.get(one.state) - deck.ranks.get(other.state) || compare(one.name, other.name);
 
