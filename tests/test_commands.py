@@ -73,6 +73,7 @@ async def test_result_reaches_the_console(
         "agent",
         "commandId",
         "command",
+        "source",
         "outcome",
         "durationMs",
         "result",

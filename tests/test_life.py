@@ -204,7 +204,7 @@ async def test_a_signal_drains(
     finally:
         process.kill()
     assert (out, process.returncode) == ("done\nreturned\n", 0)
-    assert len(err.splitlines()) == 2, "where Redis is, and that the status stands"
+    assert len(err.splitlines()) == 3, "where Redis is, that the status stands, the end"
     assert await status_of(redis, project) == "离线"
     assert (await records(redis, project))[-1]["metadata"]["outcome"] == "succeeded"
 
