@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Final, Self
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, Self, TypeAlias
 
 import anyio
 
@@ -20,9 +23,11 @@ from bls_agent.runs.events import (
     GapReason,
     StreamEvent,
     WriterLost,
+    next_id,
     order,
 )
 from bls_agent.runs.gaps import (
+    ResumePoint,
     classify_jump,
     continues,
     fetch_evidence,
@@ -31,11 +36,31 @@ from bls_agent.runs.gaps import (
     sequence_of,
 )
 from bls_agent.runs.hub import Hub
-from bls_agent.runs.reading import Page, PageSize, RunReader
+from bls_agent.runs.reading import Page, PageSize, RunKeys, RunReader
 from bls_agent.runs.topic import RunTopic
 
-BATCH: Final = 500  # events that are given at once
+BATCH: Final = 500  # events that are returned at once
 PAGE_BYTES: Final = 1024 * 1024  # of a page, about: each of many followers may hold one
+
+
+class Mode(Enum):
+    """What a follower does next."""
+
+    STARTING = auto()  # asks the server what stands at the cursor
+    PAGING = auto()  # reads pages from Redis
+    STREAMING = auto()  # takes events from the ring of the run's topic
+    WAITING = auto()  # is a waiter of the topic
+    ENDED = auto()
+
+
+class Step(Enum):
+    """What a step of a follower comes to, if not to events."""
+
+    READ_ON = auto()
+    WAIT = auto()
+
+
+StepResult: TypeAlias = list[Followed] | Step
 
 
 class Cursor:
@@ -43,35 +68,66 @@ class Cursor:
 
     def __init__(self, last_id: EventId) -> None:
         self.id = last_id  # ``$`` until the end of the run was looked up
-        # the sequence there, or of the place before it went back; ``None`` if unknown
+        # the sequence at the place; ``None`` if unknown
         self.known: int | None = 0 if last_id == BEGINNING else None
         self.is_event = True  # whether an event surely stood there once
         self.closes = False  # whether that one has ended the run
         # whether the run is known to have existed
         self.existed = last_id not in (BEGINNING, END)
-        # whether the server has lost the place, and no event has come since
-        self.gap_pending = False
 
     def note(self, event: StreamEvent) -> None:
         """Go behind an event. Every follower calls it for each event: keep it short."""
         self.id, self.known = event.id, sequence_of(event)
         self.closes, self.is_event, self.existed = event.closes, True, True
-        self.gap_pending = False
+
+    def resume(self, point: ResumePoint) -> None:
+        """Go where the server's state allows to go on."""
+        self.id, self.closes = point.place, point.closes
+        self.is_event = point.is_event
+        self.known = self.known if point.known is None else point.known
 
     def misses_nothing(self, first: StreamEvent) -> bool:
         """Return whether an event is surely the next one, or the first of all."""
         is_fresh = self.id == BEGINNING and self.known is None
-        return not self.gap_pending and (is_fresh or continues(self.known, first))
+        return is_fresh or continues(self.known, first)
+
+
+@dataclass
+class Seat:
+    """How far a follower has got with a topic; ``version`` is the topic's."""
+
+    topic: RunTopic
+    number: int = 0  # of the event that comes next, in the topic's ring
+    # Of the topic when this follower had every event and nothing else was to be told:
+    # as long as it is the same, ``number`` is valid.
+    settled_version: int | None = None
+    # Of the topic when the server was asked whether it still knows the cursor.
+    checked_version: int | None = None
+
+
+@dataclass
+class Outage:
+    """Why Redis could not be asked, and when to try again."""
+
+    error: RedisUnavailableError
+    backoff: Backoff = field(default_factory=Backoff)
+    until: float = 0.0
+
+    def repeat(self, error: RedisUnavailableError) -> Self:
+        """Record a failure."""
+        self.error = error
+        self.until = anyio.current_time() + self.backoff.failed()
+        return self
 
 
 class Follower:
-    """Yields the events of a run behind a place, as they are written.
+    """Returns the events of a run behind a place, as they are written.
 
     Iterate over it, or take batches, in one task at a time. Leaving the iteration needs
     no closing: a follower for which no task waits costs nothing, and holds only its
     place.
 
-    Each event is given once, in order, through lost connections and restarts of a
+    Each event is returned once, in order, through lost connections and restarts of a
     server that keeps its data. Where some are missing, a :class:`~bls_agent.runs.Gap`
     stands in their place. It ends at ``system.close`` if nothing stands behind that,
     when the run disappears, and when its store is closed in this event loop. It waits
@@ -80,8 +136,25 @@ class Follower:
     at the same place.
 
     Attributes:
-        place: Id of the event that was given last; the iteration goes on behind it.
+        place: Id of the event that was returned last; the iteration goes on behind it.
     """
+
+    # All followers of a run share a topic, which keeps the newest events in a ring:
+    #
+    #   the run in Redis   1  2  3  4  5  6  7  8  9 10 11 ...
+    #   the ring                    [ base  6  7  8  9 head ]
+    #   the cursor         PAGING     |   STREAMING     |    ahead: STARTING, then WAITING
+    #                                              at the head: WAITING
+    #
+    # STARTING  -> PAGING     the cursor is a place at which the server can go on
+    #           -> STREAMING  the server still knows the cursor of a follower with a topic
+    # PAGING    -> STREAMING  the cursor has reached the ring, or a new one begins there
+    # STREAMING -> WAITING    there is nothing to return
+    #           -> PAGING     the ring has dropped what comes next, the topic has ended,
+    #                         or the run was closed: perhaps more stands behind
+    #           -> STARTING   the cursor is ahead of the ring: has the server lost events?
+    # WAITING   -> STREAMING  something has changed, or time is up
+    # any       -> ENDED
 
     def __init__(
         self,
@@ -93,35 +166,23 @@ class Follower:
     ) -> None:
         """Remember where to begin; nothing is read yet.
 
-        ``last_id`` may be ``$`` for the end. A plain follower gives events only, and
+        ``last_id`` may be ``$`` for the end. A plain follower returns events only, and
         what it reads never ends it.
         """
         self.run_id = run_id
         self.place: EventId = last_id
-        self._is_over = False
-        self._ready: list[Followed] = []  # found, not all of it given yet
-        self._at = 0  # in it
         self._find_hub = hub  # of the running event loop
-        self._is_plain = is_plain
         self._hub: Hub | None = None
-        self._reader: RunReader | None = None
-        self._topic: RunTopic | None = None
-        self._waits_with: RunTopic | None = None  # now
-        self._begun = False
-        self._is_left = False
+        self._is_plain = is_plain
+        self._mode = Mode.STARTING
+        self._end: FollowEnd | None = None
         self._cursor = Cursor(last_id)
-        self._number: int | None = None  # of what comes next, in the topic's buffer
-        self._rewinds = 0  # of the topic that were handled
-        self._probed: EventId | None = None  # the last place behind a topic's head
-        # topic.news when nothing but events was left to take from its buffer
-        self._known_news: int | None = None
-        self._reported_loss: tuple[bytes, int] | None = None  # token, returns
+        self._seat: Seat | None = None  # while it is not PAGING
         self._page_size = PageSize(most_bytes=PAGE_BYTES)
-        self._has_yielded = True  # whether other tasks could run since the last batch
-        self._failure: RedisUnavailableError | None = None
-        self._backoff: Backoff | None = None
-        self._pause_until = -math.inf  # before the next try
-        self._until = -math.inf  # the end of the wait under way
+        self._outage: Outage | None = None
+        self._told_loss: tuple[bytes, int] | None = None  # of the writer
+        self._ready: deque[Followed] = deque()  # read, and not yet iterated over
+        self._has_waited = True  # whether other tasks could run since the last batch
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "open"
@@ -130,33 +191,29 @@ class Follower:
     @property
     def ended(self) -> bool:
         """Whether nothing more will come."""
-        return self._is_over and self._at == len(self._ready)
+        return self._mode is Mode.ENDED and not self._ready
 
     @property
     def end(self) -> FollowEnd | None:
         """Why nothing more will come; ``None`` as long as something may."""
-        if not self.ended:
-            return None
-        if self._is_left:
-            return FollowEnd.LEFT
-        return FollowEnd.CLOSED if self._cursor.closes else FollowEnd.GONE
+        return self._end if self.ended else None
 
     @property
     def unavailable(self) -> RedisUnavailableError | None:
         """Why Redis cannot be asked now; ``None`` if it can."""
-        topic = self._topic
-        return self._failure or (topic.outage if topic is not None else None)
+        if self._outage is not None:
+            return self._outage.error
+        return None if self._seat is None else self._seat.topic.outage
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Followed:
-        if self._at == len(self._ready):
-            self._ready, self._at = await self._next(), 0
+        if not self._ready:
+            self._ready.extend(await self._next())
             if not self._ready:
                 raise StopAsyncIteration
-        item = self._ready[self._at]
-        self._at += 1
+        item = self._ready.popleft()
         if isinstance(item, StreamEvent):
             self.place = item.id
         return item
@@ -167,7 +224,7 @@ class Follower:
         Args:
             timeout: Seconds to wait at most for something new; default: as long as it
                 takes. A request that is under way then is finished (the store's
-                ``timeout`` bounds it): even with 0 all is given that is there.
+                ``timeout`` bounds it): even with 0 all is returned that is there.
 
         Returns:
             Empty if nothing has come in time, or if nothing more will (``ended``).
@@ -177,8 +234,8 @@ class Follower:
             RedisRefusedError: Redis refuses for good.
             RedisUnavailableError: The end could not be found (``last_id="$"``).
         """
-        items: list[Followed] = self._ready[self._at :]
-        self._ready, self._at = [], 0
+        items = [*self._ready]
+        self._ready.clear()
         if not items:
             until = math.inf if timeout is None else anyio.current_time() + timeout
             items = await self._next(until)
@@ -189,251 +246,255 @@ class Follower:
         return items
 
     async def aclose(self) -> None:
-        """End: nothing more is given, and a wait under way returns."""
-        self._leave_run()
-        self._ready, self._at, self._topic = [], 0, None
-        if self._waits_with is not None:
-            self._waits_with.wake()
+        """End: nothing more is returned, and a wait under way returns."""
+        seat = self._seat if self._mode is Mode.WAITING else None
+        self._finish(FollowEnd.LEFT)
+        self._ready.clear()
+        if seat is not None:  # it wakes all followers of the topic
+            seat.topic.wake()
 
-    def _leave_run(self) -> None:
-        self._is_left |= not self._is_over
-        self._is_over = True
+    def _enter(self, mode: Mode) -> Step:
+        """Change the mode, unless the follower has ended."""
+        if self._mode is not Mode.ENDED:
+            self._mode = mode
+        return Step.READ_ON
+
+    def _finish(self, end: FollowEnd | None = None) -> Step:
+        """End the follower; without a reason by what the cursor has read."""
+        by_run = FollowEnd.CLOSED if self._cursor.closes else FollowEnd.GONE
+        self._end = self._end or end or by_run
+        return self._enter(Mode.ENDED)
 
     async def _next(self, until: float = math.inf) -> list[Followed]:
         """Return what comes next, at least one; empty at the end, or when time is up."""
-        if not self._has_yielded:
+        if not self._has_waited:
             await anyio.lowlevel.checkpoint()
-        self._has_yielded, self._until = False, until
-        while not self._is_over:
-            topic = self._topic
-            if topic is not None and topic.news == self._known_news:
-                found = self._take_more(topic)
-                if found is None:
-                    continue  # it is to be read, even if time is up
-                if not found:
-                    await self._wait_for_more(topic, until)
-            else:
-                found = await self._find_more()
-            if found:
-                return found
-            if until < math.inf and anyio.current_time() >= until:
-                break
+        self._has_waited = False
+        while self._mode is not Mode.ENDED:
+            result = await self._step()
+            if result is Step.WAIT:
+                await self._wait(until)
+                if until < math.inf and anyio.current_time() >= until:
+                    break
+            elif result is not Step.READ_ON:
+                return result
         return []
 
-    def _take_more(self, topic: RunTopic) -> list[Followed] | None:
-        """Take new events from the buffer, as usual; ``None`` if they have left it."""
-        events = topic.buffer.after(self._number or 0, BATCH)
-        if events:
-            self._number = (self._number or 0) + len(events)
-            self._cursor.note(events[-1])
-        if events is None or self._cursor.closes:
-            self._known_news = None
-        return events if events is None else [*events]
-
-    async def _wait_for_more(self, topic: RunTopic, until: float) -> None:
-        self._has_yielded, self._waits_with = True, topic
-        try:
-            if until == math.inf:  # a scope costs more than all the rest
-                await topic.wait()
-            else:
-                with anyio.CancelScope(deadline=until):
-                    await topic.wait()
-        finally:  # aclose() wakes all followers of the topic: only while this one waits
-            self._waits_with = None
-
-    async def _find_more(self) -> list[Followed]:
-        """Find what comes next in every other case."""
-        self._known_news = None
-        if self._reader is None:
+    async def _step(self) -> StepResult:
+        """Do what the mode says."""
+        if self._hub is None:
             self._hub = self._find_hub()
-            self._reader = RunReader(self._hub.pool, self.run_id)
-        if self._hub is None or self._hub.is_closed:
-            self._leave_run()
-            return []
-        return await self._try(self._hub, self._reader)
+        if self._hub.is_closed:
+            return self._finish(FollowEnd.LEFT)
+        if self._mode is Mode.STREAMING and self._seat is not None:
+            return self._stream(self._seat)
+        ask = self._start if self._mode is Mode.STARTING else self._read_page
+        return await self._try(ask, self._hub)
 
-    async def _try(self, hub: Hub, reader: RunReader) -> list[Followed]:
-        """Make the next step; while Redis is away, wait before the next try."""
-        if not await self._pause():
-            return []
+    async def _try(
+        self, ask: Callable[[Hub], Awaitable[StepResult]], hub: Hub
+    ) -> StepResult:
+        """Ask Redis; while it is away, wait before the next try."""
+        outage = self._outage
+        if outage is not None and anyio.current_time() < outage.until:
+            return Step.WAIT
         try:
-            return await self._step(hub, reader)
+            result = await ask(hub)
         except RedisRefusedError:
             raise
         except RedisUnavailableError as error:
             is_less = self._page_size.shrink(error)
             if self._cursor.id == END or (self._is_plain and not is_less):
                 raise
-            self._failure = error
-            self._backoff = self._backoff or Backoff()
-            self._pause_until = anyio.current_time() + self._backoff.failed()
-            return []
+            self._outage = (outage or Outage(error)).repeat(error)
+            return Step.WAIT
+        self._outage = None
+        return result
 
-    async def _pause(self) -> bool:
-        """Wait until the next try is due; tell whether it is."""
-        now = anyio.current_time()
-        if now < self._pause_until:
-            self._has_yielded = True
-            await anyio.sleep(max(0.0, min(self._pause_until, self._until) - now))
-        return self._pause_until <= max(self._until, anyio.current_time())
+    async def _wait(self, until: float) -> None:
+        """Wait for the topic, or after an outage for the next try."""
+        self._has_waited = True
+        if self._outage is not None:
+            pause = min(self._outage.until, until) - anyio.current_time()
+            await anyio.sleep(max(0.0, pause))
+        elif self._seat is not None:
+            self._enter(Mode.WAITING)
+            try:
+                await self._wait_for(self._seat.topic, until)
+            finally:
+                self._enter(Mode.STREAMING)
 
-    async def _step(self, hub: Hub, reader: RunReader) -> list[Followed]:
-        """Begin, take from the buffer, wait, or read from Redis."""
-        if not self._begun:
-            gap = await self._begin(reader)
-            if gap is not None or self._is_over:
-                return [gap] if gap is not None else []
-        topic = self._topic
-        found = self._take_from_topic(topic) if topic is not None else None
-        if topic is not None and found is not None:
-            in_ring = self._number is not None
-            if not found and in_ring and not self._cursor.gap_pending:
-                self._known_news = topic.news  # wait where it costs least
-            elif not found and not self._is_over:
-                await self._wait_with(hub, topic)
-            return found
-        return await self._read_page(hub, reader)
+    async def _wait_for(self, topic: RunTopic, until: float) -> None:
+        if until == math.inf:  # a scope costs more than all the rest
+            await topic.wait()
+            return
+        with anyio.CancelScope(deadline=until):
+            await topic.wait()
 
-    async def _begin(self, reader: RunReader) -> Gap | None:
-        cursor, gap = self._cursor, None
-        if cursor.id == END:
-            cursor.id, last = BEGINNING, await reader.last()
+    async def _start(self, hub: Hub) -> StepResult:
+        """Find where to go on: at first, and where the server may have lost events."""
+        cursor, seat = self._cursor, self._seat
+        reader, place = RunReader(hub.pool, self.run_id), cursor.id
+        gap: Gap | None = None
+        if place == END:
+            last = await reader.last()
+            cursor.id = BEGINNING
             if last is not None:
                 cursor.note(last)
-        elif cursor.id != BEGINNING and not self._is_plain:
-            start = await fetch_resume_facts(reader, cursor.id)
-            point = find_resume_point(self.run_id, cursor.id, start)
-            cursor.id, cursor.known = point.place, point.known
-            cursor.is_event, cursor.closes = point.is_event, point.closes
-            gap, self._is_over = point.gap, point.is_over
+        elif place != BEGINNING and not self._is_plain:
+            facts = await fetch_resume_facts(reader, place)
+            point = find_resume_point(
+                self.run_id, place, facts, was_followed=seat is not None
+            )
+            cursor.resume(point)
+            gap = point.gap
+            if point.is_over:
+                self._finish()
         self.place = cursor.id
-        self._begun = True
-        return gap
+        if seat is not None and seat.topic.is_open and cursor.id == place:
+            self._enter(Mode.STREAMING)
+        else:
+            self._seek()
+        return Step.READ_ON if gap is None else [gap]
 
-    def _take_from_topic(self, topic: RunTopic) -> list[Followed] | None:
-        """Take events from the topic; ``None`` if they have to be read from Redis."""
-        cursor = self._cursor
-        if topic.failure is not None:
-            self._topic = None
-            raise topic.failure
-        self._follow_rewind(topic)
-        if self._number is None:
-            self._number = topic.buffer.locate(cursor.id)
-        if self._number is None:
-            if order(cursor.id) > order(topic.buffer.head):
-                return self._report_state(topic)  # this follower has read further
-            return self._leave_buffer(topic)
-        if cursor.gap_pending and self._number < topic.buffer.end:
-            return self._leave_buffer(topic)
-        found = self._take_more(topic)
-        if found is None:
-            return self._leave_buffer(topic)
-        return found or self._report_state(topic)
+    def _seek(self) -> Step:
+        """Leave the topic and read from Redis."""
+        self._seat = None
+        return self._enter(Mode.PAGING)
 
-    def _follow_rewind(self, topic: RunTopic) -> None:
-        """Go back to the last id that the server knows, if it has lost the place."""
-        if topic.rewinds != self._rewinds:
-            self._rewinds, self._number = topic.rewinds, None
-            if order(self._cursor.id) > order(topic.rewound_to):
-                self._cursor.id, self._cursor.gap_pending = topic.rewound_to, True
-
-    def _leave_buffer(self, topic: RunTopic) -> list[Followed] | None:
-        """Read on from Redis, unless the run is gone."""
-        self._number = None
-        # What is large now may have been small before.
-        self._page_size = PageSize(most_bytes=PAGE_BYTES)
-        if topic.is_open or not topic.liveness.is_gone or self._is_plain:
-            return None
-        if not self._cursor.existed:
-            return self._leave_topic()  # that was an earlier run of the same id
-        self._is_over = True
-        return [self._make_gap(GapReason.EXPIRED, topic)]
-
-    def _report_state(self, topic: RunTopic) -> list[Followed] | None:
-        """Return a gap, a lost writer or the end for a follower that has every event."""
-        liveness, cursor, found = topic.liveness, self._cursor, list[Followed]()
-        if self._is_plain:
-            return found if topic.is_open else self._leave_topic()
-        if liveness.is_gone and not cursor.existed:
-            return self._leave_topic()
-        if liveness.is_gone:
-            self._is_over = True
-        elif cursor.closes and not cursor.gap_pending:
-            self._number = None
-            return None  # it ends if nothing stands behind
-        lost = None if liveness.lost is None else (liveness.lost, liveness.returns)
-        is_news = lost is not None and lost != self._reported_loss
-        if cursor.gap_pending and (self._is_over or is_news):
-            found.append(self._make_gap(GapReason.LOST))
-            cursor.gap_pending, self.place = False, cursor.id
-        if is_news and not self._is_over:
-            self._reported_loss = lost
-            found.append(WriterLost(self.run_id, self.place))
-        if not found and not topic.is_open and not self._is_over:
-            return self._leave_topic()
-        return found
-
-    def _leave_topic(self) -> list[Followed] | None:
-        self._topic = self._number = None
-        return None
-
-    def _make_gap(self, reason: GapReason, topic: RunTopic | None = None) -> Gap:
-        known = topic.known if topic is not None else None
-        ours = self._cursor.known
-        missing = max(0, known - ours) if known and ours else 0
-        return Gap(self.run_id, reason, self.place, None, missing or None)
-
-    async def _wait_with(self, hub: Hub, topic: RunTopic) -> None:
-        """Wait for events behind a place that is not in the topic's buffer."""
-        place = self._cursor.id
-        if self._number is None and not self._is_plain and place != self._probed:
-            # Mostly it has only read ahead. But perhaps the server has lost events that
-            # it gave out: then nothing would ever come behind this place.
-            self._probed = place
-            hub.request_probe(topic, place)
-        await self._wait_for_more(topic, self._until)
-
-    async def _read_page(self, hub: Hub, reader: RunReader) -> list[Followed]:
-        """Read on from Redis, and join the run's topic if that was all."""
-        began = anyio.current_time()
-        page = await hub.pages.read(reader, self._cursor.id, self._page_size.count)
-        gap = await self._find_gap(page.events[0], reader) if page.events else None
-        self._failure = self._backoff = None
+    async def _read_page(self, hub: Hub) -> StepResult:
+        """Read a page from Redis; behind the last one the topic takes over."""
+        cursor, reader = self._cursor, RunReader(hub.pool, self.run_id)
+        began, topic = anyio.current_time(), hub.find(self.run_id, reader.keys.events)
+        head = None if topic is None else topic.buffer.head
+        page = await reader.read(next_id(cursor.id), "+", self._page_size.count)
+        found: list[Followed] = [*page.events]
+        if page.events:
+            gap = await self._find_gap(page.events[0], reader)
+            found[:0] = [] if gap is None else [gap]
+            cursor.note(page.events[-1])
         took = anyio.current_time() - began
         self._page_size.record(len(page.events), page.size, took)
-        found: list[Followed] = [*([gap] if gap is not None else []), *page.events]
-        self._go_on(hub, reader, page)
-        if found or self._is_over or self._topic is None:
-            return found
-        if self._topic.buffer.locate(self._cursor.id) is None:
-            await self._wait_with(hub, self._topic)
-        return []
-
-    def _go_on(self, hub: Hub, reader: RunReader, page: Page) -> None:
-        """Go behind a page, and find or make the run's topic."""
-        cursor = self._cursor
-        if page.events:
-            cursor.note(page.events[-1])
         if page.is_last and cursor.closes and not self._is_plain:
-            self._is_over = True
-            return
-        topic = hub.find(self.run_id, reader.keys.events)
-        if topic is None and page.is_last:
-            topic = hub.join(reader.keys, cursor.id, cursor.known, seen=cursor.existed)
-        if topic is not self._topic and topic is not None:
-            self._rewinds, self._probed = topic.rewinds, None
-        self._topic, self._number = topic, None
+            self._finish()
+            return found
+        topic = self._join(hub, reader.keys, page)
+        if found or topic is None or topic.buffer.head != head:
+            return found or Step.READ_ON
+        # What the topic has had behind the cursor was deleted meanwhile.
+        return Step.WAIT if _is_before(cursor, topic) else Step.READ_ON
+
+    def _join(self, hub: Hub, keys: RunKeys, page: Page) -> RunTopic | None:
+        """Take a seat at the run's topic, if the cursor has come so far."""
+        cursor, topic = self._cursor, hub.find(self.run_id, keys.events)
+        if page.is_last and topic is None:
+            topic = hub.join(keys, cursor.id, cursor.known, seen=cursor.existed)
+        if topic is None or (
+            not page.is_last and topic.buffer.locate(cursor.id) is None
+        ):
+            return None
+        self._seat = Seat(topic)
+        if page.events:  # the server has just returned the event at the cursor
+            self._seat.checked_version = topic.version
+        self._enter(Mode.STREAMING)
+        return topic
 
     async def _find_gap(self, first: StreamEvent, reader: RunReader) -> Gap | None:
         cursor = self._cursor
         if self._is_plain or cursor.misses_nothing(first):
             return None
-        evidence = await fetch_evidence(reader, self.place, first.id)
+        evidence = await fetch_evidence(reader, cursor.id, first.id)
         return classify_jump(
-            self.place,
-            cursor.known,
-            first,
-            evidence,
-            is_event=cursor.is_event,
-            gap_pending=cursor.gap_pending,
+            cursor.id, cursor.known, first, evidence, is_event=cursor.is_event
         )
+
+    def _stream(self, seat: Seat) -> StepResult:
+        """Take events from the ring.
+
+        1. The topic is as it was when this follower had every event, which was no
+           ``system.close``: return the new events, or wait.
+        2. The run cannot be read: raise why.
+        3. The cursor stands before the ring: read from Redis.
+        4. Events stand behind the cursor: return them.
+        5. The cursor is ahead of the ring. Mostly this follower has read from Redis what
+           the topic gets in a moment; but the server may have lost it. Ask once for
+           each change of the topic.
+        6. The follower has every event: see :meth:`_report`.
+        """
+        topic, cursor = seat.topic, self._cursor
+        if seat.settled_version == topic.version:
+            events = topic.buffer.after(seat.number, BATCH)
+            if events:
+                return self._take(seat, events)
+            if events is not None and not cursor.closes:
+                return Step.WAIT
+        seat.settled_version = None
+        if topic.failure is not None:
+            self._seek()
+            raise topic.failure
+        if _is_before(cursor, topic):
+            return self._fall_behind(topic)
+        return self._catch_up(seat)
+
+    def _catch_up(self, seat: Seat) -> StepResult:
+        """Decide the cases from 4 on."""
+        topic, number = seat.topic, seat.topic.buffer.locate(self._cursor.id)
+        if number is not None:
+            seat.number = number
+            if events := topic.buffer.after(number, BATCH):
+                return self._take(seat, events)
+        elif seat.checked_version != topic.version and not self._is_plain:
+            seat.checked_version = topic.version
+            return self._enter(Mode.STARTING)
+        result = self._report(topic)
+        if result is Step.WAIT and number is not None:
+            seat.settled_version = topic.version
+        return result
+
+    def _take(self, seat: Seat, events: list[StreamEvent]) -> list[Followed]:
+        seat.number += len(events)
+        self._cursor.note(events[-1])
+        return [*events]
+
+    def _fall_behind(self, topic: RunTopic) -> StepResult:
+        """Read on from Redis, unless the run is gone."""
+        # What is large now may have been small before.
+        self._page_size = PageSize(most_bytes=PAGE_BYTES)
+        is_gone = topic.liveness.is_gone and not topic.is_open
+        if self._is_plain or not is_gone or not self._cursor.existed:
+            return self._seek()
+        self._finish()
+        known, ours = topic.known, self._cursor.known
+        missing = max(0, known - ours) if known and ours else 0
+        reason, place = GapReason.EXPIRED, self._cursor.id
+        return [Gap(self.run_id, reason, place, None, missing or None)]
+
+    def _report(self, topic: RunTopic) -> StepResult:
+        """Return what a follower with every event is told.
+
+        1. The run is gone: the end. If this follower never saw it, it was an earlier run
+           of the same id, and this follower waits for the next one.
+        2. The last event has closed the run: it ends if Redis has none behind.
+        3. The writer is lost, and this follower was not told.
+        4. The topic has ended: another one is found or made.
+        5. Otherwise it waits.
+
+        Only 4 and 5 concern a plain follower.
+        """
+        liveness, cursor = topic.liveness, self._cursor
+        if self._is_plain:
+            return Step.WAIT if topic.is_open else self._seek()
+        if liveness.is_gone:
+            return self._finish() if cursor.existed else self._seek()
+        if cursor.closes:
+            return self._seek()
+        if liveness.loss not in (None, self._told_loss):
+            self._told_loss = liveness.loss
+            return [WriterLost(self.run_id, cursor.id)]
+        return Step.WAIT if topic.is_open else self._seek()
+
+
+def _is_before(cursor: Cursor, topic: RunTopic) -> bool:
+    """Return whether the ring has dropped what stands behind a cursor."""
+    ring = topic.buffer
+    return ring.locate(cursor.id) is None and order(cursor.id) <= order(ring.head)

@@ -1,4 +1,21 @@
-"""Finds out whether events are missing, a run exists, and its writer lives."""
+"""Finds out whether events are missing, a run exists, and its writer lives.
+
+A follower has read up to a *place*, where the sequence was *known*, and the next event
+that is there has another sequence than the one that would continue it. What decides:
+
+1. The follower knows the sequences up to that event: nothing is missing, if the writer
+   has noted a loss there, or if the run begins with that event.
+2. The writer has noted that the server had forgotten events there: LOST.
+3. The place is the beginning of the run: its first events are TRIMMED.
+4. The event at the place still stands: nothing is missing, because a peer's writer may
+   count as it likes.
+5. Older events than the place still stand, but not the one at it: no trimming does that,
+   the server has LOST it.
+6. The event has sequence 1: the run id was used again, the former run has EXPIRED.
+7. Otherwise everything up to the place was TRIMMED, and perhaps more.
+
+5 and 6 are no gap if no event ever stood at the place: it was a time, not an id.
+"""
 
 from __future__ import annotations
 
@@ -80,35 +97,29 @@ def classify_jump(
     evidence: GapEvidence,
     *,
     is_event: bool = True,
-    gap_pending: bool = False,
 ) -> Gap | None:
-    """Decide whether a gap stands before an event whose sequence does not continue."""
+    """Decide whether a gap stands before an event: the cases at the module's head."""
     sequence = sequence_of(first) or 0
     missing = sequence - known - 1 if known is not None else 0
-    if known is not None and missing <= 0 and (evidence.noted or place == BEGINNING):
-        return None
-    reason = _find_reason(place, sequence, evidence, is_event=is_event)
-    if gap_pending:
+    is_complete = known is not None and missing <= 0
+    reason: GapReason | None
+    if is_complete and (evidence.noted or place == BEGINNING):
+        reason = None
+    elif evidence.noted:
         reason = GapReason.LOST
+    elif place == BEGINNING:
+        reason = GapReason.TRIMMED
+    elif evidence.stands:
+        reason = None
+    elif _had_tail(place, evidence.oldest):
+        reason = GapReason.LOST if is_event else None
+    elif sequence == 1:
+        reason = GapReason.EXPIRED if is_event else None
+    else:
+        reason = GapReason.TRIMMED
     if reason is None:
         return None
     return Gap(first.run_id, reason, place, first.id, max(missing, 0) or None)
-
-
-def _find_reason(
-    place: EventId, sequence: int, evidence: GapEvidence, *, is_event: bool
-) -> GapReason | None:
-    if evidence.noted:
-        return GapReason.LOST
-    if place == BEGINNING:
-        return GapReason.TRIMMED
-    if evidence.stands:
-        return None
-    if _had_tail(place, evidence.oldest):  # that is no trimming
-        return GapReason.LOST if is_event else None
-    if sequence == 1:  # the run's id was used again
-        return GapReason.EXPIRED if is_event else None
-    return GapReason.TRIMMED
 
 
 def _had_tail(place: EventId, oldest: EventId | None) -> bool:
@@ -168,13 +179,6 @@ def read_last(about: Reply) -> tuple[EventId | None, bool]:
     return cast("bytes", named[b"last-generated-id"]).decode(), True
 
 
-async def was_deleted(reader: RunReader, place: EventId) -> bool:
-    """Return whether the books still go as far as the run was read: it was deleted."""
-    booked = await reader.pool.read_many([("HGET", reader.keys.books, "id")])
-    last = read_id(booked[0])
-    return last is not None and order(last) >= order(place)
-
-
 def _known(reply: Reply) -> Any:
     """Return a reply; ``None`` for an error, such as a missing right."""
     return None if isinstance(reply, BlsError) else reply
@@ -197,8 +201,21 @@ class ResumePoint(NamedTuple):
     is_over: bool = False  # whether nothing more can come
 
 
-def find_resume_point(run_id: int, place: EventId, start: ResumeFacts) -> ResumePoint:
-    """Decide where to begin behind an id that was given from outside."""
+def find_resume_point(
+    run_id: int, place: EventId, start: ResumeFacts, *, was_followed: bool = False
+) -> ResumePoint:
+    """Decide where to go on behind an id: one from outside, or of a follower's place.
+
+    1. An event stands at the place: go on behind it.
+    2. The last id of the run is before the place: the server has lost the events up to
+       it. Go on behind that last id.
+    3. The run is there: the first event behind the place shows whether any is missing.
+    4. The run is gone, and its books end at the place: it was deleted. Its writer goes
+       on behind its last event; without a living writer nothing more comes.
+    5. The run is gone otherwise, and its writer lives, or the follower has seen the run
+       until now: the server has lost it. Go on from the beginning.
+    6. The run is gone: it has expired, and nothing more comes.
+    """
     if start.at is not None:
         return ResumePoint(place, sequence_of(start.at), closes=start.at.closes)
     if start.exists:
@@ -206,14 +223,13 @@ def find_resume_point(run_id: int, place: EventId, start: ResumeFacts) -> Resume
             gap, newest = Gap(run_id, GapReason.LOST, place), start.newest
             ends = newest is not None and newest.id == start.last and newest.closes
             return ResumePoint(start.last, None, gap, closes=ends)
-        return ResumePoint(place, is_event=False)
+        return ResumePoint(place, is_event=was_followed)
     if start.booked is not None and order(start.booked[0]) <= order(place):
-        # Deleted under its writer, which goes on behind its last event; or ended.
         behind: tuple[EventId, int | None] = (
             start.booked if start.lives else (place, None)
         )
         return ResumePoint(*behind, is_over=not start.lives)
-    if start.lives:
+    if start.lives or was_followed:
         return ResumePoint(BEGINNING, None, Gap(run_id, GapReason.LOST, place))
     return ResumePoint(place, None, Gap(run_id, GapReason.EXPIRED, place), is_over=True)
 
@@ -261,8 +277,13 @@ class WriterLiveness:
         self._lost_not_before = self._gone_not_before = now
         self._missed: tuple[bytes, float] | None = None  # whose lease, since when
 
+    @property
+    def loss(self) -> tuple[bytes, int] | None:
+        """The loss that followers are told of once; ``None`` while the writer lives."""
+        return None if self.lost is None else (self.lost, self.returns)
+
     def note_events(self) -> bool:
-        """Record that events have come; tell whether to probe earlier than planned."""
+        """Record new events; return whether to probe earlier than planned."""
         self.existed = True
         if (
             self._lives_until >= self._probed_at
@@ -280,7 +301,7 @@ class WriterLiveness:
         self.probe_at = now
 
     def record(self, probe: Probe, now: float) -> bool:
-        """Record a probe; tell whether followers have to be notified."""
+        """Record a probe; return whether followers have to be notified."""
         self._probed_at = now
         self.probe_at = now + LOOK
         if probe.left is not None:
@@ -317,7 +338,7 @@ class WriterLiveness:
             return False
         if not (self.existed and probe.existed) or probe.left is not None:
             return False
-        # A server may come back empty after an outage: a writer gets time to go on.
+        # After an outage a server may come back empty, and the writer goes on.
         sure_at = max(self._lives_until, self._gone_not_before)
         if now < sure_at:
             self.probe_at = min(self.probe_at, sure_at + BEHIND)

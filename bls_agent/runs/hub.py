@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from bls_agent.connection.after_fork import keep, register
-from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.endpoint import Request
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.core.redaction import redact_traceback
-from bls_agent.runs.events import BEGINNING, EventId, StreamEvent, order
-from bls_agent.runs.gaps import (
-    Probe,
-    continues,
-    fetch_evidence,
-    read_last,
-    was_deleted,
-)
+from bls_agent.runs.events import EventId, StreamEvent
+from bls_agent.runs.gaps import Probe, continues, fetch_evidence, read_last
 from bls_agent.runs.reading import (
     GROWTH,
     PAGE,
@@ -30,7 +25,7 @@ from bls_agent.runs.reading import (
     RunReader,
     decode_entries,
 )
-from bls_agent.runs.topic import RunTopic, SharedPages
+from bls_agent.runs.topic import RunTopic
 from bls_agent.runtime.tasks import cancel, start_background
 
 if TYPE_CHECKING:
@@ -51,31 +46,40 @@ NAME: Final = "bls-agent-runs"  # of the tasks
 AT_ONCE: Final = 0.02  # seconds: probes that are due within it go into one write
 
 
+@dataclass
+class PostedRead:
+    """The blocking read that is under way."""
+
+    # By key: the run, and the place behind which its events are read.
+    runs: dict[bytes, tuple[RunTopic, EventId]] = field(default_factory=dict)
+    count: int = COUNT  # events that it asks for, of each run
+    at: float = 0.0  # when it was posted, or something has come
+    received: int | None = None  # bytes that the connection had received
+
+
 class StreamReader:
     """Reads the new events of its runs with one XREAD; on a cluster those of a slot.
 
-    The reader keeps the places itself: a read may be given up at any time, with its
-    reply, and sent again.
+    The topics keep the places: a read may be dropped at any time, with its reply, and
+    sent again.
     """
 
     def __init__(
         self, pool: ConnectionPool, key: str, wake: Callable[[], None]
     ) -> None:
         self.topics: dict[int, RunTopic] = {}  # the runs, by their ids
-        self._outage: RedisUnavailableError | None = None
+        self.connection = pool.waiting(key)
         self._pool = pool
         self._key = key
         self._wake = wake
-        self.connection = pool.waiting(key)
-        self._generation = 0
-        self._given_up = False
-        self._room = self._asked = COUNT  # events in a reply: of all runs; of each
+        self._outage: RedisUnavailableError | None = None
+        self._generation = 0  # of the connection, when it was used last
+        self._given_up = False  # whether this reader has dropped the connection
+        self._room = COUNT  # events in a reply, of all runs
         self._margin = MARGIN
-        self._received: int | None = None
-        self._posted: dict[bytes, tuple[RunTopic, str]] = {}
-        self._posted_at = 0.0
-        self._is_stale = False
-        self._scope: anyio.CancelScope | None = None
+        self._posted = PostedRead()
+        self._is_stale = False  # whether the read waits behind outdated places
+        self._scope: anyio.CancelScope | None = None  # while a reply is waited for
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -137,7 +141,7 @@ class StreamReader:
             await self._release()
         if not self.connection.pending:
             await self._post()
-        reply, has_come = await self._collect(self._posted_at + BLOCK + self._margin)
+        reply, has_come = await self._collect(self._posted.at + BLOCK + self._margin)
         if has_come:
             await self._deliver(reply)
         elif not self._is_stale:
@@ -156,10 +160,12 @@ class StreamReader:
         topics = list(self.topics.values())
         keys = [topic.keys.events.encode() for topic in topics]
         places = [topic.buffer.head for topic in topics]
-        self._posted = dict(zip(keys, zip(topics, places, strict=True), strict=True))
-        self._posted_at = anyio.current_time()
-        self._asked = max(1, min(PAGE, self._room // len(topics)))
-        wait = ("BLOCK", int(BLOCK * 1000), "COUNT", self._asked)
+        self._posted = PostedRead(
+            runs=dict(zip(keys, zip(topics, places, strict=True), strict=True)),
+            count=max(1, min(PAGE, self._room // len(topics))),
+            at=anyio.current_time(),
+        )
+        wait = ("BLOCK", int(BLOCK * 1000), "COUNT", self._posted.count)
         await self.connection.post([("XREAD", *wait, "STREAMS", *keys, *places)])
 
     def _set_outage(self, outage: RedisUnavailableError | None) -> None:
@@ -168,18 +174,19 @@ class StreamReader:
             topic.outage = outage
 
     def _notice_opening(self) -> None:
-        """After a reconnect, request a probe: the server may lack what was read."""
-        if self._generation and not self._given_up:
-            now = anyio.current_time()
-            for topic in self.topics.values():
+        """Have the heads compared: another server may answer now, which is behind."""
+        was_lost = self._generation > 0 and not self._given_up
+        now = anyio.current_time()
+        for topic in self.topics.values():
+            topic.needs_check = True
+            if was_lost:
                 topic.liveness.note_outage(now)
-                topic.needs_check = True
-            self._wake()
+        self._wake()
         self._generation, self._given_up = self.connection.generation, False
 
     async def _collect(self, until: float) -> tuple[Any, bool]:
         """Wait for the reply; cancelling that loses nothing."""
-        self._received = self.connection.received
+        self._posted.received = self.connection.received
         with anyio.CancelScope(deadline=until) as scope:
             self._scope = scope
             if self._is_stale:
@@ -193,8 +200,8 @@ class StreamReader:
     async def _check_silence(self) -> None:
         """Drop a connection over which nothing has come for too long."""
         # It may be a large reply over a narrow link.
-        if self.connection.received != self._received:
-            self._posted_at = anyio.current_time() - BLOCK
+        if self.connection.received != self._posted.received:
+            self._posted.at = anyio.current_time() - BLOCK
             return
         await self.connection.drop()
         raise RedisUnavailableError(
@@ -233,11 +240,11 @@ class StreamReader:
         jumps: list[tuple[RunTopic, list[StreamEvent], list[int]]] = []
         size = count = 0
         for key, entries in reply or ():
-            topic, place = self._posted[key]
+            topic, place = self._posted.runs[key]
             sizes = [sum(map(len, fields)) for _, fields in entries]
             size, count = size + sum(sizes), count + len(sizes)
             if not topic.is_open or topic.buffer.head != place:
-                continue  # the topic was rewound meanwhile
+                continue  # the ring was restarted meanwhile
             events = decode_entries(topic.keys.run_id, entries)
             if topic.liveness.note_events():
                 self._wake()
@@ -247,7 +254,7 @@ class StreamReader:
                 jumps.append((topic, events, sizes))
         if count:
             each = max(1, size // count)
-            asked = self._asked * len(self._posted)
+            asked = self._posted.count * len(self._posted.runs)
             self._room = min(PAGE_BYTES // each, GROWTH * asked)
         for jump in jumps:
             await self._deliver_jump(*jump)
@@ -311,7 +318,6 @@ class Hub:
     def __init__(self, pool: ConnectionPool) -> None:
         self.pool = pool
         self.is_closed = False  # its store was closed in this loop: followers end
-        self.pages = SharedPages()  # what several followers read at the same time
         self._streams: dict[int, StreamReader] = {}
         self._woken = anyio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -346,12 +352,6 @@ class Hub:
             self._task = start_background(self._probe_runs, NAME)
         return topic
 
-    def request_probe(self, topic: RunTopic, place: EventId) -> None:
-        """Request a probe whether the run still goes as far as a follower has read."""
-        topic.reach = max(topic.reach, place, key=order)
-        topic.needs_check = True
-        self._wake()
-
     def _wake(self) -> None:
         self._woken.set()
 
@@ -379,15 +379,14 @@ class Hub:
                 await anyio.sleep(1.0 + backoff.failed())
             else:
                 await self._sleep()
-            self.pages.forget()
 
     async def _probe(self, topics: list[RunTopic]) -> None:
         """Probe runs and their writers, all in one write."""
         began = anyio.current_time()
         existed = [topic.liveness.existed for topic in topics]
-        doubted = [(topic, topic.furthest) for topic in topics if topic.needs_check]
+        checked = [(topic, topic.buffer.head) for topic in topics if topic.needs_check]
         requests = [one for topic in topics for one in _probe_requests(topic.keys)]
-        requests += [("XINFO", "STREAM", topic.keys.events) for topic, _ in doubted]
+        requests += [("XINFO", "STREAM", topic.keys.events) for topic, _ in checked]
         replies = await self.pool.read_many(requests)
         elapsed = anyio.current_time() - began
         probes = [
@@ -395,8 +394,10 @@ class Hub:
             for at, before in enumerate(existed)
         ]
         infos = replies[len(topics) * ASKED :]
-        for (topic, place), about in zip(doubted, infos, strict=True):
-            await self._check(topic, place, about)
+        for (topic, head), about in zip(checked, infos, strict=True):
+            last, _ = read_last(about)
+            if topic.compare(head, last or head):
+                self._restart_reads()
         now = anyio.current_time()
         for topic, probe in zip(topics, probes, strict=True):
             if topic.liveness.record(probe, now):
@@ -404,20 +405,9 @@ class Hub:
             if topic.liveness.is_gone:
                 topic.close()
 
-    async def _check(self, topic: RunTopic, place: EventId, about: Reply) -> None:
-        """Rewind a topic if the server has lost what was read."""
-        last, _ = read_last(about)
-        if last is None or order(last) >= order(place):
-            topic.needs_check = False
-            return
-        reader = RunReader(self.pool, topic.keys.run_id)
-        if last == BEGINNING and await was_deleted(reader, place):
-            topic.needs_check = False  # nothing was lost
-        elif topic.furthest == place:  # else something has come meanwhile: probe again
-            topic.needs_check = False
-            topic.rewind(last)
-            for stream in self._streams.values():
-                stream.restart_read()
+    def _restart_reads(self) -> None:
+        for stream in self._streams.values():
+            stream.restart_read()
 
     async def _sleep(self) -> None:
         topics = self._topics

@@ -5,20 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
-from weakref import WeakValueDictionary
 
 import anyio
 
 from bls_agent.core.errors import BlsError, RedisUnavailableError
-from bls_agent.runs.events import EventId, StreamEvent, next_id, order
+from bls_agent.runs.events import EventId, StreamEvent, order
 from bls_agent.runs.gaps import WriterLiveness, sequence_of
-from bls_agent.runs.reading import Page, RunKeys, RunReader
+from bls_agent.runs.reading import RunKeys
 
 MOST: Final = 1_000  # events
 MOST_BYTES: Final = 2 * 1024 * 1024
-
-KEPT: Final = 4  # pages
-FRESH: Final = 1.0  # seconds for which a page is given to others
 
 LINGER: Final = 5.0  # seconds that a run is followed on after the last wait
 
@@ -26,15 +22,20 @@ LINGER: Final = 5.0  # seconds that a run is followed on after the last wait
 class EventBuffer:
     """All events between two places, each with a number that grows by one.
 
-    It is bounded by count and bytes; the newest event always stays, however large, so
-    that a thousand followers need not fetch it a thousand times.
+    ::
+
+        base   events[0]   events[1]   …   events[-1] = head
+                 first      first + 1                          end
+
+    It is bounded by count and bytes. The newest event always stays, however large,
+    because otherwise a thousand followers would fetch it a thousand times.
     """
 
     def __init__(
         self, head: EventId, *, most: int = MOST, most_bytes: int = MOST_BYTES
     ) -> None:
-        self.base = self.head = head  # the place of the newest one
-        self.first = 0  # number of the oldest one
+        self.base = self.head = head
+        self.first = 0  # number of the oldest event
         self._most, self._most_bytes = most, most_bytes
         self._events: list[StreamEvent] = []
         self._sizes: list[int] = []
@@ -49,7 +50,7 @@ class EventBuffer:
         return self.first + len(self._events)
 
     def add(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
-        """Append events that stand right behind the head; the oldest ones may go."""
+        """Append events that stand right behind the head; drop the oldest ones."""
         self._events += events
         self._sizes += sizes
         self._bytes += sum(sizes)
@@ -72,7 +73,7 @@ class EventBuffer:
         self.base = self.head = head
 
     def after(self, number: int, most: int) -> list[StreamEvent] | None:
-        """Return events from a number on; ``None`` if some of them are gone."""
+        """Return events from a number on; ``None`` if some of them are dropped."""
         at = number - self.first
         if at < 0:
             return None
@@ -94,44 +95,11 @@ def _order_of(event: StreamEvent) -> tuple[int, int]:
     return order(event.id)
 
 
-class SharedPages:
-    """Lets followers that go through a run side by side read each page once.
-
-    Without it a thousand followers that fall behind together would request a thousand
-    pages each time, and never catch up. At most four pages are kept, for a second.
-    """
-
-    def __init__(self) -> None:
-        # run and place → a page, and when it was requested
-        self._kept: dict[tuple[int, EventId], tuple[Page, float]] = {}
-        # of each run, as long as a follower holds or awaits it
-        self._locks: WeakValueDictionary[int, anyio.Lock] = WeakValueDictionary()
-
-    async def read(self, reader: RunReader, place: EventId, portion: int) -> Page:
-        """Read behind a place."""
-        key, came_at = (reader.keys.run_id, place), anyio.current_time()
-        lock = self._locks.setdefault(reader.keys.run_id, anyio.Lock())
-        async with lock:
-            page, asked_at = self._kept.pop(key, (None, 0.0))
-            if page is None or asked_at < came_at - (0 if page.is_last else FRESH):
-                # A last page says nothing about what was added after it was requested.
-                asked_at = anyio.current_time()
-                page = await reader.read(next_id(place), "+", portion)
-            self._kept[key] = page, asked_at
-            for oldest in list(self._kept)[:-KEPT]:
-                del self._kept[oldest]
-            return page
-
-    def forget(self) -> None:
-        """Drop all pages."""
-        self._kept.clear()
-
-
 class RunTopic:
     """The newest events of one run, and what wakes the followers that wait for more.
 
-    It does not know its followers: it lives as long as one waits, and some seconds
-    longer. A follower that comes back later reads from Redis and makes a new topic.
+    It does not know its followers. It lives as long as one waits, and some seconds
+    longer; a follower that comes back later reads from Redis and makes a new topic.
     """
 
     def __init__(
@@ -139,20 +107,14 @@ class RunTopic:
     ) -> None:
         now = anyio.current_time()
         self.keys = keys
-        self.buffer = EventBuffer(head)  # its newest events, up to where it was read
+        self.buffer = EventBuffer(head)
         self.known = known  # the sequence at the head, if it is known
-        # the place of a follower that has waited for the head to get there
-        self.reach: EventId = head
-        self.news = 0  # how often something has happened besides events that have come
-        self.rewinds = 0  # how often the server had lost what was read
-        self.rewound_to = head  # the last id that it knew then
+        self.version = 0  # grows with each change but new events
         self.liveness = WriterLiveness(now, existed=seen)
-        # why Redis cannot be asked now
-        self.outage: RedisUnavailableError | None = None
-        self.failure: BlsError | None = None  # why it cannot be read, for good
-        self.is_open = True  # whether it is still followed
-        # whether to ask the server if it still has the head
-        self.needs_check = True
+        self.outage: RedisUnavailableError | None = None  # why Redis is away now
+        self.failure: BlsError | None = None  # why the run cannot be read, for good
+        self.is_open = True  # whether its new events are read
+        self.needs_check = True  # whether the server may have lost the head
         self._changed = anyio.Event()
         self._waiting = 0
         self._left_at = now
@@ -167,7 +129,7 @@ class RunTopic:
         return self._waiting > 0 or now - self._left_at < LINGER
 
     async def wait(self) -> None:
-        """Wait for the next change."""
+        """Wait for new events, or another change."""
         self._waiting += 1
         try:
             await self._changed.wait()
@@ -178,7 +140,7 @@ class RunTopic:
 
     def notify(self) -> None:
         """Wake all followers to a change other than new events."""
-        self.news += 1
+        self.version += 1
         self.wake()
 
     def wake(self) -> None:
@@ -190,31 +152,32 @@ class RunTopic:
     def append(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
         """Append events that stand right behind the head, and wake all followers."""
         self.buffer.add(events, sizes)
-        self._go_behind(events[-1])
-
-    def skip(self, events: Sequence[StreamEvent]) -> None:
-        """Go on behind events; each follower finds out what stands before them."""
-        self.buffer.restart(events[-1].id)
-        self._go_behind(events[-1])
-
-    def _go_behind(self, last: StreamEvent) -> None:
-        self.known = sequence_of(last)
+        self.known = sequence_of(events[-1])
         self.wake()
 
-    @property
-    def furthest(self) -> EventId:
-        """The last place up to which the server has to know the run."""
-        return max(self.buffer.head, self.reach, key=order)
+    def skip(self, events: Sequence[StreamEvent]) -> None:
+        """Go on behind events, because some may be missing before them.
 
-    def rewind(self, last: EventId) -> None:
-        """Go back to the last id of a server that has lost what was read behind it."""
-        self.rewound_to = self.reach = last
-        self.rewinds += 1
-        self.liveness.note_outage(anyio.current_time())
-        if order(last) < order(self.buffer.head):
+        Each follower reads them from Redis, and finds out what is missing for it.
+        """
+        self.buffer.restart(events[-1].id)
+        self.known = sequence_of(events[-1])
+        self.wake()
+
+    def compare(self, head: EventId, last: EventId) -> bool:
+        """Compare the head with the last id of the server; return whether it is lost.
+
+        ``head`` is what the head was when the server was asked. Followers that have
+        read further than the head are woken in any case, to check their own places.
+        """
+        self.needs_check = False
+        is_lost = order(last) < order(head) and head == self.buffer.head
+        if is_lost:
+            self.liveness.note_outage(anyio.current_time())
             self.buffer.restart(last)
             self.known = None
         self.notify()
+        return is_lost
 
     def close(self) -> None:
         """End; waiting followers find another topic, or end."""
@@ -224,4 +187,4 @@ class RunTopic:
     def detach(self) -> None:
         """End without waking: followers wait in a closed loop, or in the parent."""
         self.is_open = False
-        self.news += 1
+        self.version += 1

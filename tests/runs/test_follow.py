@@ -22,8 +22,7 @@ from bls_agent.runs import (
     WriterLost,
 )
 from bls_agent.runs.follower import BATCH
-from bls_agent.runs.reading import FIRST_PAGE, Page, RunKeys, RunReader
-from bls_agent.runs.topic import SharedPages
+from bls_agent.runs.reading import FIRST_PAGE, RunKeys
 from tests.harness import eventually, execute
 from tests.kit import Delay, FaultProxy
 from tests.runs.writing import write
@@ -156,28 +155,6 @@ async def test_a_close_at_the_end_of_a_batch(store: EventStore, run_id: int) -> 
     await write(store, run_id, 10)
     assert len(await gather(quick, BATCH + 10)) == BATCH + 10
     assert len(await gather(slow, BATCH + 10)) == BATCH + 10
-
-
-async def test_pages_are_read_once(store: EventStore, run_id: int) -> None:
-    """By any number of followers at once; the end is asked for anew."""
-    await write(store, run_id, 20)
-    pages, reader = SharedPages(), RunReader(store._access.pool, run_id)
-    found: list[Page] = []
-
-    async def read(place: str, portion: int) -> None:
-        found.append(await pages.read(reader, place, portion))
-
-    async with anyio.create_task_group() as tasks:
-        for _ in range(10):
-            tasks.start_soon(read, "0-0", 10)
-    assert [len(one.events) for one in found] == [10] * 10
-    assert len({id(one) for one in found}) == 1
-    last = found[0].events[-1].id
-    await read(last, 50)
-    assert found[-1].is_last
-    await write(store, run_id, 1)
-    await read(last, 50)
-    assert len(found[-1].events) == 11
 
 
 async def test_a_run_that_is_deleted(store: EventStore, run_id: int) -> None:
@@ -363,7 +340,7 @@ async def restart_with(server: DevServer, dump: str) -> None:
 async def test_a_lost_tail_behind_which_others_write(
     own_server: DevServer, admin: Redis, run_id: int
 ) -> None:
-    """Told with the next event of a writer that does not know what is missing."""
+    """Told at once; then what a writer adds that does not know what is missing."""
     await admin.config_set("appendonly", "no")
     async with EventStore(own_server.url) as store:
         follower = store.follow(run_id)
@@ -375,16 +352,17 @@ async def test_a_lost_tail_behind_which_others_write(
         found: list[Followed] = []
 
         async def go_on() -> None:
-            found.extend(await gather(follower, 2))
+            while len(found) < 2:
+                found.extend(await follower.batch())
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(go_on)
             await anyio.wait_all_tasks_blocked()
             await restart_with(own_server, "kept.rdb")
-            await eventually(lambda: follower._cursor.gap_pending)
+            await eventually(lambda: bool(found))
             async with EventStore(own_server.url) as other:  # which never wrote before
-                [new] = await write(other, run_id, 1)
-        assert found[0] == Gap(run_id, GapReason.LOST, ids[3], new)
+                await write(other, run_id, 1)
+        assert found[0] == Gap(run_id, GapReason.LOST, ids[3])
         assert sequences(found) == [3]
 
 
@@ -414,8 +392,8 @@ async def test_a_writer_that_falls_silent(
     await hold(bare, run_id, "a", 30)
     await write(store, run_id, 1)
     assert sequences(await gather(follower, 1)) == [4]
-    topic = follower._topic
-    assert topic is not None
+    assert follower._seat is not None
+    topic = follower._seat.topic
     topic.liveness.probe_at = 0  # the next look comes by itself within 5 s
     follower._hub._woken.set()  # type: ignore[union-attr]
     await eventually(lambda: topic.liveness.lost is None)

@@ -117,7 +117,7 @@ async def test_many_runs_share_the_first_reply(
 
     async def note(self: StreamReader, reply: Any) -> None:
         if reply:
-            asked.append(self._asked * len(self._posted))
+            asked.append(self._posted.count * len(self._posted.runs))
         await take(self, reply)
 
     monkeypatch.setattr(StreamReader, "_deliver", note)

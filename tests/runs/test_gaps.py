@@ -13,6 +13,7 @@ from bls_agent.runs.gaps import (
     GapEvidence,
     Probe,
     ResumeFacts,
+    ResumePoint,
     WriterLiveness,
     classify_jump,
     continues,
@@ -126,10 +127,6 @@ NOTED = GapEvidence(stands=True, oldest="1-0", noted=3)
         ("5-0", 5, 9, NOTED, {}, ("lost", 3)),
         ("5-0", None, 9, NOTED, {}, ("lost", None)),
         ("5-0", 9, 9, NOTED, {}, None),
-        ("5-0", 5, 9, STANDS, {"gap_pending": True}, ("lost", 3)),
-        ("5-0", 5, 2, TRIMMED, {"gap_pending": True}, ("lost", None)),
-        ("5-0", 8, 9, STANDS, {"gap_pending": True}, ("lost", None)),
-        ("5-0", 8, 9, NOTED, {"gap_pending": True}, None),
         ("0-0", 0, 4, TRIMMED, {}, ("trimmed", 3)),
         ("0-0", 0, 4, GapEvidence(stands=False, oldest="9-0", noted=3), {}, ("lost", 3)),
         ("0-0", 0, 1, TRIMMED, {}, None),
@@ -192,6 +189,9 @@ def test_a_run_that_is_gone() -> None:
     booked = start(exists=False, last="0-0", booked=("5-0", 12))
     point = find_resume_point(7, "5-0", booked)
     assert (point.gap, point.is_over) == (None, True)
+    seen = find_resume_point(7, "5-0", gone, was_followed=True)
+    assert seen.gap == Gap(7, GapReason.LOST, "5-0")
+    assert (seen.place, seen.is_over) == ("0-0", False)
 
 
 @pytest.mark.parametrize("place", ["5-0", "50-0"])
@@ -360,15 +360,14 @@ def test_a_run_whose_writer_lives_comes_back() -> None:
 # -- where a follower stands
 
 
-def test_who_went_back_is_in_doubt_until_an_event_comes() -> None:
-    """That one is compared with what Redis knows: it may be the next one all the same."""
+def test_who_went_back_knows_what_was_read() -> None:
+    """The next event may be the next one all the same, and is then no second gap."""
     cursor = Cursor("0-0")
     cursor.note(event(9))
-    cursor.id, cursor.gap_pending = "4-0", True
-    assert (cursor.id, cursor.known, cursor.gap_pending) == ("4-0", 9, True)
-    assert not cursor.misses_nothing(event(10))
-    cursor.note(event(10))
-    assert not cursor.gap_pending
+    cursor.resume(ResumePoint("4-0"))
+    assert (cursor.id, cursor.known) == ("4-0", 9)
+    assert cursor.misses_nothing(event(10))
+    assert not cursor.misses_nothing(event(12))
 
 
 def test_nothing_is_missing_before_the_first_event_that_is_given() -> None:
@@ -376,6 +375,4 @@ def test_nothing_is_missing_before_the_first_event_that_is_given() -> None:
     cursor = Cursor("$")
     cursor.id = "0-0"
     assert cursor.misses_nothing(event(7))
-    cursor.gap_pending = True
-    assert not cursor.misses_nothing(event(7))
     assert not Cursor("0-0").misses_nothing(event(7))

@@ -133,8 +133,8 @@ async def test_large_events_do_not_pile_up(store: EventStore, run_id: int) -> No
         await store.add(run_id, "llm", "stream", {"text": text})
     follower = store.follow(run_id)
     assert await take(follower, 40) == list(range(1, 41))
-    topic = follower._topic
-    assert topic is not None
+    assert follower._seat is not None
+    topic = follower._seat.topic
     assert sum(len(one.data["text"]) for one in topic.buffer._events) < 4_000_000
 
 
@@ -159,12 +159,13 @@ async def test_who_always_has_something_lets_the_loop_breathe(
         await write(store, run_id, 900)
         other = store.follow(run_id)
         await take(other, 901)
-        topic = follower._topic
-        assert topic is not None
+        seat = follower._seat
+        assert seat is not None
+        topic = seat.topic
         before, batches = beats, 0
         number = topic.buffer.first
         while True:
-            follower._number, follower._cursor.id = number, topic.buffer.base
+            seat.number, follower._cursor.id = number, topic.buffer.base
             assert await follower.batch()
             batches += 1
             if batches == 50:
