@@ -75,16 +75,18 @@ def _error_response(
     **more: str,
 ) -> Response:
     body = encode({"error": message or _ABSENT[status], **more})
-    told = {**HEADERS, "x-content-type-options": "nosniff", **(headers or {})}
-    return Response(body, status, told, "application/json")
+    all_headers = {**HEADERS, "x-content-type-options": "nosniff", **(headers or {})}
+    return Response(body, status, all_headers, "application/json")
 
 
 def _response_to(error: BlsError) -> Response:
     """Make the response to an error, without servers' addresses: strangers read it."""
     if isinstance(error, RedisUnavailableError):
         refused = isinstance(error, RedisRefusedError)
-        told = "Redis refuses" if refused else "Redis cannot be reached now"
-        return _error_response(503, told, {"retry-after": RETRY_AFTER}, kind=error.kind)
+        reason = "Redis refuses" if refused else "Redis cannot be reached now"
+        return _error_response(
+            503, reason, {"retry-after": RETRY_AFTER}, kind=error.kind
+        )
     if isinstance(error, WrongTypeError):
         return _error_response(409, "something else stands where the run should")
     if isinstance(error, ConfigurationError):
@@ -94,8 +96,8 @@ def _response_to(error: BlsError) -> Response:
 
 def _page_response(events: Sequence[StreamEvent], following: str | None) -> Response:
     """Make a page: ``events``, and ``next`` for the page behind it."""
-    told = b",".join(event.json for event in events)
-    body = b'{"events":[%s],"next":%s}' % (told, encode(following))
+    payloads = b",".join(event.json for event in events)
+    body = b'{"events":[%s],"next":%s}' % (payloads, encode(following))
     headers = {**HEADERS, "x-content-type-options": "nosniff"}
     return Response(body, 200, headers, "application/json")
 

@@ -54,7 +54,7 @@ class Mode(Enum):
 
 
 class Step(Enum):
-    """What a step of a follower comes to, if not to events."""
+    """The result of a step, if it is no list of events."""
 
     READ_ON = auto()
     WAIT = auto()
@@ -81,7 +81,7 @@ class Cursor:
         self.closes, self.is_event, self.existed = event.closes, True, True
 
     def resume(self, point: ResumePoint) -> None:
-        """Go where the server's state allows to go on."""
+        """Move to the place where the server can go on."""
         self.id, self.closes = point.place, point.closes
         self.is_event = point.is_event
         self.known = self.known if point.known is None else point.known
@@ -114,7 +114,6 @@ class Outage:
     until: float = 0.0
 
     def repeat(self, error: RedisUnavailableError) -> Self:
-        """Record a failure."""
         self.error = error
         self.until = anyio.current_time() + self.backoff.failed()
         return self
@@ -180,7 +179,7 @@ class Follower:
         self._seat: Seat | None = None  # while it is not PAGING
         self._page_size = PageSize(most_bytes=PAGE_BYTES)
         self._outage: Outage | None = None
-        self._told_loss: tuple[bytes, int] | None = None  # of the writer
+        self._reported_loss: tuple[bytes, int] | None = None  # of the writer
         self._ready: deque[Followed] = deque()  # read, and not yet iterated over
         self._has_waited = True  # whether other tasks could run since the last batch
 
@@ -246,7 +245,7 @@ class Follower:
         return items
 
     async def aclose(self) -> None:
-        """End: nothing more is returned, and a wait under way returns."""
+        """End the follower; a wait under way returns."""
         seat = self._seat if self._mode is Mode.WAITING else None
         self._finish(FollowEnd.LEFT)
         self._ready.clear()
@@ -281,7 +280,6 @@ class Follower:
         return []
 
     async def _step(self) -> StepResult:
-        """Do what the mode says."""
         if self._hub is None:
             self._hub = self._find_hub()
         if self._hub.is_closed:
@@ -332,7 +330,7 @@ class Follower:
             await topic.wait()
 
     async def _start(self, hub: Hub) -> StepResult:
-        """Find where to go on: at first, and where the server may have lost events."""
+        """Find where to go on, at first and when the server may have lost events."""
         cursor, seat = self._cursor, self._seat
         reader, place = RunReader(hub.pool, self.run_id), cursor.id
         gap: Gap | None = None
@@ -460,8 +458,8 @@ class Follower:
         """Read on from Redis, unless the run is gone."""
         # What is large now may have been small before.
         self._page_size = PageSize(most_bytes=PAGE_BYTES)
-        is_gone = topic.liveness.is_gone and not topic.is_open
-        if self._is_plain or not is_gone or not self._cursor.existed:
+        has_disappeared = topic.liveness.has_disappeared and not topic.is_open
+        if self._is_plain or not has_disappeared or not self._cursor.existed:
             return self._seek()
         self._finish()
         known, ours = topic.known, self._cursor.known
@@ -484,12 +482,12 @@ class Follower:
         liveness, cursor = topic.liveness, self._cursor
         if self._is_plain:
             return Step.WAIT if topic.is_open else self._seek()
-        if liveness.is_gone:
+        if liveness.has_disappeared:
             return self._finish() if cursor.existed else self._seek()
         if cursor.closes:
             return self._seek()
-        if liveness.loss not in (None, self._told_loss):
-            self._told_loss = liveness.loss
+        if liveness.loss not in (None, self._reported_loss):
+            self._reported_loss = liveness.loss
             return [WriterLost(self.run_id, cursor.id)]
         return Step.WAIT if topic.is_open else self._seek()
 

@@ -98,7 +98,7 @@ def classify_jump(
     *,
     is_event: bool = True,
 ) -> Gap | None:
-    """Decide whether a gap stands before an event: the cases at the module's head."""
+    """Decide whether a gap stands before an event, by the cases at the module's head."""
     sequence = sequence_of(first) or 0
     missing = sequence - known - 1 if known is not None else 0
     is_complete = known is not None and missing <= 0
@@ -267,14 +267,14 @@ class WriterLiveness:
 
     def __init__(self, now: float, *, existed: bool) -> None:
         self.existed = existed  # whether the run was ever there
-        self.is_gone = False  # whether it was there and has disappeared
+        self.has_disappeared = False  # whether it was there and has disappeared
         self.lost: bytes | None = None  # token of the writer that is lost now
         self.returns = 0  # how often a lost writer has come back
         self.probe_at = now  # when to probe again
         self._probed_at = float("-inf")
         self._lease = 0.0  # the longest that was seen
         self._lives_until = float("-inf")  # the end of the lease that was seen last
-        self._lost_not_before = self._gone_not_before = now
+        self._lost_not_before = self._absent_not_before = now
         self._missed: tuple[bytes, float] | None = None  # whose lease, since when
 
     @property
@@ -296,7 +296,7 @@ class WriterLiveness:
     def note_outage(self, now: float) -> None:
         """Allow the writer time to come back after an outage."""
         self._lost_not_before = now + (self._lease or LEASE)
-        self._gone_not_before = now + (self._lease or UNOWNED)
+        self._absent_not_before = now + (self._lease or UNOWNED)
         self._missed = None
         self.probe_at = now
 
@@ -334,14 +334,14 @@ class WriterLiveness:
 
     def _record_run(self, probe: Probe, now: float) -> bool:
         if probe.exists:
-            self.existed, self.is_gone = True, False
+            self.existed, self.has_disappeared = True, False
             return False
         if not (self.existed and probe.existed) or probe.left is not None:
             return False
         # After an outage a server may come back empty, and the writer goes on.
-        sure_at = max(self._lives_until, self._gone_not_before)
+        sure_at = max(self._lives_until, self._absent_not_before)
         if now < sure_at:
             self.probe_at = min(self.probe_at, sure_at + BEHIND)
             return False
-        self.is_gone = True
+        self.has_disappeared = True
         return True

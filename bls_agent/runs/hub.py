@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -51,7 +51,7 @@ class PostedRead:
     """The blocking read that is under way."""
 
     # By key: the run, and the place behind which its events are read.
-    runs: dict[bytes, tuple[RunTopic, EventId]] = field(default_factory=dict)
+    runs: dict[bytes, tuple[RunTopic, EventId]]
     count: int = COUNT  # events that it asks for, of each run
     at: float = 0.0  # when it was posted, or something has come
     received: int | None = None  # bytes that the connection had received
@@ -77,14 +77,13 @@ class StreamReader:
         self._given_up = False  # whether this reader has dropped the connection
         self._room = COUNT  # events in a reply, of all runs
         self._margin = MARGIN
-        self._posted = PostedRead()
+        self._posted = PostedRead({})
         self._is_stale = False  # whether the read waits behind outdated places
         self._scope: anyio.CancelScope | None = None  # while a reply is waited for
         self._task: asyncio.Task[None] | None = None
 
     @property
     def runs(self) -> bool:
-        """Whether its task runs."""
         return self._task is not None and not self._task.done()
 
     def add(self, topic: RunTopic) -> None:
@@ -128,7 +127,7 @@ class StreamReader:
         self.topics.clear()
 
     def _keep_wanted(self) -> bool:
-        """Drop the runs that no follower waits for; tell whether any are left."""
+        """Drop the runs that no follower waits for; return whether any is left."""
         now = anyio.current_time()
         for run_id, topic in list(self.topics.items()):
             if not topic.is_open or not topic.is_wanted(now):
@@ -161,7 +160,7 @@ class StreamReader:
         keys = [topic.keys.events.encode() for topic in topics]
         places = [topic.buffer.head for topic in topics]
         self._posted = PostedRead(
-            runs=dict(zip(keys, zip(topics, places, strict=True), strict=True)),
+            dict(zip(keys, zip(topics, places, strict=True), strict=True)),
             count=max(1, min(PAGE, self._room // len(topics))),
             at=anyio.current_time(),
         )
@@ -211,7 +210,7 @@ class StreamReader:
         )
 
     async def _release(self) -> None:
-        """Make the server end the blocking read; else give the connection up."""
+        """Make the server end the blocking read, or drop the connection."""
         pause, end = FIRST_PAUSE, anyio.current_time() + GRACE
         while self.connection.pending:
             released = await self._unblock()
@@ -308,7 +307,7 @@ class StreamReader:
         return {topic.keys.run_id: error for topic in topics}
 
     async def aclose(self) -> None:
-        """End, and wake the followers."""
+        """End the task; its followers are woken."""
         await cancel(self._task)
 
 
@@ -402,7 +401,7 @@ class Hub:
         for topic, probe in zip(topics, probes, strict=True):
             if topic.liveness.record(probe, now):
                 topic.notify()
-            if topic.liveness.is_gone:
+            if topic.liveness.has_disappeared:
                 topic.close()
 
     def _restart_reads(self) -> None:
@@ -419,7 +418,7 @@ class Hub:
             self._woken = anyio.Event()
 
     async def aclose(self) -> None:
-        """End; followers are woken and end, too."""
+        """End the tasks; followers are woken and end, too."""
         self.is_closed = True
         await cancel(self._task)
         for stream in list(self._streams.values()):

@@ -320,7 +320,6 @@ def describe_end(error: BaseException | None, result: object) -> tuple[str, obje
 
 
 def _unwrap(error: BaseException) -> BaseException:
-    """Take the one error out of the exception groups around it."""
     group: Any = error
     if (
         isinstance(group, BaseExceptionGroup)
@@ -463,7 +462,6 @@ def _join(merged: list[PendingEvent], texts: Sequence[str]) -> None:
 
 
 def _beside(event: PendingEvent, limit: int) -> int:
-    """Count the bytes of the data without the text."""
     payload, was_cut = replace(event, text="").encode(limit)
     return limit if was_cut else len(payload)
 

@@ -90,7 +90,7 @@ class PageSize:
         self._most_bytes = most_bytes
 
     def shrink(self, error: RedisUnavailableError) -> bool:
-        """Request less if the link was too slow; tell whether less is possible."""
+        """Ask for less if the link was too slow; return whether less is possible."""
         was_under_way = error.kind == "timeout" or error.ambiguous
         if error.connecting or not was_under_way or self.count == 1:
             return False
@@ -122,7 +122,6 @@ class RunReader:
         return Page(events, len(events) < count, size_of(entries))
 
     async def read_back(self, end: str, count: int) -> list[StreamEvent]:
-        """Read the newest events up to a place, newest first."""
         entries = await self.ask("XREVRANGE", end, "-", "COUNT", count)
         return decode_entries(self.keys.run_id, entries)
 
@@ -150,11 +149,10 @@ class RunReader:
             start = next_id(page.events[-1].id)
 
     async def last(self) -> StreamEvent | None:
-        """Return the last event, if there is one."""
         return next(iter(await self.read_back("+", 1)), None)
 
     async def ask(self, name: str, *rest: str | int) -> Reply:
-        """Send one request about the stream that changes nothing."""
+        """Send one request about the stream, which changes nothing."""
         try:
             return await self.pool.read(self.keys.events, name, *rest)
         except RedisUnavailableError as error:
@@ -173,5 +171,4 @@ def decode_entries(run_id: int, entries: Sequence[Entry]) -> list[StreamEvent]:
 
 
 def size_of(entries: Sequence[Entry]) -> int:
-    """Count the bytes of entries."""
     return sum(sum(map(len, fields)) for _, fields in entries)

@@ -68,7 +68,7 @@ def write_retry(milliseconds: int) -> bytes:
 
 
 def encode_followed(item: Followed) -> bytes:
-    """Encode what a follower gave; an event is encoded once for all its followers."""
+    """Encode an item of a follower; an event is encoded once for all its followers."""
     match item:
         case StreamEvent():
             return item.sse
@@ -213,7 +213,7 @@ class EventFrames:
 
 
 def _write_chunks(items: deque[Followed]) -> Iterator[bytes]:
-    """Encode what a follower gave, in few chunks; what is encoded is dropped."""
+    """Encode items of a follower, in few chunks; an item that is encoded is dropped."""
     frames: list[bytes] = []
     size = 0
     while items:

@@ -180,11 +180,11 @@ class RunTopic:
         return is_lost
 
     def close(self) -> None:
-        """End; waiting followers find another topic, or end."""
+        """End the topic; its followers find another one, or end."""
         self.detach()
         self.wake()
 
     def detach(self) -> None:
-        """End without waking: followers wait in a closed loop, or in the parent."""
+        """End the topic without waking followers, which wait in a closed loop or in the parent."""
         self.is_open = False
         self.version += 1

@@ -101,7 +101,6 @@ class WriterOptions:
 
     @property
     def pace(self) -> float:
-        """Seconds from one write to the next."""
         return self.coalesce or PACE
 
 
@@ -247,7 +246,7 @@ class RunWriter:
         """
         try:
             writing = self._writing
-            if self._state != OPEN or writing is None or writing.is_gone:
+            if self._state != OPEN or writing is None or writing.loop_is_closed:
                 self._refuse(CLOSED if self._state == OPEN else self._state)
                 return
             event = capture(
@@ -276,15 +275,15 @@ class RunWriter:
         buffered, writing = self._delivery.buffer.stats(), self._writing
         with self._lock:
             outside = Counter(self._outside)
-        late = writing.late if writing is not None else 0
-        outside[CLOSED] += late
+        behind_end = writing.behind_end if writing is not None else 0
+        outside[CLOSED] += behind_end
         dropped = Counter(buffered.dropped) + outside
         return RunWriterStats(
             run_id=self.run_id,
             open=self._state == OPEN,
             is_owner=self.is_owner,
-            accepted=buffered.accepted + outside.total() - late,
-            written=buffered.delivered - late,
+            accepted=buffered.accepted + outside.total() - behind_end,
+            written=buffered.delivered - behind_end,
             dropped=dict(dropped),
             queued=buffered.queued,
             queued_bytes=buffered.queued_bytes,
@@ -303,7 +302,7 @@ class RunWriter:
             Whether all of it is settled; never raises for Redis.
         """
         writing = self._writing
-        if writing is not None and not writing.is_gone:
+        if writing is not None and not writing.loop_is_closed:
             flush = partial(writing.flush, timeout)
             flushed = await call_in(writing.loop, flush, timeout + LEAVE_GRACE)
             if flushed is not None:
@@ -376,7 +375,6 @@ class RunWriter:
     def _put(
         self, category: str, action: str, data: object, *, ends: bool = False
     ) -> None:
-        """Write an event of the writer itself."""
         if self._writing is not None:
             event = self._writing.own_event(category, action, data, self._source)
             event.ends = ends
@@ -395,7 +393,7 @@ class RunWriter:
         if self._state != OPEN or writing is None:
             return
         self._state = CLOSED
-        if writing.is_gone:
+        if writing.loop_is_closed:
             self._delivery.forget_loop()
             return
         self._put_end(writing, error)
@@ -485,7 +483,7 @@ class RunWriter:
         if getattr(self, "_state", NEW) != OPEN:
             return
         writing = self._writing
-        if writing is not None and not writing.is_gone:
+        if writing is not None and not writing.loop_is_closed:
             writing.loop.call_soon_threadsafe(writing.abandon)
         text = f"the writer of run {self.run_id} was never left"
         _warn(text, ResourceWarning, stacklevel=2, source=self)

@@ -98,7 +98,7 @@ class HighWaterMarks:
         *,
         is_new: bool = False,
     ) -> None:
-        """Record what was written; an older mark changes nothing.
+        """Record what was written. An older mark changes nothing.
 
         ``is_new``: the server has begun a new run, whose sequences begin at 1.
         """
@@ -214,7 +214,7 @@ class RunLease(LeaseState):
                 self.due = anyio.current_time() + RETRY
 
     async def _renew(self) -> float:
-        """Take or renew the lease; give the seconds until the next request."""
+        """Take or renew the lease; return the seconds until the next request."""
         arguments = (*self.arguments, self._pool.bounds.ttl)
         try:
             await self._pool.open()
@@ -228,17 +228,17 @@ class RunLease(LeaseState):
             return self._backoff.failed(permanent=isinstance(error, RedisRefusedError))
         self._pool.is_away = False
         self._backoff.succeeded()
-        told = LeaseReply.of(reply)
-        if self.handle_reply(told, sent_at=sent_at, now=boot_seconds()):
+        lease_reply = LeaseReply.of(reply)
+        if self.handle_reply(lease_reply, sent_at=sent_at, now=boot_seconds()):
             return 0.0
         if self.standing is Ownership.OURS:
             self._log_regained()
         elif self.answered.is_set():
             self.log_lost()
         else:
-            self.refusal = LeaseHeldError(self.key, told.remaining, REMEDY)
+            self.refusal = LeaseHeldError(self.key, lease_reply.remaining, REMEDY)
         self.answered.set()
-        return math.inf if told.what == "ended" else self.ttl / RENEWALS
+        return math.inf if lease_reply.what == "ended" else self.ttl / RENEWALS
 
     def note_renewed(self, *, sent_at: float) -> None:
         """Record that a batch of events has renewed the lease."""
@@ -265,7 +265,6 @@ class RunLease(LeaseState):
             logger.info("run %d is ours again", self._keys.run_id)
 
     def log_lost(self) -> None:
-        """Log once that this writer has lost the run."""
         if not self._logged_lost:
             self._logged_lost = True
             text = (
@@ -305,7 +304,7 @@ class RunWriterTask:
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         self.loop = asyncio.get_running_loop()
-        self.late = 0  # events that came behind the end of the run: not written
+        self.behind_end = 0  # events that came behind the end of the run: not written
         self.merged = 0  # pieces that were written within the event of another one
         self.cut = 0  # events whose data were too long
         self._delivery = delivery
@@ -325,7 +324,7 @@ class RunWriterTask:
     def prepare(self, items: Sequence[PendingEvent]) -> _Batch:
         """Make a batch: a warning about drops, merged pieces, everything encoded."""
         if self._has_end:
-            self.late += len(items)
+            self.behind_end += len(items)
             return _Batch([])
         ends = [item for item in items if item.ends]
         kept = [item for item in items if not item.ends]
@@ -372,7 +371,6 @@ class RunWriterTask:
     def own_event(
         self, category: str, action: str, data: object, source: Source = NO_SOURCE
     ) -> PendingEvent:
-        """Make an event of the writer itself."""
         return capture(
             category, action, data, source,
             at=time.time(),  # noqa: TID251 - the outermost place
@@ -380,7 +378,6 @@ class RunWriterTask:
         )  # fmt: skip
 
     async def write(self, batch: Sequence[PendingEvent]) -> None:
-        """Write the whole batch in one step."""
         assert isinstance(batch, _Batch)  # noqa: S101 - what prepare() gave
         if not batch:
             return
@@ -429,12 +426,12 @@ class RunWriterTask:
             self._run_lease.finish()
 
     async def was_written(self, batch: Sequence[PendingEvent]) -> bool | None:
-        """Answer "no": writing a batch again is harmless, no look-up is needed."""
+        """Return ``False``, because a batch may be written again without harm."""
         del batch
         return False
 
     @property
-    def is_gone(self) -> bool:
+    def loop_is_closed(self) -> bool:
         """Whether its event loop was closed before the run was left."""
         return self.loop.is_closed()
 
@@ -482,7 +479,7 @@ class RunWriterTask:
             pause = GLANCE
 
     async def end(self, within: float) -> None:
-        """Write what was put, as far as that is possible; the caller's cancellation waits."""
+        """Write what was put, as far as possible; a cancellation of the caller waits."""
         await _wait_through(self._begin_end(within))
 
     def _begin_end(self, within: float) -> asyncio.Task[None]:

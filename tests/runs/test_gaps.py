@@ -278,7 +278,7 @@ def test_an_outage_is_no_dead_writer() -> None:
     assert not liveness.record(GONE, 5.0 + LEASE - 0.1)
     assert not liveness.record(alive(), 5.0 + LEASE - 0.05)
     assert not liveness.record(NOTHING, 6.0)  # and its run may come back, too
-    assert not liveness.is_gone
+    assert not liveness.has_disappeared
 
 
 def test_a_far_server_is_no_outage() -> None:
@@ -318,7 +318,7 @@ def test_a_run_that_disappears() -> None:
     assert not liveness.record(NOTHING, 0.0)  # it has not begun
     liveness.record(NO_WRITER, 5.0)
     assert liveness.record(NOTHING, 10.0)
-    assert liveness.is_gone
+    assert liveness.has_disappeared
 
 
 def test_a_run_without_a_writer_has_time_to_come_back() -> None:
@@ -328,11 +328,11 @@ def test_a_run_without_a_writer_has_time_to_come_back() -> None:
     liveness.record(Probe(exists=True, owner=None, left=None), 0.0)
     liveness.note_outage(10.0)
     assert not liveness.record(nothing, 10.1)
-    assert not liveness.is_gone
+    assert not liveness.has_disappeared
     liveness.record(Probe(exists=True, owner=None, left=None), 12.0)
-    assert not liveness.is_gone
+    assert not liveness.has_disappeared
     assert liveness.record(nothing, 20.0)
-    assert liveness.is_gone
+    assert liveness.has_disappeared
 
 
 def test_a_run_that_begins_while_it_is_looked_for() -> None:
@@ -341,7 +341,7 @@ def test_a_run_that_begins_while_it_is_looked_for() -> None:
     liveness.note_events()
     before = Probe(exists=False, owner=None, left=None, existed=False)
     assert not liveness.record(before, 0.1)
-    assert not liveness.is_gone
+    assert not liveness.has_disappeared
     assert liveness.record(NOTHING, 5.0)
 
 
@@ -351,10 +351,10 @@ def test_a_run_whose_writer_lives_comes_back() -> None:
     liveness.note_outage(2.0)
     assert not liveness.record(NOTHING, 2.0)
     assert not liveness.record(Probe(exists=False, owner=b"a", left=3.0), 2.5)
-    assert not liveness.is_gone
+    assert not liveness.has_disappeared
     assert not liveness.record(NOTHING, 5.0)
     assert liveness.record(NOTHING, 5.6)
-    assert liveness.is_gone
+    assert liveness.has_disappeared
 
 
 # -- where a follower stands
