@@ -299,14 +299,8 @@ class ValueLease(LeaseState):
         """
         former, self.digest = self.digest, digest_of(value)
         takes = self.standing is not Ownership.OURS
-        return self._run(value, int(takes), former, int(true))
-
-    def keep_request(self, value: bytes) -> Run:
-        """Request to write only while the key is ours; from any thread."""
-        return self._run(value, 0, "", 0)
-
-    def _run(self, value: bytes, *how: Argument) -> Run:
         number = next(self._numbers)
+        how = int(takes), former, int(true)
         return [self.key, self.owner_key], (*self.arguments, number, value, *how)
 
     def end_request(self, now: float) -> Run:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RNG: Final = random.SystemRandom()  # has no state that forked children would share
-SHORTEST: Final = 0.1  # seconds: a shorter interval or stall_after makes no sense
+SHORTEST: Final = 0.1  # seconds: a shorter interval makes no sense
 LEAVE_GRACE: Final = 1.0  # seconds beyond its timeout that leaving may take
 AT_EXIT: Final = 1.0  # seconds that the exit of the interpreter waits at most
 
@@ -73,8 +73,6 @@ class HeartbeatStats:
         failures: Beats that could not be written, or perhaps.
         losses: Times another process had taken the key over.
         overwritten: Times a peer had written over the key without owning it.
-        loop_stalls: Times the event loop stood still longer than ``stall_after``.
-        loop_stalled_seconds: The longest of these stalls that are over.
     """
 
     key: str
@@ -86,23 +84,20 @@ class HeartbeatStats:
     failures: int
     losses: int
     overwritten: int
-    loop_stalls: int
-    loop_stalled_seconds: float
-
-
-def _check_least(name: str, seconds: float | None, rule: str) -> None:
-    if seconds is not None and check_seconds(name, seconds, rule) < SHORTEST:
-        raise ConfigurationError(name, seconds, rule)
 
 
 def _check_interval(interval: float | None, ttl: float) -> float:
     """Return the seconds between two beats: a third of the TTL by default."""
-    _check_least("interval", interval, f"at least {SHORTEST:g} s")
-    if interval is not None and interval * 3 > ttl:
+    if interval is None:
+        return ttl / 3
+    rule = f"at least {SHORTEST:g} s"
+    if check_seconds("interval", interval, rule) < SHORTEST:
+        raise ConfigurationError("interval", interval, rule)
+    if interval * 3 > ttl:
         rule = f"at most a third of ttl ({ttl:g} s)"
         remedy = "Two lost beats must not make a living worker vanish."
         raise ConfigurationError("interval", interval, rule, remedy)
-    return ttl / 3 if interval is None else interval
+    return interval
 
 
 def _check_slot(heartbeat: WorkerHeartbeat, endpoint: Endpoint | None) -> None:
@@ -129,9 +124,9 @@ class Heartbeat:
     the system shows that the former one is gone (Linux, same container); elsewhere
     after at most ``ttl`` seconds.
 
-    While the event loop stands still for more than ``stall_after`` seconds the status
-    is ``error``. With plain ``with`` a thread beats, whatever the program does
-    meanwhile. SIGTERM ends a program without leaving the block, unless it is handled:
+    A heartbeat whose event loop stands still for longer than ``ttl`` expires. With plain
+    ``with`` a thread beats, whatever the program does meanwhile. SIGTERM ends a program
+    without leaving the block, unless it is handled:
     ``signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))``.
 
     Args:
@@ -144,8 +139,6 @@ class Heartbeat:
         conflict: ``"refuse"`` raises :class:`~bls_agent.LeaseHeldError` where a living
             process owns the key; ``"wait"`` lets the host go on and takes the key when
             it is free.
-        stall_after: Seconds of a motionless event loop that count as a fault; ``None``
-            for never.
         timeout: Deadline of one request in seconds.
 
     Raises:
@@ -160,7 +153,6 @@ class Heartbeat:
         interval: float | None = None,
         ttl: float | None = None,
         conflict: Literal["refuse", "wait"] = "refuse",
-        stall_after: float | None = 5.0,
         timeout: float = 5.0,
     ) -> None:
         if not getattr(heartbeat, "kind", ""):  # from a caller without a type checker
@@ -174,8 +166,6 @@ class Heartbeat:
         usual = cast("float", heartbeat.template().ttl)
         self._ttl = check_seconds("ttl", usual if ttl is None else ttl)
         self._interval = _check_interval(interval, self._ttl)
-        _check_least("stall_after", stall_after, f"at least {SHORTEST:g} s, or None")
-        self._stall_after = stall_after
         self._timeout = timeout
         self._conflict = conflict
         self._current = CurrentHeartbeat(heartbeat)
@@ -224,15 +214,13 @@ class Heartbeat:
 
     def stats(self) -> HeartbeatStats:
         """Return every counter and state; from any thread."""
-        state, writer, counts = self._state, self._writer, self._counts
+        state, counts = self._state, self._counts
         return HeartbeatStats(
             key=self._key,
             open=state is not None,
             owned=self.owned,
             standing=state.claim.standing if state else Ownership.UNKNOWN,
             **vars(counts),
-            loop_stalls=writer.stalls.stalls if writer else 0,
-            loop_stalled_seconds=writer.stalls.longest if writer else 0.0,
         )
 
     async def ready(self, timeout: float | None = None) -> None:
@@ -325,9 +313,7 @@ class Heartbeat:
             counts=self._counts,
             rng=_RNG,
         )
-        writer = WRITERS.enter(
-            endpoint, timeout=self._timeout, stall_after=self._stall_after
-        )
+        writer = WRITERS.enter(endpoint, timeout=self._timeout)
         self._state, self._writer = state, writer
         try:
             writer.add(state)

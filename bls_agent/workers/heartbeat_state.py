@@ -96,11 +96,6 @@ class HeartbeatState:
         self._logged = Ownership.OURS
         self._logged_overwritten = False
 
-    def value(self, status: WorkerStatus | None = None) -> bytes:
-        """Return the value as of now, perhaps with another status; from any thread."""
-        changes = {} if status is None else {"status": status}
-        return self._current.now.changed(**changes).to_json().encode()
-
     def beat(self) -> Run:
         """Make the script's arguments for the next beat."""
         current = self._current.now

@@ -1,13 +1,9 @@
-"""All heartbeats of one event loop and one Redis: one connection, one task, few writes.
-
-While the loop stands still the watchdog's thread writes them, see ``_StallPublisher``.
-"""
+"""All heartbeats of one event loop and one Redis: one connection, one task, few writes."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -15,19 +11,15 @@ import anyio
 
 from bls_agent.connection.access import LoopLocal
 from bls_agent.connection.after_fork import register
-from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.reconnect import Complaints
 from bls_agent.connection.scripts import BEAT, END_LEASE
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
-from bls_agent.core.keys import slot_of
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.runtime.lease import boot_seconds
 from bls_agent.runtime.tasks import ThreadSafeEvent, start_background
-from bls_agent.runtime.watchdog import LoopWatch, StallCounts
-from bls_agent.workers.heartbeat_fields import WorkerStatus
 from bls_agent.workers.heartbeat_state import HeartbeatState
 
 if TYPE_CHECKING:
@@ -50,10 +42,7 @@ _HOPELESS: Final = ("no_permission", "unknown_command", "refused")
 class HeartbeatWriter:
     """Writes many heartbeats from one task, over one connection (cluster: per node)."""
 
-    def __init__(
-        self, endpoint: Endpoint, *, timeout: float, stall_after: float | None
-    ) -> None:
-        self.stalls = StallCounts()  # of the event loop
+    def __init__(self, endpoint: Endpoint, *, timeout: float) -> None:
         # its task has ended, its loop was closed, or it is a forked child's copy
         self.is_over = False
         self.users = 0  # heartbeats that are open
@@ -69,13 +58,6 @@ class HeartbeatWriter:
         self._complaints = Complaints()
         self._task: asyncio.Task[None] | None = None
         self._ended = anyio.Event()
-        self._publisher: _StallPublisher | None = None
-        self._watch: LoopWatch | None = None
-        if stall_after is not None:
-            self._publisher = _StallPublisher(
-                endpoint, self, timeout=timeout, stall_after=stall_after
-            )
-            self._watch = LoopWatch(self._publisher)
 
     def start(self) -> None:
         """Begin, in the running event loop."""
@@ -104,10 +86,6 @@ class HeartbeatWriter:
         state.due_at = now = anyio.current_time()
         if now < self._retry_at:  # Redis is away, and the host does not wait for it
             state.answered.set()
-        if self._watch is not None and self._publisher is not None:
-            is_shorter = self._publisher.add_ttl(state.claim.ttl)
-            if is_shorter:
-                self._watch.begin()
         self._wakeup.set()
 
     def write_soon(self, states: Collection[HeartbeatState]) -> None:
@@ -136,14 +114,9 @@ class HeartbeatWriter:
 
     async def aclose(self) -> None:
         """End the task and close the connection."""
-        try:
-            if self._watch is not None:
-                with anyio.move_on_after(GRACE):
-                    await self._watch.end()
-        finally:
-            if self._task is not None:
-                self._task.cancel()
-                await self._ended.wait()
+        if self._task is not None:
+            self._task.cancel()
+            await self._ended.wait()
 
     async def _run(self) -> None:
         self._wakeup.bind()
@@ -159,8 +132,6 @@ class HeartbeatWriter:
                     await anyio.sleep(RETRY + self._backoff.failed())
         finally:
             self._wakeup.unbind()
-            if self._watch is not None:
-                self._watch.drop()
             if not (self.is_over or self.loop.is_closed()):
                 with anyio.CancelScope(shield=True):
                     await self._wind_up()
@@ -296,92 +267,19 @@ class HeartbeatWriter:
         self._complaints.say("heartbeats cannot be written", shown)
 
 
-class _StallPublisher:
-    """The watchdog's ``StallListener`` for a loop's heartbeats.
-
-    It writes keys that this process owns, as long as it does. Before ``stall_after``
-    each keeps its status, where it would expire earlier; from then on it is ``error``.
-    """
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        writer: HeartbeatWriter,
-        *,
-        timeout: float,
-        stall_after: float,
-    ) -> None:
-        self.name, self.counts = "heartbeats", writer.stalls
-        self.endpoint = replace(endpoint, notes=())  # the loop has logged them
-        self.stall_after = stall_after
-        self.publish_after = self.interval = inf
-        self._writer = writer
-        self._timeout = timeout
-        self._stalled = False
-
-    def add_ttl(self, ttl: float) -> bool:
-        """Adapt to one more TTL; tell whether that changed the interval."""
-        if ttl / 4 >= self.interval:
-            return False
-        self.publish_after, self.interval = ttl / 3, ttl / 4
-        return True
-
-    def connect(self) -> AgentConnections:
-        """Make the connections of the thread; nothing is opened yet."""
-        first = next(iter(list(self._writer.states)), None)
-        return AgentConnections(
-            self.endpoint,
-            "bls-agent:heartbeats:watchdog",
-            timeout=self._timeout,
-            reconnect_max=CAP,
-            keys={"liveness": first.claim.key if first else ""},
-        )
-
-    def on_stall(self) -> None:
-        """Write ``error`` from now on."""
-        self._stalled = True
-
-    async def publish(self, connections: AgentConnections) -> None:
-        """Write the heartbeats that this process owns; raise if one was not written."""
-        states = list(self._writer.states)
-        if self.endpoint.is_cluster:  # one connection follows few redirections
-            states.sort(key=lambda state: slot_of(state.claim.key))
-        status = WorkerStatus.ERROR if self._stalled else None
-        failure: RedisUnavailableError | None = None
-        for begin in range(0, len(states), BATCH):
-            runs = [
-                state.claim.keep_request(state.value(status))
-                for state in states[begin : begin + BATCH]
-            ]
-            for reply in await BEAT.run_many(connections.liveness, runs):
-                if isinstance(reply, RedisUnavailableError):
-                    failure = reply
-        if failure is not None:
-            raise failure
-
-    def on_recovery(self, seconds: float) -> None:
-        """Have the loop write the true status, and log how long it stood still."""
-        self._stalled = False
-        self._writer.write_soon(self._writer.states)
-        if seconds:
-            logger.warning("the event loop stood still for %.1f s", seconds)
-
-
 class _Writers:
     """The writers of this process; each ends with the last heartbeat in it."""
 
     def __init__(self) -> None:
         self._by_loop: LoopLocal[dict[object, HeartbeatWriter]] = LoopLocal()
 
-    def enter(
-        self, endpoint: Endpoint, *, timeout: float, stall_after: float | None
-    ) -> HeartbeatWriter:
+    def enter(self, endpoint: Endpoint, *, timeout: float) -> HeartbeatWriter:
         """Return the running loop's writer for this Redis, and count one more user."""
         writers = self._by_loop.get(dict[object, HeartbeatWriter])
-        key = (endpoint.address, _find_likeness(endpoint), timeout, stall_after)
+        key = (endpoint.address, _find_likeness(endpoint), timeout)
         found = writers.get(key)
         if found is None or found.is_over:
-            found = HeartbeatWriter(endpoint, timeout=timeout, stall_after=stall_after)
+            found = HeartbeatWriter(endpoint, timeout=timeout)
             writers[key] = found
             found.start()
         found.users += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -616,14 +615,13 @@ async def test_locks_of_a_cache_leave_few_connections(
 
 
 async def test_heartbeats_on_three_nodes(topology: ClusterTopology) -> None:
-    """Each with its lease on its own node; kept, spoken for in a stall, removed."""
+    """Each with its lease on its own node; kept alive, and removed."""
     names = [f"回测-{number}" for number in range(12)]
     beats = [
         Heartbeat(
             topology.url,
             BacktestWorkerHeartbeat.create(worker_id=name),
             ttl=1.5,
-            stall_after=0.2,
         )
         for name in names
     ]
@@ -638,21 +636,6 @@ async def test_heartbeats_on_three_nodes(topology: ClusterTopology) -> None:
         with pytest.raises(LeaseHeldError):
             async with Heartbeat(topology.url, beats[0].heartbeat):
                 pytest.fail("entered")
-        found: list[bytes] = []
-
-        def look() -> None:
-            deadline = time.monotonic() + 10
-            while time.monotonic() < deadline and len(found) < len(keys):
-                found[:] = [
-                    value
-                    for key in keys
-                    if b'"error"' in (value := peek(topology, key))
-                ]
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()  # the loop stands still meanwhile
-        assert len(found) == len(keys)
         for key in keys:
             await eventually(partial(says, topology, key, b'"running"'), 5.0)
         await anyio.sleep(1.6)

@@ -93,7 +93,7 @@ def test_heartbeats_in_many_loops(own_server: DevServer) -> None:
 
     async def use(number: int) -> None:
         said = BacktestWorkerHeartbeat.create(f"回测-{number}")
-        async with Heartbeat(own_server.url, said, stall_after=None):
+        async with Heartbeat(own_server.url, said):
             pass
 
     assert in_many_loops(use) == []
@@ -106,7 +106,7 @@ def test_loops_that_end_under_heartbeats_are_not_kept(own_server: DevServer) -> 
         said = BacktestWorkerHeartbeat.create(f"回测-{number}")
 
         async def work() -> None:
-            async with Heartbeat(own_server.url, said, stall_after=None) as beat:
+            async with Heartbeat(own_server.url, said) as beat:
                 await beat.ready()
                 opened.set()
                 await asyncio.sleep(60)

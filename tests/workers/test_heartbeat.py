@@ -454,7 +454,6 @@ async def test_plain_with_is_refused_in_an_event_loop(
         ({"ttl": float("inf")}, "ttl"),
         ({"ttl": 6, "interval": 2.5}, "interval"),
         ({"conflict": "steal"}, "conflict"),
-        ({"stall_after": 0}, "stall_after"),
         ({"timeout": -1}, "timeout"),
         ({"redis": 7}, "redis"),
         ({"heartbeat": {"worker_id": "1"}}, "heartbeat"),
