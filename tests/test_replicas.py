@@ -503,7 +503,7 @@ async def test_a_copy_waits_for_a_slot_and_is_reported_at_the_stop(
 
 RIGHTS = """
 -@all +ping +hello +select +time +client|id +client|setname +client|unblock +client|kill
-(+set +expire +pttl %RW~{p}_项目状态)
+(+set +expire %RW~{p}_项目状态)
 (+rpush +ltrim +lrange %RW~{p}_项目控制台)
 (+blpop +lpop +lpush +lrange %RW~{p}_控制)
 (+evalsha +eval +hgetall +hset +hdel +type +set +pexpireat +expire ~{p}_项目状态 ~bls_agent:{{{p}_项目状态}}:*)

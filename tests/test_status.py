@@ -17,10 +17,8 @@ from bls_agent.devserver import DevServer
 from tests.harness import (
     cut_connections,
     eventually,
-    execute,
     records,
     status_of,
-    url_with_rights,
 )
 
 
@@ -288,8 +286,8 @@ async def _foreign_records(redis: Redis, project: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("value", "ttl"),
-    [("故障", 2), ("离线", None), ("在线", 2), ("在线", 60), ("在线", None)],
-    ids=["another value", "last word", "same value", "longer life", "for ever"],
+    [("故障", 2), ("离线", None)],
+    ids=["another value", "last word"],
 )
 async def test_somebody_else_who_refreshes_the_key(
     redis_url: str,
@@ -321,20 +319,6 @@ async def test_somebody_else_who_refreshes_the_key(
     assert told["level"] == "warn"
     assert told["metadata"]["key"] == f"{project}_项目状态"
     assert "replicas=True" in told["message"]
-
-
-async def test_two_agents_of_one_project_are_seen(
-    redis_url: str, project: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Two agents that say the same, with the same settings, notice each other."""
-    quick = Settings(redis_url=redis_url, status_interval=0.9, status_ttl=3)
-    async with (
-        ProjectAgent(project, settings=quick) as first,
-        ProjectAgent(project, settings=quick) as second,
-    ):
-        await first.ready(5)
-        await second.ready(5)
-        await eventually(lambda: _say_foreign(caplog) > 0, 20)
 
 
 async def test_what_is_no_somebody_else(
@@ -387,21 +371,6 @@ async def _writes_again(agent: ProjectAgent) -> None:
     """Wait until the status was written twice more."""
     before = agent.stats().status_writes
     await eventually(lambda: agent.stats().status_writes >= before + 2, 15)
-
-
-async def test_without_the_right_to_ask_for_the_ttl(
-    own_server: DevServer, admin: Redis, project: str
-) -> None:
-    """Where PTTL is refused it is asked once and never again."""
-    url = await url_with_rights(admin, own_server, "~*", "+@all", "-pttl")
-    agent = ProjectAgent(project, redis=url, status_interval=0.1, status_ttl=1)
-    async with agent:
-        await agent.ready(5)
-        await _writes_again(agent)
-        found = await execute(admin, "ACL", "LOG")
-        assert len(found) == 1
-        assert agent.stats().status_failures == 0
-    assert await status_of(admin, project) == "离线"
 
 
 async def test_a_reason_is_logged_before_the_status(

@@ -165,7 +165,6 @@ RIGHTS: Final = (
     Right("set", _STATUS, _ALL, _UNGUARDED, option="GET"),
     Right("type", _STATUS, _ALL, _UNGUARDED, extra=True),
     Right("expire", _STATUS, _ALL, "the status expires while Redis is out of memory"),
-    Right("pttl", _STATUS, _ALL, "somebody else who refreshes the status with the same value is not noticed"),
     Right("rpush", _LOG, _ALL, _NO_RECORDS, essential=True),
     Right("ltrim", _LOG, _ALL, "the console list is not capped"),
     Right("lrange", _LOG, _ALL, "what a cut left in doubt is written again without a look"),

@@ -1,68 +1,54 @@
-"""Whether somebody else refreshes our key: decided from what stood there, no Redis."""
+"""Whether another process writes our key: decided from what stood there, no Redis."""
 
 from __future__ import annotations
 
 import pytest
 
-from bls_agent.project.status.writer import ConflictDetector, Snapshot
+from bls_agent.project.status.writer import ConflictDetector
 
 OURS = "在线".encode()
 OTHER = "故障".encode()
 
 
-def snapshot(
-    now: float, value: bytes | None = OURS, remaining: int | None = None, place: int = 1
-) -> Snapshot:
-    """What stood there at a moment, over a connection that answered at once."""
-    return Snapshot(now, now, place, value, remaining)
-
-
 @pytest.fixture
 def conflicts() -> ConflictDetector:
-    """One that knows of a write at second 100, for 60 seconds."""
+    """A detector that knows of one write over connection 1."""
     found = ConflictDetector()
-    assert not found.record(snapshot(100, OTHER), OURS, 60)
+    assert not found.record(OTHER, OURS, 1)
     return found
 
 
-def test_another_value_is_somebody_else_s(conflicts: ConflictDetector) -> None:
-    """What came back is not what we wrote, twice in a row."""
-    assert not conflicts.record(snapshot(110, OTHER), OURS, 60)
-    assert conflicts.record(snapshot(120, OTHER), OURS, 60)
+def test_another_value_is_another_writer(conflicts: ConflictDetector) -> None:
+    """The key held another value than ours, twice in a row."""
+    assert not conflicts.record(OTHER, OURS, 1)
+    assert conflicts.record(OTHER, OURS, 1)
 
 
 @pytest.mark.parametrize("value", [OURS, None])
-def test_our_own_and_nothing_are_not(
+def test_our_own_value_and_none_are_not(
     conflicts: ConflictDetector, value: bytes | None
 ) -> None:
-    """Neither our own word nor a key that has vanished."""
-    assert not conflicts.record(snapshot(110, value, 50_000), OURS, 60)
-    assert not conflicts.record(snapshot(120, value, -2), OURS, 60)
+    """Neither our own value nor a key that has vanished is a conflict."""
+    for _ in range(3):
+        assert not conflicts.record(value, OURS, 1)
 
 
-@pytest.mark.parametrize("remaining", [-1, 55_000, 3_600_000])
-def test_a_life_that_is_too_long(conflicts: ConflictDetector, remaining: int) -> None:
-    """Ours can have 50 s left; seen twice in a row, because clocks are set back."""
-    assert not conflicts.record(snapshot(110, OURS, remaining), OURS, 60)
-    assert conflicts.record(snapshot(120, OURS, remaining), OURS, 60)
+def test_one_sighting_among_others_is_none(conflicts: ConflictDetector) -> None:
+    """Only sightings that follow each other count."""
+    for before in (OTHER, OURS, OTHER, OURS):
+        assert not conflicts.record(before, OURS, 1)
 
 
-def test_a_clock_that_is_set_back_once(conflicts: ConflictDetector) -> None:
-    """One sighting among others is none."""
-    for now, remaining in ((110, 3_600_000), (120, 50_000), (130, 3_600_000)):
-        assert not conflicts.record(snapshot(now, OURS, remaining), OURS, 60)
-
-
-def test_another_connection_may_lead_to_a_server_that_forgot(
+def test_another_connection_may_lead_to_a_server_without_the_value(
     conflicts: ConflictDetector,
 ) -> None:
     """After a reconnect nothing is compared until we have written again."""
-    assert not conflicts.record(snapshot(110, OTHER, place=2), OURS, 60)
-    assert not conflicts.record(snapshot(120, OTHER, place=2), OURS, 60)
-    assert conflicts.record(snapshot(130, OTHER, place=2), OURS, 60)
+    assert not conflicts.record(OTHER, OURS, 2)
+    assert not conflicts.record(OTHER, OURS, 2)
+    assert conflicts.record(OTHER, OURS, 2)
 
 
 def test_a_doubtful_write_of_ours(conflicts: ConflictDetector) -> None:
-    """Nobody knows which of our words stood there last."""
+    """Behind a write whose reply was lost nothing is compared."""
     conflicts.forget()
-    assert not conflicts.record(snapshot(110, OTHER), OURS, 60)
+    assert not conflicts.record(OTHER, OURS, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import anyio
 
@@ -29,25 +29,15 @@ from bls_agent.runtime.watchdog import StallCounts
 # SET … GET: before Redis 6.2, or without the right to read the key.
 _UNGUARDED: Final = ("unsupported", "no_permission")
 ERROR_WINDOW: Final = "error window"  # a source of the status
-SLACK: Final = 0.1  # seconds by which two clocks may have drifted since the last write
-SIGHTINGS: Final = 2  # in a row; one may be a server whose clock was set back
-
-
-class Snapshot(NamedTuple):
-    """What stood under the key in the moment before a write."""
-
-    asked: float  # monotonic seconds before the request left
-    answered: float  # monotonic seconds when the reply was there
-    place: int  # the connection: another one may lead to a server without the value
-    value: bytes | None = None  # ``None``: there was none, or it is not known
-    remaining: int | None = None  # as PTTL (-1 never, -2 no key); ``None``: not known
+SIGHTINGS: Final = 2  # in a row; one may be a write of ours whose reply was lost
 
 
 class ConflictDetector:
     """Notices that another process writes the status, too.
 
-    So it is if twice in a row, over one connection, the key holds not what we wrote
-    there last, or lives longer than that could.
+    Another process does so if twice in a row, over one connection, the key holds
+    another value than we wrote there last. A process that writes the same value is not
+    noticed.
     """
 
     def __init__(self) -> None:
@@ -55,19 +45,20 @@ class ConflictDetector:
 
     def forget(self) -> None:
         """Begin afresh: what was written last is not known."""
-        self._value, self._place, self._ends = b"", -1, 0.0
+        self._value, self._connection = b"", -1
         self._sightings = 0
 
-    def record(self, snapshot: Snapshot, value: bytes, ttl: float) -> bool:
-        """Record a write; return whether another process writes, too."""
-        other = snapshot.value is not None and snapshot.value != self._value
-        remaining = -2 if snapshot.remaining is None else snapshot.remaining
-        outlasts = snapshot.asked + remaining / 1000 > self._ends + SLACK
-        met = other or outlasts or remaining == -1
-        is_known = self._place == snapshot.place
-        self._sightings = self._sightings + 1 if met and is_known else 0
-        self._value, self._place = value, snapshot.place
-        self._ends = snapshot.answered + ttl
+    def record(self, before: bytes | None, value: bytes, connection: int) -> bool:
+        """Record a write; return whether another process writes, too.
+
+        ``before`` is what stood there, ``None`` if nothing did or it is not known;
+        ``connection`` is the number of the connection: another one may lead to a
+        server without the value.
+        """
+        differs = before is not None and before != self._value
+        is_known = self._connection == connection
+        self._sightings = self._sightings + 1 if differs and is_known else 0
+        self._value, self._connection = value, connection
         return self._sightings >= SIGHTINGS
 
 
@@ -94,7 +85,6 @@ class StatusWriter:
         self._replicas = replicas
         self._on_conflict = on_conflict
         self._guard = True  # SET … GET is known here
-        self._can_ask_ttl = True
         self._turn = anyio.Lock()
         self.ended = False  # the final status is being written
         self.conflicts = ConflictDetector()  # detects another process that writes here
@@ -154,36 +144,28 @@ class StatusWriter:
         return False
 
     async def _set(self, status: Status) -> None:
-        asked = time.monotonic()
-        request = ("SET", self._key, status.value, "EX", self._ttl)
-        ask_ttl = self._on_conflict is not None and self._can_ask_ttl
-        remaining, value = await self._send(request, ask_ttl=ask_ttl)
-        now, place = time.monotonic(), self._connections.liveness.generation
-        snapshot = Snapshot(asked, now, place, value, remaining)
-        met = self.conflicts.record(snapshot, status.value.encode(), self._ttl)
+        live = self._connections.liveness
+        before = await self._send(("SET", self._key, status.value, "EX", self._ttl))
+        met = self.conflicts.record(before, status.value.encode(), live.generation)
         if met and self._on_conflict is not None:
             on_conflict, self._on_conflict = self._on_conflict, None
             on_conflict()
 
-    async def _send(
-        self, request: Request, *, ask_ttl: bool = False
-    ) -> tuple[int | None, bytes | None]:
-        """SET, with GET where that is known; return the former TTL and value."""
+    async def _send(self, request: Request) -> bytes | None:
+        """SET, with GET where that is known; return the former value."""
         live = self._connections.liveness
-        requests = [("PTTL", self._key)] if ask_ttl else []  # in the same round trip
         guarded = (*request, "GET") if self._guard else request
-        *ttl, reply = await live.call_many([*requests, guarded])
-        remaining = ttl[0] if ttl else None
-        if isinstance(remaining, RedisUnavailableError):
-            self._can_ask_ttl, remaining = False, None
-        if not isinstance(reply, RedisUnavailableError):
-            return remaining, reply if self._guard else None
-        if not self._guard or reply.kind not in _UNGUARDED:
-            raise reply
+        try:
+            reply = await live.call(*guarded)
+        except RedisRefusedError as error:
+            if not self._guard or error.kind not in _UNGUARDED:
+                raise
+        else:
+            return reply if self._guard else None
         await self._check_type()
         await live.call(*request)
         self._guard = False
-        return remaining, None
+        return None
 
     async def _check_type(self) -> None:
         """Check once, where SET … GET cannot guard each write."""
