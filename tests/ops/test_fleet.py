@@ -481,11 +481,12 @@ async def test_many_floods_share_what_may_be_read(
         views = await fleet.look()
         read = (await admin.info("stats"))["total_net_output_bytes"] - before
     assert read < 2_500_000
-    assert {sum(views[name].rates) for name in names} == {601}
+    assert all(views[name].at_least for name in names)
+    assert {sum(views[name].rates) for name in names} == {40}  # what fits into 2 MB
 
 
 async def test_a_flood_costs_little(own_server: DevServer, admin: Redis) -> None:
-    """Ten thousand records between two looks: counted, of which few are read."""
+    """Of ten thousand records between two looks few are read, and the counts are lower bounds."""
     agent = ProjectAgent(
         "洪水", redis=own_server.url, log_list_limit=1_000, log_buffer=50_000
     )
@@ -499,7 +500,7 @@ async def test_a_flood_costs_little(own_server: DevServer, admin: Redis) -> None
         before = (await admin.info("stats"))["total_net_output_bytes"]
         view = (await fleet.look())["洪水"]
         read = (await admin.info("stats"))["total_net_output_bytes"] - before
-    assert view.estimated
-    assert sum(view.rates) == 10_001
-    assert view.errors == pytest.approx(5_000, rel=0.1)
+    assert view.at_least
+    assert 100 < sum(view.rates) < 1_000
+    assert 50 < view.errors < 1_000
     assert read < 150_000

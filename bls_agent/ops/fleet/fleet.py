@@ -228,7 +228,7 @@ class Fleet:
         projects = self._projects
         empty: list[tuple[float, str]] = []
         for project, state in projects.items():
-            state.turn(now)
+            state.log.activity.turn(now)
             if state.empty_since is not None:
                 empty.append((state.empty_since, project))
         for count, (_, project) in enumerate(sorted(empty, reverse=True)):
@@ -325,7 +325,7 @@ class Fleet:
         self, part: Sequence[ProjectState], at: Moment
     ) -> list[_Window]:
         requests: list[Request] = []
-        looked = [state.wants_record(at.now) for state in part]
+        looked = [state.log.is_due(at.now) for state in part]
         for state, look in zip(part, looked, strict=True):
             requests += [("LLEN", state.control_key), ("LLEN", state.log_key)]
             if look:
@@ -335,8 +335,8 @@ class Fleet:
         room = min(BYTES_EACH, self._share // max(1, self._among))
         wanted: list[_Window] = []
         for state, look in zip(part, looked, strict=True):
-            state.record_lists(next(replies), next(replies), at.now)
-            if look and (count := state.record_last(next(replies), at, room)):
+            state.record_lengths(next(replies), next(replies), at.now)
+            if look and (count := state.log.record_newest(next(replies), at, room)):
                 wanted.append((state, count))
         return wanted
 
@@ -353,7 +353,7 @@ class Fleet:
         for state, count in windows:
             length: int | None = next(replies)
             window: list[bytes] | None = next(replies)
-            more = state.record_window(window or [], length or 0, at)
+            more = state.log.record_window(window or [], length or 0, at)
             if more > count:
                 again.append((state, more))
         return again

@@ -1,8 +1,7 @@
 """What is new in one console list, seen in bounded windows of its tail: no I/O.
 
 Most looks read the length and the newest record alone. A window is read when these have
-changed, as long as the growth asks for and never longer than the caller allows. What it
-does not show is estimated, by the numbers of the records or by the growth of the list.
+changed, as long as the growth asks for and never longer than the caller allows.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ MOST: Final = 512  # records of any window
 class News:
     """The new records of a window."""
 
-    entries: Sequence[LogEntry]  # the new records in it, oldest first
-    count: int  # how many there are, those that the window does not show included
-    complete: bool  # every new record is among the entries; else `count` is estimated
+    entries: Sequence[LogEntry]  # oldest first
+    complete: bool  # the window shows every record since the look before
 
 
 class LogTail:
@@ -38,7 +36,6 @@ class LogTail:
         self.most = 0  # records that may be read in this look
         self._length = 0
         self._seen: list[int] = []
-        self._numbers: dict[str, int] = {}  # process → its newest one in the window
         self._mean = 0.0  # bytes of a record
         self._usual = 0  # records of a window that reaches back, as a rule
 
@@ -58,10 +55,10 @@ class LogTail:
         return min(wish, self.most)
 
     def take(self, window: Sequence[bytes], length: int) -> News | None:
-        """Pick what is new in a window of the tail, and count all that is new.
+        """Pick what is new in a window of the tail.
 
-        ``None``: the window does not reach back to the look before, and a longer one,
-        of :attr:`most` records, may.
+        Returns ``None`` if the window does not reach back to the look before, and a
+        longer one, of :attr:`most` records, may.
         """
         marks = [hash(payload) for payload in window]
         grown = length - self._length
@@ -73,26 +70,12 @@ class LogTail:
             return None
         entries = [LogEntry.decode(payload) for payload in window[place or 0 :]]
         complete = place is not None or (whole and not self._seen)
-        count, numbered = len(entries), self._count_by_numbers(entries)
         if self.started:
-            self._usual = 2 * count
-            if not complete:
-                count = max(count, grown, numbered)
+            self._usual = 2 * len(entries)
         self.started, self._seen, self._length = True, marks[-SEEN:], length
         if window:
             self._mean = sum(map(len, window)) / len(window)
-        return News(entries, count, complete)
-
-    def _count_by_numbers(self, entries: Sequence[LogEntry]) -> int:
-        """Count by how far the number of each process has risen."""
-        newest = {
-            entry.instance: entry.number
-            for entry in entries
-            if entry.number is not None
-        }
-        before, self._numbers = self._numbers, newest
-        risen = (number - before.get(name, number) for name, number in newest.items())
-        return sum(max(0, one) for one in risen)
+        return News(entries, complete)
 
 
 def written_at(entry: LogEntry) -> float | None:

@@ -17,7 +17,7 @@ from bls_agent.core.keys import (
     PROJECT_STATUS,
     encode_key,
 )
-from bls_agent.ops.fleet.log_tail import LogTail, News, written_at
+from bls_agent.ops.fleet.log_tail import LogTail, written_at
 from bls_agent.project.messages import STATUS_REASON, Level, LogEntry, Status
 
 DRIFT: Final = 5.0  # seconds by which an age that was given may be wrong
@@ -94,8 +94,8 @@ class ProjectView:
         errors: Error records of the last five minutes.
         last_error: The newest error record of those that were read.
         last_error_age: Seconds since then, as above.
-        estimated: Whether ``rate``, ``rates`` and ``errors`` rest on a sample: more was
-            written than was read.
+        at_least: Whether ``rate``, ``rates`` and ``errors`` are lower bounds: more was
+            written in these five minutes than was read.
         changed_at: Unix time, by the server's clock, at which status or presence
             changed last, as far as it was watched; else of the first look.
     """
@@ -117,7 +117,7 @@ class ProjectView:
     errors: int = 0
     last_error: LogEntry | None = None
     last_error_age: float | None = None
-    estimated: bool = False
+    at_least: bool = False
     changed_at: float = 0.0
 
     @property
@@ -162,183 +162,135 @@ class ProjectState:
         self.status_key = encode_key(PROJECT_STATUS.locate(project=project))
         self.log_key = encode_key(PROJECT_CONSOLE.locate(project=project))
         self.control_key = encode_key(CONTROL.locate(project=project))
+        self.status = StatusState(at)
+        self.log = LogState(at, self.status)
         self.empty_since: float | None = None
-        self._changed_at = at.unix
-        self._value: bytes | None = None
-        self._wrong = False
-        self._exists = False
-        self._was_seen = False
-        self._looked = False
-        self._freshness = Freshness()
-        self._told_written: float | None = None
         self._queue: int | None = 0
-        self._records: int | None = 0
-        self._tail = LogTail()
-        self._listed_at = self._since = at.now
-        self._activity = Activity(at.now)
-        self._last_mark: int | None = None
-        self._last: LogEntry | None = None
-        self._last_at: float | None = None  # unix
-        self._last_error: LogEntry | None = None
-        self._error_at: float | None = None  # unix
-        self._next_record = at.now
-        self._reason = ("", "")  # the process that told it, and the text
+        self._was_seen = False  # there was more of it than a queue
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """What its view tells, but for what time does by itself."""
-        activity = self._activity
-        lists = self._queue, self._records, self._last_mark
-        age = self._freshness.exact, self._told_written
-        counts = activity.rates, activity.errors
-        return *self._shown, self._reason, *age, *lists, *counts
+        """What its view shows, except what time changes by itself."""
+        return self._presence, self._queue, *self.status.mark, *self.log.mark
 
     def record_status(
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool = False
     ) -> None:
         """Record the status key's beginning and TTL; ``wrong``: it is no string."""
-        before = self._shown
-        self._exists = value is not None or wrong
-        self._value, self._wrong = value, wrong
-        self._freshness.record(ttl if self._exists else None, at.now)
-        self._was_seen |= self._exists
-        if self._shown != before and self._looked:
-            self._changed_at = at.unix
-            if not self._is_bad:
-                self._reason = ("", "")
-        self._looked = True
-        age = self._freshness.age(at.now)
-        written, told = None if age is None else at.now - age, self._told_written
-        if written is None or told is None or abs(written - told) >= DRIFT:
-            self._told_written = written  # who grew the age told before would be wrong
-
-    @property
-    def _shown(self) -> tuple[bytes | None, bool, Presence]:
-        return self._value, self._wrong, self._presence
-
-    @property
-    def _is_bad(self) -> bool:
-        return self._value in BAD
+        before = self._presence
+        self.status.record(value, ttl, at, wrong=wrong)
+        self._was_seen |= self.status.exists
+        if self._presence is not before:
+            self.status.record_change(at)
 
     @property
     def _presence(self) -> Presence:
-        if self._exists:
-            return (
-                Presence.FRESH if self._freshness.ttl is not None else Presence.UNTIMED
-            )
-        known = self._was_seen or self._records != 0
+        if self.status.exists:
+            timed = self.status.freshness.ttl is not None
+            return Presence.FRESH if timed else Presence.UNTIMED
+        known = self._was_seen or self.log.length != 0
         return Presence.STALE if known else Presence.NEVER
 
-    def wants_record(self, now: float) -> bool:
-        """Whether to read the newest record: not a long one every time."""
-        return now >= self._next_record
-
-    def record_lists(self, queue: int | None, records: int | None, now: float) -> None:
+    def record_lengths(
+        self, queue: int | None, records: int | None, now: float
+    ) -> None:
         """Record the lengths of the lists; ``None`` for a key that is no list."""
-        self._queue, self._records = queue, records
+        self._queue, self.log.length = queue, records
         self._was_seen |= records != 0
-        if self._exists or queue != 0 or records != 0:
+        if self.status.exists or queue != 0 or records != 0:
             self.empty_since = None
         elif self.empty_since is None:
             self.empty_since = now
 
-    def record_last(self, payload: bytes | None, at: Moment, room: int) -> int:
-        """Record the newest record; give how many to read, in ``room`` bytes."""
-        self._since, self._listed_at = self._listed_at, at.now
-        size = len(payload or b"")
-        self._next_record = at.now + min(size // SHOWN, LONGEST_PAUSE)
-        mark = None if payload is None else hash(payload)
-        if payload is None:
-            self._last = self._last_at = None
-        elif mark != self._last_mark:
-            entry = LogEntry.decode(payload)
-            self._last, self._last_at = _brief(entry, size), _unix_of(entry, at)
-        self._last_mark = mark
-        return self._tail.wants(self._records or 0, payload, room)
-
-    def record_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
-        """Record the tail; give how many records to read instead, or 0."""
-        since = self._since if self._tail.started else -math.inf
-        news = self._tail.take(window, length)
-        if news is None:
-            return self._tail.most
-        self._activity.turn(at.now)
-        for entry in news.entries:
-            self._record_reason(entry)
-        errors = [entry for entry in news.entries if entry.level is Level.ERROR]
-        if errors:
-            self._last_error = _brief(errors[-1], 0)
-            self._error_at = _unix_of(errors[-1], at)
-        self._count(news, at, since)
-        unseen = news.count - len(news.entries)
-        share = len(errors) / max(1, len(news.entries))
-        self._activity.record(at.now, unseen, round(share * unseen))
-        return 0
-
-    def _record_reason(self, entry: LogEntry) -> None:
-        """Record why the status is bad; a process takes back only what it has told."""
-        reason = entry.metadata.get(STATUS_REASON)
-        if isinstance(reason, str) and (reason or entry.instance == self._reason[0]):
-            self._reason = (entry.instance, cut_text(reason, SHOWN_TEXT))
-
-    def _count(self, news: News, at: Moment, since: float) -> None:
-        """Count records at their own times, within the time from look to look.
-
-        What was there before the first look counts only where it says when it was.
-        """
-        first, oldest = math.isinf(since), at.now
-        for entry in news.entries:
-            written = written_at(entry)
-            if written is None and first:
-                continue
-            then = at.now if written is None else at.now - (at.unix - written)
-            then = max(since, min(then, at.now))
-            self._activity.record(then, 1, int(entry.level is Level.ERROR))
-            oldest = min(oldest, then)
-        if not first:
-            if not news.complete:
-                self._activity.estimated_at = at.now
-        elif not news.complete and oldest > at.now - SPAN:
-            self._activity.estimated_at, self._activity.known_since = at.now, oldest
-        elif oldest < at.now:
-            self._activity.known_since = at.now - SPAN
-
-    def turn(self, now: float) -> None:
-        """Let time pass."""
-        self._activity.turn(now)
-
     def is_forgotten(self, now: float) -> bool:
-        """Whether nothing has been left of the project for a while."""
+        """Return whether nothing has been left of the project for a while."""
         if self.empty_since is None:
             return False
         return not self._was_seen or now - self.empty_since >= KEPT
 
     def view(self, at: Moment) -> ProjectView:
         """Return the project as it is now."""
-        status, text = self._read_status()
+        status, text = self.status.read()
+        freshness, log = self.status.freshness, self.log
         return ProjectView(
             project=self.project,
             status=status,
             status_text=text,
-            reason=self._reason[1] if self._is_bad else "",
+            reason=self.status.reason,
             presence=self._presence,
-            age=self._freshness.age(at.now),
-            age_exact=self._freshness.exact,
-            ttl=self._freshness.left(at.now),
+            age=freshness.age(at.now),
+            age_exact=freshness.exact,
+            ttl=freshness.left(at.now),
             queue=self._queue,
-            records=self._records,
-            last_record=self._last,
-            last_record_age=_since(self._last_at, at),
-            rate=self._activity.rate(at.now),
-            rates=self._activity.rates,
-            errors=self._activity.errors,
-            last_error=self._last_error,
-            last_error_age=_since(self._error_at, at),
-            estimated=at.now - self._activity.estimated_at < SPAN,
-            changed_at=self._changed_at,
+            records=log.length,
+            last_record=log.newest,
+            last_record_age=_since(log.newest_at, at),
+            rate=log.activity.rate(at.now),
+            rates=log.activity.rates,
+            errors=log.activity.errors,
+            last_error=log.error,
+            last_error_age=_since(log.error_at, at),
+            at_least=at.now - log.activity.missed_at < SPAN,
+            changed_at=self.status.changed_at,
         )
 
-    def _read_status(self) -> tuple[Status | None, str]:
+
+class StatusState:
+    """What the looks have found in one status key."""
+
+    def __init__(self, at: Moment) -> None:
+        self.exists = False
+        self.looks = 0
+        self.changed_at = at.unix
+        self.freshness = Freshness()
+        self._value: bytes | None = None
+        self._wrong = False  # the key is no string
+        self._told_written: float | None = None  # the time behind the age told last
+        self._reason = ("", "")  # the process that told it, and the text
+
+    @property
+    def mark(self) -> tuple[object, ...]:
+        """What a view shows of it, except what time changes by itself."""
+        age = self.freshness.exact, self._told_written
+        return self._value, self._wrong, self._reason, *age
+
+    @property
+    def reason(self) -> str:
+        """Why the status is bad, as far as it is known."""
+        return self._reason[1] if self._value in BAD else ""
+
+    def record(
+        self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool
+    ) -> None:
+        """Record a look."""
+        before = self._value, self._wrong
+        self.looks += 1
+        self.exists = value is not None or wrong
+        self._value, self._wrong = value, wrong
+        self.freshness.record(ttl if self.exists else None, at.now)
+        if (value, wrong) != before:
+            self.record_change(at)
+        age = self.freshness.age(at.now)
+        written, told = None if age is None else at.now - age, self._told_written
+        # A reader that lets the age grow would be wrong by more than DRIFT.
+        if written is None or told is None or abs(written - told) >= DRIFT:
+            self._told_written = written
+
+    def record_change(self, at: Moment) -> None:
+        """Record that status or presence is another one than at the look before."""
+        if self.looks > 1:
+            self.changed_at = at.unix
+            if self._value not in BAD:
+                self._reason = ("", "")
+
+    def record_reason(self, entry: LogEntry) -> None:
+        """Record why the status is bad; a process takes back only what it has told."""
+        reason = entry.metadata.get(STATUS_REASON)
+        if isinstance(reason, str) and (reason or entry.instance == self._reason[0]):
+            self._reason = (entry.instance, cut_text(reason, SHOWN_TEXT))
+
+    def read(self) -> tuple[Status | None, str]:
+        """Return the status, or the text that is none."""
         if self._wrong:
             return None, WRONG
         if self._value is None:
@@ -347,6 +299,96 @@ class ProjectState:
             return Status.decode(self._value), ""
         except DecodeError:
             return None, self._value.decode("utf-8", "backslashreplace")
+
+
+class LogState:
+    """What the looks have found in one console list."""
+
+    def __init__(self, at: Moment, status: StatusState) -> None:
+        self._status = status  # some records tell why it is bad
+        self.length: int | None = 0
+        self.activity = Activity(at.now)
+        self.newest: LogEntry | None = None
+        self.newest_at: float | None = None  # Unix time
+        self.error: LogEntry | None = None  # the newest one
+        self.error_at: float | None = None  # Unix time
+        self._tail = LogTail()
+        self._newest_hash: int | None = None
+        self._looked_at = self._looked_before = at.now
+        self._next_look = at.now
+
+    @property
+    def mark(self) -> tuple[object, ...]:
+        """What a view shows of it, except what time changes by itself."""
+        activity = self.activity
+        return self.length, self._newest_hash, activity.rates, activity.errors
+
+    def is_due(self, now: float) -> bool:
+        """Return whether to read the newest record: a long one is read less often."""
+        return now >= self._next_look
+
+    def record_newest(self, payload: bytes | None, at: Moment, room: int) -> int:
+        """Record the newest record; return how many to read, in ``room`` bytes."""
+        self._looked_before, self._looked_at = self._looked_at, at.now
+        size = len(payload or b"")
+        self._next_look = at.now + min(size // SHOWN, LONGEST_PAUSE)
+        newest_hash = None if payload is None else hash(payload)
+        if payload is None:
+            self.newest = self.newest_at = None
+        elif newest_hash != self._newest_hash:
+            entry = LogEntry.decode(payload)
+            self.newest, self.newest_at = _brief(entry, size), _unix_of(entry, at)
+        self._newest_hash = newest_hash
+        return self._tail.wants(self.length or 0, payload, room)
+
+    def record_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
+        """Count what is new in the tail of the list; return 0.
+
+        Or return how many records to read instead. Three cases:
+
+        1. The first window. A record counts if its timestamp says when it was written.
+           Counts are exact if the window holds the whole list, or the last five
+           minutes of it.
+        2. The window reaches back to the look before: every new record is counted.
+        3. It does not: the records that it shows are counted, and for five minutes
+           the counts are lower bounds.
+        """
+        is_first = not self._tail.started
+        news = self._tail.take(window, length)
+        if news is None:
+            return self._tail.most
+        self.activity.turn(at.now)
+        for entry in news.entries:
+            self._status.record_reason(entry)
+        errors = [entry for entry in news.entries if entry.level is Level.ERROR]
+        if errors:
+            self.error, self.error_at = _brief(errors[-1], 0), _unix_of(errors[-1], at)
+        since = -math.inf if is_first else self._looked_before
+        oldest = self._count(news.entries, at, since)
+        if not is_first:
+            if not news.complete:
+                self.activity.missed_at = at.now
+        elif not news.complete and oldest > at.now - SPAN:
+            self.activity.missed_at, self.activity.known_since = at.now, oldest
+        elif oldest < at.now:
+            self.activity.known_since = at.now - SPAN
+        return 0
+
+    def _count(self, entries: Sequence[LogEntry], at: Moment, since: float) -> float:
+        """Count records at their own times, but not before ``since`` or in the future.
+
+        Returns the oldest of these times.
+        """
+        oldest = at.now
+        for entry in entries:
+            written = written_at(entry)
+            if written is None and math.isinf(since):
+                continue
+            then = at.now if written is None else at.now - (at.unix - written)
+            then = max(since, min(then, at.now))
+            self.activity.record(then, 1, int(entry.level is Level.ERROR))
+            oldest = min(oldest, then)
+        return oldest
 
 
 def _unix_of(entry: LogEntry, at: Moment) -> float:
@@ -418,7 +460,7 @@ class Activity:
 
     def __init__(self, now: float) -> None:
         self.known_since = now  # everything written since then has been counted
-        self.estimated_at = -math.inf  # when a count was an estimate
+        self.missed_at = -math.inf  # when more was written than read
         self._latest = int(now // BUCKET)
         self._records = deque([0] * BUCKETS, BUCKETS)
         self._errors = deque([0] * BUCKETS, BUCKETS)

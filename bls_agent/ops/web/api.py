@@ -231,6 +231,7 @@ def _describe_project(view: ProjectView, late: float) -> JSONObject:
         "rate": view.rate,
         "rates": list(view.rates),
         "errors": view.errors,
+        "atLeast": view.at_least,
         "lastError": view.last_error and view.last_error.message,
         "lastErrorAge": later(view.last_error_age, late, 3),
         "changedAt": view.changed_at,

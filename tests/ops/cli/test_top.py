@@ -58,15 +58,15 @@ def test_narrow_terminals_drop_what_matters_least() -> None:
 
 
 def test_the_cells() -> None:
-    """Estimates are marked, what nobody knows is said."""
+    """Lower bounds are marked, what nobody knows is said."""
     error = LogEntry(timestamp="", level=Level.ERROR, message="坏了")
     shown = project_cells(
-        view("甲", Status.FAULT, age=65.0, queue=3, rate=0.25, records=9, errors=2, last_error=error, estimated=True),
+        view("甲", Status.FAULT, age=65.0, queue=3, rate=0.25, records=9, errors=2, last_error=error, at_least=True),
         TEXTS,
     )  # fmt: skip
     assert [*shown] == list(TOP.fields)
     assert [*shown.values()] == [
-        "甲", ("故障 fault", "bold red"), "~1m05s", ("3", "yellow"), "~0.2/s", ("2", "red"), "坏了",
+        "甲", ("故障 fault", "bold red"), "~1m05s", ("3", "yellow"), "≥ 0.2/s", ("≥ 2", "red"), "坏了",
     ]  # fmt: skip
     other = project_cells(
         view("乙", queue=None, records=None, status_text="WRONGTYPE"), TEXTS
@@ -77,7 +77,7 @@ def test_the_cells() -> None:
         ("-", "dim"),
         "?",
         "-",
-        "0",
+        ("0", ""),
         "",
     ]
 

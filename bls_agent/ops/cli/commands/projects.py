@@ -111,10 +111,11 @@ def _status_rows(
 ) -> list[list[Cell]]:
     texts, people = invocation.texts, invocation.out.terminal
     other = texts["other_type"]
+    bound = "≥ " if view.at_least else ""
     log = texts["log_summary"].format(
         records=other if view.records is None else view.records,
-        rate=f"{view.rate:.1f}",
-        errors=view.errors,
+        rate=f"{bound}{view.rate:.1f}",
+        errors=f"{bound}{view.errors}",
     )
     rows: list[list[Cell]] = [
         [texts["project"], view.project],
@@ -205,14 +206,14 @@ def project_cells(
     else:  # there is no status: how long the log has been silent
         age = span(view.last_record_age), "dim"
     queue = "?" if view.queue is None else str(view.queue)
-    about = "~" if view.estimated else ""
+    bound = "≥ " if view.at_least else ""
     return {
         "project": view.project,
         "status": _shown_status(view, texts, meaning_too=people),
         "age": age,
         "queue": (queue, "yellow") if view.queue else queue,
-        "rate": f"{about}{view.rate:.1f}/s" if view.records else "-",
-        "errors": (str(view.errors), "red") if view.errors else "0",
+        "rate": f"{bound}{view.rate:.1f}/s" if view.records else "-",
+        "errors": (f"{bound}{view.errors}", "red" if view.errors else ""),
         "last_error": view.last_error.message if view.last_error else "",
     }
 
@@ -263,7 +264,7 @@ def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
         "records": view.records,
         "rate": round(view.rate, 3),
         "errors": view.errors,
-        "estimated": view.estimated,
+        "atLeast": view.at_least,
         "lastRecordAge": rounded(view.last_record_age),
         "lastRecord": describe_entry(view.last_record),
         "lastError": describe_entry(view.last_error),

@@ -39,7 +39,7 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
         "errors": view.errors,
         "rate": round(view.rate, 1),
         "rates": list(view.rates),
-        "estimated": view.estimated,
+        "atLeast": view.at_least,
         "error": shorten(view.last_error.message) if view.last_error else "",
         "error_age": later(view.last_error_age, late),
     }

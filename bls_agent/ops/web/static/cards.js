@@ -96,7 +96,7 @@ export class Card extends StateCard {
     setText(this.odd, told.odd || told.reason);
     this.odd.title = told.reason;
     setText(this.queue, told.queue === null ? say("wrong_type") : String(told.queue));
-    const about = told.estimated ? "≈" : "";
+    const about = told.atLeast ? "≥ " : "";
     setText(this.errors, about + told.errors);
     setText(this.rate, about + sayRate(told.rate));
     setText(this.last, told.error);
