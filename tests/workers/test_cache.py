@@ -601,7 +601,7 @@ async def test_functions_that_need_each_other(cache: FunctionCache, name: str) -
     assert sorted(runs) == ["one", "one", "two", "two"]
 
 
-async def test_no_flight_is_left(cache: FunctionCache, name: str) -> None:
+async def test_no_computation_is_left(cache: FunctionCache, name: str) -> None:
     """Whatever became of it, nothing is remembered of a call."""
 
     @cache.cached(ttl=5, name=name)

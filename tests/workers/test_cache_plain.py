@@ -44,7 +44,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
     pytest.fail("it never came")
 
 
-def flights_of(cache: FunctionCache) -> list[Any]:
+def computations_of(cache: FunctionCache) -> list[Any]:
     """What is being read or computed."""
     return [one for here in cache._calls._here.values() for one in here.by_key.values()]
 
@@ -92,7 +92,7 @@ def test_fifty_threads_compute_once(cache: FunctionCache, name: str) -> None:
     assert len({id(each) for each in results}) == 50
     stats = cache.stats(load)
     assert (stats.computed, stats.hits + stats.misses) == (1, 50)
-    assert not flights_of(cache)
+    assert not computations_of(cache)
 
 
 def test_threads_that_find_a_broken_value_wait_for_one(
@@ -118,7 +118,7 @@ def test_threads_that_find_a_broken_value_wait_for_one(
         calls = [pool.submit(call) for _ in range(20)]
         assert [each.result() for each in calls] == [1] * 20
     assert len(runs) == 2
-    assert not flights_of(cache)
+    assert not computations_of(cache)
 
 
 def test_an_exception_goes_to_all_threads(cache: FunctionCache, name: str) -> None:
@@ -134,8 +134,8 @@ def test_an_exception_goes_to_all_threads(cache: FunctionCache, name: str) -> No
     with ThreadPoolExecutor(10) as pool:
         calls = [pool.submit(load) for _ in range(10)]
         wait_until(lambda: len(runs) == 1)
-        (flight,) = flights_of(cache)
-        wait_until(lambda: flight.waiting == 9)
+        (computation,) = computations_of(cache)
+        wait_until(lambda: computation.waiting == 9)
         go.set()
         errors = [each.exception() for each in calls]
     assert len(runs) == 1
@@ -170,8 +170,8 @@ def test_a_leader_that_is_interrupted_is_replaced(
     wait_until(lambda: len(runs) == 1)
     other = threading.Thread(target=lambda: results.append(load()))
     other.start()
-    (flight,) = flights_of(cache)
-    wait_until(lambda: flight.waiting == 1)
+    (computation,) = computations_of(cache)
+    wait_until(lambda: computation.waiting == 1)
     go.set()
     leader.join(10)
     other.join(10)
@@ -462,7 +462,7 @@ def test_a_slow_load_holds_up_no_other_function(
                 assert one.result(10) == 1
             two = pool.submit(ours)
             if in_lock:
-                wait_until(lambda: any(one.lock for one in flights_of(cache)))
+                wait_until(lambda: any(one.lock for one in computations_of(cache)))
                 computed.set()
             assert loading.wait(10)
             assert pool.submit(other).result(10) == 2

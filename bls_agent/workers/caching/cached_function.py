@@ -219,7 +219,7 @@ class CachedFunction:
         except MisfitError:
             return None  # calling it raises a better error
 
-    def flight_key(self, key: str) -> str:
+    def computation_key(self, key: str) -> str:
         """Name a computation; one from before a ``clear`` has another name."""
         return key if not self.generation else f"{key} {self.generation}"
 

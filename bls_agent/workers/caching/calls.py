@@ -13,8 +13,9 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
+from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from weakref import finalize
 
 import anyio
@@ -87,14 +88,31 @@ class _Job(NamedTuple):
     loads_in_thread: bool = False  # ``load`` is the user's code, and may take its time
 
 
-class _Flight:
-    """A value that is being read or computed, in a task or a thread."""
+class State(Enum):
+    """What has become of a computation."""
 
-    def __init__(self, job: _Job, waiting: int = 0) -> None:
+    RUNNING = "running"  # it reads or computes, and other callers may wait for it
+    SETTLED = "settled"  # it has an outcome, for all its callers
+    ABANDONED = "abandoned"  # its caller was cancelled: those that wait ask anew
+
+
+class Claim(Enum):
+    """How a caller gets its result."""
+
+    HIT = "hit"  # it was stored
+    JOINED = "joined"  # another call, here or in the fleet, has computed it
+    YOURS = "yours"  # the caller computes
+
+
+class Computation:
+    """A value that is read or computed, in a task or a thread."""
+
+    def __init__(self, job: _Job, *, early: bool = False) -> None:
         self.job = job
-        self.key = job.function.flight_key(job.key)
+        self.key = job.function.computation_key(job.key)
         self.generation = job.function.generation
-        self.waiting = waiting  # callers that cancelling it would let down
+        self.early = early  # it refreshes a value before its end, and outlives callers
+        self.waiting = 0  # callers
         self.outer = _find_outer()
         self.depth: int = self.outer.depth + 1 if self.outer else 0
         if self.depth > sys.getrecursionlimit():
@@ -102,81 +120,100 @@ class _Flight:
                 f"{job.function.name} is called inside of {self.depth} cached calls"
             )
             raise RecursionError(message)
-        self.is_over = False
+        self.state = State.RUNNING
+        self.outcome: Outcome | None = None  # once it is settled
         self.found = UNKNOWN  # what stands in Redis
-        # ``None`` if it was given up: the callers ask anew
-        self.outcome: Outcome | None = None
         self.lock: DistributedLock | None = None
         self.task: asyncio.Task[None] | None = None
         self.over: asyncio.Future[None] | None = None  # made for the first that waits
 
+    def end(self, outcome: Outcome | None) -> None:
+        """Record the end, and wake the callers; the first end counts."""
+        if self.state is not State.RUNNING:
+            return
+        self.outcome = outcome
+        self.state = State.ABANDONED if outcome is None else State.SETTLED
+        if self.over is not None and not self.over.done():
+            self.over.set_result(None)
 
-# The flight whose computation the running code belongs to.
-_COMPUTING: Final = ContextVar["_Flight | None"]("computing", default=None)
+
+# The computation that the running code belongs to.
+_COMPUTING: Final = ContextVar["Computation | None"]("computing", default=None)
 
 
-def _find_outer() -> _Flight | None:
+def _find_outer() -> Computation | None:
     """Return the innermost computation around the running code that is not over.
 
     A task that a computation has left behind runs in that computation's context.
     """
-    flight = _COMPUTING.get()
-    while flight is not None and flight.is_over:
-        flight = flight.outer
-    return flight
+    computation = _COMPUTING.get()
+    while computation is not None and computation.state is not State.RUNNING:
+        computation = computation.outer
+    return computation
 
 
 class _LoopCalls:
-    """The flights of one event loop; each is removed at its end."""
+    """The computations of one event loop; each is removed at its end."""
 
     def __init__(self, backend: CacheBackend) -> None:
         self._backend = backend
-        self.by_key: dict[str, _Flight] = {}
-        # for which no caller waits: there is a value
-        self.early: dict[str, _Flight] = {}
+        self.by_key: dict[str, Computation] = {}
+        # Those that refresh a value which callers still get.
+        self.early: dict[str, Computation] = {}
 
     async def call(self, job: _Job) -> Outcome:
         """Return the outcome of a coroutine function."""
         while True:
-            mine = _Flight(job)
-            outcome = await self.claim(mine)
-            if outcome is None:
-                self._begin(mine, self._run)
-                outcome = await self._join(mine)
-            if outcome is not None:
-                return outcome
+            mine = Computation(job)
+            if await self.claim(mine) is Claim.YOURS:
+                self._begin(mine, self._compute)
+                await self._join(mine)
+            if mine.outcome is not None:
+                return mine.outcome
 
-    async def claim(self, mine: _Flight) -> Outcome | None:
-        """Return another flight's outcome, or a hit; ``None``: compute, and end this.
+    async def claim(self, mine: Computation) -> Claim:
+        """Decide who computes. For HIT and JOINED, ``mine`` has the outcome.
 
-        A call inside of a computation never waits for another one, which might wait
-        for that computation: it computes by itself, and is not waited for.
+        1. The call stands inside of a computation, or its thread runs an event loop: it
+           waits for no other caller, because that one might wait for it. HIT, or YOURS,
+           and no other caller waits for it.
+        2. Another call reads or computes this key: wait for its end. JOINED; if that
+           computation was abandoned, decide anew.
+        3. Redis has a fresh value: HIT.
+        4. A refresh in the background, or another process of the fleet, computes it:
+           wait for that. JOINED.
+        5. None of these: YOURS. The caller computes, then calls :meth:`settle`.
         """
         waits = mine.job.waits and mine.outer is None
-        while waits and (flight := self.by_key.get(mine.key)):
-            outcome = await self._join(flight)
-            if outcome is not None:
-                return outcome
+        while waits and (other := self.by_key.get(mine.key)):
+            await self._join(other)
+            if other.outcome is not None:
+                mine.end(other.outcome)
+                return Claim.JOINED
         if waits:
             self.by_key[mine.key] = mine
         try:
-            mine.outcome = await self._find(mine, waits=waits)
+            claim, outcome = await self._look(mine, waits=waits)
         except BaseException:  # the caller is cancelled: another one begins anew
-            await self.end(mine)
+            await self._end(mine, None)
             raise
-        if mine.outcome is not None:
-            await self.end(mine)
-        return mine.outcome
+        if claim is not Claim.YOURS:
+            await self._end(mine, outcome)
+        return claim
 
-    async def _find(self, mine: _Flight, *, waits: bool) -> Outcome | None:
-        """Return the stored value, or one that is being computed elsewhere."""
+    async def _look(
+        self, mine: Computation, *, waits: bool
+    ) -> tuple[Claim, Outcome | None]:
+        """Look into Redis, and at what is computed elsewhere: cases 3 to 5."""
         job = mine.job
         mine.found = found = await self._read(job)
         if found.fresh:
             if job.function.is_due(found.left):
                 self._refresh(job)
-            return Outcome(found.value, found.payload, computed=False, hit=True)
-        return await self._await_others(mine) if waits else None
+            hit = Outcome(found.value, found.payload, computed=False, hit=True)
+            return Claim.HIT, hit
+        outcome = await self._await_others(mine) if waits else None
+        return (Claim.YOURS if outcome is None else Claim.JOINED), outcome
 
     async def _read(self, job: _Job) -> Found:
         """Read an entry: one round trip."""
@@ -187,135 +224,140 @@ class _LoopCalls:
         found: Found = await SHARED_LOOP.workers.run(decode)
         return found
 
-    async def settle(self, flight: _Flight, outcome: Outcome | None) -> None:
-        """Store what a thread has computed, and end its flight."""
+    async def settle(self, computation: Computation, outcome: Outcome | None) -> None:
+        """Store what was computed, and end the computation; ``None``: abandon it."""
+        stored: Outcome | None = None
         try:
             if outcome is not None:
-                await self._store(flight, outcome)
-                flight.outcome = outcome
+                await self._store(computation, outcome)
+            stored = outcome
         finally:
-            await self.end(flight)
+            await self._end(computation, stored)
 
     def _refresh(self, job: _Job) -> None:
         """Begin to compute a value before its end, unless that is under way."""
-        early = _Flight(job, 1)
+        early = Computation(job, early=True)
         if early.key not in self.early:
             self.early[early.key] = early
             self._begin(early, self._compute_early)
 
     def _begin(
         self,
-        flight: _Flight,
-        compute: Callable[[_Flight], Coroutine[Any, Any, Outcome | None]],
+        computation: Computation,
+        compute: Callable[[Computation], Coroutine[Any, Any, Outcome | None]],
     ) -> None:
         """Compute the value in a task of its own."""
 
         async def run() -> None:
             import asyncio  # noqa: PLC0415 - as above
 
-            _COMPUTING.set(flight)
+            _COMPUTING.set(computation)
+            outcome: Outcome | None = None
             try:
-                flight.outcome = await compute(flight)
+                outcome = await compute(computation)
             except (asyncio.CancelledError, GeneratorExit):
                 raise  # its last caller was cancelled, or the loop has ended
             except BaseException as error:  # noqa: BLE001 - it belongs to the callers
-                flight.outcome = Outcome(error=error)
+                outcome = Outcome(error=error)
             finally:
-                await self.end(flight)
+                await self.settle(computation, outcome)
 
-        flight.task = start_background(run, "bls-agent-cache-flight")
+        computation.task = start_background(run, "bls-agent-cache-computation")
 
-    async def _join(self, flight: _Flight) -> Outcome | None:
-        """Wait for a flight's end and give its outcome."""
+    async def _join(self, computation: Computation) -> None:
+        """Wait for the end of a computation; its last cancelled caller cancels it."""
         import asyncio  # noqa: PLC0415 - waits for a future without owning it
 
-        if flight.over is None:
-            flight.over = asyncio.get_running_loop().create_future()
-        flight.waiting += 1
+        if computation.over is None:
+            computation.over = asyncio.get_running_loop().create_future()
+        computation.waiting += 1
         try:
-            await asyncio.wait([flight.over])
+            await asyncio.wait([computation.over])
         except BaseException:
-            if flight.waiting == 1 and flight.task is not None:
-                await self._cancel(flight, flight.task)
+            if computation.waiting == 1 and not computation.early:
+                await self._cancel(computation)
             raise
         finally:
-            flight.waiting -= 1
-        return flight.outcome
+            computation.waiting -= 1
 
     async def aclose(self) -> None:
-        """Cancel the flights that no caller waits for, and close the connection."""
-        for flight in list(self.early.values()):
-            if flight.task is not None and flight.waiting == 1:
-                await self._cancel(flight, flight.task)
+        """Cancel the refreshes that no caller waits for, and close the connection."""
+        for computation in list(self.early.values()):
+            if not computation.waiting:
+                await self._cancel(computation)
         await self._backend.aclose()
 
-    async def _cancel(self, flight: _Flight, task: asyncio.Task[None]) -> None:
+    async def _cancel(self, computation: Computation) -> None:
         import asyncio  # noqa: PLC0415 - as above
 
-        self._finish(flight)
+        task = computation.task
+        if task is None:  # a thread computes it
+            return
+        self._remove(computation)
+        computation.end(None)
         if not task.done():
             task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([task])
 
-    async def end(self, flight: _Flight) -> None:
-        """Release the fleet's lock, forget a flight, and wake its callers."""
+    async def _end(self, computation: Computation, outcome: Outcome | None) -> None:
+        """Release the fleet's lock, remove a computation, and wake its callers."""
         try:
-            if flight.lock is not None:
+            if computation.lock is not None:
                 with anyio.CancelScope(shield=True):
-                    await flight.lock.leave()
+                    await computation.lock.leave()
         finally:
-            self._finish(flight)
+            self._remove(computation)
+            computation.end(outcome)
 
-    def _finish(self, flight: _Flight) -> None:
-        flight.is_over = True
-        for flights in (self.by_key, self.early):
-            if flights.get(flight.key) is flight:
-                del flights[flight.key]
-        if flight.over is not None and not flight.over.done():
-            flight.over.set_result(None)
+    def _remove(self, computation: Computation) -> None:
+        for computations in (self.by_key, self.early):
+            if computations.get(computation.key) is computation:
+                del computations[computation.key]
 
-    async def _await_others(self, flight: _Flight) -> Outcome | None:
+    async def _await_others(self, computation: Computation) -> Outcome | None:
         """Wait for an early refresh, or for another process; ``None`` if neither has it."""
-        job, early = flight.job, self.early.get(flight.key)
-        outcome = None if early is None else await self._join(early)
-        if outcome is None and job.function.policy.lock and flight.found.writable:
-            flight.lock = DistributedLock(self._backend, job.function, job.key)
-            other = await flight.lock.enter(partial(self._read, job))
+        job, early = computation.job, self.early.get(computation.key)
+        outcome: Outcome | None = None
+        if early is not None:
+            await self._join(early)
+            outcome = early.outcome
+        if outcome is None and job.function.policy.lock and computation.found.writable:
+            computation.lock = DistributedLock(self._backend, job.function, job.key)
+            other = await computation.lock.enter(partial(self._read, job))
             if other is not None:
                 return Outcome(other.value, other.payload, computed=False)
         return outcome
 
-    async def _compute_early(self, flight: _Flight) -> Outcome | None:
+    async def _compute_early(self, computation: Computation) -> Outcome | None:
         """Compute before the end; ``None`` if another process of the fleet does."""
-        function, key = flight.job.function, flight.job.key
+        function, key = computation.job.function, computation.job.key
         if function.policy.lock:
-            flight.lock = DistributedLock(self._backend, function, key)
-            if not await flight.lock.try_once():
+            computation.lock = DistributedLock(self._backend, function, key)
+            if not await computation.lock.try_once():
                 return None
-            found = await self._read(flight.job)
+            found = await self._read(computation.job)
             if found.left > function.policy.early:
                 return None  # another process has computed it meanwhile
         function.counts.add("refreshed_early")
-        flight.found = MISSING
-        outcome = await self._run(flight)
+        computation.found = MISSING
+        outcome = await self._compute(computation)
         if isinstance(outcome.error, Exception):
             function.log_raised(outcome.error, "its result was to be refreshed early")
         return outcome
 
-    async def _run(self, flight: _Flight) -> Outcome:
-        flight.job.function.counts.add("computed")
-        outcome = await flight.job.compute(flight.found)
-        await self._store(flight, outcome)
-        return outcome
+    async def _compute(self, computation: Computation) -> Outcome:
+        computation.job.function.counts.add("computed")
+        return await computation.job.compute(computation.found)
 
-    async def _store(self, flight: _Flight, outcome: Outcome) -> None:
+    async def _store(self, computation: Computation, outcome: Outcome) -> None:
         if outcome.payload is None or outcome.stale:
             return
-        function, lock = flight.job.function, flight.lock
-        with function.storing(flight.generation) as may_store:
-            if may_store and flight.found.writable and not (lock and lock.lost):
-                await self._backend.write(function, flight.job.key, outcome.payload)
+        function, key = computation.job.function, computation.job.key
+        is_lost = computation.lock is not None and computation.lock.lost
+        with function.storing(computation.generation) as may_store:
+            if may_store and computation.found.writable and not is_lost:
+                await self._backend.write(function, key, outcome.payload)
 
 
 async def _await_outcome(
@@ -404,7 +446,7 @@ class CacheCalls:
         if key is None:
             return run()
         compute = partial(_find_outcome, function, run)
-        flight = _Flight(
+        mine = Computation(
             _Job(
                 function,
                 key,
@@ -415,38 +457,39 @@ class CacheCalls:
         )
         token = _COMPUTING.set(_COMPUTING.get())
         try:
-            outcome = self._claim(flight)
-            if outcome is None:
+            if self._claim(mine) is Claim.YOURS:
                 function.counts.add("computed")
-                _COMPUTING.set(flight)
-                outcome = compute(flight.found)
-                self._settle(flight, outcome)
-        except BaseException:  # without an outcome a waiting caller takes over
-            self._settle(flight, None)
+                _COMPUTING.set(mine)
+                outcome = compute(mine.found)
+                self._settle(mine, outcome)
+            else:
+                outcome = cast("Outcome", mine.outcome)
+        except BaseException:  # abandoned: a waiting caller takes over
+            self._settle(mine, None)
             raise
         finally:
             _COMPUTING.reset(token)
         return outcome.give(function)
 
-    def _claim(self, flight: _Flight) -> Outcome | None:
+    def _claim(self, mine: Computation) -> Claim:
         """Do as ``_LoopCalls.claim``; compute if the loop's thread has ended."""
         known = self._availability.failures
         try:
             thread, here = self._find_thread()
-            return thread.call(here.claim, flight)
+            return thread.call(here.claim, mine)
         except RedisUnavailableError as error:
-            flight.job.function.counts.add("redis_failures")
+            mine.job.function.counts.add("redis_failures")
             self._availability.failed(error, known)
-            return None
+            return Claim.YOURS
 
-    def _settle(self, flight: _Flight, outcome: Outcome | None) -> None:
+    def _settle(self, computation: Computation, outcome: Outcome | None) -> None:
         """Store the outcome and wait for that: the program may end with the call."""
         with suppress(RedisUnavailableError):  # the interpreter ends
             thread, here = self._find_thread()
-            wait_for(thread.begin(here.settle, flight, outcome))
+            wait_for(thread.begin(here.settle, computation, outcome))
 
     def _find_thread(self) -> tuple[LoopThread, _LoopCalls]:
-        """Return the shared thread, and the flights in its event loop."""
+        """Return the shared thread, and the computations in its event loop."""
         if self._shared is None:
 
             async def find() -> _LoopCalls:
