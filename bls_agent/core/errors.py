@@ -230,9 +230,9 @@ class DecodeError(ContractError):
         self.size = len(payload)
         self.payload = bytes(payload[:PREVIEW_BYTES])
         self.detail = detail
-        said = f" ({detail})" if detail else ""
+        shown = f" ({detail})" if detail else ""
         super().__init__(
-            f"{reason}{said}: {self.size} bytes beginning '{preview(self.payload)}'"
+            f"{reason}{shown}: {self.size} bytes beginning '{preview(self.payload)}'"
         )
 
 
@@ -342,8 +342,8 @@ class ArgumentError(CommandError):
     def __init__(self, command: str, fields: Mapping[str, str]) -> None:
         self.command = command
         self.fields = dict(fields)
-        said = "; ".join(f"{name[:60]!r} {what}" for name, what in self.fields.items())
-        super().__init__(redact(f"arguments of {command[:100]!r}: {said}"))
+        shown = "; ".join(f"{name[:60]!r} {what}" for name, what in self.fields.items())
+        super().__init__(redact(f"arguments of {command[:100]!r}: {shown}"))
 
 
 class DuplicateHandlerError(CommandError, ValueError):

@@ -180,14 +180,14 @@ class Outcome:
         name = f" {cut_text(self.command, 100)!r}" if self.command else ""
         if self.succeeded:
             return f"command{name} succeeded"
-        said = self.kind.value.replace("_", " ")
+        ending = self.kind.value.replace("_", " ")
         reason = self.error.get("message") or self.error.get("reason") or ""
-        return cut_text(f"command{name} {said}: {reason}".rstrip(": "), 2_000)
+        return cut_text(f"command{name} {ending}: {reason}".rstrip(": "), 2_000)
 
     @property
     def metadata(self) -> JSONObject:
         """The metadata of the record (``agent`` is added when it is written)."""
-        told: JSONObject = {
+        fields: JSONObject = {
             "commandId": self.command_id,
             "command": cut_text(self.command, 1_000),
             **({"source": cut_text(self.source, 1_000)} if self.source else {}),
@@ -195,10 +195,10 @@ class Outcome:
             "durationMs": round(self.duration_ms, 3),
         }
         if self.succeeded:
-            told["result"] = self.result
+            fields["result"] = self.result
         else:
-            told["error"] = self.error
-        return {"truncated": self.truncated, **told} if self.truncated else told
+            fields["error"] = self.error
+        return {"truncated": self.truncated, **fields} if self.truncated else fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,12 +233,12 @@ class LogEntry:
                 metadata={"invalid": error.reason},
                 valid=False,
             )
-        told: JSONValue = fields.get("metadata") or {}
+        metadata: JSONValue = fields.get("metadata") or {}
         return cls(
             timestamp=_text(fields.get("timestamp")),
             level=Level.parse(fields.get("level")),
             message=_text(fields.get("message")),
-            metadata=told if isinstance(told, dict) else {"metadata": told},
+            metadata=metadata if isinstance(metadata, dict) else {"metadata": metadata},
         )
 
     @property

@@ -114,13 +114,13 @@ def _collect_kept(state: AgentState) -> AgentStats:
     delivery, now = state.stream.delivery, time.monotonic()
     logs = delivery.buffer.stats()
     source, status = state.board.worst_source(now)
-    said = state.board.list_sources(now)
+    sources = state.board.list_sources(now)
     return AgentStats(
         project=state.project,
         instance=state.instance,
         status=status,
         status_source=source,
-        status_sources={who: one.value for who, one in said.items()},
+        status_sources={name: found.value for name, found in sources.items()},
         commands_stuck=state.threads.stuck,
         outcomes={kind.value: count for kind, count in dict(state.outcomes).items()},
         logs_accepted=logs.accepted,

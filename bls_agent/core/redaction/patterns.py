@@ -41,7 +41,7 @@ def redact_text(text: str, judge: _Judge) -> str:
     if "%" in text:
         text = _ENCODED_URL.sub(_redact_encoded, text)
     if "\n  " in text:
-        text = _SAID_OF_PLACE.sub(lambda found: _redact_input(found, judge), text)
+        text = _REASON_OF_PLACE.sub(lambda found: _redact_input(found, judge), text)
     text = _redact_values(text, judge)
     if "<" in text:
         text = _TAG.sub(lambda found: _redact_tag(found, judge), text)
@@ -452,21 +452,21 @@ def _redact_tag(found: re.Match[str], judge: _Judge) -> str:
 
 
 # pydantic's errors: a place, and in the next line the fault and the input.
-_SAID_OF_PLACE: Final = re.compile(
-    r"^(?P<place>\S[^\n]{0,200}+\n)?[ ]{2}(?P<said>[A-Z][^\n]*+)", re.MULTILINE
+_REASON_OF_PLACE: Final = re.compile(
+    r"^(?P<place>\S[^\n]{0,200}+\n)?[ ]{2}(?P<reason>[A-Z][^\n]*+)", re.MULTILINE
 )
 _INPUT: Final = "input_value="
 
 
 def _redact_input(found: re.Match[str], judge: _Judge) -> str:
     """Take out the input under a secret's name, and pieces cut out of a larger one."""
-    said = found["said"]
+    reason = found["reason"]
     secret = bool(found["place"]) and judge(found["place"].strip())
     if secret:
-        said = _SENTENCE.sub(REDACTED, said)
-    before, is_there, after = said.partition(_INPUT)
+        reason = _SENTENCE.sub(REDACTED, reason)
+    before, is_there, after = reason.partition(_INPUT)
     value, _, rest = after.rpartition(", input_type=")
     if is_there and (secret or "..." in (value or after)):
         rest = f", input_type={rest}" if value else ""
-        said = f"{before}{_INPUT}{REDACTED}{rest}"
-    return (found["place"] or "") + "  " + said
+        reason = f"{before}{_INPUT}{REDACTED}{rest}"
+    return (found["place"] or "") + "  " + reason

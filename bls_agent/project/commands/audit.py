@@ -44,19 +44,19 @@ class AuditRecord:
     def before(self, now: float) -> bytes:
         """Make the record that is written before the command."""
         message = f"command {self._name!r} sent by {cut_text(self._sent_by, 100)}"
-        told = self._metadata | {"args": self._args, "source": self._source}
-        return self._write(Level.INFO, message, told, now)
+        metadata = self._metadata | {"args": self._args, "source": self._source}
+        return self._write(Level.INFO, message, metadata, now)
 
     def after(self, error: BlsError, now: float) -> bytes:
         """Make the record that the command was not sent, or perhaps not."""
         unknown = isinstance(error, RedisUnavailableError) and error.ambiguous
-        said = "may not have been sent" if unknown else "was not sent"
-        message = f"command {self._name!r} {said}: {error}"
-        told = self._metadata | {
+        result = "may not have been sent" if unknown else "was not sent"
+        message = f"command {self._name!r} {result}: {error}"
+        metadata = self._metadata | {
             "sent": None if unknown else False,
             "error": {"type": type(error).__name__, "message": str(error)},
         }
-        return self._write(Level.WARN, message, told, now)
+        return self._write(Level.WARN, message, metadata, now)
 
     def _write(
         self, level: Level, message: str, metadata: dict[str, object], now: float

@@ -105,8 +105,8 @@ class Broadcasts:
                 else:
                     await self._connection.call("EXPIRE", key, INBOX_TTL)
             except RedisRefusedError as error:
-                told: dict[str, object] = {"key": key, "reason": error.kind}
-                self._say("broadcasts do not reach this instance", told)
+                metadata: dict[str, object] = {"key": key, "reason": error.kind}
+                self._say("broadcasts do not reach this instance", metadata)
                 pause = LOOK_AGAIN
             except RedisUnavailableError:
                 pass

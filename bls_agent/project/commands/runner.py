@@ -152,8 +152,8 @@ class CommandRunner:
             age = self._clock() - sent.timestamp()
             if age > limit:
                 text = f"it was sent {age:.0f} s ago; command_max_age is {limit:g} s"
-                told = {"type": "TooOld", "message": text}
-                return _ended(OutcomeKind.REJECTED, command, 0.0, told)
+                fields = {"type": "TooOld", "message": text}
+                return _ended(OutcomeKind.REJECTED, command, 0.0, fields)
         return command
 
     def report_unstarted(self, message: Message) -> None:
@@ -219,8 +219,8 @@ class CommandRunner:
         if reported:
             return None
         seconds = time.monotonic() - began
-        late = timeout is not None and seconds >= timeout
-        if kind is OutcomeKind.TIMED_OUT or (late and kind is OutcomeKind.SUCCEEDED):
+        is_late = timeout is not None and seconds >= timeout
+        if kind is OutcomeKind.TIMED_OUT or (is_late and kind is OutcomeKind.SUCCEEDED):
             return _timed_out(command, timeout, seconds)
         return Outcome(
             kind=kind,
@@ -253,14 +253,14 @@ class CommandRunner:
         process = os.getpid()
         task = cast("asyncio.Task[Any]", self._current_task())
         deadline = Deadline(task, context.deadline, on_resisted)
-        late = False
+        timed_out = False
         end: _End
         try:
             try:
                 coroutine = self._router.dispatch(context)
                 result = await _run_in(variables, coroutine, deadline.watch)
             finally:
-                late = deadline.end()
+                timed_out = deadline.end()
         except KeyboardInterrupt as error:
             if threading.current_thread() is threading.main_thread():
                 raise  # Ctrl-C: asyncio has it raised wherever the main thread is
@@ -269,7 +269,7 @@ class CommandRunner:
             exit_if_child(error, process)  # its parent reports the outcome
             if not isinstance(error, anyio.get_cancelled_exc_class()):
                 end = _failure(error)
-            elif late:
+            elif timed_out:
                 end = OutcomeKind.TIMED_OUT, None, {}
             else:
                 await self._absorb_cancellation(task)
@@ -323,7 +323,7 @@ _UNSTARTED: Final = {
     ),
     OutcomeKind.ABANDONED: (
         "Abandoned",
-        "it was handed out before, and nobody has told how it ended",
+        "it was handed out before, and it is not known how it ended",
     ),
     OutcomeKind.DEAD_LETTERED: (
         "DeadLettered",
@@ -333,20 +333,20 @@ _UNSTARTED: Final = {
 
 
 def _failure(error: BaseException) -> _End:
-    told: dict[str, Any] = {"type": type(error).__name__}
+    fields: dict[str, Any] = {"type": type(error).__name__}
     match error:
         case Reject():
-            told = {"type": "Reject", "message": error.reason}
+            fields = {"type": "Reject", "message": error.reason}
             if error.details:
-                told["details"] = error.details
-            return OutcomeKind.REJECTED, None, told
+                fields["details"] = error.details
+            return OutcomeKind.REJECTED, None, fields
         case ArgumentError():
-            told |= {"message": str(error), "fields": error.fields}
-            return OutcomeKind.REJECTED, None, told
+            fields |= {"message": str(error), "fields": error.fields}
+            return OutcomeKind.REJECTED, None, fields
         case UnknownCommandError():
-            return OutcomeKind.UNKNOWN, None, told | {"message": str(error)}
+            return OutcomeKind.UNKNOWN, None, fields | {"message": str(error)}
         case _:
-            return OutcomeKind.FAILED, None, told | describe_error(error)
+            return OutcomeKind.FAILED, None, fields | describe_error(error)
 
 
 def _ended(
@@ -363,8 +363,8 @@ def _ended(
 
 
 def _timed_out(command: Command, timeout: float | None, seconds: float) -> Outcome:
-    told = {"type": "TimedOut", "message": f"no result within {timeout:g} s"}
-    return _ended(OutcomeKind.TIMED_OUT, command, seconds * 1000, told)
+    error = {"type": "TimedOut", "message": f"no result within {timeout:g} s"}
+    return _ended(OutcomeKind.TIMED_OUT, command, seconds * 1000, error)
 
 
 def _discarded(error: DecodeError, message: Message) -> Outcome:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
 
 PAGE: Final = 100  # commands in one read: a command may be long
-GONE: Final = -2  # PTTL of a key that is not there
+NO_KEY: Final = -2  # PTTL of a key that is not there
 REMEDY: Final = "Stop its agent first, or pass force=True."
 
 
@@ -84,7 +84,7 @@ async def has_keys(pool: ConnectionPool, project: str) -> bool:
     """Whether a project has a status, a log or a queue; a refused key counts."""
     rows = (("PTTL", PROJECT_STATUS), ("LLEN", PROJECT_CONSOLE), ("LLEN", CONTROL))
     requests = [(name, encode_key(row.locate(project=project))) for name, row in rows]
-    return await pool.read_many(requests) != [GONE, 0, 0]
+    return await pool.read_many(requests) != [NO_KEY, 0, 0]
 
 
 async def waiting(
@@ -130,7 +130,9 @@ async def forget_project(
     for reply in replies:
         if isinstance(reply, BlsError):
             raise reply
-    return sorted(key for key, gone in zip(keys, replies, strict=True) if gone)
+    return sorted(
+        key for key, was_there in zip(keys, replies, strict=True) if was_there
+    )
 
 
 async def _scan(pool: ConnectionPool, pattern: str) -> AsyncIterator[str]:
@@ -153,15 +155,15 @@ def _tags_of(key: str) -> set[str]:
 async def _refuse_online(pool: ConnectionPool, status: str, owners: list[str]) -> None:
     asked: list[Request] = [("GETRANGE", encode_key(status), 0, 63)]
     asked += [("PTTL", encode_key(key)) for key in (status, *owners)]
-    said, *lives = await pool.read_many(asked)
-    for reply in (said, *lives):
+    value, *lives = await pool.read_many(asked)
+    for reply in (value, *lives):
         if isinstance(reply, RedisUnavailableError) and reply.kind != "wrong_type":
             raise reply
     quiet = (b"", Status.OFFLINE.value.encode())
-    if isinstance(said, bytes) and said.strip() not in quiet:
+    if isinstance(value, bytes) and value.strip() not in quiet:
         raise LeaseHeldError(status, _seconds(lives[0]), REMEDY)
     for key, left in zip(owners, lives[1:], strict=True):
-        if left != GONE:
+        if left != NO_KEY:
             raise LeaseHeldError(key, _seconds(left), REMEDY)
 
 

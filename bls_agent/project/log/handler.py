@@ -189,14 +189,14 @@ def _plain_message(record: logging.LogRecord, metadata: JSONObject) -> object:
 
 
 def _metadata_of(record: logging.LogRecord) -> JSONObject:
-    told: JSONObject = {"logger": record.name}
+    metadata: JSONObject = {"logger": record.name}
     if record.levelno >= logging.CRITICAL:
-        told["severity"] = record.levelname
+        metadata["severity"] = record.levelname
     if not record.__dict__.keys() <= _PLAIN:
-        told.update(_extras_of(record))
+        metadata.update(_extras_of(record))
     if record.exc_info or record.exc_text or record.stack_info:
-        told.update(_traces_of(record))
-    return told
+        metadata.update(_traces_of(record))
+    return metadata
 
 
 def _extras_of(record: logging.LogRecord) -> JSONObject:

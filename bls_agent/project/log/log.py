@@ -267,9 +267,9 @@ class LogStream:
         if not fresh:
             return []
         text = f"{fresh.total()} log records were dropped before this one"
-        told = {"dropped": dict(fresh)}
+        metadata = {"dropped": dict(fresh)}
         now, redactor = self.now(), self.redactor
-        return [LogRecord(Level.WARN, text, told, now=now, redactor=redactor)]
+        return [LogRecord(Level.WARN, text, metadata, now=now, redactor=redactor)]
 
     def emit(
         self,
@@ -450,15 +450,15 @@ def _as_text(message: object) -> str:
 
 def describe_error(error: BaseException, *, frames: int = 20) -> dict[str, str]:
     """Describe an exception: type, message, end of its traceback. Never raises."""
-    told = {"type": type(error).__name__, "message": cut_text(_as_text(error), 2_000)}
+    fields = {"type": type(error).__name__, "message": cut_text(_as_text(error), 2_000)}
     try:
         lines = traceback.format_exception(
             type(error), error, error.__traceback__, limit=-frames, chain=True
         )
-        told["traceback"] = cut_text("".join(lines), 16_000)
+        fields["traceback"] = cut_text("".join(lines), 16_000)
     except Exception as failure:  # noqa: BLE001 - foreign __str__, cyclic causes
-        told["traceback"] = f"<not available: {type(failure).__name__}>"
-    return told
+        fields["traceback"] = f"<not available: {type(failure).__name__}>"
+    return fields
 
 
 class LogSink:
@@ -504,8 +504,8 @@ class LogSink:
         )
         if isinstance(pushed, RedisUnavailableError):
             is_wrong = pushed.kind == "wrong_type"
-            told = WrongTypeError(self._key, "list") if is_wrong else pushed
-            complain("records cannot be written", told)
+            error = WrongTypeError(self._key, "list") if is_wrong else pushed
+            complain("records cannot be written", error)
             raise pushed
         self._last = values[-1]
         if isinstance(trimmed, RedisUnavailableError):

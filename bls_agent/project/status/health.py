@@ -276,11 +276,11 @@ class HealthMonitor:
             failures = failures if failure else 0
             await anyio.sleep(jittered(check.interval, self._rng))
 
-    def _report_alarm(self, check: HealthCheck, told: dict[str, str]) -> None:
+    def _report_alarm(self, check: HealthCheck, error: dict[str, str]) -> None:
         times = "once" if check.failures == 1 else f"{check.failures} times in a row"
-        error = f"{told['type']}: {told['message']}"
-        text = cut_text(f"health check {check.name!r} failed {times}: {error}", 2_000)
-        reason = cut_text(f"health check {check.name!r}: {error}", REASON_LIMIT)
+        cause = f"{error['type']}: {error['message']}"
+        text = cut_text(f"health check {check.name!r} failed {times}: {cause}", 2_000)
+        reason = cut_text(f"health check {check.name!r}: {cause}", REASON_LIMIT)
         self._aggregator.set(check.source, Status.FAULT, reason=reason)
         metadata = {
             "healthCheck": check.name,
@@ -288,9 +288,11 @@ class HealthMonitor:
             STATUS_REASON: self._aggregator.reason(time.monotonic()),
         }
         # The reason leaves first: a reader of the new status looks for it in the log.
-        self._stream.emit(Level.ERROR, text, {**metadata, "error": told}, is_alarm=True)
+        self._stream.emit(
+            Level.ERROR, text, {**metadata, "error": error}, is_alarm=True
+        )
         self._check_status()
-        trace = redact(told.get("traceback", ""))
+        trace = redact(error.get("traceback", ""))
         logger.error("%s: %s", self._project, f"{redact(text)}\n{trace}".rstrip())
 
     def _report_recovery(

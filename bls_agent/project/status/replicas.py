@@ -76,8 +76,8 @@ class ReplicaRegistry:
                 {"key": self._key, "reason": error.kind},
             )
             return False
-        whose = namesake.decode("utf-8", "replace")
-        self._record_namesake(found=bool(whose) and not belongs_to_dead(whose))
+        other = namesake.decode("utf-8", "replace")
+        self._record_namesake(found=bool(other) and not belongs_to_dead(other))
         if dropped:
             text = f"the list of replicas {self._key!r} held {dropped} entries that no replica writes: they were removed"
             self._say(text, {"key": self._key})
