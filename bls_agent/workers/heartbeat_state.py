@@ -105,7 +105,7 @@ class HeartbeatState:
         return self.claim.write_request(value, true=is_true)
 
     def handle_reply(self, reply: Reply, *, sent_at: float, now: float) -> float:
-        """Record the script's reply; give the seconds until the next beat.
+        """Record the reply of the script, and return the seconds until the next beat.
 
         Both times are of ``boot_seconds``.
         """
@@ -131,14 +131,14 @@ class HeartbeatState:
         return pause
 
     def record_failure(self, error: RedisUnavailableError, *, ambiguous: bool) -> None:
-        """Record that a beat was not written, or perhaps."""
+        """Record that a beat had no reply; if ``ambiguous``, it was perhaps written."""
         self.counts.failures += 1
         self._refused = isinstance(error, RedisRefusedError)
         self.claim.record_failure(ambiguous=ambiguous)
         self.answered.set()
 
     def want(self) -> None:
-        """Have it written early, unless that is of no use, whatever its value."""
+        """Have the value written early, unless no value could be written now."""
         if not self._refused and self.claim.standing not in _BLOCKED:
             self.is_wanted = True
 

@@ -60,7 +60,7 @@ class HeartbeatWriter:
         self._ended = anyio.Event()
 
     def start(self) -> None:
-        """Begin, in the running event loop."""
+        """Start the task, in the running event loop."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         register(self)
@@ -81,7 +81,7 @@ class HeartbeatWriter:
         self.states = set()
 
     def add(self, state: HeartbeatState) -> None:
-        """Keep one more alive; its first beat is due."""
+        """Keep one more heartbeat alive; its first beat is due at once."""
         self.states.add(state)
         state.due_at = now = anyio.current_time()
         if now < self._retry_at:  # Redis is away, and the host does not wait for it
@@ -94,14 +94,14 @@ class HeartbeatWriter:
             state.want()
         self._wakeup.set()
 
-    def _forget(self, state: HeartbeatState) -> None:
+    def _detach(self, state: HeartbeatState) -> None:
         state.claim.end()
         state.settled.set()
         self.states.discard(state)
 
     async def remove(self, state: HeartbeatState) -> None:
-        """Remove one from Redis if it is ours; within ``timeout`` + 0.5 s."""
-        self._forget(state)
+        """Remove a heartbeat from Redis if its key is ours, within ``timeout`` + 0.5 s."""
+        self._detach(state)
         if self.is_over:
             return
         self._ending.append(state)
@@ -141,7 +141,7 @@ class HeartbeatWriter:
         if states := list(self.states):
             logger.warning("the task of the heartbeats was cancelled and has ended")
             for state in states:
-                self._forget(state)
+                self._detach(state)
             self._ending += states
         with anyio.move_on_after(self._timeout + GRACE):
             await self._remove_ending()
@@ -224,7 +224,7 @@ class HeartbeatWriter:
         self._record_success()
 
     def _record_success(self) -> None:
-        """Record that Redis answers; write at once what a new server has not."""
+        """Record that Redis answers. A new server gets all heartbeats at once."""
         self._backoff.succeeded()
         self._retry_at = 0.0
         away_since, self._away_since = self._away_since, None
@@ -238,7 +238,7 @@ class HeartbeatWriter:
     def _record_outage(
         self, states: Sequence[HeartbeatState], error: RedisUnavailableError
     ) -> None:
-        """Record that none of a write was executed, or perhaps some: all pause."""
+        """Record that a write had no reply: all heartbeats pause."""
         longest = error.kind == "auth"
         refused = isinstance(error, RedisRefusedError)
         delay = self._backoff.failed(permanent=refused, longest=longest)
@@ -256,7 +256,7 @@ class HeartbeatWriter:
     def _record_refusal(
         self, state: HeartbeatState, error: RedisUnavailableError
     ) -> float:
-        """Record that Redis refused one beat; give the seconds until the next one."""
+        """Record that Redis refused one beat; return the seconds until the next beat."""
         self._log_failure(error)
         state.record_failure(error, ambiguous=error.ambiguous)
         refused = isinstance(error, RedisRefusedError)

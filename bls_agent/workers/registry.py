@@ -125,7 +125,7 @@ class WorkerRegistry(Store):
         interval: float,
         kinds: Mapping[str, KeyTemplate] = HEARTBEATS,
     ) -> AsyncGenerator[list[WorkerChange]]:
-        """Look again and again, and give what each look has changed in ``diff``."""
+        """Look again and again, and yield what each look has changed in ``diff``."""
         backoff = Backoff()
         openings, is_away, search_at = None, False, -inf
         while True:
@@ -158,7 +158,7 @@ class WorkerRegistry(Store):
         known: Mapping[bytes, Worker],
         search_at: float,
     ) -> tuple[dict[bytes, Worker], float]:
-        """Read the known workers and, if it is time, new ones; give the next time."""
+        """Read known workers and, if a search is due, new ones; return when the next is due."""
         keys = {key: one.kind for key, one in known.items()}
         began = anyio.current_time()
         if began >= search_at:
@@ -168,7 +168,7 @@ class WorkerRegistry(Store):
         return await _read(self._access.pool, keys, known), search_at
 
     async def _find(self, kinds: Mapping[str, KeyTemplate]) -> dict[bytes, str]:
-        """Search all keys for heartbeats; give them with their kinds."""
+        """Search all keys for heartbeats; return each key with its kind."""
         found: dict[bytes, str] = {}
         async for key in self._access.pool.scan(_common_pattern(kinds)):
             kind = find_kind(key, kinds)
@@ -250,7 +250,7 @@ async def _judge_by_leases(
 
 
 def _refusal_in(left: Reply, value: Reply) -> RedisUnavailableError | None:
-    """Return the error if this key may not be read; a key of another type is shown."""
+    """Return the error of a key that may not be read. A key of another type is shown."""
     for reply in (left, value):
         if isinstance(reply, RedisUnavailableError):
             if reply.kind == "no_permission":

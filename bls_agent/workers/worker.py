@@ -212,7 +212,7 @@ class WorkerDiff:
         self._held_since = now
 
     def compare(self, seen: Mapping[bytes, Worker], now: float) -> list[WorkerChange]:
-        """Record a look; give its differences to the last one, by kind and id."""
+        """Record a look, and return its differences to the last look, by kind and id."""
         gap, self._looked_at = now - self._looked_at, now
         before, self.workers = self.workers, {}
         changes: list[WorkerChange] = []
@@ -224,18 +224,18 @@ class WorkerDiff:
             if self._refreshes and not differences and _is_refreshed(worker, known):
                 differences = [WorkerChange(Change.REFRESHED, worker, known)]
             changes += differences
-        for key, gone in before.items():
-            if now - self._held_since < gone.row_ttl * STALE:
-                self.workers[key] = gone
+        for key, missing in before.items():
+            if now - self._held_since < missing.row_ttl * STALE:
+                self.workers[key] = missing
                 continue
             self._given.pop(key, None)
-            changes.append(WorkerChange(Change.LEFT, gone, gone))
+            changes.append(WorkerChange(Change.LEFT, missing, missing))
         return sorted(changes, key=_order)
 
     def _judge(
         self, key: bytes, found: Worker, known: Worker | None, gap: float
     ) -> Worker:
-        """Reckon with the TTL that this worker was seen to give, if it differs."""
+        """Judge a worker by the TTL that its refreshes were seen to set, if it differs."""
         ttl = found.ttl
         if ttl is None or not found.payload:
             return found

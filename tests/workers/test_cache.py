@@ -612,7 +612,7 @@ async def test_no_computation_is_left(cache: FunctionCache, name: str) -> None:
 
     for _ in range(2):
         await asyncio.gather(*(give(n) for n in range(30)), return_exceptions=True)
-    (here,) = cache._calls._here.values()
+    (here,) = cache._calls._by_loop.values()
     assert not here.by_key
     assert not here.early
 
@@ -909,4 +909,4 @@ def test_several_event_loops_one_after_the_other(redis_url: str, name: str) -> N
     for function in (give, give, last):
         assert asyncio.run(function()) == "value"
     assert cache.stats(give).hits == 2
-    assert len(cache._calls._here.values()) == 1
+    assert len(cache._calls._by_loop.values()) == 1

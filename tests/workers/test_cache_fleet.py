@@ -275,7 +275,7 @@ async def test_an_early_refresh_looks_again_when_it_has_the_lock(
 
     monkeypatch.setattr(CachedFunction, "is_due", lambda *_: True)
     assert [await load(), await load()] == [1, 1]
-    (here,) = cache._calls._here.values()
+    (here,) = cache._calls._by_loop.values()
     (refresh,) = here.early.values()
     await eventually(lambda: not here.early)
     assert (refresh.outcome, runs) == (None, 1)

@@ -46,7 +46,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def computations_of(cache: FunctionCache) -> list[Any]:
     """What is being read or computed."""
-    return [one for here in cache._calls._here.values() for one in here.by_key.values()]
+    return [
+        one for here in cache._calls._by_loop.values() for one in here.by_key.values()
+    ]
 
 
 def test_a_plain_function_is_kept(

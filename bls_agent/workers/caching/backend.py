@@ -51,7 +51,7 @@ class Availability:
         self.failures = 0
 
     def probe_is_due(self) -> bool:
-        """Return whether the caller shall send a probe; then no other caller shall."""
+        """Return whether the caller has to send a probe. The next caller does not."""
         now = time.monotonic()
         if not self.away or now < self._probe_at:
             return False
@@ -59,7 +59,7 @@ class Availability:
         return True
 
     def failed(self, error: RedisUnavailableError, known: int) -> None:
-        """Record that Redis did not answer; ``known`` is ``failures`` at the request."""
+        """Record that Redis did not answer; ``known`` was ``failures`` when it was asked."""
         if self.failures != known:  # many that fail together count once
             return
         self.failures += 1
@@ -73,7 +73,6 @@ class Availability:
         self._complaints.say(CONSEQUENCE, error)
 
     def succeeded(self) -> None:
-        """Record that Redis answered."""
         if self.away:
             self.away = False
             self._backoff.succeeded()
@@ -126,7 +125,7 @@ class CacheBackend:
         return UNKNOWN
 
     async def write(self, function: CachedFunction, key: str, payload: bytes) -> None:
-        """Write an entry: one round trip."""
+        """Write an entry, in one round trip; an error is counted, and raised to nobody."""
         replies: list[Reply] | None = None
         if not self.availability.away:
             request = ("SET", key, payload, *function.policy.expiry)
@@ -149,7 +148,7 @@ class CacheBackend:
         return replies
 
     async def _exchange(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests over the open connection; else in a task that opens one."""
+        """Send requests over the open connection, or in a task that opens a connection."""
         if self._connection.ready and self._loop.time() < self._glance_at:
             try:
                 return await self._connection.call_many(requests)
@@ -162,7 +161,7 @@ class CacheBackend:
         return replies
 
     async def in_time(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Wait for a task within the timeout; it goes on when no caller waits."""
+        """Wait for a task within the timeout. The task goes on when the caller has gone."""
         import asyncio  # noqa: PLC0415 - waits for a task without cancelling it
 
         task = self._start(function)
@@ -269,7 +268,7 @@ class DistributedLock:
 
     @property
     def lost(self) -> bool:
-        """Whether another process may compute by now: our result is not stored then."""
+        """Whether another process may compute by now, so that our result is not stored."""
         lease = self._lease
         return self._renewing is not None and lease is not None and not lease.valid
 

@@ -209,7 +209,7 @@ class FunctionCache(Store):
         return decorate if function is None else decorate(function)
 
     def _refuse_second_closure(self, name: str, function: Callable[..., Any]) -> None:
-        """Refuse a closure that is made again: what it closes over is no argument."""
+        """Refuse a closure that is made again, because its variables are no arguments."""
         code: object = getattr(function, "__code__", None)
         variables: tuple[str, ...] = getattr(code, "co_freevars", ())
         if not {*variables} - {"__class__"}:  # which stands for super()
@@ -276,7 +276,7 @@ class FunctionCache(Store):
             declared.generation += 1
 
     async def _await_writes(self, declared: CachedFunction) -> None:
-        """Wait for writes under way: on their own connection they might come later."""
+        """Wait for writes under way, because they might arrive after the removal."""
         under_way = declared.writes.copy()
         with anyio.move_on_after(self._timeout + SETTLED):
             while not under_way.isdisjoint(declared.writes.copy()):  # noqa: ASYNC110 - of all threads
@@ -307,7 +307,7 @@ class FunctionCache(Store):
 def _unwrap(
     cache: object, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[CachedFunction, tuple[Any, ...]]:
-    """Find the cached function, and the arguments with a method's object."""
+    """Return the cached function, and its arguments with the object of a method in front."""
     plain = getattr(function, "__func__", function)
     owner, declared = getattr(plain, MARK, (None, None))
     if owner is not cache or declared is None:
@@ -342,7 +342,7 @@ async def _clear_all(pool: ConnectionPool, name: str) -> int:
 
 
 async def _is_of(pool: ConnectionPool, name: str, key: bytes, end: Reply) -> bool:
-    """Return whether an entry is a function's: by its end if this package wrote it."""
+    """Return whether an entry holds a function's name. Entries of ours have it at the end."""
     text = key.decode("utf-8", "surrogateescape")
     try:
         if not checked_reply(end, text).endswith(b'"func_name":%b}' % encode(name)):

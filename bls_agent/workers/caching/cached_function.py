@@ -152,7 +152,7 @@ class Policy:
 
 
 class _UnstorableError(Exception):
-    """A result that would not come back as it is; counted under ``reason``."""
+    """A result that JSON would change; counted under ``reason``."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -179,7 +179,7 @@ class Found(NamedTuple):
 
     @property
     def fresh(self) -> bool:
-        """Whether the result may be given."""
+        """Whether the result may be returned."""
         return self.left > 0
 
 
@@ -209,7 +209,7 @@ class CachedFunction:
         register(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: what other threads had begun does not go on here."""
+        """In a forked child: the writes of the parent's other threads do not go on."""
         self.writes.clear()
 
     def key_of(self, args: Sequence[object], kwargs: dict[str, Any]) -> str | None:
@@ -225,7 +225,7 @@ class CachedFunction:
 
     @contextmanager
     def storing(self, generation: int) -> Generator[bool]:
-        """Return whether a result may be written that was begun in this generation."""
+        """Yield whether a result that was begun in this generation may be written."""
         mine = object()
         self.writes.add(mine)  # before the comparison: clear() compares in reverse
         try:
@@ -325,21 +325,21 @@ class Outcome:
     taken: bool = False  # the first caller has the object itself; others get a copy
 
     def __post_init__(self) -> None:
-        """Keep the traceback as it is now: raising adds to it."""
+        """Keep the traceback as it is now, because each raise makes it longer."""
         self._traceback = None if self.error is None else self.error.__traceback__
 
     @classmethod
     def of_error(
         cls, function: CachedFunction, error: Exception, found: Found
     ) -> Outcome:
-        """Make one of an exception: of an expired result, if there is one."""
+        """Make the outcome of an exception: the expired result, if there is one."""
         if found.payload is None:
             return cls(error=error)
         function.log_raised(error, "its callers get the last result, which has expired")
         return cls(found.value, found.payload, stale=True)
 
-    def give(self, function: CachedFunction) -> Any:
-        """Return the result to one caller, or raise the exception."""
+    def deliver(self, function: CachedFunction) -> Any:
+        """Return the result to one caller, or raise its exception, and count the call."""
         first, self.taken = not self.taken, True
         function.counts.add("hits" if self.hit else "misses")
         if self.hit:
@@ -402,7 +402,7 @@ _PLAIN: Final = frozenset({str, int, bool, float, type(None)})
 
 
 def _check(values: Iterable[Any], depth: int) -> None:
-    """Refuse what JSON would not give back as it is; a table of numbers takes no loop."""
+    """Refuse values that JSON would change. A table of numbers takes no loop."""
     kinds = set(map(type, values))
     floats = values if kinds == {float} else (v for v in values if type(v) is float)
     if float in kinds and not all(map(math.isfinite, floats)):
@@ -430,7 +430,7 @@ def _check_keys(mapping: Mapping[object, object]) -> None:
 
 
 def decode_entry(name: str, payload: bytes) -> Any:
-    """Return the result in an entry of the function of this name."""
+    """Return the result in an entry, or raise :class:`BrokenEntryError`."""
     try:
         entry = decode_object(payload)
     except DecodeError:

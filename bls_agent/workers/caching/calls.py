@@ -51,14 +51,14 @@ class _SharedLoop:
         self.forget_parent()
 
     def forget_parent(self) -> None:
-        """In a forked child: the thread does not exist."""
+        """Have no thread, as at first and in a forked child."""
         self._lock = threading.RLock()
         self._thread: LoopThread | None = None
         self.workers = HandlerThreads()  # for functions that run in the background
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs in the thread itself, and would wait for itself."""
+        """Whether the caller runs in this thread, and would wait for itself."""
         return self._thread is not None and self._thread.is_here
 
     def find(self) -> LoopThread:
@@ -216,7 +216,7 @@ class _LoopCalls:
         return (Claim.YOURS if outcome is None else Claim.JOINED), outcome
 
     async def _read(self, job: _Job) -> Found:
-        """Read an entry: one round trip."""
+        """Read an entry, in one round trip."""
         replies = await self._backend.fetch(job.function, job.key)
         decode = partial(self._backend.decode, job.function, job.key, replies)
         if not job.loads_in_thread:
@@ -397,13 +397,13 @@ class CacheCalls:
         self._locks = locks
         self._availability = availability
         self._timeout = timeout
-        self._here: LoopLocal[_LoopCalls] = LoopLocal()
+        self._by_loop: LoopLocal[_LoopCalls] = LoopLocal()
         # once a plain function was called
         self._shared: tuple[LoopThread, _LoopCalls] | None = None
         register(self)
 
     def forget_parent(self) -> None:
-        """In a forked child: the thread is the parent's."""
+        """In a forked child: the shared thread is the parent's."""
         self._shared = None
 
     def _make_here(self) -> _LoopCalls:
@@ -417,7 +417,7 @@ class CacheCalls:
 
     async def aclose(self) -> None:
         """End the background tasks of this event loop, and close its connections."""
-        await _close(self._here, self._access, self._locks)
+        await _close(self._by_loop, self._access, self._locks)
 
     def close_thread(self) -> Future[None] | None:
         """Begin to close the connections for plain functions."""
@@ -432,13 +432,13 @@ class CacheCalls:
         if key is None:
             return await run()
         job = _Job(function, key, partial(_await_outcome, function, run))
-        outcome = await self._here.get(self._make_here).call(job)
-        return outcome.give(function)
+        outcome = await self._by_loop.get(self._make_here).call(job)
+        return outcome.deliver(function)
 
     def call_plain(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Do the same for a plain function, which runs in the caller's thread."""
+        """Call a plain function, which runs in the caller's thread; see :meth:`call`."""
         run = partial(function.function, *args, **kwargs)
         if sys.is_finalizing() or SHARED_LOOP.is_here:  # in a finaliser, at any time
             return run()
@@ -469,42 +469,42 @@ class CacheCalls:
             raise
         finally:
             _COMPUTING.reset(token)
-        return outcome.give(function)
+        return outcome.deliver(function)
 
     def _claim(self, mine: Computation) -> Claim:
-        """Do as ``_LoopCalls.claim``; compute if the loop's thread has ended."""
+        """Claim in the shared loop's thread; YOURS where that thread has ended."""
         known = self._availability.failures
         try:
-            thread, here = self._find_thread()
-            return thread.call(here.claim, mine)
+            thread, calls = self._find_thread()
+            return thread.call(calls.claim, mine)
         except RedisUnavailableError as error:
             mine.job.function.counts.add("redis_failures")
             self._availability.failed(error, known)
             return Claim.YOURS
 
     def _settle(self, computation: Computation, outcome: Outcome | None) -> None:
-        """Store the outcome and wait for that: the program may end with the call."""
+        """Store the outcome, and wait, because the program may end with the call."""
         with suppress(RedisUnavailableError):  # the interpreter ends
-            thread, here = self._find_thread()
-            wait_for(thread.begin(here.settle, computation, outcome))
+            thread, calls = self._find_thread()
+            wait_for(thread.begin(calls.settle, computation, outcome))
 
     def _find_thread(self) -> tuple[LoopThread, _LoopCalls]:
         """Return the shared thread, and the computations in its event loop."""
         if self._shared is None:
 
             async def find() -> _LoopCalls:
-                return self._here.get(self._make_here)
+                return self._by_loop.get(self._make_here)
 
             thread = SHARED_LOOP.find()
             self._shared = thread, thread.call(find)
             # A cache that is dropped need not be closed: the loop goes on.
-            close = partial(_close, self._here, self._access, self._locks)
+            close = partial(_close, self._by_loop, self._access, self._locks)
             finalize(self, thread.begin, close).atexit = False
         return self._shared
 
 
-async def _close(here: LoopLocal[_LoopCalls], *accesses: Access) -> None:
-    calls = here.find()
+async def _close(by_loop: LoopLocal[_LoopCalls], *accesses: Access) -> None:
+    calls = by_loop.find()
     if calls is not None:
         await calls.aclose()
     for access in accesses:
