@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -35,8 +36,11 @@ __all__ = ["AssetWebhookApp"]
 
 SHORTEST: Final = 16  # characters of a secret
 MAX_BODY: Final = 5 * 2**20  # bytes
-PATIENCE: Final = 30.0  # seconds for a body to arrive
+AT_ONCE: Final = 4  # bodies that are in memory; other deliveries wait
+PATIENCE: Final = 10.0  # seconds for a body to arrive: GitHub waits no longer
 REMEMBERED: Final = 1_000  # deliveries
+
+_SIGNATURE: Final = re.compile("sha256=[0-9a-f]{64}")
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +86,7 @@ class AssetWebhookApp(Starlette):
         self._sync, self._secret, self._max_body = sync, secret.encode(), max_body
         self._branch = check_branch(branch) or getattr(sync.source, "branch", "")
         self._seen: dict[str, None] = {}
+        self._reading = anyio.Semaphore(AT_ONCE)
         self._is_wanted = False
         self._task: asyncio.Task[None] | None = None
         route = Route("/{path:path}", self._receive, methods=["POST"])
@@ -104,26 +109,31 @@ class AssetWebhookApp(Starlette):
 
     async def _receive(self, request: Request) -> Response:
         given = request.headers.get("x-hub-signature-256", "")
-        body: bytes | None = None
-        if given:
-            with suppress(ClientDisconnect), anyio.move_on_after(PATIENCE):
-                body = await self._read(request)
-            if body is None:
-                return _answer(400, "the body did not arrive")
-            if len(body) > self._max_body:
-                return _answer(413, f"a delivery has at most {self._max_body} bytes")
-        expected = "sha256=" + hmac.new(self._secret, body or b"", "sha256").hexdigest()
-        if not hmac.compare_digest(given.encode(), expected.encode()):
+        if not _SIGNATURE.fullmatch(given):
             return _answer(401, "the signature is missing or wrong")
-        return self._decide(request, body or b"")
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._max_body:
+            return _answer(413, f"a delivery has at most {self._max_body} bytes")
+        body: bytes | None = None
+        with suppress(ClientDisconnect), anyio.move_on_after(PATIENCE):
+            async with self._reading:
+                body = await self._read(request)
+        if body is None:
+            return _answer(503, "the body did not arrive in time")
+        if len(body) > self._max_body:
+            return _answer(413, f"a delivery has at most {self._max_body} bytes")
+        expected = "sha256=" + hmac.new(self._secret, body, "sha256").hexdigest()
+        if not hmac.compare_digest(given, expected):
+            return _answer(401, "the signature is missing or wrong")
+        return self._decide(request, body)
 
     async def _read(self, request: Request) -> bytes:
-        body = b""
+        body = bytearray()
         async for chunk in request.stream():
             body += chunk
             if len(body) > self._max_body:
                 break
-        return body
+        return bytes(body)
 
     def _decide(self, request: Request, body: bytes) -> Response:
         """Decide what a delivery with a right signature means."""

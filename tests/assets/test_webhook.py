@@ -149,6 +149,72 @@ async def test_what_does_nothing(
     assert (await client.get("/x")).status_code == 405
 
 
+async def test_a_body_without_end(client: httpx2.AsyncClient) -> None:
+    """No more is read than a delivery may have, whether or not its length is named."""
+    sent = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 1_000:
+            sent += 1
+            yield b" " * 1_000
+
+    answer = await client.post("/x", content=chunks(), headers=headers(b""))
+    assert answer.status_code == 413
+    assert sent <= 12
+    sent = 0
+    named = {**headers(b""), "Content-Length": "10001"}
+    answer = await client.post("/x", content=chunks(), headers=named)
+    assert (answer.status_code, sent) == (413, 0)
+    named["X-Hub-Signature-256"] = "sha256=short"
+    answer = await client.post("/x", content=chunks(), headers=named)
+    assert (answer.status_code, sent) == (401, 0)
+
+
+async def test_few_bodies_at_once(client: httpx2.AsyncClient) -> None:
+    """The others wait unread, and have their turn."""
+    begun: list[int] = []
+    statuses: list[int] = []
+    may_end = anyio.Event()
+
+    async def deliver(number: int) -> None:
+        async def slow() -> AsyncIterator[bytes]:
+            begun.append(number)
+            yield b"x"
+            await may_end.wait()
+
+        answer = await client.post("/x", content=slow(), headers=headers(b""))
+        statuses.append(answer.status_code)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(20):
+            tasks.start_soon(deliver, number)
+        await eventually(lambda: len(begun) == 4)
+        sent = {"X-Hub-Signature-256": ""}
+        assert [(await post(client, **sent))[0] for _ in range(50)] == [401] * 50
+        assert len(begun) == 4
+        may_end.set()
+    assert statuses == [401] * 20
+    assert len(begun) == 20
+
+
+async def test_a_body_that_does_not_come(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a delivery gives way to others."""
+    monkeypatch.setattr("bls_agent.integrations.asset_webhook.PATIENCE", 0.1)
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b"x"
+        await anyio.sleep_forever()
+
+    for _ in range(5):
+        answer = await client.post("/x", content=never(), headers=headers(b""))
+        assert answer.status_code == 503
+    monkeypatch.undo()
+    assert (await post(client))[0] == 202
+
+
 async def test_a_failure_can_be_delivered_again(
     client: httpx2.AsyncClient, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,7 +276,7 @@ async def test_under_a_server(own_server: DevServer, how: str) -> None:
         with socket.create_connection((address.host, address.port or 0), 5) as leaving:
             leaving.sendall(
                 f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n"
-                "X-Hub-Signature-256: sha256=0\r\n\r\nab".encode()
+                f"X-Hub-Signature-256: sha256={'0' * 64}\r\n\r\nab".encode()
             )
         body = orjson.dumps(PUSH)
         async with httpx2.AsyncClient(trust_env=False) as client:
