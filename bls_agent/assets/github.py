@@ -43,7 +43,6 @@ from bls_agent.core.settings import check_seconds
 
 try:
     import httpx2
-    import stamina
     from ruamel.yaml import YAML, scalarstring
 except ModuleNotFoundError:
     raise MissingExtraError("assets", "reading from GitHub") from None
@@ -378,32 +377,31 @@ class GitHubSource:
         read: Callable[[_Answer], _T],
     ) -> _T:
         """Ask until there is an answer that can be read, four times at most."""
-        attempts = stamina.retry_context(
-            on=self._pause_after,
-            attempts=ATTEMPTS,
-            timeout=None,
-            wait_initial=self._pause,
-            wait_jitter=self._pause,
-        )
-        async for attempt in attempts:
-            with attempt:
-                answer = await self._follow(client, question)
-                is_fine = answer.status in (200, 201, *question.also)
-                is_same = answer.status == NOT_MODIFIED and question.etag
-                if not is_fine and not is_same:
-                    raise self._refusal(answer)
-                try:
-                    return await anyio.to_thread.run_sync(read, answer)
-                except (ValueError, ContractError) as error:
-                    raise _PassingError(self.name, f"broken answer: {error}") from None
-        raise AssertionError  # there is an attempt, and it returns or raises
+        for attempt in range(ATTEMPTS):
+            try:
+                return await self._ask_once(client, question, read)
+            except _PassingError as error:
+                wait = error.retry_after
+                if attempt + 1 == ATTEMPTS or (wait or 0.0) > self._max_wait:
+                    raise
+            await anyio.sleep(self._pause * 2**attempt if wait is None else wait)
+        raise AssertionError  # the last attempt returns or raises
 
-    def _pause_after(self, error: Exception) -> bool | float:
-        """Decide whether to try again, and after how many seconds."""
-        if not isinstance(error, _PassingError):
-            return False
-        wait = error.retry_after
-        return wait is None or (wait <= self._max_wait and wait)
+    async def _ask_once(
+        self,
+        client: httpx2.AsyncClient,
+        question: _Question,
+        read: Callable[[_Answer], _T],
+    ) -> _T:
+        answer = await self._follow(client, question)
+        is_fine = answer.status in (200, 201, *question.also)
+        is_same = answer.status == NOT_MODIFIED and question.etag
+        if not is_fine and not is_same:
+            raise self._refusal(answer)
+        try:
+            return await anyio.to_thread.run_sync(read, answer)
+        except (ValueError, ContractError) as error:
+            raise _PassingError(self.name, f"broken answer: {error}") from None
 
     def _refusal(self, answer: _Answer) -> SourceError:
         """Translate a status; the token is not in it, whatever the server says."""

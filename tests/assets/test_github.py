@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import logging
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -159,6 +161,20 @@ async def test_a_passing_fault(github: GitHub, faults: list[Fault], place: str) 
     assert not github.faults
 
 
+def test_another_attempt_is_no_news(github: GitHub) -> None:
+    """A program that has set up no logging sees nothing on its standard error."""
+    program = (
+        "import asyncio; from bls_agent.assets import GitHubSource\n"
+        f"source = GitHubSource({REPO!r}, base_url={github.url!r}, pause=0.001)\n"
+        "print(asyncio.run(source.head()).commit)"
+    )
+    github.fail("/commits/", status(500), status(502))
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (ran.stdout.strip(), ran.stderr) == (github.heads["main"], "")
+
+
 async def test_the_quota_is_used_up(github: GitHub) -> None:
     """A limit that ends soon by the clock of the server is waited for."""
     over = {"X_RateLimit_Remaining": "0", "X_RateLimit_Reset": "1000"}
@@ -301,10 +317,12 @@ async def test_an_archive_that_is_too_large(
 ) -> None:
     """Packed or unpacked: it is given up, and the files come singly."""
     github.commit(files(25))
-    for limit in ("MAX_ARCHIVE", "MAX_UNPACKED"):
+    for limit, size in (("MAX_ARCHIVE", 100), ("MAX_UNPACKED", 1_000)):
         with monkeypatch.context() as patch:
-            patch.setattr(f"bls_agent.assets.github.{limit}", 1_000)
+            patch.setattr(f"bls_agent.assets.github.{limit}", size)
+            github.asked.clear()
             assert await read(source(github)) == texts(github)
+            assert sum("/git/blobs/" in path for path in github.paths()) == 25
 
 
 async def test_an_archive_that_is_not_complete(github: GitHub) -> None:
