@@ -42,6 +42,9 @@ MASKED = {
     "socket": (f"unix://u:{SECRET}@/run/redis.sock", "unix://u:***@/run/redis.sock"),
     "at sign": (f"redis://u:{SECRET}@x@h/0", "redis://u:***@h/0"),
     "query": (f"redis://h/0?password={SECRET}", "redis://h/0"),
+    "git over ssh": ("ssh://git@h/a.git", "ssh://git@h/a.git"),
+    "git, short": ("git@h:a.git?x", "git@h:a.git"),
+    "git with a password": (f"ssh://git:{SECRET}@h/a.git", "ssh://git:***@h/a.git"),
 }
 
 

@@ -365,6 +365,13 @@ URLS: dict[str, tuple[str, str]] = {
 TEXTS |= {f"URL, {name}": row for name, row in URLS.items()}
 
 
+@pytest.mark.parametrize("text", ["ssh://git@h/a.git", "at git+ssh://git@h/a.git x"])
+def test_the_user_of_git_servers_is_no_secret(text: str) -> None:
+    """Everybody is called so there; with a password it goes like any other."""
+    assert redactor.text(text) == text
+    assert redactor.text(f"ssh://git:{SECRET}@h/a") == "ssh://***@h/a"
+
+
 @pytest.mark.parametrize(("text", "shown"), TEXTS.values(), ids=list(TEXTS))
 def test_a_secret_is_taken_out(text: str, shown: str) -> None:
     """What is secret goes, what stands around it stays, once, and wherever it stands."""

@@ -202,6 +202,7 @@ def _as_a_word(word: str) -> str:
 
 # --- the quick check of a text
 
+GIT_USER: Final = "git"  # over SSH; the key is the secret
 REDACTED: Final = "[redacted]"
 
 _Marks: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
@@ -478,12 +479,15 @@ def redact_traceback(error: BaseException) -> str:
 def mask_url(url: str) -> str:
     """Replace the credentials of a URL by ``***``, also where the URL is broken.
 
-    Everything before the last ``@`` may be a password, whatever is in it.
+    Everything before the last ``@`` may be a password, whatever is in it; but ``git``,
+    the user of every Git server, is kept.
     """
     head, at, place = url.rpartition("@")
     place = re.split(r"[?#]", place, maxsplit=1)[0]
     if not at:
         return place
+    if head in (GIT_USER, f"ssh://{GIT_USER}"):
+        return f"{head}@{place}"
     found = re.match(r"([\w+]+://)?(?:([\w.-]+):)?", head)
     scheme, user = (found[1] or "", found[2] or "") if found else ("", "")
     return f"{scheme}{user}{':' if user else ''}***@{place}"

@@ -11,7 +11,13 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
-from bls_agent.core.redaction import REDACTED, SHAPE_MARKS, Verdict, holds_mark
+from bls_agent.core.redaction import (
+    GIT_USER,
+    REDACTED,
+    SHAPE_MARKS,
+    Verdict,
+    holds_mark,
+)
 
 _Judge: TypeAlias = Callable[[str], Verdict]
 
@@ -128,7 +134,8 @@ def _redact_urls(text: str) -> str:
         elif not plain:
             later = _LATER_AT.match(text, rest_end)
             end = later.end() - 1 if later else rest_end
-        if end >= 0 and not text[start:end].endswith("***"):
+        is_git = end == start + len(GIT_USER) and text.startswith(GIT_USER, start)
+        if end >= 0 and not is_git and not text.endswith("***", start, end):
             kept += (text[done:start], "***")
             done = end
         position = max(position, end)
