@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
@@ -44,6 +45,8 @@ except ModuleNotFoundError:
     raise MissingExtraError("git", "reading from a Git server") from None
 
 MAX_DOWNLOAD: Final = 512 * 2**20  # bytes
+MAX_ENTRIES: Final = 200_000  # files and folders of a commit
+MAX_KEPT: Final = 128 * 2**20  # bytes of paths and different contents
 LONGEST: Final = 20  # times the timeout, for all that one call does
 SSH: Final = "ssh -o BatchMode=yes -o ConnectTimeout={0} -o ServerAliveInterval={0}"
 
@@ -58,7 +61,9 @@ class GitSource:
 
     Asking for changes reads the branch's commit alone. If it has changed, the files of
     this one commit are downloaded, without history, into a temporary folder that is
-    removed when they are read. There is no quota; contents are checked by their SHAs.
+    removed when they are read. Contents that may be a manifest are kept until they are
+    fetched, 128 MiB of them at most. There is no quota; contents are checked by their
+    SHAs.
 
     Credentials are part of the URL (``https://user:token@host/repo.git``) and shown in
     no text. SSH uses the keys and the configuration of this machine, or the program in
@@ -82,7 +87,7 @@ class GitSource:
         self._ref = f"refs/heads/{branch}".encode() if branch else b"HEAD"
         self._timeout = check_seconds("timeout", timeout)
         self._threads = HandlerThreads()
-        self._read: tuple[Head, dict[str, bytes]] = Head(""), {}
+        self._read: tuple[Head, dict[str, bytes]] = Head(""), {}  # contents by SHA
 
     def __repr__(self) -> str:
         return f"GitSource({self.name!r})"
@@ -105,7 +110,8 @@ class GitSource:
         SourceError if the download is not complete, the branch has moved since, or
         there is no such folder.
         """
-        files, contents = await self._call(partial(self._download, head.commit))
+        download = partial(self._download, head.commit)
+        files, contents = await self._call(download)
         self._read = head, contents
         return files
 
@@ -115,7 +121,7 @@ class GitSource:
         """Yield the contents that came with the list; they are kept no longer."""
         (listed, contents), self._read = self._read, (Head(""), {})
         for file in files:
-            found = contents.get(file.path) if listed == head else None
+            found = contents.get(file.sha) if listed == head else None
             error = SourceError(self.name, f"{file.path}: it was not downloaded")
             yield file, error if found is None else found
 
@@ -124,12 +130,15 @@ class GitSource:
         self._read = Head(""), {}
         self._threads.close()
 
-    async def _call(self, function: Callable[[], _T]) -> _T:
-        """Run a blocking function in a thread, and translate whatever it raises."""
-        longest = self._timeout * LONGEST
+    async def _call(self, function: Callable[[Event], _T]) -> _T:
+        """Run a blocking function in a thread, and translate whatever it raises.
+
+        The function ends soon after the event is set: nobody waits for it any more.
+        """
+        longest, abandoned = self._timeout * LONGEST, Event()
         try:
             with anyio.fail_after(longest):
-                result: _T = await self._threads.run(function)
+                result: _T = await self._threads.run(partial(function, abandoned))
         except SourceError:
             raise
         except TimeoutError:
@@ -142,6 +151,8 @@ class GitSource:
             reason = f"{type(error).__name__}: {error}"[:500]
         else:
             return result
+        finally:
+            abandoned.set()
         for secret in {self._password, unquote(self._password)} - {""}:
             reason = reason.replace(secret, "***")
         raise SourceError(self.name, reason)
@@ -175,7 +186,7 @@ class GitSource:
         ends.callback(pool.clear)
         return pool
 
-    def _ask_head(self) -> str:
+    def _ask_head(self, _abandoned: Event) -> str:
         with self._connect() as (client, path):
             refs = client.get_refs(path.encode(), ref_prefix=[self._ref]).refs
         commit = refs.get(Ref(self._ref))
@@ -184,7 +195,9 @@ class GitSource:
             raise SourceError(self.name, reason)
         return commit.decode()
 
-    def _download(self, commit: str) -> tuple[list[SourceFile], dict[str, bytes]]:
+    def _download(
+        self, commit: str, abandoned: Event
+    ) -> tuple[list[SourceFile], dict[str, bytes]]:
         wanted = ObjectID(commit.encode())
 
         def choose(refs: Any, depth: int | None = None) -> list[ObjectID]:  # noqa: ARG001 - dulwich's
@@ -201,9 +214,7 @@ class GitSource:
             pack, keep, give_up = repo.object_store.add_pack()
 
             def take(data: bytes) -> int:
-                if pack.tell() > MAX_DOWNLOAD:
-                    reason = f"it has more than {MAX_DOWNLOAD:,} bytes"
-                    raise SourceError(self.name, reason)
+                self._check(pack.tell(), MAX_DOWNLOAD, "bytes", abandoned)
                 return pack.write(data)
 
             walker, prefix = repo.get_graph_walker(), [self._ref]
@@ -215,12 +226,20 @@ class GitSource:
                 give_up()
                 raise
             keep()
-            return self._read_files(repo, wanted)
+            return self._read_files(repo, wanted, abandoned)
+
+    def _check(self, size: int, limit: int, unit: str, abandoned: Event) -> None:
+        if size > limit or abandoned.is_set():
+            raise SourceError(self.name, f"it has more than {limit:,} {unit}")
 
     def _read_files(
-        self, repo: Repo, commit: ObjectID
+        self, repo: Repo, commit: ObjectID, abandoned: Event
     ) -> tuple[list[SourceFile], dict[str, bytes]]:
-        """Read the YAML files of a commit; a missing object raises."""
+        """Read the YAML files of a commit, and the contents by SHA.
+
+        A missing object raises. A few bytes can name a file a million times, so entries
+        and bytes have limits, and a content is read once, whatever its names.
+        """
         start = repo[commit]
         assert isinstance(start, Commit)  # noqa: S101 - a branch is of commits
         tree, mode, prefix = start.tree, stat.S_IFDIR, ""
@@ -235,17 +254,26 @@ class GitSource:
                 raise SourceError(self.name, reason)
         files: list[SourceFile] = []
         contents: dict[str, bytes] = {}
-        for one in iter_tree_contents(repo.object_store, tree):
+        sizes: dict[str, int] = {}
+        kept = 0
+        entries = iter_tree_contents(repo.object_store, tree, include_trees=True)
+        for number, one in enumerate(entries):
+            self._check(number, MAX_ENTRIES, "files and folders", abandoned)
             path = prefix + (one.path or b"").decode("utf-8", "surrogateescape")
             mode, is_link = one.mode or 0, stat.S_ISLNK(one.mode or 0)
             if not is_manifest_path(path) or not (stat.S_ISREG(mode) or is_link):
                 continue
-            blob = repo[one.sha or b""]
-            assert isinstance(blob, Blob)  # noqa: S101 - by its mode
-            size = blob.raw_length()
-            files.append(SourceFile(path, blob.id.decode(), size, is_link))
-            if size <= MOST_BYTES:
-                contents[path] = blob.data
+            sha = (one.sha or b"").decode()
+            if sha not in sizes:
+                blob = repo[one.sha or b""]
+                assert isinstance(blob, Blob)  # noqa: S101 - by its mode
+                sizes[sha] = blob.raw_length()
+                if sizes[sha] <= MOST_BYTES:
+                    contents[sha] = blob.data
+                    kept += sizes[sha]
+            kept += len(path)
+            self._check(kept, MAX_KEPT, "bytes in its YAML files", abandoned)
+            files.append(SourceFile(path, sha, sizes[sha], is_link))
         return files, contents
 
 

@@ -9,8 +9,12 @@ from typing import Final
 
 from bls_agent.assets.manifest import AssetManifest, path_fault
 from bls_agent.assets.records import AssetWrite, SyncReport
-from bls_agent.assets.sources import SourceFile, is_manifest_path
-from bls_agent.assets.yaml_reader import MAX_BYTES
+from bls_agent.assets.sources import (
+    MOST_BYTES,
+    SourceFile,
+    is_manifest_path,
+    show_path,
+)
 from bls_agent.core.errors import ManifestFault
 
 MANY: Final = 0.2  # of all assets: more deletions need force
@@ -62,7 +66,8 @@ def choose_files(
         if not _is_main(path) and owners.intersection(_folders(path)):
             continue
         if reason := _file_fault(found[path]):
-            faults.append(ManifestFault(path, reason, "Rename, replace or remove it."))
+            remedy = "Rename, replace or remove it."
+            faults.append(ManifestFault(show_path(path), reason, remedy))
         else:
             chosen.append(found[path])
     return chosen, faults
@@ -81,8 +86,8 @@ def _folders(path: str) -> list[str]:
 def _file_fault(file: SourceFile) -> str:
     if file.is_link:
         return "it is a symlink, which is not followed"
-    if file.size > MAX_BYTES:
-        return f"a manifest has at most {MAX_BYTES // 1024} KB, this file {file.size:,} bytes"
+    if file.size > MOST_BYTES:
+        return f"a manifest has at most {MOST_BYTES // 1024} KB, this file {file.size:,} bytes"
     return path_fault(file.path)
 
 

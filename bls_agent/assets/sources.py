@@ -18,10 +18,13 @@ import anyio.to_thread
 from bls_agent.core.errors import ConfigurationError, SourceError
 
 SHA1: Final = 40  # digits
-MOST_BYTES: Final = 2**20  # of a file that is read; a manifest has less
+MOST_REFS: Final = 2**25  # bytes of packed refs
+MOST_BYTES: Final = 2**18  # of a file that is read: a manifest has no more
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 UNFIT_PARTS: Final = frozenset({"", ".", ".."})
 
+_SHA: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_REF: Final = re.compile(r"ref: (refs/(?!.*\.\.)[^\x00-\x20\x7f]+)")
 _BRANCH: Final = re.compile(
     r"(?![-./])(?!.*(\.\.|//|@\{|/$|\.lock$))[^\x00-\x20\x7f~^:?*\[\\]{1,255}"
 )
@@ -157,7 +160,7 @@ class DirectorySource:
             try:
                 content = await anyio.to_thread.run_sync(self._read, file.path)
             except OSError as error:
-                yield file, SourceError(self.name, f"{file.path}: {error.strerror}")
+                yield file, self._error(file.path, error)
             else:
                 yield file, content
 
@@ -166,26 +169,30 @@ class DirectorySource:
 
     def _look(self) -> tuple[Head, list[SourceFile]]:
         try:
-            files = sorted(self._walk(self.base_path), key=lambda file: file.path)
+            files = sorted(self._walk(), key=lambda file: file.path)
             commit = _read_head(self._root)
         except OSError as error:
-            raise SourceError(
-                self.name, f"{error.filename}: {error.strerror}"
-            ) from None
+            raise self._error(str(error.filename), error) from None
         lines = (f"{file.sha} {file.size} {file.path}\n" for file in files)
         content = blob_sha("".join(lines).encode("utf-8", "surrogateescape"))
         return (Head(commit, content) if commit else Head(content)), files
 
-    def _walk(self, folder: str) -> Iterator[SourceFile]:
-        with os.scandir(self._root / folder) as entries:
-            for entry in entries:
-                path = f"{folder}/{entry.name}".lstrip("/")
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    yield from self._walk(path)
-                elif is_manifest_path(path):
-                    yield self._stat(path, entry)
+    def _error(self, path: str, error: OSError) -> SourceError:
+        return SourceError(self.name, f"{show_path(path)}: {error.strerror}")
+
+    def _walk(self) -> Iterator[SourceFile]:
+        folders = [self.base_path]
+        while folders:
+            folder = folders.pop()
+            with os.scandir(self._root / folder) as entries:
+                for entry in entries:
+                    path = f"{folder}/{entry.name}".lstrip("/")
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(path)
+                    elif is_manifest_path(path):
+                        yield self._stat(path, entry)
 
     def _stat(self, path: str, entry: os.DirEntry[str]) -> SourceFile:
         if entry.is_symlink():
@@ -195,14 +202,21 @@ class DirectorySource:
         return SourceFile(path, blob_sha(self._read(path)), size)
 
     def _read(self, path: str) -> bytes:
-        """Read a file, but no link, no pipe, and not more than could be a manifest."""
-        flags = (
-            os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        )
-        with open(os.open(self._root / path, flags), "rb") as file:  # noqa: PTH123 - a descriptor
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is no file", path)
-            return file.read(MOST_BYTES)
+        return _read_file(self._root / path, MOST_BYTES)
+
+
+def _read_file(path: Path, limit: int) -> bytes:
+    """Read the first bytes of a file; OSError for a link, a pipe or a device."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - a descriptor
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        return file.read(limit)
+
+
+def show_path(path: str) -> str:
+    r"""Return a path as text that can be printed and encoded: ``\udcff`` for a byte."""
+    return path.encode("utf-8", "backslashreplace").decode()
 
 
 def is_manifest_path(path: str) -> bool:
@@ -229,19 +243,33 @@ def check_base_path(path: str) -> str:
 
 
 def _read_head(root: Path) -> str:
-    """Return the commit of a checkout, ``""`` if there is none."""
+    """Return the commit of a checkout, ``""`` if there is none.
+
+    Only a SHA is returned, and only a ref below the Git folder is read, because a
+    stranger may have written that folder and the commit is stored in Redis.
+    """
     place = root / ".git"
     if place.is_file():  # a worktree, or a submodule
-        place = root / place.read_text("utf-8").partition("gitdir: ")[2].strip()
-    if not (place / "HEAD").is_file():
-        return ""
-    head = (place / "HEAD").read_text("utf-8").strip()
-    if not head.startswith("ref: "):
-        return head
-    name, shared = head.removeprefix("ref: "), place / "commondir"
-    common = place / shared.read_text("utf-8").strip() if shared.is_file() else place
-    if (common / name).is_file():
-        return (common / name).read_text("utf-8").strip()
-    packed = common / "packed-refs"
-    lines = packed.read_text("utf-8").splitlines() if packed.is_file() else []
-    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), "")
+        place = root / _read_line(place).removeprefix("gitdir: ")
+    head = _read_line(place / "HEAD")
+    if name := _REF.fullmatch(head):
+        common = place / _read_line(place / "commondir")
+        ref = common / name[1]
+        if not ref.resolve().is_relative_to(common.resolve()):
+            return ""
+        head = _read_line(ref) or _find_packed(common, name[1])
+    return head if _SHA.fullmatch(head) else ""
+
+
+def _read_line(path: Path) -> str:
+    """Return the text of a small file, ``""`` if there is none."""
+    text = _read_file(path, MOST_BYTES) if path.is_file() else b""
+    return text.decode("utf-8", "surrogateescape").strip()
+
+
+def _find_packed(folder: Path, name: str) -> str:
+    path = folder / "packed-refs"
+    lines = _read_file(path, MOST_REFS).splitlines() if path.is_file() else []
+    ending = f" {name}".encode()
+    found = (line.split()[0] for line in lines if line.endswith(ending))
+    return next(found, b"").decode("ascii", "replace")

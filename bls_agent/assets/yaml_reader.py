@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeAlias, cast
 
+from bls_agent.assets.sources import MOST_BYTES
 from bls_agent.core.errors import MissingExtraError
 
 try:
@@ -26,7 +27,6 @@ except ModuleNotFoundError:
 
 Place: TypeAlias = tuple[str | int, ...]
 
-MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 10_000
 INT64: Final = (-(2**63), 2**63 - 1)
@@ -109,8 +109,8 @@ class YamlReader:
 
     def read(self) -> Any:
         """Read the only document; YamlFault if it is none, or breaks a limit."""
-        if len(self._content) > MAX_BYTES:
-            _reject(f"a manifest has at most {MAX_BYTES // 1024} KB")
+        if len(self._content) > MOST_BYTES:
+            _reject(f"a manifest has at most {MOST_BYTES // 1024} KB")
         try:
             text = self._content.decode("utf-8-sig")
         except UnicodeDecodeError as error:

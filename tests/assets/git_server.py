@@ -21,8 +21,8 @@ from tests.engines import free_ports
 START = 20.0  # seconds
 
 
-def git(folder: Path, *words: str) -> str:
-    """Run Git without the settings of this machine."""
+def git(folder: Path, *words: str, text: str = "") -> str:
+    """Run Git without the settings of this machine; ``text`` is its input."""
     names = {
         f"GIT_{role}_{part}": "t@x"
         for role in ("AUTHOR", "COMMITTER")
@@ -31,7 +31,7 @@ def git(folder: Path, *words: str) -> str:
     said = subprocess.run(
         ["git", "-c", "init.defaultBranch=main", "-C", str(folder), *words],
         env={"PATH": os.environ["PATH"], "HOME": str(folder), **names},
-        capture_output=True, text=True, check=True,
+        input=text, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return said.stdout.strip()
 

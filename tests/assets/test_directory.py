@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from bls_agent import ConfigurationError, SourceError
@@ -106,6 +109,89 @@ async def test_what_leads_out_of_the_folder(tmp_path: Path) -> None:
     os.mkfifo(inside / "p.yaml")
     with pytest.raises(SourceError, match="it is no file"):
         await source.head()
+
+
+HEADS = {
+    "a link to a file outside": "ref: refs/heads/out",
+    "a name outside": "ref: ../../outside",
+    "an absolute name": "ref: /proc/self/environ",
+    "a name with dots": "ref: refs/../../outside",
+    "no SHA": "PASSWORD=geheim",
+    "no text": b"\xff\xfe",
+    "a null": b"ref: refs/\0",
+    "nothing": "",
+    "a ref that is no SHA": "ref: refs/heads/text",
+    "a ref in a linked folder": "ref: refs/linked/sha",
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links are made otherwise")
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+async def test_only_a_sha_is_a_commit(tmp_path: Path, head: str | bytes) -> None:
+    """The commit is stored in Redis: nothing else is taken out of a stranger's folder."""
+    (tmp_path / "outside").write_text("a" * 40)
+    (tmp_path / "sha").write_text("b" * 40)
+    folder = tmp_path / "folder"
+    (folder / ".git/refs/heads").mkdir(parents=True)
+    (folder / ".git/refs/heads/text").write_text("PASSWORD=geheim")
+    (folder / ".git/refs/linked").symlink_to(tmp_path)
+    (folder / "x.yaml").write_bytes(b"id: x")
+    place = folder / ".git/HEAD"
+    place.write_bytes(head if isinstance(head, bytes) else head.encode())
+    source = DirectorySource(folder)
+    found = await source.head()
+    assert found.content == ""
+    place.unlink()
+    assert (
+        found == await source.head()
+    )  # as without a repository: a digest of the files
+    if isinstance(head, str) and head.endswith("/out"):
+        (folder / ".git/refs/heads/out").symlink_to(tmp_path / "sha")
+        place.write_text(head)
+        assert await source.head() == found
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes")
+async def test_a_pipe_in_the_git_folder(tmp_path: Path) -> None:
+    """It is not waited for."""
+    (tmp_path / ".git").mkdir()
+    os.mkfifo(tmp_path / ".git/HEAD")
+    with anyio.fail_after(10):
+        assert len((await DirectorySource(tmp_path).head()).commit) == 40
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A file in 1,500 folders, which pytest itself could not remove."""
+    top = tmp_path / "deep"
+    top.mkdir()
+    folder = os.open(top, os.O_RDONLY)
+    for _ in range(1_500):
+        os.mkdir("a", dir_fd=folder)
+        inner = os.open("a", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(os.open("x.yaml", os.O_WRONLY | os.O_CREAT, dir_fd=folder))
+    os.close(folder)
+    yield top
+    subprocess.run(["rm", "-rf", str(top)], check=True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="paths are shorter there")
+async def test_a_deep_folder(deep: Path) -> None:
+    """As deep as a path can be: no fault of the folder, and none of the reader."""
+    source = DirectorySource(deep)
+    (file,) = await source.tree(await source.head())
+    assert file.path == "a/" * 1_500 + "x.yaml"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such names")
+async def test_an_error_can_be_printed(tmp_path: Path) -> None:
+    """Whatever the name of the file is that it is about."""
+    os.mkfifo(os.fsencode(tmp_path) + b"/\xff.yaml")
+    with pytest.raises(SourceError, match="it is no file") as caught:
+        await DirectorySource(tmp_path).head()
+    assert str(caught.value).encode()
 
 
 @pytest.mark.parametrize(

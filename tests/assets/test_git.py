@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import socket
 import sys
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bls_agent import ConfigurationError, SourceError
 from bls_agent.assets import AssetSync, GitSource, Head
 from bls_agent.assets.sources import blob_sha
 from bls_agent.devserver import DevServer
-from tests.assets.git_server import GitServer, serving_daemon, serving_http
+from tests.assets.git_server import GitServer, git, serving_daemon, serving_http
 from tests.assets.memory_source import manifest
 from tests.harness import eventually
 
@@ -132,6 +133,88 @@ async def test_a_download_has_a_bound(
         await read(source)
 
 
+def commit_objects(server: GitServer, make: Callable[[Path], str]) -> None:
+    """Commit a tree that is made of objects, without any files."""
+    tree = make(server.bare)
+    commit = git(server.bare, "commit-tree", "-m", "m", tree)
+    git(server.bare, "update-ref", "refs/heads/main", commit)
+
+
+def make_tree(folder: Path, *entries: str) -> str:
+    return git(folder, "mktree", text="".join(f"{one}\n" for one in entries))
+
+
+def make_blob(folder: Path, content: str) -> str:
+    return git(folder, "hash-object", "-w", "--stdin", text=content)
+
+
+async def test_one_content_with_many_names(server: GitServer) -> None:
+    """It is read and kept once; too long for a manifest, it is not kept at all."""
+
+    def make(folder: Path) -> str:
+        long = make_blob(folder, "x" * 2**20)
+        fit = make_blob(folder, "x" * 200_000)
+        names = [f"100644 blob {long}\tl{n}.yaml" for n in range(1_000)]
+        return make_tree(
+            folder, *names, *(f"100644 blob {fit}\tf{n}.yaml" for n in range(1_000))
+        )
+
+    commit_objects(server, make)
+    source = GitSource(server.url)
+    head = await source.head()
+    tracemalloc.start()
+    try:
+        files = await source.tree(head)
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(files) == 2_000
+    assert kept < 5 * 2**20
+    assert most < 40 * 2**20
+    texts = [text async for _, text in source.fetch(head, files)]
+    assert sum(isinstance(text, bytes) for text in texts) == 1_000
+
+
+async def test_files_and_bytes_have_a_bound(
+    server: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond it the commit is refused."""
+    for name, limit, said in (
+        ("MAX_ENTRIES", 2, "more than 2 files and folders"),
+        ("MAX_KEPT", 40, "more than 40 bytes in its YAML files"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"bls_agent.assets.git.{name}", limit)
+            with pytest.raises(SourceError, match=said):
+                await read(GitSource(server.url))
+
+
+@pytest.mark.parametrize("leaf", ["x.yaml", "x.md"])
+async def test_a_tree_that_unfolds_without_end(
+    server: GitServer, leaf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few hundred bytes name 10^30 files: the commit is refused, and the thread ends."""
+
+    def make(folder: Path) -> str:
+        tree = make_tree(folder, f"100644 blob {make_blob(folder, 'x')}\t{leaf}")
+        for _ in range(30):
+            tree = make_tree(folder, *(f"040000 tree {tree}\t{n}" for n in range(10)))
+        return tree
+
+    commit_objects(server, make)
+    with monkeypatch.context() as patch:
+        patch.setattr("bls_agent.assets.git.MAX_ENTRIES", 2_000)
+        with pytest.raises(SourceError, match="more than 2,000 files and folders"):
+            await read(GitSource(server.url))
+    late = GitSource(server.url)
+    head = await late.head()
+    monkeypatch.setattr("bls_agent.assets.git.MAX_ENTRIES", 10**9)
+    monkeypatch.setattr("bls_agent.assets.git.LONGEST", 0.03)
+    with pytest.raises(SourceError, match="not done within"):
+        await late.tree(head)
+    await eventually(lambda: late._threads.stuck == 0)
+
+
 async def test_credentials(server: GitServer) -> None:
     """They open what is closed, and no text shows them."""
     server.password = "ge/heim@1"
@@ -168,7 +251,10 @@ def test_arguments(options: dict[str, Any]) -> None:
 def test_what_is_allowed() -> None:
     """The ways in which Git's addresses are written."""
     for url in ("git@host.example:acme/a.git", "ssh://git@host/a.git", "https://h/a"):
-        assert GitSource(url).branch == ""
+        source = GitSource(url)
+        assert source.branch == ""
+        assert source.name == url  # the user git is no secret
+    assert GitSource("https://token@h/a").name == "https://***@h/a"
 
 
 async def test_through_a_synchronisation(
