@@ -2,15 +2,17 @@
 
 Reading needs no extra. One script writes an asset: its metadata, its place in the
 category sets, its summary in the index and the record of the change are one step. On a
-Redis Cluster these keys lie in different slots. There the metadata is written first and
-deleted last, so that a reader that finds an id in the index finds the asset; the next
-synchronisation repairs what a writer that dies in between leaves.
+Redis Cluster these keys lie in different slots, and some servers have no scripts or no
+streams. There each key is written alone. The metadata is written first and deleted last,
+so that a reader that finds an id in the index finds the asset; the next synchronisation
+repairs what a writer that dies in between leaves.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import anyio
@@ -18,11 +20,14 @@ import anyio
 from bls_agent.assets.records import (
     CATEGORIES,
     KEPT,
+    OPTIONAL,
+    SUMMARY,
     Asset,
     AssetSummary,
     AssetWrite,
     SyncReport,
     SyncState,
+    is_time,
     pair,
     read_text,
     read_whole,
@@ -70,7 +75,7 @@ CACHED: Final = 1_000  # assets
 PORTION: Final = 200  # assets in one write
 PORTION_BYTES: Final = 2**19
 WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
-LOOK: Final = 5.0  # seconds until a change that is not in the feed is seen
+LOOK: Final = 4.5  # seconds until a change that is not in the feed is seen
 
 
 def metadata_key(asset_id: str) -> str:
@@ -108,6 +113,7 @@ class AssetLibrary(Store):
     ) -> None:
         super().__init__(redis, timeout=timeout)
         self._cache: dict[str, dict[bytes, bytes]] | None = {} if cache else None
+        self._has_scripts = True  # and streams, until the server says otherwise
         self._complaints = Complaints()
 
     @property
@@ -154,11 +160,13 @@ class AssetLibrary(Store):
     async def list(self, category: str | None = None) -> _Summaries:
         """Return the summaries of all assets, or of one category, sorted by id.
 
-        One request, whatever the number of assets.
+        One request, whatever the number of assets. All assets are those of
+        ``asset:index``. Those of a category are also found by the category's set, for
+        programs that write an asset without its entry in the index.
 
         Raises:
             ConfigurationError: There is no such category.
-            WrongTypeError: ``asset:index`` is no hash.
+            WrongTypeError: ``asset:index`` is no hash, or the category is no set.
         """
         if category is not None and category not in CATEGORIES:
             rule = f"one of {', '.join(CATEGORIES)}"
@@ -166,7 +174,21 @@ class AssetLibrary(Store):
         found, faults = await self.read_index()
         for asset_id, fault in faults.items():
             self._complaints.say(f"{asset_id!r} in {INDEX} is left out", fault)
-        return [one for one in found if category in (None, one.category)]
+        if category is None:
+            return found
+        found += await self._read_unindexed(category, {one.id for one in found})
+        found = [one for one in found if one.category == category]
+        return sorted(found, key=lambda one: one.id)
+
+    async def _read_unindexed(self, category: str, indexed: set[str]) -> _Summaries:
+        """Read the assets of a category's set that have no entry in the index."""
+        members = await self._read(category_key(category), "SMEMBERS")
+        ids = [one for one in map(read_text, members) if one not in indexed]
+        reads = [("HMGET", metadata_key(one), *SUMMARY) for one in ids]
+        hashes = await self.pool.read_many(reads) if reads else []
+        read = (one for one in hashes if not isinstance(one, RedisUnavailableError))
+        found = map(AssetSummary.of_fields, read)
+        return [one for one in found if all(one[:4]) and one.id not in indexed]
 
     async def read_index(self) -> tuple[_Summaries, dict[str, DecodeError]]:
         """Return the whole index, sorted by id, and id → fault of the entries left out.
@@ -249,39 +271,92 @@ class AssetLibrary(Store):
         error of one that was refused. RedisUnavailableError if the connection failed;
         writing again is safe.
         """
-        if self.pool.is_cluster:
-            return [await self._write_to_cluster(write) for write in writes]
-        runs = [(_keys_of(write), write.arguments(token)) for write in writes]
+        writes = await self._with_categories(writes)
+        if self._has_scripts and not self.pool.is_cluster:
+            runs = [(_keys_of(write), write.arguments(token)) for write in writes]
+            replies = await WRITE_ASSET.run_many(self.pool, runs)
+            if not any(map(_is_unknown, replies)):
+                return [
+                    one if isinstance(one, RedisUnavailableError) else read_text(one)
+                    for one in replies
+                ]
+            self._has_scripts = False
+        return [await self._write_by_keys(write) for write in writes]
+
+    async def _with_categories(
+        self, writes: Sequence[AssetWrite]
+    ) -> Sequence[AssetWrite]:
+        """Add to deletions the category that the hash names, also an unknown one."""
+        deleted = [write.id for write in writes if not write.summary]
+        if not deleted:
+            return writes
+        reads = [("HGET", metadata_key(one), "category") for one in deleted]
+        replies = await self.pool.read_many(reads)
+        named = {
+            one: read_text(reply)
+            for one, reply in zip(deleted, replies, strict=True)
+            if isinstance(reply, bytes)
+        }
         return [
-            _outcome_of(reply) for reply in await WRITE_ASSET.run_many(self.pool, runs)
+            write if write.summary else write._replace(category=named.get(write.id, ""))
+            for write in writes
         ]
 
-    async def _write_to_cluster(self, write: AssetWrite) -> _Result:
+    async def _write_by_keys(self, write: AssetWrite) -> _Result:
         """Write one asset key by key, so that readers never miss its metadata."""
         listing: list[Request] = [("HDEL", INDEX, write.id)]
         if write.summary:
             listing = [("HSET", INDEX, write.id, write.summary)]
-        for name in CATEGORIES:
-            verb = "SADD" if name == write.category else "SREM"
-            listing.append((verb, category_key(name), write.id))
-        if not write.summary:
-            await self._send(listing)
-        run = ([metadata_key(write.id)], write.arguments(""))
-        said = _outcome_of((await WRITE_ASSET.run_many(self.pool, [run]))[0])
-        if write.summary and not isinstance(said, RedisUnavailableError):
-            await self._send(listing)
-        if said in CHANGES:
-            notes: list[Request] = [
-                ("RPUSH", CHANGED, write.id),
-                ("LTRIM", CHANGED, -KEPT, -1),
-                ("XADD", FEED, "MAXLEN", KEPT, "*", "id", write.id),
-            ]
-            await self._send(notes)
-        return said
+        for name in _categories_of(write):
+            joins = write.summary and name == write.category
+            listing.append(("SADD" if joins else "SREM", category_key(name), write.id))
+        try:
+            if not write.summary:
+                await self._send(listing)
+            outcome = await self._write_metadata(write)
+            if write.summary:
+                await self._send(listing)
+            if outcome in CHANGES:
+                await self._send([
+                    ("RPUSH", CHANGED, write.id),
+                    ("LTRIM", CHANGED, -KEPT, -1),
+                    ("XADD", FEED, "MAXLEN", KEPT, "*", "id", write.id),
+                ])  # fmt: skip
+        except RedisRefusedError as error:
+            return error
+        return outcome
+
+    async def _write_metadata(self, write: AssetWrite) -> str:
+        """Write the hash of an asset in one request.
+
+        A field that is removed is empty first, which readers take for absent.
+        """
+        key = metadata_key(write.id)
+        async with self.pool.to(key) as connection:
+            if not write.summary:
+                return "deleted" if await connection.call("DEL", key) else "same"
+            before = pair(await connection.read("HGETALL", key))
+            fields = {name.encode(): value for name, value in write.fields.items()}
+            removed = [
+                name for one in OPTIONAL
+                if (name := one.encode()) in before and name not in fields
+            ]  # fmt: skip
+            is_dated = is_time(before.get(b"created_at", b""))
+            if is_dated and not removed and fields.items() <= before.items():
+                return "same"
+            now = (await connection.call("TIME"))[0]
+            fields |= {b"updated_at": now, **dict.fromkeys(removed, b"")}
+            fields |= {} if is_dated else {b"created_at": now}
+            words = chain.from_iterable(fields.items())
+            await connection.call("HSET", key, *words)
+            if removed:
+                await connection.call("HDEL", key, *removed)
+        return "updated" if before else "created"
 
     async def _send(self, requests: Sequence[Request]) -> None:
+        """Send requests in order; a server without streams has no feed."""
         for reply in await self.pool.call_many(requests):
-            if isinstance(reply, RedisUnavailableError):
+            if isinstance(reply, RedisUnavailableError) and not _is_unknown(reply):
                 raise reply
 
     async def sync_state(self) -> SyncState:
@@ -362,22 +437,31 @@ class _Watching:
         self._tail: list[bytes] = []
         self._told: Counter[bytes] = Counter()
         self._look_at = 0.0
+        self._has_feed = True
 
     async def next(self, connection: Connection) -> list[bytes]:
-        """Wait up to two seconds for changes and give their ids."""
+        """Wait up to two seconds for changes and return their ids."""
         if not self._last:
             tail, newest = await self._look()
             self._last = newest[0][0] if newest else "0-0"
             self._tail = tail
-        wait = int(WAIT * 1000)
-        request = ("XREAD", "COUNT", KEPT, "BLOCK", wait, "STREAMS", FEED, self._last)
+        wait = min(WAIT, max(0.001, self._look_at - anyio.current_time()))
+        if self._has_feed:
+            found = await self._read_feed(connection, wait)
+        else:
+            await anyio.sleep(wait)
+            found = []
+        if anyio.current_time() >= self._look_at:
+            found += await self._unannounced()
+        return found
+
+    async def _read_feed(self, connection: Connection, wait: float) -> list[bytes]:
+        block = ("BLOCK", max(1, int(wait * 1000)), "STREAMS", FEED, self._last)
         found: list[bytes] = []
-        for _, entries in await connection.call(*request) or ():
+        for _, entries in await connection.call("XREAD", "COUNT", KEPT, *block) or ():
             for self._last, fields in entries:
                 found.append(pair(fields).get(b"id", b""))
         self._told.update(found)
-        if anyio.current_time() > self._look_at:
-            found += await self._unannounced()
         return found
 
     async def _unannounced(self) -> list[bytes]:
@@ -397,6 +481,9 @@ class _Watching:
         ]
         tail, newest = await self._pool.read_many(requests)
         self._look_at = anyio.current_time() + LOOK
+        self._has_feed = not _is_unknown(newest)  # a server without streams
+        if not self._has_feed:
+            return checked_reply(tail, CHANGED), []
         return checked_reply(tail, CHANGED), checked_reply(newest, FEED)
 
 
@@ -420,11 +507,15 @@ def _holds(text: str, words: Sequence[str]) -> bool:
 
 
 def _keys_of(write: AssetWrite) -> list[str]:
-    first = write.category or CATEGORIES[0]
-    categories = [first, *(name for name in CATEGORIES if name != first)]
     keys = [metadata_key(write.id), INDEX, CHANGED, FEED, SYNC_OWNER]
-    return [*keys, *map(category_key, categories)]
+    return [*keys, *map(category_key, _categories_of(write))]
 
 
-def _outcome_of(reply: Reply) -> _Result:
-    return reply if isinstance(reply, RedisUnavailableError) else read_text(reply)
+def _categories_of(write: AssetWrite) -> list[str]:
+    """Return the categories whose sets a write touches, its own first."""
+    return list(dict.fromkeys(filter(None, (write.category, *CATEGORIES))))
+
+
+def _is_unknown(reply: Reply) -> bool:
+    """Return whether a server does not know a command."""
+    return isinstance(reply, RedisUnavailableError) and reply.kind == "unknown_command"

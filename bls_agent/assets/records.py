@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.core.codec import JSONObject, decode, decode_object
+from bls_agent.core.codec import JSONObject, decode, decode_object, parse_timestamp
 from bls_agent.core.errors import DecodeError, ManifestFault
 
 if TYPE_CHECKING:
     from bls_agent.assets.manifest import AssetManifest
 
 CATEGORIES: Final = ("tool", "prompt", "skill")
+REQUIRED: Final = ("id", "version", "category", "name")
+OF_TOOLS: Final = ("agent_specs", "runtime")  # required of a tool
+SUMMARY: Final = ("id", "name", "category", "version", "description")
+SHORT: Final = 100  # code points of a description in the index
 OPTIONAL: Final = ("description", "author", "config_schema", "agent_specs", "runtime")
 KEPT: Final = 1_000  # changes
 DIGITS: Final = 20  # of a number of 64 bit
+JSON_FIELDS: Final = ("config_schema", "agent_specs", "runtime")
+TIMES: Final = ("created_at", "updated_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,9 @@ class Asset:
         github_path: Its manifest in the repository.
         github_sha: SHA of that file, by which a change is noticed.
         created_at: Unix seconds, ``None`` if no readable time is stored.
-        updated_at: The same.
+        updated_at: Unix seconds of the last change, or ``None``.
+        faults: Optional fields that are left empty because they cannot be read, each
+            with the reason. ``""`` and ``null`` are no faults.
     """
 
     id: str
@@ -52,21 +61,19 @@ class Asset:
     github_sha: str = ""
     created_at: int | None = None
     updated_at: int | None = None
+    faults: dict[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def read(cls, pairs: Mapping[bytes, bytes]) -> Self:
         """Read the fields of a hash; unknown ones are left out.
 
-        DecodeError if a field that is needed is missing, or one is not readable.
+        DecodeError if a required field is missing.
         """
-        for needed in ("id", "version", "category", "name"):
-            if not pairs.get(needed.encode()):
-                raise DecodeError("not_an_asset", b"", f"its {needed} is missing")
-        found: dict[str, Any] = {}
-        for name, read in _READERS.items():
-            if (payload := pairs.get(name.encode())) is not None:
-                found[name] = read(payload)
-        return cls(**found)
+        for name in REQUIRED:
+            if not pairs.get(name.encode()):
+                raise DecodeError("not_an_asset", b"", f"its {name} is missing")
+        values, faults = read_fields(pairs)
+        return cls(**values, faults=faults)
 
 
 class AssetSummary(NamedTuple):
@@ -80,17 +87,29 @@ class AssetSummary(NamedTuple):
 
     @classmethod
     def read(cls, asset_id: bytes, payload: bytes) -> Self:
-        """Read a value of the index; DecodeError if it is none, or of another asset."""
+        """Read a value of the index; DecodeError if it is none, or of another asset.
+
+        A description that is no text is left empty.
+        """
         get = decode_object(payload).get
+        description = get("description")
         found = cls(
             get("id", ""), get("name", ""), get("category", ""), get("version", ""),
-            get("description", ""),
+            description if isinstance(description, str) else "",
         )  # fmt: skip
         if set(map(type, found)) != _ONLY_TEXT or not all(found[:4]):
             raise DecodeError("not_an_asset", payload, "one of its fields is no text")
         if found.id != read_text(asset_id):
             raise DecodeError("not_an_asset", payload, "its id is another one")
         return found
+
+    @classmethod
+    def of_fields(cls, fields: Sequence[bytes | None]) -> Self:
+        """Make the summary of a hash from the values of :data:`SUMMARY`."""
+        id_, name, category, version, description = (
+            read_text(one or b"") for one in fields
+        )
+        return cls(id_, name, category, version, description[:SHORT])
 
 
 _ONLY_TEXT: Final = {str}
@@ -219,17 +238,57 @@ def read_whole(payload: bytes | None) -> int | None:
     return int(payload)
 
 
-def _objects(payload: bytes) -> list[JSONObject]:
+def is_time(payload: bytes) -> bool:
+    """Return whether a stored time can be read."""
+    try:
+        read_time(payload)
+    except DecodeError:
+        return False
+    return True
+
+
+def read_time(payload: bytes) -> int:
+    """Read a time as Unix seconds: whole, with a fraction, or as ISO-8601 text."""
+    found = read_whole(_FRACTION.sub(b"", payload, count=1))
+    moment = parse_timestamp(read_text(payload)) if found is None else None
+    if found is None and moment is None:
+        raise DecodeError("not_a_time", payload, "Unix seconds are expected")
+    return int(moment.timestamp()) if moment else cast("int", found)
+
+
+def read_fields(
+    pairs: Mapping[bytes, bytes],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read the known fields of a hash, and name those that cannot be read.
+
+    Returns the values and, by field, the reasons. An empty field is absent, and so is a
+    JSON field that is ``null``.
+    """
+    values: dict[str, Any] = {}
+    faults: dict[str, str] = {}
+    for name, read in _READERS.items():
+        payload = pairs.get(name.encode())
+        if not payload or (name in JSON_FIELDS and payload.strip() == b"null"):
+            continue
+        try:
+            values[name] = read(payload)
+        except DecodeError as error:
+            faults[name] = str(error)
+    return values, faults
+
+
+def _read_objects(payload: bytes) -> list[JSONObject]:
     found = decode(payload)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise DecodeError("not_an_asset", payload, "a list of objects is expected")
     return cast("list[JSONObject]", found)
 
 
+_FRACTION: Final = re.compile(rb"(?<=\d)\.\d*\Z")
 _READERS: Final[Mapping[str, Callable[[bytes], Any]]] = {
     **dict.fromkeys(("id", "version", "category", "name"), read_text),
     **dict.fromkeys(("description", "author", "github_path", "github_sha"), read_text),
     **dict.fromkeys(("agent_specs", "runtime"), decode_object),
-    **dict.fromkeys(("created_at", "updated_at"), read_whole),
-    "config_schema": _objects,
+    **dict.fromkeys(TIMES, read_time),
+    "config_schema": _read_objects,
 }

@@ -39,23 +39,29 @@ from bls_agent.assets.plan import (
 )
 from bls_agent.assets.records import (
     CATEGORIES,
+    JSON_FIELDS,
     KEPT,
+    OF_TOOLS,
+    SUMMARY,
+    TIMES,
     AssetSummary,
     AssetWrite,
     SyncReport,
     SyncState,
     pair,
+    read_fields,
     read_text,
 )
 from bls_agent.assets.sources import Head, Source, SourceFile, blob_sha
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.core.backoff import Backoff
-from bls_agent.core.codec import encode_strictly
+from bls_agent.core.codec import encode
 from bls_agent.core.errors import (
     DecodeError,
     LeaseHeldError,
     ManifestError,
     ManifestFault,
+    RedisRefusedError,
     RedisUnavailableError,
     SourceError,
     WrongTypeError,
@@ -69,9 +75,7 @@ from bls_agent.runtime.tasks import start_background
 logger = logging.getLogger(__name__)
 
 SHOWN_FAULTS: Final = 100  # in the report that Redis keeps
-COMPARED: Final = (
-    "id", "name", "category", "version", "description", "github_path", "github_sha"
-)  # fmt: skip
+COMPARED: Final = (*SUMMARY, "github_path", "github_sha", *JSON_FIELDS, *TIMES)
 LOST: Final = "its lease is lost: another synchronisation may have taken over"
 INTERRUPTED: Final = "it was interrupted"
 
@@ -219,7 +223,7 @@ class AssetSync:
         async with self.library.pool.to(STATE) as connection:
             lease = Lease(connection, STATE, self._lease_ttl)
             pause, end = Backoff(cap=1.0), anyio.current_time() + self._wait
-            while not await lease.acquire():
+            while not await _acquire(lease):
                 left = end - anyio.current_time()
                 if left <= 0:
                     remaining = await connection.read("PTTL", lease.owner_key)
@@ -370,7 +374,7 @@ class AssetSync:
         for name in ("created", "updated", "deleted", "kept"):
             shown[name] = shown[name][:KEPT]
         shown["broken"] = shown["broken"][:SHOWN_FAULTS]
-        text = encode_strictly("report", shown)
+        text = encode(shown)
         await self._send([("SET", REPORT, text), ("HSET", STATE, *fields)])
 
     async def _send(self, requests: Sequence[Request]) -> None:
@@ -380,6 +384,17 @@ class AssetSync:
     def _step(self, step: SyncStep) -> None:
         if self._on_progress is not None:
             self._on_progress(step)
+
+
+async def _acquire(lease: Lease) -> bool:
+    """Take the lease; a server without scripts has none, and counts as ours."""
+    try:
+        return await lease.acquire()
+    except RedisRefusedError as error:
+        if error.kind != "unknown_command":
+            raise
+        lease.record_renewed(float("inf"))
+        return True
 
 
 def _is_unchanged(state: SyncState, head: Head) -> bool:
@@ -422,12 +437,22 @@ def _compare(
         if fields.kind != "wrong_type":
             raise fields
         return KnownAsset(asset_id.decode(), is_sound=False)
-    texts = [read_text(one or b"") for one in fields]
-    name, category, version, description = texts[1:5]
-    expected = AssetSummary(texts[0], name, category, version, description[:100])
+    known = {
+        name.encode(): value
+        for name, value in zip(COMPARED, fields, strict=True)
+        if value is not None
+    }
+    values, faults = read_fields(known)
+    expected = AssetSummary.of_fields(fields[: len(SUMMARY)])
     try:
         found = AssetSummary.read(asset_id, summary or b"")
     except DecodeError:
         found = None
-    is_sound = found == expected and listed == [expected.category]
-    return KnownAsset(asset_id.decode(), texts[5], texts[6], is_sound)
+    is_whole = expected.category != "tool" or all(name in values for name in OF_TOOLS)
+    agrees = found == expected and listed == [expected.category]
+    return KnownAsset(
+        asset_id.decode(),
+        values.get("github_path", ""),
+        values.get("github_sha", ""),
+        is_sound=agrees and is_whole and not faults,
+    )

@@ -288,14 +288,14 @@ _WRITTEN: Final = (_METADATA, _INDEX, _CHANGED, _FEED, _SYNC_OWNER, _CATEGORY)
 # fmt: off
 ASSET_RIGHTS: Final = (
     KeyAccess((), "select ping client|setname client|id"),
-    KeyAccess((_METADATA,), "hgetall hget"),  # get
+    KeyAccess((_METADATA,), "hgetall hget hmget"),  # get, list
     KeyAccess((_INDEX, _STATE), "hgetall"),  # list, search, sync_state
+    KeyAccess((_CATEGORY,), "smembers"),  # list
     KeyAccess((_SYNC_OWNER,), "exists"),  # sync_state
     KeyAccess((_REPORT,), "get"),  # sync_state
     KeyAccess((_CHANGED,), "lrange"),  # changes, watch
     KeyAccess((_FEED,), "xread xrevrange"),  # watch
     KeyAccess((), "time", READ_AND_WRITE),  # AssetSync
-    KeyAccess((_CATEGORY,), "smembers", READ_AND_WRITE),  # AssetSync
     KeyAccess((_INDEX,), "hgetall", READ_AND_WRITE),  # AssetSync
     KeyAccess((_SYNC_OWNER,), "set pttl exists pexpire", READ_AND_WRITE),  # AssetSync
     KeyAccess((_STATE,), "hgetall hset", READ_AND_WRITE),  # AssetSync

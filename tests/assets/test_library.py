@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -247,7 +248,7 @@ async def test_what_cannot_be_read_hides_nothing_else(
     await admin.hset("asset:index", mapping={name.encode("utf-8", "surrogateescape"): value for name, value in broken.items()})  # fmt: skip
     await admin.set("asset:metadata:wrong", "x")
     fields: Keys = {"id": "odd", "version": "1.0.0", "category": "tool", "name": "odd"}
-    await admin.hset("asset:metadata:odd", mapping={**fields, "config_schema": "{}"})
+    await admin.hset("asset:metadata:odd", mapping={**fields, "name": ""})
     await admin.hset("asset:metadata:half", mapping={"id": "half"})
     with caplog.at_level(logging.WARNING, "bls_agent"):
         for _ in range(2):
@@ -256,12 +257,93 @@ async def test_what_cannot_be_read_hides_nothing_else(
             for name in ("wrong", "odd", "half"):
                 assert await library.get(name) is None
     assert len(caplog.records) == len(broken) + 3
-    await admin.hset(
-        "asset:metadata:odd", mapping={"config_schema": "[]", "created_at": "x"}
-    )
-    found = await library.get("odd")
-    assert found is not None
-    assert found.created_at is None
+
+
+PEER: Keys = {"id": "z", "version": "1.0.0", "category": "prompt", "name": "z"}
+
+
+@pytest.mark.parametrize(
+    ("field", "payload", "is_fault"),
+    [
+        *[(name, text, False) for name in ("config_schema", "agent_specs", "runtime")
+          for text in ("null", " null\n", "")],
+        ("config_schema", "{}", True), ("config_schema", "[1]", True),
+        ("agent_specs", "[]", True), ("runtime", "{broken", True),
+        ("agent_specs", b"\xff", True), ("agent_specs", "[" * 5_000, True),
+        ("created_at", "yesterday", True), ("created_at", "1704067200,5", True),
+        ("created_at", "9" * 30, True), ("updated_at", b"\xff", True),
+        ("updated_at", "", False),
+    ],
+)  # fmt: skip
+async def test_an_optional_field_hides_no_asset(
+    library: AssetLibrary, admin: Redis, field: str, payload: Any, *, is_fault: bool
+) -> None:
+    """Empty and null are absent; what cannot be read is left empty, and named."""
+    await admin.hset("asset:metadata:z", mapping={**PEER, field: payload})
+    asset = await library.get("z")
+    assert asset is not None
+    assert (asset.id, asset.config_schema, asset.agent_specs) == ("z", [], None)
+    assert (asset.runtime, asset.created_at, asset.updated_at) == (None, None, None)
+    assert set(asset.faults) == ({field} if is_fault else set())
+    assert all(asset.faults.values())
+
+
+@pytest.mark.parametrize("description", ["null", "5", "[]", '""'])
+async def test_a_description_hides_no_entry(
+    library: AssetLibrary, admin: Redis, description: str
+) -> None:
+    """Null, or of another type: the entry of the index is shown without it."""
+    entry = f'{{"id":"z","name":"z","category":"prompt","version":"1","description":{description}}}'
+    await admin.hset("asset:index", "z", entry)
+    assert await library.list() == [("z", "z", "prompt", "1", "")]
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        ("1704067200", 1704067200), ("1704067200.75", 1704067200),
+        ("2024-01-01T00:00:00Z", 1704067200), ("2024-01-01T08:00:00+08:00", 1704067200),
+        ("2024-01-01 00:00:00", 1704067200), ("2024-01-01", 1704067200),
+    ],
+)  # fmt: skip
+async def test_the_time_of_another_program_is_kept(
+    library: AssetLibrary, admin: Redis, written: str, seconds: int
+) -> None:
+    """A fraction or ISO text is read, and a later save does not touch it."""
+    await admin.hset("asset:metadata:z", mapping={**PEER, "created_at": written})
+    asset = await library.get("z")
+    assert asset is not None
+    assert (asset.created_at, asset.faults) == (seconds, {})
+    assert await library.save(prompt("z"), path="z.yaml", sha="1") == "updated"
+    assert await admin.hget("asset:metadata:z", "created_at") == written.encode()
+
+
+async def test_an_asset_without_an_index_entry(
+    library: AssetLibrary, admin: Redis
+) -> None:
+    """What another program wrote by MULTI, HSET and SADD is found by its category."""
+    await library.save(prompt("a"), path="a.yaml", sha="1")
+    async with admin.pipeline(transaction=True) as multi:
+        _ = multi.hset("asset:metadata:z", mapping={**PEER, "description": "长" * 101})
+        _ = multi.sadd("asset:category:prompt", "z", "gone", "other", "typed")
+        await multi.execute()
+    await admin.hset("asset:metadata:other", mapping={**PEER, "category": "tool"})
+    await admin.set("asset:metadata:typed", "x")
+    listed = await library.list("prompt")
+    assert listed[0].id == "a"
+    assert listed[1:] == [("z", "z", "prompt", "1.0.0", "长" * 100)]
+    assert await library.list("tool") == []
+    assert [one.id for one in await library.list()] == ["a"]
+
+
+async def test_deleting_from_an_unknown_category(
+    library: AssetLibrary, admin: Redis
+) -> None:
+    """The id leaves the set that the hash names, too."""
+    await admin.hset("asset:metadata:z", mapping={**PEER, "category": "workflow"})
+    await admin.sadd("asset:category:workflow", "z", "y")
+    assert await library.delete("z")
+    assert await admin.smembers("asset:category:workflow") == {b"y"}
 
 
 async def test_the_state(library: AssetLibrary, admin: Redis) -> None:
@@ -310,8 +392,7 @@ async def test_watching(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Changes arrive at once, also behind a cut; those of other programs a little later."""
-    monkeypatch.setattr("bls_agent.assets.library.LOOK", 0.0)
-    monkeypatch.setattr("bls_agent.assets.library.WAIT", 0.1)
+    monkeypatch.setattr("bls_agent.assets.library.LOOK", 0.1)
     await library.save(prompt("before"), path="p.yaml", sha="0")
     changes = library.watch()
     told: list[str] = []
@@ -409,3 +490,95 @@ async def test_on_a_cluster() -> None:
         assert await library.pool.read_many(members) == [[], []]
         assert await library.changes() == ["google_search"] * 3
         assert await library.pool.read(FEED, "XLEN") == 3
+
+
+LACKING = {
+    "streams": ("XADD", "XLEN", "XREAD", "XREVRANGE"),
+    "scripts": ("EVAL", "EVALSHA"),
+    "both": ("XADD", "XLEN", "XREAD", "XREVRANGE", "EVAL", "EVALSHA"),
+}
+
+
+@pytest.fixture(params=LACKING)
+def lesser_server(request: pytest.FixtureRequest) -> Iterator[DevServer]:
+    """A server that does not know some commands."""
+    options = [
+        word
+        for name in LACKING[request.param]
+        for word in ("--rename-command", name, "")
+    ]
+    with DevServer(options=options) as server:
+        yield server
+
+
+async def test_on_a_server_without_scripts_or_streams(lesser_server: DevServer) -> None:
+    """The same keys are written, without the feed; saving again changes nothing."""
+    async with (
+        AssetLibrary(lesser_server.url) as library,
+        Redis.from_url(lesser_server.url, protocol=2) as admin,
+    ):
+        assert await library.save(tool(), path=PATH, sha="1") == "created"
+        assert await library.save(tool(), path=PATH, sha="1") == "same"
+        changed = tool(category="skill", author=..., runtime=...)
+        await admin.hset("asset:metadata:google_search", "created_at", "1704067200.5")
+        assert await library.save(changed, path=PATH, sha="2") == "updated"
+        found = await everything(admin)
+        metadata = found.pop("asset:metadata:google_search")
+        assert metadata[b"created_at"] == b"1704067200.5"
+        assert not {b"author", b"runtime"} & set(metadata)
+        assert found.pop("asset:index").keys() == {b"google_search"}
+        assert found == {
+            "asset:category:skill": {b"google_search"},
+            "asset:sync:changed": [b"google_search"] * 2,
+        }
+        await admin.set("asset:metadata:wrong", "x")
+        with pytest.raises(RedisUnavailableError) as caught:
+            await library.save(prompt("wrong"), path="p.yaml", sha="1")
+        assert caught.value.kind == "wrong_type"
+        assert await library.delete("google_search")
+        assert not await library.delete("google_search")
+        assert await library.list() == []
+
+
+async def test_watching_without_streams(
+    lesser_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes come by the documented list."""
+    monkeypatch.setattr("bls_agent.assets.library.LOOK", 0.05)
+    async with AssetLibrary(lesser_server.url) as library:
+        await library.save(prompt("before"), path="p.yaml", sha="1")
+        found: list[str] = []
+        number = 0
+        with anyio.fail_after(20):
+            async with (
+                aclosing(library.watch()) as changes,
+                anyio.create_task_group() as tasks,
+            ):
+
+                async def save() -> None:
+                    nonlocal number
+                    while not found:  # until the watch has begun
+                        number += 1
+                        await library.save(prompt("a"), path="p.yaml", sha=str(number))
+                        await anyio.sleep(0.05)
+
+                tasks.start_soon(save)
+                found.append(await anext(changes))
+        assert found == ["a"]
+
+
+async def test_a_change_that_is_not_in_the_feed_is_seen_in_time(
+    library: AssetLibrary, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parked read does not outlast the moment at which the list is read."""
+    monkeypatch.setattr("bls_agent.assets.library.LOOK", 0.2)
+    monkeypatch.setattr("bls_agent.assets.library.WAIT", 4.0)
+    async with aclosing(library.watch()) as changes, anyio.create_task_group() as tasks:
+
+        async def push() -> None:
+            await eventually(lambda: are_blocked(admin, 1))
+            await admin.rpush("asset:sync:changed", "foreign")
+
+        tasks.start_soon(push)
+        with anyio.fail_after(3.5):
+            assert await anext(changes) == "foreign"

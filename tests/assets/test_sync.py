@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -37,6 +39,12 @@ from tests.kit import Cut, Direction, FaultProxy
 STATE = "asset:sync:state"
 REPORT = "bls_agent:{asset:sync:state}:report"
 OWNER = "bls_agent:{asset:sync:state}:owner"
+TOOL = b"""\
+{id: t, version: 1.0.0, category: tool, name: t,
+ config_schema: [{name: a, label: a, type: string}],
+ agent_specs: {function_name: t, description: t, parameters: {type: object}},
+ runtime: {language: python, entry: main.py}}
+"""
 
 
 @pytest.fixture
@@ -253,6 +261,91 @@ async def test_what_others_broke_is_mended(
     assert await admin.llen("asset:sync:changed") == changes + 1
     await admin.delete("asset:metadata:g")
     assert (await sync.run()).created == ("g",)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [("HSET", "agent_specs", "{broken"), ("HSET", "config_schema", "{}"), ("HDEL", "runtime"),
+     ("HSET", "created_at", "yesterday")],
+    ids=["broken", "type", "gone", "time"],
+)  # fmt: skip
+async def test_a_damaged_hash_is_mended(
+    sync: AssetSync, source: MemorySource, admin: Redis, spoil: tuple[str, ...]
+) -> None:
+    """With the next commit, or at once by force, though its file has not changed."""
+    source.files["t.yaml"] = TOOL
+    await sync.run()
+    client: Any = admin
+    before = await client.hgetall("asset:metadata:t")
+
+    async def damage() -> None:
+        command, *words = spoil
+        await client.execute_command(command, "asset:metadata:t", *words)
+
+    async def mended() -> Any:
+        found = await client.hgetall("asset:metadata:t")
+        kept = () if "created_at" in spoil else (b"created_at",)
+        names = before.keys() - {b"updated_at", b"created_at"} | set(kept)
+        assert {name: found[name] for name in names} == {
+            name: before[name] for name in names
+        }
+        return found
+
+    await damage()
+    assert (await sync.run()).status == "unchanged"
+    source.files["k.yaml"] = manifest("k")
+    report = await sync.run()
+    assert (report.created, report.updated) == (("k",), ("t",))
+    assert (await mended())[b"created_at"].isdigit()
+    await damage()
+    assert (await sync.run(force=True)).updated == ("t",)
+    await mended()
+
+
+async def test_a_name_that_is_no_text(tmp_path: Path, own_server: DevServer) -> None:
+    """A file or folder whose name is no UTF-8 is one broken file in the report."""
+    (tmp_path / "a.yaml").write_bytes(manifest("a"))
+    (tmp_path / os.fsdecode(b"\xfe")).mkdir()
+    for name in (b"\xff.yaml", b"\xfe/b.yaml"):
+        (tmp_path / os.fsdecode(name)).write_bytes(manifest("b"))
+    async with AssetSync(own_server.url, DirectorySource(tmp_path)) as sync:
+        report = await sync.run()
+        assert (report.status, report.created) == ("failed", ("a",))
+        assert len(report.broken) == 2
+        assert str(report).encode()
+        state = await sync.library.sync_state()
+        assert (state.sync_status, state.is_interrupted) == ("failed", False)
+        assert state.report is not None
+        assert state.report.broken == report.broken
+
+
+async def test_a_reason_that_is_no_text(sync: AssetSync, source: MemorySource) -> None:
+    """Whatever a source says of a failure, the state is written."""
+    source.name = "folder \udcff"
+    source.failing = {"tree"}
+    assert (await sync.run()).status == "failed"
+    state = await sync.library.sync_state()
+    assert state.sync_status == "failed"
+    assert state.report is not None
+    assert "502" in state.report.reason
+
+
+async def test_on_a_server_without_scripts_or_streams(source: MemorySource) -> None:
+    """The library is written and read all the same; no lease keeps others out."""
+    names = ("EVAL", "EVALSHA", "XADD", "XLEN", "XREAD", "XREVRANGE")
+    options = [word for name in names for word in ("--rename-command", name, "")]
+    with DevServer(options=options) as server:
+        async with AssetSync(server.url, source, lease=0.3) as sync:
+            report = await sync.run()
+            assert (report.status, report.created) == ("complete", tuple("abcdefghij"))
+            assert (await sync.run()).status == "unchanged"
+            del source.files["a.yaml"]
+            source.files["b.yaml"] = manifest("b", "2.0.0", "skill")
+            report = await sync.run()
+            assert (report.updated, report.deleted) == (("b",), ("a",))
+            assert await ids(sync) == "bcdefghij"
+            assert [one.id for one in await sync.library.list("skill")] == ["b"]
+            assert await is_idle(sync)
 
 
 async def test_a_dry_run_writes_nothing(

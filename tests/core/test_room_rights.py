@@ -183,6 +183,11 @@ async def write_assets(url: str) -> None:
         one = parse_manifest(manifest("c"), "c.yaml")
         await sync.library.save(one, path="c.yaml", sha="1")
         assert await sync.library.delete("c")
+        # As another program does it, without an index.
+        fields = ("id", "d", "version", "1", "category", "skill", "name", "d")
+        pool = sync.library.pool
+        await pool.call("asset:metadata:d", "HSET", *fields)
+        await pool.call("asset:category:skill", "SADD", "d")
 
 
 async def read_assets(url: str) -> None:
@@ -190,6 +195,7 @@ async def read_assets(url: str) -> None:
         for _ in range(2):
             assert await library.get("a") is not None
         assert [one.id for one in await library.list()] == ["a"]
+        assert [one.id for one in await library.list("skill")] == ["a", "d"]
         assert await library.search("a")
         assert (await library.sync_state()).report is not None
         assert await library.changes()

@@ -1,6 +1,5 @@
 -- KEYS[1]  asset:metadata:{id}, a hash: one asset
--- KEYS[2]  asset:index, a hash: id to summary; on a cluster this key and all behind it
---          are left out, because they lie in other slots
+-- KEYS[2]  asset:index, a hash: id to summary
 -- KEYS[3]  asset:sync:changed, a list of ids
 -- KEYS[4]  …:feed, a stream: the same ids, for readers that wait
 -- KEYS[5]  …:owner, a string: the token of the synchronisation that is under way
@@ -12,46 +11,41 @@
 -- ARGV[4]  how many changes are kept
 -- ARGV[…]  field and value in turn; no value to remove the field
 --
--- Writes or deletes an asset. Says created, updated or deleted; same if everything
+-- Writes or deletes an asset. Returns created, updated or deleted; same if everything
 -- already was so, and then nothing is written: a request that is sent again because its
--- reply was lost changes nothing. Says lost if another synchronisation has taken over.
+-- reply was lost changes nothing. Returns lost if another synchronisation has taken over.
 --
 -- One step, because a reader must never find an asset half old and half new, or in the
 -- index without its metadata. Whatever may be refused because a key has another type
 -- comes before the first write, and the first write is one that is refused when memory
--- is out: behind it no other one is.
+-- is out: behind it no other one is. A cluster, where these keys lie in different slots,
+-- and a server without scripts or streams are written to without this script.
 local id, summary = ARGV[2], ARGV[3]
-local everything = #KEYS > 1
 local names, values, removed = {}, {}, {}
 for at = 5, #ARGV, 2 do
   names[#names + 1] = ARGV[at]
   values[#values + 1] = ARGV[at + 1]
 end
 
+if ARGV[1] ~= '' and redis.call('GET', KEYS[5]) ~= ARGV[1] then
+  return 'lost'
+end
 local existed = redis.call('HLEN', KEYS[1]) > 0
-local touched = 0
-if everything then
-  if ARGV[1] ~= '' and redis.call('GET', KEYS[5]) ~= ARGV[1] then
-    return 'lost'
-  end
-  redis.call('HLEN', KEYS[2])
-  redis.call('LLEN', KEYS[3])
-  redis.call('XLEN', KEYS[4])
-  for at = 6, #KEYS do
-    redis.call('SCARD', KEYS[at])
-  end
+redis.call('HLEN', KEYS[2])
+redis.call('LLEN', KEYS[3])
+redis.call('XLEN', KEYS[4])
+for at = 6, #KEYS do
+  redis.call('SCARD', KEYS[at])
 end
 
-local said
+local touched = 0
+local outcome
 if summary == '' then
-  touched = redis.call('DEL', KEYS[1])
-  if everything then
-    touched = touched + redis.call('HDEL', KEYS[2], id)
-    for at = 6, #KEYS do
-      touched = touched + redis.call('SREM', KEYS[at], id)
-    end
+  touched = redis.call('DEL', KEYS[1]) + redis.call('HDEL', KEYS[2], id)
+  for at = 6, #KEYS do
+    touched = touched + redis.call('SREM', KEYS[at], id)
   end
-  said = 'deleted'
+  outcome = 'deleted'
 else
   local before = redis.call('HMGET', KEYS[1], 'created_at', unpack(names))
   local fields = {}
@@ -66,7 +60,9 @@ else
       fields[#fields + 1] = value
     end
   end
-  local created = before[1] and string.match(before[1], '^%d+$')
+  -- The time of another program is kept: seconds, with or without a fraction, or a date.
+  local at = before[1] or ''
+  local created = string.match(at, '^%d+%.?%d*$') or string.match(at, '^%d%d%d%d%-%d%d%-%d%d')
   if #fields + #removed > 0 or not created then
     local now = redis.call('TIME')[1]
     fields[#fields + 1] = 'updated_at'
@@ -81,24 +77,20 @@ else
     end
     touched = 1
   end
-  if everything then
-    if redis.call('HGET', KEYS[2], id) ~= summary then
-      redis.call('HSET', KEYS[2], id, summary)
-      touched = touched + 1
-    end
-    touched = touched + redis.call('SADD', KEYS[6], id)
-    for at = 7, #KEYS do
-      touched = touched + redis.call('SREM', KEYS[at], id)
-    end
+  if redis.call('HGET', KEYS[2], id) ~= summary then
+    redis.call('HSET', KEYS[2], id, summary)
+    touched = touched + 1
   end
-  said = existed and 'updated' or 'created'
+  touched = touched + redis.call('SADD', KEYS[6], id)
+  for at = 7, #KEYS do
+    touched = touched + redis.call('SREM', KEYS[at], id)
+  end
+  outcome = existed and 'updated' or 'created'
 end
 if touched == 0 then
   return 'same'
 end
-if everything then
-  redis.call('RPUSH', KEYS[3], id)
-  redis.call('LTRIM', KEYS[3], -ARGV[4], -1)
-  redis.call('XADD', KEYS[4], 'MAXLEN', ARGV[4], '*', 'id', id)
-end
-return said
+redis.call('RPUSH', KEYS[3], id)
+redis.call('LTRIM', KEYS[3], -ARGV[4], -1)
+redis.call('XADD', KEYS[4], 'MAXLEN', ARGV[4], '*', 'id', id)
+return outcome

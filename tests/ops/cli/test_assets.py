@@ -99,6 +99,16 @@ async def test_list_search_and_get(
     gone = await bls("assets", "get", "summery", url=url)
     assert (gone.code, gone.text) == (1, "")
     assert "Did you mean summary?" in gone.said
+    await admin.hdel("asset:metadata:summary", "version")
+    unreadable = await bls("assets", "get", "summary", url=url)
+    assert (unreadable.code, unreadable.text) == (1, "")
+    assert "cannot be read" in unreadable.said
+    assert "bls-agent doctor" in unreadable.said
+    assert "Did you mean" not in unreadable.said
+    await admin.hset("asset:metadata:report", "runtime", "[]")
+    odd = await bls("assets", "get", "report", url=url)
+    assert odd.code == 0
+    assert "faults\t{" in odd.text
 
 
 async def test_validate_needs_no_redis(bls: Bls, folder: Path) -> None:

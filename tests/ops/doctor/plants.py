@@ -44,6 +44,7 @@ class Plant:
         requests: What plants it, into an empty Redis; made when it is planted.
         also: Findings that cannot be avoided beside it: rule and key.
         clients: Names of connections that there are.
+        form: Which of several faults that the same rule finds.
     """
 
     rule: str
@@ -52,10 +53,11 @@ class Plant:
     requests: Callable[[], list[Words]]
     also: tuple[tuple[str, str], ...] = ()
     clients: tuple[str, ...] = ()
+    form: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.rule}-{self.row or 'foreign'}"
+        return f"{self.rule}-{self.row or 'foreign'}{self.form and f' {self.form}'}"
 
 
 def at(seconds: float = 0.0) -> str:
@@ -570,10 +572,12 @@ def task_plants() -> Iterator[Plant]:
 
 def asset_plants() -> Iterator[Plant]:
     def metadata(rule: str, **changed: str) -> Plant:
-        return Plant(rule, "asset_metadata", META, lambda: asset(**changed))
+        form = str(changed)
+        return Plant(rule, "asset_metadata", META, lambda: asset(**changed), form=form)
 
     def listed(rule: str, payload: bytes) -> Plant:
-        return Plant(rule, "asset_index", INDEX, lambda: asset(listed=payload))  # type: ignore[arg-type]
+        requests = partial(asset, listed=payload)  # type: ignore[arg-type]
+        return Plant(rule, "asset_index", INDEX, requests, form=payload.decode())
 
     yield metadata("asset-fields", version="-")
     yield metadata("asset-id", id="n2")
@@ -583,7 +587,15 @@ def asset_plants() -> Iterator[Plant]:
     )  # fmt: skip
     yield metadata("asset-version", version="v1", listed=summary(version="v1"))  # type: ignore[arg-type]
     yield metadata("asset-json", runtime="{'language': 'python'}")
-    yield metadata("asset-timestamp", created_at="2026-01-12")
+    for field, payload in (
+        ("config_schema", "{}"),
+        ("agent_specs", "[]"),
+        ("agent_specs", "{broken"),
+    ):
+        yield metadata("asset-json", **{field: payload})
+    for payload in ("-", "", "null"):
+        yield metadata("asset-fields", runtime=payload)
+    yield metadata("asset-timestamp", created_at="yesterday")
     yield Plant("asset-uncategorised", "asset_metadata", META, lambda: asset()[::2])
     yield Plant("asset-unindexed", "asset_metadata", META, lambda: asset()[:2])
     yield Plant(
@@ -600,6 +612,7 @@ def asset_plants() -> Iterator[Plant]:
         lambda: [*asset(), ("HSET", INDEX, "n2", summary(id="n2"))],
     )  # fmt: skip
     yield listed("index-json", b"Google")
+    yield listed("index-json", summary(description=5))
     yield listed("index-differs", summary(version="1.0.0"))
     yield listed("index-description", summary(description="长" * 101))
 

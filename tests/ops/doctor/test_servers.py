@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
 from bls_agent.core.acl import (
+    ASSET_RIGHTS,
     CONSOLE_RIGHTS,
     CRAWL_LOOKING,
     CRAWL_REQUEUE,
@@ -246,11 +247,11 @@ async def test_the_rights_of_a_console_are_enough(
     assert not roles["blocking"].possible
     granted = {word.strip("()") for rule in rules for word in rule.split()}
     tried = {word for right in CONSOLE_RIGHTS for word in right.command.split()}
-    beyond = (*RUN_RIGHTS, CRAWL_LOOKING, CRAWL_REQUEUE)
+    beyond = (*RUN_RIGHTS, *ASSET_RIGHTS, CRAWL_LOOKING, CRAWL_REQUEUE)
     others = {word for right in beyond for word in right.commands.split()}
     asked = {word[1:] for word in granted if word.startswith("+")}
     assert tried <= asked
-    assert asked - tried <= others  # runs and crawls are nobody's project's
+    assert asked - tried <= others  # runs, assets and crawls are nobody's project's
 
 
 @needs_selectors

@@ -131,6 +131,10 @@ async def get(
         with invocation.waiting("waiting_redis"):
             found = await library.get(asset)
             known = [] if found else [one.id for one in await library.list()]
+    if asset in known:
+        raise Failure(
+            "asset_unreadable", Exit.FAILED, hint="hint_asset_doctor", asset=asset
+        )
     if found is None:
         likely = find_likely(asset, known)
         raise misspelt("no_such_asset", likely, "hint_assets", asset=asset)
@@ -140,7 +144,7 @@ async def get(
     rows = [
         [name, value if isinstance(value, str) else json_text(value)]
         for name, value in asdict(found).items()
-        if value not in ("", None, [])
+        if value not in ("", None, [], {})
     ]
     invocation.out.table(rows)
     return Exit.DONE

@@ -6,7 +6,18 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bls_agent.core.codec import JSONObject, decode
+from bls_agent.assets.records import (
+    CATEGORIES,
+    JSON_FIELDS,
+    KEPT,
+    OF_TOOLS,
+    REQUIRED,
+    SHORT,
+    SUMMARY,
+    TIMES,
+    AssetSummary,
+    read_fields,
+)
 from bls_agent.core.errors import DecodeError
 from bls_agent.core.keys import ASSET_REPORT, KEYS, OWNER, place_beside
 from bls_agent.ops.doctor.rule import (
@@ -24,16 +35,10 @@ from bls_agent.ops.doctor.rule import (
     text_of,
 )
 
-CATEGORIES: Final = frozenset({b"tool", b"prompt", b"skill"})
+KNOWN: Final = frozenset(name.encode() for name in CATEGORIES)
 SYNC_STATES: Final = frozenset({b"idle", b"syncing", b"failed"})
-REQUIRED: Final = (b"id", b"version", b"category", b"name")
-JSON_FIELDS: Final = (b"config_schema", b"agent_specs", b"runtime")
-TIMES: Final = (b"created_at", b"updated_at")
 SYNC_NUMBERS: Final = (b"last_sync_time", b"synced_count")
-SUMMARY: Final = ("id", "name", "category", "version", "description")
-DESCRIPTION: Final = 100  # characters in the index
 STUCK: Final = 3_600.0  # seconds since the last complete sync
-CHANGES: Final = 1_000
 ASKED: Final = 20  # members whose other side is checked
 
 _VERSION: Final = re.compile(
@@ -50,8 +55,13 @@ def _metadata_of(asset: bytes) -> str:
 
 
 def _lacks_fields(sample: Sample) -> Values | None:
-    lacking = [name.decode() for name in REQUIRED if not sample.pairs.get(name)]
-    return {"fields": ", ".join(lacking)} if lacking and sample.complete else None
+    if not sample.complete:
+        return None
+    lacking = [name for name in REQUIRED if not sample.pairs.get(name.encode())]
+    if sample.pairs.get(b"category") == b"tool":
+        values, faults = read_fields(sample.pairs)
+        lacking += [name for name in OF_TOOLS if name not in values.keys() | faults]
+    return {"fields": ", ".join(lacking)} if lacking else None
 
 
 def _other_id(sample: Sample) -> Values | None:
@@ -69,17 +79,20 @@ def _field(name: bytes, is_good: Callable[[bytes], object]) -> Check:
     return check
 
 
-def _odd_json(sample: Sample) -> Values | None:
-    odd: list[str] = []
-    for name in JSON_FIELDS:
-        try:
-            decode(sample.pairs.get(name) or b"null")
-        except DecodeError:
-            odd.append(name.decode())
-    return {"fields": ", ".join(odd)} if odd else None
+def _unreadable(names: tuple[str, ...]) -> Check:
+    """Make a check of fields that the library's own readers cannot read."""
+
+    def check(sample: Sample) -> Values | None:
+        _, faults = read_fields(sample.pairs)
+        odd = [name for name in names if name in faults]
+        if not odd:
+            return None
+        return {"fields": ", ".join(odd), "shown": show(sample.pairs[odd[0].encode()])}
+
+    return check
 
 
-_odd_category = _field(b"category", CATEGORIES.__contains__)
+_odd_category = _field(b"category", KNOWN.__contains__)
 _odd_version = _field(b"version", _VERSION.fullmatch)
 
 
@@ -96,7 +109,7 @@ def _no_numbers(*names: bytes) -> Check:
 
 def _uncategorised(sample: Sample) -> Values | None:
     category = sample.pairs.get(b"category")
-    if category is None or category not in CATEGORIES:
+    if category is None or category not in KNOWN:
         return None
     members = KEYS["asset_category"].locate(category=text_of(category))
     listed = sample.ask("SISMEMBER", members, sample.fields["id"])
@@ -109,7 +122,7 @@ def _unindexed(sample: Sample) -> Values | None:
 
 def _unknown_category(sample: Sample) -> Values | None:
     name = sample.fields["category"]
-    return shown_if(name.encode("utf-8", "replace") not in CATEGORIES, name)
+    return shown_if(name.encode("utf-8", "replace") not in KNOWN, name)
 
 
 def _strange_members(sample: Sample) -> Values | None:
@@ -136,25 +149,31 @@ def _gone_entries(sample: Sample) -> Values | None:
     return count_bad(gone, sample, ASKED)
 
 
-def _bad_summary(is_bad: Callable[[bytes, JSONObject], bool]) -> Check:
-    """Make a check of the entries; one that is no JSON object counts as empty."""
+def _bad_summary(is_bad: Callable[[bytes, bytes], bool]) -> Check:
+    """Make a check of the entries."""
 
     def check(sample: Sample) -> Values | None:
         pairs = sample.pairs.items()
-        found = [one for one, text in pairs if is_bad(one, read_object(text) or {})]
-        return count_bad(found, sample)
+        return count_bad([one for one, text in pairs if is_bad(one, text)], sample)
 
     return check
 
 
-def _is_odd_summary(asset: bytes, summary: JSONObject) -> bool:
-    """Whether one of the fields is missing, or the id is another one."""
-    lacking = any(name not in summary for name in SUMMARY[:-1])
-    return lacking or bool(summary["id"] != text_of(asset))
+def _is_odd_summary(asset: bytes, payload: bytes) -> bool:
+    """Return whether the library leaves an entry, or its description, out."""
+    try:
+        AssetSummary.read(asset, payload)
+    except DecodeError:
+        return True
+    return not isinstance(_description(payload), str | None)
 
 
-def _is_long(_: bytes, summary: JSONObject) -> bool:
-    return len(str(summary.get("description", ""))) > DESCRIPTION
+def _is_long(_: bytes, payload: bytes) -> bool:
+    return len(str(_description(payload))) > SHORT
+
+
+def _description(payload: bytes) -> object:
+    return (read_object(payload) or {}).get("description")
 
 
 def _differing_entries(sample: Sample) -> Values | None:
@@ -208,8 +227,8 @@ RULES: Final = (
     Rule("asset-id", _META, _E, "000 §2.1", _other_id),
     Rule("asset-category", _META, _E, "000 §2.1", _odd_category),
     Rule("asset-version", _META, _W, "000 §2.1", _odd_version),
-    Rule("asset-json", _META, _E, "000 §2.1", _odd_json),
-    Rule("asset-timestamp", _META, _W, "000 §2.1", _no_numbers(*TIMES)),
+    Rule("asset-json", _META, _E, "000 §2.1", _unreadable(JSON_FIELDS)),
+    Rule("asset-timestamp", _META, _W, "000 §2.1", _unreadable(TIMES)),
     Rule("asset-uncategorised", _META, _W, "000 §3.1", _uncategorised),
     Rule("asset-unindexed", _META, _W, "000 §4.1", _unindexed),
     Rule("category-unknown", _CATEGORY, _W, "000 §3.1", _unknown_category),
@@ -222,7 +241,5 @@ RULES: Final = (
     Rule("sync-numbers", _SYNC, _W, "000 §5.1", _no_numbers(*SYNC_NUMBERS)),
     Rule("sync-stuck", _SYNC, _W, "000 §5.1", _stuck),
     Rule("sync-failed", _SYNC, _W, "000 §5.1", _failed),
-    Rule(
-        "changes-uncapped", "asset_sync_changed", _W, "000 §5.2", longer_than(CHANGES)
-    ),
+    Rule("changes-uncapped", "asset_sync_changed", _W, "000 §5.2", longer_than(KEPT)),
 )
