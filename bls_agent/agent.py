@@ -378,7 +378,7 @@ class ProjectAgent:
 
         self._detach_gone()
         before = self._session
-        if before is not None and not before.stop_requested.is_set():
+        if before is not None and before.is_open:
             raise ConfigurationError(
                 "agent", self.project, "it is open already", "Close it first."
             )
@@ -453,6 +453,8 @@ class ProjectAgent:
                 configured logging. Default: the setting (``BLS_BANNER``).
             task_status: ``started()`` is called when the first status was written.
         """
+        from bls_agent.project.signals import obey_signals  # noqa: PLC0415 - loaded with it
+
         shown = self._settings().banner if banner is None else banner
         with show_log() if shown else nullcontext():
             async with self:
@@ -465,7 +467,7 @@ class ProjectAgent:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(announce_ready)
                     if handle_signals:
-                        tasks.start_soon(session.obey_signals)
+                        tasks.start_soon(obey_signals, session)
                     await session.closed.wait()
                     tasks.cancel_scope.cancel()
         return session.ended_by()
@@ -522,7 +524,7 @@ class ProjectAgent:
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
         session: AgentSession | None = getattr(self, "_session", None)
-        if session is None or session.closed.is_set() or session.inherited:
+        if session is None or session.closed.is_set() or session.is_inherited:
             return
         if session.is_gone and not sys.is_finalizing():
             session.detach()

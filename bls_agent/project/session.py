@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -58,17 +57,36 @@ R = TypeVar("R")
 END_GRACE: Final = 1.9  # seconds beyond shutdown_timeout until everything is over
 FLUSH_GRACE: Final = 1.0  # seconds of these that are left for the log
 AWAY_GRACE: Final = 0.5  # seconds that each step waits for a Redis that is away
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class SessionState(Enum):
+    """The life of a session, in this order; INHERITED may follow each of the others."""
+
+    OPENING = "opening"
+    """It is made, and its loops have not begun."""
+    RUNNING = "running"
+    """The loops run."""
+    STOPPING = "stopping"
+    """The end was asked for, or the session was cancelled: it ends in order."""
+    CLOSED = "closed"
+    """All that it held is released."""
+    INHERITED = "inherited"
+    """This process is a forked child; the session goes on in the parent alone."""
 
 
 class AgentSession:
-    """Everything that an agent has only while it is open."""
+    """Everything that an agent has only while it is open, and the life of that.
+
+    Most attributes are the parts that are made together here, from top to bottom, run
+    together in :meth:`run` and are released together.
+    """
 
     def __init__(
         self, state: AgentState, settings: Settings, endpoint: Endpoint
     ) -> None:
         self._state = state
         self._settings = settings
+        self.state = SessionState.OPENING
         self._final_status = Status.OFFLINE
         self.stop_requested = anyio.Event()  # set when the end has begun
         self._forced = anyio.Event()
@@ -78,8 +96,6 @@ class AgentSession:
         self._task: asyncio.Task[None] | None = None
         self.signal: signal.Signals | None = None  # that began the end
         self.failure: BaseException | None = None  # unexpected, that ended it
-        # Inherited: the session goes on in the parent process, not in this one.
-        self._detached = self.inherited = False
         register(self)
         if settings.status_interval * 3 > settings.status_ttl:
             text = (
@@ -238,7 +254,9 @@ class AgentSession:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         # A task that is cancelled before it began runs nothing of its own, no finally.
         error = self.failure = None if task.cancelled() else task.exception()
-        self.mark_closed()
+        if self.state is not SessionState.INHERITED:
+            self.state = SessionState.CLOSED
+        self._release_callers()
         if error is not None:
             logger.error("the agent failed\n%s", redact_traceback(error))
         elif self.ended_unasked:
@@ -259,20 +277,6 @@ class AgentSession:
             if task is not None and task.cancelling():
                 raise
             return await function()  # that loop ended meanwhile
-
-    async def obey_signals(self) -> None:
-        """Drain at the first SIGTERM or SIGINT, hurry at the second."""
-        on_main_thread = threading.current_thread() is threading.main_thread()
-        if not on_main_thread or sys.platform == "win32":
-            return
-        with anyio.open_signal_receiver(*SIGNALS) as signals:
-            handlers = _SignalHandlers()
-            register(handlers)
-            self.signal = await anext(signals)
-            self.stop(Status.OFFLINE)
-            await anext(signals)
-            self.force()
-            await self.closed.wait()
 
     def _backoff(self) -> Backoff:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
@@ -303,7 +307,8 @@ class AgentSession:
 
     def stop(self, final_status: Status) -> None:
         """Begin the end; from any thread, returns at once."""
-        if not self.stop_requested.is_set():
+        if self.is_open:
+            self.state = SessionState.STOPPING
             self._final_status = final_status
             self._call_in_loop(self.stop_requested.set)
 
@@ -363,6 +368,8 @@ class AgentSession:
                 for loop in loops:
                     tasks.start_soon(self._keep_running, loop)
                 tasks.start_soon(self.dispatcher.run)
+                if self.state is SessionState.OPENING:
+                    self.state = SessionState.RUNNING
                 self.opened.set()
                 tasks.start_soon(self._log_start)
                 try:
@@ -374,13 +381,16 @@ class AgentSession:
                     else:
                         await self._end_in_order(tasks.cancel_scope)
         except BaseException:
-            if not self.inherited:  # else this loop is the parent's, and torn
+            if (
+                self.state is not SessionState.INHERITED
+            ):  # else this loop is the parent's, and torn
                 raise
         finally:
-            self.mark_closed()
+            self._release_callers()
 
     async def _end_in_order(self, loops: anyio.CancelScope) -> None:
-        self.ended_unasked = not self.stop_requested.is_set()
+        self.ended_unasked = self.is_open
+        self.state = SessionState.STOPPING
         self.stop_requested.set()
         with anyio.CancelScope(shield=True):
             await self._end()
@@ -388,7 +398,8 @@ class AgentSession:
             await anyio.lowlevel.checkpoint()
             self._release_host()
             await self.connections.aclose()
-            self.mark_closed()
+            self.state = SessionState.CLOSED
+            self._release_callers()
 
     def _release_host(self) -> None:
         if self.watch is not None:
@@ -399,27 +410,40 @@ class AgentSession:
         self._state.threads.close()
 
     @property
+    def is_open(self) -> bool:
+        """Whether it opens or runs, and nobody has asked for its end."""
+        return self.state in (SessionState.OPENING, SessionState.RUNNING)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether it is a parent process's."""
+        return self.state is SessionState.INHERITED
+
+    @property
     def is_gone(self) -> bool:
         """Whether it cannot end in order: its loop is closed, or a parent's."""
-        return self._detached or (self.loop is not None and self.loop.is_closed())
+        return self.is_inherited or (self.loop is not None and self.loop.is_closed())
 
     def detach(self) -> None:
         """Release everything without a final status: the loop will not run any more."""
-        if self._detached:
-            return
-        self._detached = True
-        self.connections.abandon()
-        self._state.stream.delivery.forget_loop()
-        self._release_host()
+        self._detach(SessionState.CLOSED)
 
     def forget_parent(self) -> None:
         """In a forked child the session goes on in the parent only."""
         keep(self)
-        self.inherited = True
-        self.detach()
+        self._detach(SessionState.INHERITED)
 
-    def mark_closed(self) -> None:
-        """Release every waiting caller."""
+    def _detach(self, state: SessionState) -> None:
+        before, self.state = self.state, state
+        if before is SessionState.INHERITED:
+            self.state = before
+        elif before is not SessionState.CLOSED:
+            self.connections.abandon()
+            self._state.stream.delivery.forget_loop()
+            self._release_host()
+
+    def _release_callers(self) -> None:
+        """Wake every caller that waits for a step of this session's life."""
         self.opened.set()
         self.status.published.set()
         self.closed.set()
@@ -499,25 +523,6 @@ class AgentSession:
 
     def _is_away(self) -> bool:
         return not any(connection.connected for connection in self.connections.all)
-
-
-class _SignalHandlers:
-    """The handlers of :meth:`obey_signals`; a forked child gets the former ones back.
-
-    Ours wake the loop through a pipe that the child shares: its SIGTERM would stop the
-    parent's agent, or be lost from Python 3.12 on.
-    """
-
-    def __init__(self) -> None:
-        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
-
-    def forget_parent(self) -> None:
-        signal.set_wakeup_fd(-1)
-        for number, handler in self._handlers.items():
-            if signal.getsignal(number) == handler:  # else the child has set it since
-                interrupt = number == signal.SIGINT
-                usual = signal.default_int_handler if interrupt else signal.SIG_DFL
-                signal.signal(number, usual)
 
 
 def final_status(error: BaseException | None) -> Status:

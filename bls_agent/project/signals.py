@@ -1,0 +1,52 @@
+"""SIGTERM and SIGINT for an agent that is the program: drain, then hurry."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from bls_agent.connection.after_fork import register
+from bls_agent.project.messages import Status
+
+if TYPE_CHECKING:
+    from bls_agent.project.session import AgentSession
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+async def obey_signals(session: AgentSession) -> None:
+    """Drain at the first SIGTERM or SIGINT, hurry at the second."""
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    if not on_main_thread or sys.platform == "win32":
+        return
+    with anyio.open_signal_receiver(*SIGNALS) as signals:
+        handlers = _SignalHandlers()
+        register(handlers)
+        session.signal = await anext(signals)
+        session.stop(Status.OFFLINE)
+        await anext(signals)
+        session.force()
+        await session.closed.wait()
+
+
+class _SignalHandlers:
+    """The handlers of :func:`obey_signals`; a forked child gets the former ones back.
+
+    Ours wake the loop through a pipe that the child shares: its SIGTERM would stop the
+    parent's agent, or be lost from Python 3.12 on.
+    """
+
+    def __init__(self) -> None:
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def forget_parent(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == handler:  # else the child has set it since
+                interrupt = number == signal.SIGINT
+                usual = signal.default_int_handler if interrupt else signal.SIG_DFL
+                signal.signal(number, usual)
