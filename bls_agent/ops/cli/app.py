@@ -80,24 +80,28 @@ def _write_page(self: Any, ctx: Any, formatter: Any) -> None:
     about: str = self.help
     columns = min(shutil.get_terminal_size().columns, WIDEST)
     usage = [texts["usage"], ctx.command_path, "[OPTIONS]"]
-    told: dict[str, list[_Row]] = {name: [] for name in SECTIONS}
+    sections: dict[str, list[_Row]] = {name: [] for name in SECTIONS}
     for one in self.get_params(ctx):
         if one.param_type_name == "argument":
             usage.append(one.metavar if one.required else f"[{one.metavar}]")
-            told["arguments"].append((one.metavar, one.help))
+            sections["arguments"].append((one.metavar, one.help))
         else:
             section = "options_common" if one.name in SHARED else "options"
-            told[section].append(_option(one, texts))
+            sections[section].append(_option(one, texts))
     if isinstance(self, _Group):
         usage.append("[COMMAND …]")
         path = ctx.command_path.split()[1:]
         for name in self.list_commands(ctx):  # loads no module
             key = "_".join(["help", *path, name])
-            told["commands"].append((name, texts[key].partition("\n")[0]))
+            sections["commands"].append((name, texts[key].partition("\n")[0]))
     parts = [
         wrap(" ".join(usage), columns),
         [line for part in about.splitlines() for line in wrap(part, columns)],
-        *(_section(texts[name], rows, columns) for name, rows in told.items() if rows),
+        *(
+            _section(texts[name], rows, columns)
+            for name, rows in sections.items()
+            if rows
+        ),
     ]
     page = "\n\n".join("\n".join(part) for part in parts)
     formatter.write(ctx.obj.out.encodable(page))
@@ -126,19 +130,19 @@ def _option(one: Any, texts: Texts) -> _Row:
     name = ", ".join(sorted(one.opts))
     if one.is_flag:
         return name, texts["opt_help"] if one.name == "help" else one.help
-    told, default = one.help, one.default
+    text, default = one.help, one.default
     if one.show_default and default not in (None, ""):
         shown = f"{default:g}" if isinstance(default, float) else default
-        told += " " + texts["default"].format(value=shown)
-    return f"{name} {one.metavar}", told
+        text += " " + texts["default"].format(value=shown)
+    return f"{name} {one.metavar}", text
 
 
 def _section(title: str, rows: Iterable[_Row], columns: int) -> list[str]:
     widest = max(count_columns(name) for name, _ in rows)
     indent = 4 if columns < NARROW else min(widest, NAME_COLUMNS) + 4
     lines = [title]
-    for name, told in rows:
-        explained = wrap(told, max(columns - indent, 10))
+    for name, text in rows:
+        explained = wrap(text, max(columns - indent, 10))
         head = f"  {name}"
         if count_columns(head) + 2 <= indent:
             head += " " * (indent - count_columns(head)) + explained.pop(0)

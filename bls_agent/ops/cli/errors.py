@@ -160,11 +160,11 @@ def _usage_text(error: Any, texts: Texts) -> str:
     for pattern, key in _USAGE:
         if found := pattern.search(message):
             values = {"name": name, **found.groupdict()}
-            told = {word: value.replace("'", "") for word, value in values.items()}
-            text = texts[key].format(**told)
+            bare = {word: value.replace("'", "") for word, value in values.items()}
+            text = texts[key].format(**bare)
             likely = ", ".join(sorted(getattr(error, "possibilities", None) or ()))
             if key == "usage_extra":
-                likely = _pairs_as_options(error, told["word"])
+                likely = _pairs_as_options(error, bare["word"])
             advice = texts["did_you_mean"].format(names=likely) if likely else ""
             return f"{text} {advice}".rstrip()
     return message.replace("Value error, ", "")

@@ -80,8 +80,10 @@ def complete_command(context: Context, incomplete: str) -> list[str]:
 def told_commands(result: object) -> dict[str, dict[str, Any]]:
     """Read an agent's answer to ``help``: each command by its name."""
     items = cast("list[object]", result) if isinstance(result, list) else []
-    told = [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
-    return {str(one["name"]): one for one in told if "name" in one}
+    commands = [
+        cast("dict[str, Any]", item) for item in items if isinstance(item, dict)
+    ]
+    return {str(one["name"]): one for one in commands if "name" in one}
 
 
 def _make_console(redis: str, *, timeout: float) -> Console:

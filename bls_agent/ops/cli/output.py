@@ -176,9 +176,9 @@ def describe_entry(entry: LogEntry | None) -> dict[str, Any] | None:
     """Describe a log record for programs, with the contract's fields."""
     if entry is None:
         return None
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "timestamp": entry.timestamp,
         "level": entry.level,
         "message": entry.message,
     }
-    return told | {"metadata": entry.metadata} if entry.metadata else told
+    return record | {"metadata": entry.metadata} if entry.metadata else record

@@ -163,7 +163,7 @@ class Fleet:
         Raises:
             RedisRefusedError: Redis refuses for good; waiting does not repair that.
         """
-        told: dict[str, tuple[object, ...]] = {}
+        yielded: dict[str, tuple[object, ...]] = {}
         backoff = Backoff()
         silent = True  # no change was given, or an outage
         down = False
@@ -181,7 +181,7 @@ class Fleet:
                 await anyio.sleep(backoff.failed())
                 continue
             backoff.succeeded()
-            change = self._differences(told)
+            change = self._differences(yielded)
             if silent or change.views or change.gone:
                 yield change
             silent = down = False
@@ -192,14 +192,14 @@ class Fleet:
         async with self._turn:
             self._projects.pop(project, None)
 
-    def _differences(self, told: dict[str, tuple[object, ...]]) -> FleetChange:
+    def _differences(self, yielded: dict[str, tuple[object, ...]]) -> FleetChange:
         """Compare with the change before, and remember this one."""
         shown, at = self._shown(), self._now()
         marks = {project: state.mark for project, state in shown.items()}
-        changed = [name for name, mark in marks.items() if told.get(name) != mark]
-        gone = frozenset(told.keys() - marks.keys())
-        told.clear()
-        told.update(marks)
+        changed = [name for name, mark in marks.items() if yielded.get(name) != mark]
+        gone = frozenset(yielded.keys() - marks.keys())
+        yielded.clear()
+        yielded.update(marks)
         views = {project: shown[project].view(at) for project in changed}
         return FleetChange(views=views, gone=gone)
 
@@ -296,8 +296,8 @@ class Fleet:
                 key = state.status_key
                 requests += [("GETRANGE", key, 0, STATUS_BYTES - 1), ("PTTL", key)]
             replies = await self._pool.read_many(requests)
-            told = zip(part, replies[::2], replies[1::2], strict=True)
-            for state, value, left in told:
+            answers = zip(part, replies[::2], replies[1::2], strict=True)
+            for state, value, left in answers:
                 error = _record_status(state, value, left, at)
                 if error is not None:
                     refused[state.project] = error

@@ -76,7 +76,7 @@ class ProjectView:
         status: ``None`` if the key is absent or holds none of the four.
         status_text: The beginning of the key's value if it is none of the four,
             ``"WRONGTYPE"`` for a key that is no string; else ``""``.
-        reason: Why the status is 故障 or 报错, as far as the service has told and its
+        reason: Why the status is 故障 or 报错, as far as the service has reported and its
             record was read; else ``""``.
         presence: Whether the status can be believed.
         age: Seconds since the status was written; ``None`` if unknown. Until a refresh
@@ -245,13 +245,15 @@ class StatusState:
         self.freshness = Freshness()
         self._value: bytes | None = None
         self._wrong = False  # the key is no string
-        self._told_written: float | None = None  # the time behind the age told last
-        self._reason = ("", "")  # the process that told it, and the text
+        self._shown_written: float | None = (
+            None  # the time behind the age that was shown last
+        )
+        self._reason = ("", "")  # the process that reported it, and the text
 
     @property
     def mark(self) -> tuple[object, ...]:
         """What a view shows of it, except what time changes by itself."""
-        age = self.freshness.exact, self._told_written
+        age = self.freshness.exact, self._shown_written
         return self._value, self._wrong, self._reason, *age
 
     @property
@@ -271,10 +273,10 @@ class StatusState:
         if (value, wrong) != before:
             self.record_change(at)
         age = self.freshness.age(at.now)
-        written, told = None if age is None else at.now - age, self._told_written
+        written, shown = None if age is None else at.now - age, self._shown_written
         # A reader that lets the age grow would be wrong by more than DRIFT.
-        if written is None or told is None or abs(written - told) >= DRIFT:
-            self._told_written = written
+        if written is None or shown is None or abs(written - shown) >= DRIFT:
+            self._shown_written = written
 
     def record_change(self, at: Moment) -> None:
         """Record that status or presence is another one than at the look before."""
@@ -284,7 +286,7 @@ class StatusState:
                 self._reason = ("", "")
 
     def record_reason(self, entry: LogEntry) -> None:
-        """Record why the status is bad; a process takes back only what it has told."""
+        """Record why the status is bad; a process takes back only what it has reported."""
         reason = entry.metadata.get(STATUS_REASON)
         if isinstance(reason, str) and (reason or entry.instance == self._reason[0]):
             self._reason = (entry.instance, cut_text(reason, SHOWN_TEXT))

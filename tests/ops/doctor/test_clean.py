@@ -286,7 +286,8 @@ async def test_large_values_cost_nothing(admin: Redis, own_server: DevServer) ->
         "local v = string.rep('x', ARGV[1])"
         " for i = 1, ARGV[2] do redis.call('RPUSH', KEYS[1], v) end"
     )
-    await admin.eval(script, 1, "a_项目控制台", 100, 300_000)
+    for _ in range(30):  # each within the client's own deadline, on a busy machine, too
+        await admin.eval(script, 1, "a_项目控制台", 100, 10_000)
     await admin.eval(script, 1, "b_项目控制台", 5_000_000, 4)
     await admin.setrange("ginkgo:task_status:1", 50_000_000, "x")
     await admin.expire("ginkgo:task_status:1", 60)

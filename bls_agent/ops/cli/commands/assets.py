@@ -159,8 +159,8 @@ async def watch(invocation: Invocation) -> Exit:
             found = await library.get(asset_id)
             value = {"id": asset_id, "asset": asdict(found) if found else None}
             gone = invocation.texts["asset_gone"] if invocation.out.terminal else ""
-            told = (found.category, found.version, found.name) if found else None
-            invocation.record(value, asset_id, *(told or ("-", "-", gone)))
+            cells = (found.category, found.version, found.name) if found else None
+            invocation.record(value, asset_id, *(cells or ("-", "-", gone)))
     return Exit.DONE
 
 
@@ -239,8 +239,8 @@ async def _synchronise(
 def _line(invocation: Invocation, name: str, mark: Cell, *cells: str) -> None:
     """Write ``+ id`` for people, and ``created<TAB>id`` into a pipe."""
     if invocation.out.terminal:
-        told = ": ".join(cell for cell in cells if cell)
-        invocation.out.line(mark, " ", told)
+        text = ": ".join(cell for cell in cells if cell)
+        invocation.out.line(mark, " ", text)
     else:
         invocation.out.fields(name, *cells)
 
@@ -274,8 +274,8 @@ async def validate(
     for fault in faults:
         place, *rest = _place_and_rule(fault)
         if invocation.out.terminal and not invocation.json:
-            told = ": ".join(one for one in rest if one)
-            invocation.out.line((f"{place}: ", "bold"), told)
+            text = ": ".join(one for one in rest if one)
+            invocation.out.line((f"{place}: ", "bold"), text)
         else:
             invocation.record(asdict(fault), place, *rest)
     broken = len({fault.path for fault in faults})

@@ -191,11 +191,11 @@ def _describe_failure(one: FailedRequest) -> dict[str, Any]:
 
 
 def _failure_cells(invocation: Invocation, one: FailedRequest) -> Mapping[str, Cell]:
-    told = _describe_failure(one)
+    record = _describe_failure(one)
     unreadable = invocation.texts["crawl_unreadable"]
-    request = f"{told['method']} {told['url']}" if one.request else unreadable
+    request = f"{record['method']} {record['url']}" if one.request else unreadable
     now = time.time()  # noqa: TID251 - the outermost place
-    people, reason = invocation.out.terminal, told["reason"]
+    people, reason = invocation.out.terminal, record["reason"]
     return {
         "age": span(now - one.failed_at) if people else f"{one.failed_at:.3f}",
         "attempts": str(one.attempts),
@@ -213,9 +213,9 @@ async def requeue(
         with invocation.waiting("waiting_redis"):
             count = await queue.requeue_failed()
             left = (await queue.stats()).failed
-    told = {"project": project, "spider": spider or None, "requeued": count}
+    record = {"project": project, "spider": spider or None, "requeued": count}
     text = invocation.say("requeued", count=count)
-    invocation.record({**told, "left": left}, text)
+    invocation.record({**record, "left": left}, text)
     if left:
         invocation.warn("requeue_left", count=left)
     return Exit.FAILED if left else Exit.DONE
@@ -270,5 +270,5 @@ async def _is_sure(invocation: Invocation, plan: CleanupReport) -> bool:
     invocation.err.draw(invocation.say("cleanup_sure", count=plan.found) + " ")
     if sys.platform != "win32":
         await anyio.wait_readable(sys.stdin)  # reading itself would not let Ctrl-C in
-    said = sys.stdin.readline().strip().casefold()
-    return said in invocation.texts["cleanup_yes"].split()
+    answer = sys.stdin.readline().strip().casefold()
+    return answer in invocation.texts["cleanup_yes"].split()

@@ -50,11 +50,11 @@ async def doctor(
 
 
 def _in_words(report: Report, texts: Texts) -> dict[str, Any]:
-    told = report.to_dict()
-    for group, shown in zip(report.groups, told["findings"], strict=True):
+    record = report.to_dict()
+    for group, shown in zip(report.groups, record["findings"], strict=True):
         for finding, one in zip(group.findings, shown["shown"], strict=True):
             one.update(word(finding, texts)._asdict())
-    return told
+    return record
 
 
 def _write_rows(report: Report, texts: Texts, invocation: Invocation) -> None:
@@ -90,18 +90,18 @@ def _show(report: Report, texts: Texts, screen: Screen) -> None:
 def _show_group(group: Group, texts: Texts, screen: Screen) -> None:
     """Write the findings of a rule; what they have in common is written once."""
     screen.write("")
-    said: tuple[str, ...] = ()
+    explained: tuple[str, ...] = ()
     for finding in group.findings:
         wrong, *rest = word(finding, texts)
-        if said and (finding.source, *rest) != said:
-            _explain(group.rule, said, texts, screen)
-        said = (finding.source, *rest)
+        if explained and (finding.source, *rest) != explained:
+            _explain(group.rule, explained, texts, screen)
+        explained = (finding.source, *rest)
         name = show_key(finding.key) or finding.values.get("server", "")
         _paragraph(screen, f"{name}: " * bool(name), wrong)
     if group.more:
         more = texts["more"].format(count=f"{group.more:,}")
         screen.line((f"  {more}", STYLES[group.severity]))
-    _explain(group.rule, said, texts, screen)
+    _explain(group.rule, explained, texts, screen)
 
 
 def _paragraph(screen: Screen, head: str, text: str, style: str = "bold") -> None:
@@ -116,8 +116,10 @@ def _paragraph(screen: Screen, head: str, text: str, style: str = "bold") -> Non
         screen.line(INDENT, line)
 
 
-def _explain(rule: str, said: tuple[str, ...], texts: Texts, screen: Screen) -> None:
-    source, contract, remedy = said
+def _explain(
+    rule: str, explained: tuple[str, ...], texts: Texts, screen: Screen
+) -> None:
+    source, contract, remedy = explained
     where = f"{texts['says']} {source}" if source[:1].isdigit() else texts["why"]
     _paragraph(screen, f"  {where} ({rule}): ", contract, "dim")
     _paragraph(screen, f"  {texts['todo']}: ", remedy, "dim")

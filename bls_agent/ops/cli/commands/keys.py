@@ -56,9 +56,9 @@ def keys(invocation: Invocation) -> Exit:
         return Exit.DONE
     names = ("key_template", "contract", "type", "ttl", "row", "purpose")
     rows: list[list[str]] = []
-    for told in map(partial(_describe, invocation), KEYS):
-        place = [told["template"], told["contract"], *_type_and_ttl(told)]
-        rows.append([*place, told["row"], told["purpose"]])
+    for row in map(partial(_describe, invocation), KEYS):
+        place = [row["template"], row["contract"], *_type_and_ttl(row)]
+        rows.append([*place, row["row"], row["purpose"]])
     invocation.out.table(rows, [texts[name] for name in names])
     return Exit.DONE
 
@@ -81,10 +81,10 @@ def explain(
         shown = raw.decode("utf-8", "surrogateescape")
         invocation.out.json({"key": shown, "rows": described})
         return Exit.DONE
-    for number, told in enumerate(described):
+    for number, row in enumerate(described):
         if number:
             invocation.out.write("")
-        _show(invocation, told)
+        _show(invocation, row)
     if len(described) > 1 or len(described[0]["readings"]) > 1:
         invocation.hint("hint_ambiguous")
     return Exit.DONE
@@ -131,26 +131,26 @@ def _describe(invocation: Invocation, name: str) -> dict[str, Any]:
     }
 
 
-def _type_and_ttl(told: dict[str, Any]) -> list[str]:
-    seconds = "" if told["ttl"] is None else f"{told['ttl']} s"
-    setting = f"({told['ttlFrom']})" if told["ttlFrom"] else ""
-    return [told["type"] or "-", f"{seconds} {setting}".strip() or "-"]
+def _type_and_ttl(row: dict[str, Any]) -> list[str]:
+    seconds = "" if row["ttl"] is None else f"{row['ttl']} s"
+    setting = f"({row['ttlFrom']})" if row["ttlFrom"] else ""
+    return [row["type"] or "-", f"{seconds} {setting}".strip() or "-"]
 
 
-def _show(invocation: Invocation, told: dict[str, Any]) -> None:
+def _show(invocation: Invocation, row: dict[str, Any]) -> None:
     texts = invocation.texts
-    kind, ttl = _type_and_ttl(told)
-    contract = texts[f"contract_{told['contract']}"]
-    no_ttl = "no_ttl" if told["contract"] == Contract.OWN else "ttl_left_open"
+    kind, ttl = _type_and_ttl(row)
+    contract = texts[f"contract_{row['contract']}"]
+    no_ttl = "no_ttl" if row["contract"] == Contract.OWN else "ttl_left_open"
     rows = [
-        [texts["key_template"], told["template"]],
-        [texts["row"], told["row"]],
+        [texts["key_template"], row["template"]],
+        [texts["row"], row["row"]],
         [texts["contract"], contract],
         [texts["type"], texts["left_open"] if kind == "-" else kind],
         [texts["ttl"], texts[no_ttl] if ttl == "-" else ttl],
-        [texts["purpose"], told["purpose"]],
+        [texts["purpose"], row["purpose"]],
     ]
-    for reading in told["readings"]:
+    for reading in row["readings"]:
         parts = ", ".join(f"{name} = {value}" for name, value in reading.items())
         rows.append([texts["parts"], parts or texts["no_parts"]])
     invocation.out.table(rows)

@@ -59,8 +59,8 @@ async def projects(invocation: Invocation) -> Exit:
             found = await console.projects()
     if invocation.json:
         for name, status in found.items():
-            told = {"projectName": name, "status": status}
-            invocation.out.json(told | {"statusName": status_name(status)})
+            record = {"projectName": name, "status": status}
+            invocation.out.json(record | {"statusName": status_name(status)})
         return Exit.DONE
     texts, people = invocation.texts, invocation.out.terminal
     rows = [
@@ -128,8 +128,8 @@ def _status_rows(
     for name, entry in (("last", view.last_record), ("error", view.last_error)):
         if entry is not None and (name == "last" or entry != view.last_record):
             age = f" ({span(view.last_record_age)})" if name == "last" else ""
-            said = f"{entry.level.value} {entry.message}{age}"
-            rows.append([texts[f"record_{name}"], said])
+            text = f"{entry.level.value} {entry.message}{age}"
+            rows.append([texts[f"record_{name}"], text])
     for instance, state in instances.items():
         rows.append([texts["instance"], f"{instance} {status_cell(state, texts)[0]}"])
     return rows
@@ -138,12 +138,12 @@ def _status_rows(
 async def _print_changes(invocation: Invocation, fleet: Fleet, project: str) -> None:
     """Print each change until a signal; outages are reported and waited out."""
     texts, people = invocation.texts, invocation.out.terminal
-    told: tuple[object, ...] | None = None
+    printed: tuple[object, ...] | None = None
 
     def show(view: ProjectView) -> None:
-        nonlocal told
-        before, told = told, (view.status, view.status_text, view.presence)
-        if told == before:
+        nonlocal printed
+        before, printed = printed, (view.status, view.status_text, view.presence)
+        if printed == before:
             return
         described = describe_view(view, seenAt=now_clock(iso=True))
         shown = _shown_status(view, texts, meaning_too=people)
@@ -249,7 +249,7 @@ def freshness(view: ProjectView, texts: Texts) -> str:
 
 def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
     """Describe a project for programs; times in seconds, ``null`` where unknown."""
-    told: Mapping[str, Any] = {
+    record: Mapping[str, Any] = {
         "projectName": view.project,
         "status": view.status,
         "statusName": status_name(view.status),
@@ -269,7 +269,7 @@ def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
         "lastRecord": describe_entry(view.last_record),
         "lastError": describe_entry(view.last_error),
     }
-    return {**told, **more}
+    return {**record, **more}
 
 
 @command("forget")

@@ -104,11 +104,11 @@ async def list_runs(
     fill(found)
     table.write(empty="" if found.total else "no_runs")
     if found.left_out:
-        told = ", ".join(
+        counts = ", ".join(
             texts[f"runs_left_out_{why}"].format(count=count)
             for why, count in sorted(found.left_out.items())
         )
-        invocation.hint("runs_left_out", told=told)
+        invocation.hint("runs_left_out", told=counts)
     return Exit.DONE if all(map(is_well, found)) else Exit.UNHEALTHY
 
 
@@ -159,14 +159,16 @@ def _describe_run(run: RunSummary) -> dict[str, Any]:
 def count_runs(found: RunList, texts: Texts) -> str:
     """Count the runs by state, in one line."""
     states = [run.state for run in found]
-    told = texts["runs_summary"].format(
+    summary = texts["runs_summary"].format(
         count=found.total,
         running=states.count(RunState.RUNNING),
         lost=states.count(RunState.LOST),
         failed=states.count(RunState.FAILED),
     )
     more = found.total - len(found)
-    return f"{told} · {texts['runs_more'].format(count=more)}" if more > 0 else told
+    return (
+        f"{summary} · {texts['runs_more'].format(count=more)}" if more > 0 else summary
+    )
 
 
 @command("runs follow")
@@ -257,8 +259,8 @@ def text_of(event: StreamEvent) -> str | None:
     """Return the text that a language model streamed; ``None`` for other events."""
     if event.name != "llm.stream":
         return None
-    told = (event.data.get(name) for name in TEXT_FIELDS)
-    return next((text for text in told if isinstance(text, str)), None)
+    values = (event.data.get(name) for name in TEXT_FIELDS)
+    return next((text for text in values if isinstance(text, str)), None)
 
 
 def _source_of(event: StreamEvent) -> str:
@@ -274,10 +276,10 @@ def for_people(one: Followed, texts: Texts, *, data: bool = True) -> list[Cell]:
     if isinstance(one, Gap):
         name = "run_gap" if one.missing is None else "run_gap_counted"
         why = texts[f"run_gap_{one.reason.value}"]
-        told = texts[name].format(count=one.missing, why=why)
+        sentence = texts[name].format(count=one.missing, why=why)
     else:
-        told = texts["run_writer_lost"]
-    return [(f"── {told} ──", "yellow")]
+        sentence = texts["run_writer_lost"]
+    return [(f"── {sentence} ──", "yellow")]
 
 
 def _event_line(event: StreamEvent, *, data: bool) -> list[Cell]:
@@ -301,7 +303,7 @@ def for_pipe(one: Followed) -> list[Cell]:
     """Format it for a pipe: id, time, number, source, name, data; nothing cut."""
     if isinstance(one, StreamEvent):
         number = str(one.sequence)
-        told = json_text(one.data)
-        return [one.id, one.timestamp or "-", number, _source_of(one), one.name, told]
+        data = json_text(one.data)
+        return [one.id, one.timestamp or "-", number, _source_of(one), one.name, data]
     name = "gap" if isinstance(one, Gap) else "writer_lost"
     return [one.after, "-", "-", "", name, json_text(one.to_dict())]

@@ -104,35 +104,35 @@ async def _ask(invocation: Invocation, project: str, timeout: float) -> Outcome:
         return await console.call(project, "help", timeout=seconds, source=SOURCE)
 
 
-def _show_one(invocation: Invocation, told: _Schema) -> None:
+def _show_one(invocation: Invocation, command: _Schema) -> None:
     texts, out = invocation.texts, invocation.out
     if out.terminal:
-        out.line((signature(told), "bold"))
-        out.paragraph(str(told.get("description") or ""))
+        out.line((signature(command), "bold"))
+        out.paragraph(str(command.get("description") or ""))
     rows = [
         [name, kind, default or texts["argument_required"] * needed, description]
-        for name, kind, default, needed, description in _arguments(told)
+        for name, kind, default, needed, description in _arguments(command)
     ]
     if rows:
         names = ("argument", "type", "default", "description")
         out.table(rows, [texts[f"column_{name}"] for name in names])
 
 
-def signature(told: _Schema) -> str:
+def signature(command: _Schema) -> str:
     """Write a command as a function: ``reload(force: boolean = false)``."""
     words: list[str] = []
-    for name, kind, default, needed, _ in _arguments(told):
+    for name, kind, default, needed, _ in _arguments(command):
         optional = "" if default or needed else "?"
         words.append(f"{name}{optional}: {kind}{default and f' = {default}'}")
-    return f"{told.get('name')}({', '.join(words)})"
+    return f"{command.get('name')}({', '.join(words)})"
 
 
-def _arguments(told: _Schema) -> Iterator[tuple[str, str, str, bool, str]]:
+def _arguments(command: _Schema) -> Iterator[tuple[str, str, str, bool, str]]:
     """Yield name, type, default, whether it is required, and description of each.
 
     Other agents may send anything.
     """
-    parameters = _dict(told.get("parameters"))
+    parameters = _dict(command.get("parameters"))
     required = parameters.get("required")
     for name, value in _dict(parameters.get("properties")).items():
         schema = _dict(value)
@@ -196,9 +196,9 @@ async def send(
         with suppress(BlsError):  # the command is sent all the same
             if await console.status(project) in (None, Status.OFFLINE):
                 invocation.hint("sent_offline", project=project)
-    told = {"projectName": project, "id": sent.id, "command": name, "args": sent.args}
-    said = invocation.say("sent", command=name, project=project, id=sent.id)
-    invocation.record(told, said if invocation.out.terminal else sent.id)
+    record = {"projectName": project, "id": sent.id, "command": name, "args": sent.args}
+    sentence = invocation.say("sent", command=name, project=project, id=sent.id)
+    invocation.record(record, sentence if invocation.out.terminal else sent.id)
     return Exit.DONE
 
 
@@ -375,12 +375,12 @@ def _hint_text(invocation: Invocation, args: dict[str, Any], outcome: Outcome) -
 
 
 def _show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") -> None:
-    told: dict[str, Any] = {"instance": instance} if instance else {}
-    told |= outcome.metadata
+    record: dict[str, Any] = {"instance": instance} if instance else {}
+    record |= outcome.metadata
     what = outcome.result if outcome.succeeded else outcome.error
     shown = "" if what is None else json_text(what)
     if invocation.json:
-        invocation.out.json(told)
+        invocation.out.json(record)
     elif not invocation.out.terminal:
         cells = [outcome.kind.value, f"{outcome.duration_ms:g}", shown]
         invocation.out.fields(*([instance] if instance else []), *cells)
@@ -402,12 +402,12 @@ def _show_failure(invocation: Invocation, error: Mapping[str, Any]) -> None:
     """Write message and traceback in lines, then the other metadata."""
     out = invocation.out
     out.paragraph(f"{error.get('type', '')}: {error['message']}".removeprefix(": "))
-    for name, told in error.items():
+    for name, value in error.items():
         if name == "traceback":
-            for line in _folded(str(told), invocation.texts["frames_folded"]):
+            for line in _folded(str(value), invocation.texts["frames_folded"]):
                 out.line((line, "dim"))
         elif name not in {"type", "message", "fields"}:  # the message names the fields
-            out.line((f"{name}: ", "dim"), json_text(told))
+            out.line((f"{name}: ", "dim"), json_text(value))
 
 
 def _folded(trace: str, text: str) -> Generator[str]:
@@ -463,8 +463,8 @@ async def queue(
             waiting = await console.queue(project, limit)
             if not waiting:
                 await hint_likely(invocation, console, project)
-    told = [_describe(one, console) for one in waiting]
-    table = Table(invocation, QUEUE, dict, _cells, told)
+    records = [_describe(one, console) for one in waiting]
+    table = Table(invocation, QUEUE, dict, _cells, records)
     table.write(empty="nothing_waits", project=project)
     return Exit.DONE
 
@@ -479,8 +479,8 @@ def _describe(one: Command, console: Console) -> dict[str, Any]:
     }
 
 
-def _cells(told: dict[str, Any]) -> dict[str, str]:
-    values = told | {"time": told["timestamp"]}
+def _cells(record: dict[str, Any]) -> dict[str, str]:
+    values = record | {"time": record["timestamp"]}
     return {
         name: value if isinstance(value, str) else json_text(value)
         for name, value in values.items()
@@ -500,9 +500,9 @@ async def withdraw(
             found = await console.withdraw(project, number)
     if found is None:
         raise Failure("not_waiting", id=number, project=project)
-    said = invocation.say(
+    sentence = invocation.say(
         "withdrawn", command=found.command, id=number, project=project
     )
-    told = {"projectName": project, **_describe(found, console)}
-    invocation.record(told, said)
+    record = {"projectName": project, **_describe(found, console)}
+    invocation.record(record, sentence)
     return Exit.DONE

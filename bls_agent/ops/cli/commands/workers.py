@@ -120,9 +120,9 @@ async def _print_changes(
         if worker is None or change.error is not None:
             invocation.tell_outage(change.error)
             continue
-        told = describe_worker(worker, what=what, seenAt=now_clock(iso=True))
+        record = describe_worker(worker, what=what, seenAt=now_clock(iso=True))
         word = invocation.texts[f"worker_change_{what}"] if people else what
-        table.write_change(worker, told, (now_clock(iso=not people), "dim"), word)
+        table.write_change(worker, record, (now_clock(iso=not people), "dim"), word)
 
 
 async def _show_live(
@@ -142,7 +142,7 @@ async def _show_live(
 
     async def follow(redraw: Callable[[], None]) -> None:
         fill()
-        with suppress(RedisUnavailableError):  # told by the watch
+        with suppress(RedisUnavailableError):  # reported by the watch
             await registry.alive(row)  # where there is no worker, a watch gives nothing
             table.known = True
         async for change in registry.watch(row, refreshes=True):
@@ -165,9 +165,9 @@ def _status_of(worker: Worker) -> WorkerStatus | None:
     """Return the worker's own status, if it is one of the contract's words."""
     if worker.heartbeat is not None:
         return worker.heartbeat.status
-    said = worker.raw.get("status")
+    word = worker.raw.get("status")
     try:
-        return WorkerStatus(said) if isinstance(said, str) else None
+        return WorkerStatus(word) if isinstance(word, str) else None
     except ValueError:
         return None
 
@@ -223,9 +223,9 @@ def worker_cells(
 def _status_cell(worker: Worker, texts: Texts, *, people: bool) -> Cell:
     status = _status_of(worker)
     if status is None:
-        said = worker.raw.get("status")
-        odd = texts["status_bad"].format(value=cut_text(str(said), LONGEST))
-        return "-" if said is None else (odd, "bold red")
+        word = worker.raw.get("status")
+        odd = texts["status_bad"].format(value=cut_text(str(word), LONGEST))
+        return "-" if word is None else (odd, "bold red")
     meaning = texts[f"worker_{status.value}"]
     both = status.value if meaning == status else f"{status.value} {meaning}"
     return both if people else status.value, STYLES[status]
@@ -243,8 +243,8 @@ def _says(raw: Mapping[str, Any], *, people: bool) -> str:
     rest = {name: value for name, value in raw.items() if name not in _TOLD}
     if not people:
         return json_text(rest) if rest else ""
-    told = " ".join(f"{name}={_short(value)}" for name, value in rest.items())
-    return cut_text(_short(raw["raw"]) if [*raw] == ["raw"] else told, LONGEST)
+    fields = " ".join(f"{name}={_short(value)}" for name, value in rest.items())
+    return cut_text(_short(raw["raw"]) if [*raw] == ["raw"] else fields, LONGEST)
 
 
 def _short(value: object) -> str:
@@ -253,7 +253,7 @@ def _short(value: object) -> str:
 
 def describe_worker(worker: Worker, **more: object) -> dict[str, Any]:
     """Describe a worker for programs; times in seconds, ``null`` where unknown."""
-    told = {
+    record = {
         "kind": worker.kind,
         "id": worker.id,
         "key": worker.key,
@@ -265,4 +265,4 @@ def describe_worker(worker: Worker, **more: object) -> dict[str, Any]:
         "ttl": worker.ttl,
         "heartbeat": worker.raw,
     }
-    return {**told, **more}
+    return {**record, **more}
