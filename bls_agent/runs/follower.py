@@ -318,16 +318,9 @@ class Follower:
         elif self._seat is not None:
             self._enter(Mode.WAITING)
             try:
-                await self._wait_for(self._seat.topic, until)
+                await self._seat.topic.wait(until)
             finally:
                 self._enter(Mode.STREAMING)
-
-    async def _wait_for(self, topic: RunTopic, until: float) -> None:
-        if until == math.inf:  # a scope costs more than all the rest
-            await topic.wait()
-            return
-        with anyio.CancelScope(deadline=until):
-            await topic.wait()
 
     async def _start(self, hub: Hub) -> StepResult:
         """Find where to go on, at first and when the server may have lost events."""
