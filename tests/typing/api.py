@@ -361,7 +361,7 @@ async def cached_bare(code: str) -> list[float]:
     return [float(code)]
 
 
-@cached(ttl=60, ignore=("session",), lock=True, refresh_early=0.1, stale_on_error=600)
+@cached(ttl=60, ignore=("session",), lock=True, stale_on_error=600)
 def cached_plain(code: str, session: object = None, *, adjust: bool = True) -> int:
     """With options, above a plain function."""
     return int(code) + adjust

@@ -238,7 +238,7 @@ async def test_a_key_of_another_type_is_left_alone(
 ) -> None:
     """The function is called, the list stays."""
 
-    @cache.cached(ttl=5, name=name, refresh_early=0.5)
+    @cache.cached(ttl=5, name=name)
     async def give() -> str:
         return "right"
 
@@ -614,7 +614,6 @@ async def test_no_computation_is_left(cache: FunctionCache, name: str) -> None:
         await asyncio.gather(*(give(n) for n in range(30)), return_exceptions=True)
     (here,) = cache._calls._by_loop.values()
     assert not here.by_key
-    assert not here.early
 
 
 async def test_clear_removes_exactly_one_functions_entries(
@@ -738,60 +737,9 @@ async def test_a_method_without_ignore_is_refused_with_the_remedy(
         await Other().load()
 
 
-async def test_an_early_refresh(cache: FunctionCache, redis: Redis, name: str) -> None:
-    """One caller has it computed in the background, everybody gets the old value."""
-    go = anyio.Event()
-    runs = 0
-
-    @cache.cached(ttl=60, name=name, refresh_early=30)
-    async def give() -> int:
-        nonlocal runs
-        runs += 1
-        if runs > 1:
-            await go.wait()
-        return runs
-
-    assert [await give(), await give()] == [1, 1]
-    assert runs == 1
-    key = await only_key(redis, name)
-    await redis.pexpire(
-        key, 10_000
-    )  # of its last 30 seconds; surely in the second half
-    assert await asyncio.gather(*(give() for _ in range(20))) == [1] * 20
-    assert await give() == 1
-    assert runs == 2
-    go.set()
-    await eventually(lambda: cache.stats(give).refreshed_early == 1 and runs == 2)
-    await eventually(lambda: is_new(redis, key))
-    assert await give() == 2
-    assert cache.stats(give).refreshed_early == 1
-
-
 async def is_new(redis: Redis, key: bytes) -> bool:
     """Whether an entry was written anew."""
     return await redis.ttl(key) > 30
-
-
-async def test_an_early_refresh_that_fails(
-    cache: FunctionCache, redis: Redis, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nobody gets the exception; it is said in the log."""
-    results = iter(["first"])
-
-    @cache.cached(ttl=60, name=name, refresh_early=0.5)
-    async def give() -> str:
-        return next(results, None) or fail()
-
-    def fail() -> str:
-        raise ValueError("away")
-
-    await give()
-    await redis.pexpire(await only_key(redis, name), 5_000)
-    assert await give() == "first"
-    await eventually(
-        lambda: any("ValueError('away')" in r.message for r in caplog.records)
-    )
-    assert await give() == "first"
 
 
 async def test_stale_on_error(cache: FunctionCache, redis: Redis, name: str) -> None:
@@ -827,7 +775,7 @@ async def test_stale_on_error(cache: FunctionCache, redis: Redis, name: str) -> 
     "options",
     [
         {"ttl": 0}, {"ttl": -1}, {"ttl": float("inf")}, {"ttl": True}, {"ttl": "1"}, {"ttl": 0.0001},
-        {"ttl": 10, "refresh_early": 10}, {"refresh_early": -1}, {"stale_on_error": float("nan")},
+        {"stale_on_error": -1}, {"stale_on_error": float("nan")},
         {"size_limit": 1}, {"lock_timeout": 0}, {"lock_ttl": 0}, {"name": ""}, {"name": "a\nb"},
         {"name": "e\u0301"}, {"dump": str}, {"load": str}, {"ignore": ("nothing",)},
     ],

@@ -16,7 +16,6 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent.workers import FunctionCache
-from bls_agent.workers.caching.cached_function import CachedFunction
 from tests.harness import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -224,59 +223,3 @@ async def test_the_lease_is_renewed_while_the_function_runs(
     results = await asyncio.gather(both(cache), both(other))
     assert list(results) == [["value"] * 2] * 2
     assert sorted(runs) == ["async", "plain"]
-
-
-async def test_an_early_refresh_is_one_processs_affair(
-    cache: FunctionCache, other: FunctionCache, redis: Redis, name: str
-) -> None:
-    """With ``lock=True`` the others go on with the old value."""
-    runs, go_on = [], anyio.Event()
-
-    async def load() -> int:
-        runs.append(1)
-        if len(runs) > 1:
-            await go_on.wait()
-        return len(runs)
-
-    one, two = (
-        each.cached(ttl=60, name=name, lock=True, refresh_early=30)(load)
-        for each in (cache, other)
-    )
-    assert await one() == 1
-    (key,) = [key async for key in redis.scan_iter(f"ginkgo_func_cache_{name}_*")]
-    await redis.pexpire(key, 10_000)
-    assert await one() == 1
-    await eventually(lambda: len(runs) == 2)
-    assert [await two(), await two(), await one()] == [1, 1, 1]
-    go_on.set()
-
-    async def is_new() -> bool:
-        return await redis.ttl(key) > 30
-
-    await eventually(is_new)
-    assert len(runs) == 2
-    assert (cache.stats(one).refreshed_early, other.stats(two).refreshed_early) == (
-        1,
-        0,
-    )
-
-
-async def test_an_early_refresh_looks_again_when_it_has_the_lock(
-    cache: FunctionCache, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What another process has just computed anew is not computed again."""
-    runs = 0
-
-    @cache.cached(ttl=60, name=name, lock=True, refresh_early=0.5)
-    async def load() -> int:
-        nonlocal runs
-        runs += 1
-        return runs
-
-    monkeypatch.setattr(CachedFunction, "is_due", lambda *_: True)
-    assert [await load(), await load()] == [1, 1]
-    (here,) = cache._calls._by_loop.values()
-    (refresh,) = here.early.values()
-    await eventually(lambda: not here.early)
-    assert (refresh.outcome, runs) == (None, 1)
-    assert cache.stats(load).refreshed_early == 0

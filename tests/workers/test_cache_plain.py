@@ -297,28 +297,6 @@ async def test_clear_sync_is_refused_in_a_loop(cache: FunctionCache, name: str) 
     await cache.aclose()
 
 
-def test_an_early_refresh_in_a_thread(
-    cache: FunctionCache, name: str, redis_url: str
-) -> None:
-    """The caller gets the old value while a thread of ours computes."""
-    threads: list[str] = []
-
-    @cache.cached(ttl=60, name=name, refresh_early=30)
-    def load() -> int:
-        threads.append(threading.current_thread().name)
-        return len(threads)
-
-    load()
-    with Redis.from_url(redis_url) as redis:
-        (key,) = redis.scan_iter(f"ginkgo_func_cache_{name}_*")
-        redis.pexpire(key, 5_000)
-        assert load() == 1
-        wait_until(lambda: redis.ttl(key) > 30)
-    assert load() == 2
-    assert threads[1].startswith("bls-agent")
-    assert cache.stats(load).refreshed_early == 1
-
-
 def test_stale_on_error_in_a_thread(
     cache: FunctionCache, name: str, redis_url: str
 ) -> None:

@@ -129,7 +129,6 @@ class FunctionCache(Store):
         lock: bool = ...,
         lock_timeout: float = ...,
         lock_ttl: float = ...,
-        refresh_early: float = ...,
         stale_on_error: float = ...,
         size_limit: int = ...,
     ) -> CacheDecorator: ...
@@ -147,7 +146,6 @@ class FunctionCache(Store):
         lock: bool = False,
         lock_timeout: float = 30.0,
         lock_ttl: float = 10.0,
-        refresh_early: float = 0.0,
         stale_on_error: float = 0.0,
         size_limit: int = 1_048_576,
     ) -> Any:
@@ -171,8 +169,6 @@ class FunctionCache(Store):
             lock_timeout: Seconds they wait before they compute themselves.
             lock_ttl: Seconds of silence after which a process that computes counts as
                 dead.
-            refresh_early: In these last seconds of the TTL, or this share of it if it
-                is below 1, one caller has it computed anew in the background.
             stale_on_error: Seconds beyond the TTL in which the last result is given if
                 the function raises.
             size_limit: Bytes of JSON that are stored at most.
@@ -186,7 +182,6 @@ class FunctionCache(Store):
             raise ConfigurationError("dump" if load is None else "load", None, rule)
         policy = Policy(
             ttl=ttl,
-            refresh_early=refresh_early,
             stale_on_error=stale_on_error,
             lock=lock,
             lock_timeout=lock_timeout,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -57,7 +56,6 @@ class CacheStats:
         misses: Calls that found none, or none that could be believed.
         computed: How often functions were run.
         waited: Misses that got what another call, here or elsewhere, has computed.
-        refreshed_early: Runs in the background before a value's end.
         stale_served: Calls that got an expired value because the function raised.
         not_stored: Results that were given and not stored, by reason: ``type``,
             ``not_finite``, ``not_unicode``, ``too_deep``, ``too_large``, ``dump``.
@@ -70,7 +68,6 @@ class CacheStats:
     misses: int = 0
     computed: int = 0
     waited: int = 0
-    refreshed_early: int = 0
     stale_served: int = 0
     not_stored: Mapping[str, int] = field(default_factory=dict[str, int])
     discarded: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -108,7 +105,6 @@ class Policy:
     """The options of one cached function; see ``FunctionCache.cached``."""
 
     ttl: float
-    refresh_early: float = 0.0
     stale_on_error: float = 0.0
     lock: bool = False
     lock_timeout: float = 30.0
@@ -118,29 +114,15 @@ class Policy:
     def __post_init__(self) -> None:
         for name in ("ttl", "lock_timeout", "lock_ttl"):
             check_seconds(name, getattr(self, name))
-        for name in ("refresh_early", "stale_on_error"):
-            if (value := getattr(self, name)) != 0:
-                check_seconds(name, value, "seconds, or 0 for never")
+        if self.stale_on_error != 0:
+            rule = "seconds, or 0 for never"
+            check_seconds("stale_on_error", self.stale_on_error, rule)
         if self.ttl * 1000 < 1:
             rule = "Redis counts in milliseconds"
             raise ConfigurationError("ttl", self.ttl, rule)
-        if self.early >= self.ttl:
-            rule = f"less than the TTL of {self.ttl:g} s"
-            raise ConfigurationError("refresh_early", self.refresh_early, rule)
         if self.size_limit < LEAST_SIZE:
             rule = f"at least {LEAST_SIZE} bytes"
             raise ConfigurationError("size_limit", self.size_limit, rule)
-
-    @cached_property
-    def early(self) -> float:
-        """Seconds before the end at which an early refresh may begin."""
-        share = self.refresh_early
-        return share * self.ttl if share < 1 else share
-
-    @cached_property
-    def reads_ttl(self) -> bool:
-        """Whether a reader needs the TTL of a value."""
-        return self.refresh_early > 0 or self.stale_on_error > 0
 
     @cached_property
     def expiry(self) -> tuple[Argument, ...]:
@@ -235,7 +217,7 @@ class CachedFunction:
 
     def read_requests(self, key: str) -> tuple[Request, ...]:
         """Return the requests that read an entry."""
-        if self.policy.reads_ttl:
+        if self.policy.stale_on_error:
             return (("GET", key), ("PTTL", key))
         return (("GET", key),)
 
@@ -289,14 +271,6 @@ class CachedFunction:
             return self.dump(value)
         except Exception as error:
             raise _UnstorableError("dump", f"dump raised {error!r}") from error
-
-    def is_due(self, left: float) -> bool:
-        """Return whether this caller shall have a new value computed before the end.
-
-        By chance in the first half of the time for it: a fleet does not begin at once.
-        """
-        early = self.policy.early
-        return early > 0 and left <= early * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
 
     def log_raised(self, error: BaseException, consequence: str) -> None:
         """Log an exception that no caller gets, once a minute."""

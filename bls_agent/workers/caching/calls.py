@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from enum import Enum
@@ -32,7 +32,6 @@ from bls_agent.workers.caching.backend import (
     DistributedLock,
 )
 from bls_agent.workers.caching.cached_function import (
-    MISSING,
     UNKNOWN,
     CachedFunction,
     Found,
@@ -83,7 +82,6 @@ class _Job(NamedTuple):
 
     function: CachedFunction
     key: str
-    compute: Callable[[Found], Awaitable[Outcome]]
     waits: bool = True  # whether the caller may wait for other callers
     loads_in_thread: bool = False  # ``load`` is the user's code, and may take its time
 
@@ -107,11 +105,10 @@ class Claim(Enum):
 class Computation:
     """A value that is read or computed, in a task or a thread."""
 
-    def __init__(self, job: _Job, *, early: bool = False) -> None:
+    def __init__(self, job: _Job) -> None:
         self.job = job
         self.key = job.function.computation_key(job.key)
         self.generation = job.function.generation
-        self.early = early  # it refreshes a value before its end, and outlives callers
         self.waiting = 0  # callers
         self.outer = _find_outer()
         self.depth: int = self.outer.depth + 1 if self.outer else 0
@@ -158,15 +155,15 @@ class _LoopCalls:
     def __init__(self, backend: CacheBackend) -> None:
         self._backend = backend
         self.by_key: dict[str, Computation] = {}
-        # Those that refresh a value which callers still get.
-        self.early: dict[str, Computation] = {}
 
-    async def call(self, job: _Job) -> Outcome:
+    async def call(
+        self, job: _Job, compute: Callable[[Found], Awaitable[Outcome]]
+    ) -> Outcome:
         """Return the outcome of a coroutine function."""
         while True:
             mine = Computation(job)
             if await self.claim(mine) is Claim.YOURS:
-                self._begin(mine, self._compute)
+                self._begin(mine, compute)
                 await self._join(mine)
             if mine.outcome is not None:
                 return mine.outcome
@@ -180,8 +177,7 @@ class _LoopCalls:
         2. Another call reads or computes this key: wait for its end. JOINED; if that
            computation was abandoned, decide anew.
         3. Redis has a fresh value: HIT.
-        4. A refresh in the background, or another process of the fleet, computes it:
-           wait for that. JOINED.
+        4. Another process of the fleet computes it (``lock=True``): wait. JOINED.
         5. None of these: YOURS. The caller computes, then calls :meth:`settle`.
         """
         waits = mine.job.waits and mine.outer is None
@@ -208,8 +204,6 @@ class _LoopCalls:
         job = mine.job
         mine.found = found = await self._read(job)
         if found.fresh:
-            if job.function.is_due(found.left):
-                self._refresh(job)
             hit = Outcome(found.value, found.payload, computed=False, hit=True)
             return Claim.HIT, hit
         outcome = await self._await_others(mine) if waits else None
@@ -234,17 +228,10 @@ class _LoopCalls:
         finally:
             await self._end(computation, stored)
 
-    def _refresh(self, job: _Job) -> None:
-        """Begin to compute a value before its end, unless that is under way."""
-        early = Computation(job, early=True)
-        if early.key not in self.early:
-            self.early[early.key] = early
-            self._begin(early, self._compute_early)
-
     def _begin(
         self,
         computation: Computation,
-        compute: Callable[[Computation], Coroutine[Any, Any, Outcome | None]],
+        compute: Callable[[Found], Awaitable[Outcome]],
     ) -> None:
         """Compute the value in a task of its own."""
 
@@ -254,7 +241,8 @@ class _LoopCalls:
             _COMPUTING.set(computation)
             outcome: Outcome | None = None
             try:
-                outcome = await compute(computation)
+                computation.job.function.counts.add("computed")
+                outcome = await compute(computation.found)
             except (asyncio.CancelledError, GeneratorExit):
                 raise  # its last caller was cancelled, or the loop has ended
             except BaseException as error:  # noqa: BLE001 - it belongs to the callers
@@ -274,17 +262,13 @@ class _LoopCalls:
         try:
             await asyncio.wait([computation.over])
         except BaseException:
-            if computation.waiting == 1 and not computation.early:
+            if computation.waiting == 1:
                 await self._cancel(computation)
             raise
         finally:
             computation.waiting -= 1
 
     async def aclose(self) -> None:
-        """Cancel the refreshes that no caller waits for, and close the connection."""
-        for computation in list(self.early.values()):
-            if not computation.waiting:
-                await self._cancel(computation)
         await self._backend.aclose()
 
     async def _cancel(self, computation: Computation) -> None:
@@ -311,44 +295,19 @@ class _LoopCalls:
             computation.end(outcome)
 
     def _remove(self, computation: Computation) -> None:
-        for computations in (self.by_key, self.early):
-            if computations.get(computation.key) is computation:
-                del computations[computation.key]
+        if self.by_key.get(computation.key) is computation:
+            del self.by_key[computation.key]
 
     async def _await_others(self, computation: Computation) -> Outcome | None:
-        """Wait for an early refresh, or for another process; ``None`` if neither has it."""
-        job, early = computation.job, self.early.get(computation.key)
-        outcome: Outcome | None = None
-        if early is not None:
-            await self._join(early)
-            outcome = early.outcome
-        if outcome is None and job.function.policy.lock and computation.found.writable:
-            computation.lock = DistributedLock(self._backend, job.function, job.key)
-            other = await computation.lock.enter(partial(self._read, job))
-            if other is not None:
-                return Outcome(other.value, other.payload, computed=False)
-        return outcome
-
-    async def _compute_early(self, computation: Computation) -> Outcome | None:
-        """Compute before the end; ``None`` if another process of the fleet does."""
-        function, key = computation.job.function, computation.job.key
-        if function.policy.lock:
-            computation.lock = DistributedLock(self._backend, function, key)
-            if not await computation.lock.try_once():
-                return None
-            found = await self._read(computation.job)
-            if found.left > function.policy.early:
-                return None  # another process has computed it meanwhile
-        function.counts.add("refreshed_early")
-        computation.found = MISSING
-        outcome = await self._compute(computation)
-        if isinstance(outcome.error, Exception):
-            function.log_raised(outcome.error, "its result was to be refreshed early")
-        return outcome
-
-    async def _compute(self, computation: Computation) -> Outcome:
-        computation.job.function.counts.add("computed")
-        return await computation.job.compute(computation.found)
+        """Take the fleet's lock, or return the outcome of the process that had it."""
+        job = computation.job
+        if not (job.function.policy.lock and computation.found.writable):
+            return None
+        computation.lock = DistributedLock(self._backend, job.function, job.key)
+        other = await computation.lock.enter(partial(self._read, job))
+        if other is None:
+            return None
+        return Outcome(other.value, other.payload, computed=False)
 
     async def _store(self, computation: Computation, outcome: Outcome) -> None:
         if outcome.payload is None or outcome.stale:
@@ -431,8 +390,8 @@ class CacheCalls:
         key = function.key_of(args, kwargs)
         if key is None:
             return await run()
-        job = _Job(function, key, partial(_await_outcome, function, run))
-        outcome = await self._by_loop.get(self._make_here).call(job)
+        job, compute = _Job(function, key), partial(_await_outcome, function, run)
+        outcome = await self._by_loop.get(self._make_here).call(job, compute)
         return outcome.deliver(function)
 
     def call_plain(
@@ -450,7 +409,6 @@ class CacheCalls:
             _Job(
                 function,
                 key,
-                SHARED_LOOP.workers.wrap(compute),
                 waits=not _runs_event_loop(),
                 loads_in_thread=function.load is not None,
             )
