@@ -82,12 +82,14 @@ class HeartbeatState:
         self.counts = counts
         self.interval = interval  # longest time between two beats, in seconds
         self.due_at = float("-inf")  # when it is written next, on the loop's clock
-        self.is_wanted = False  # to be written before its time
-        self.answered = anyio.Event()  # the first reply is there, or none comes soon
-        self.is_written = False  # a beat is in Redis
-        self.settled = anyio.Event()  # the first beat is written, or none will be
-        self.ended = anyio.Event()  # it is removed from Redis, or that cannot be known
-        self.conflict: BlsError | None = None  # what opening it raises
+        self.is_wanted = False  # it has changed: to be written before it is due
+        # Its opening waits for ``answered``, ``ready()`` for ``settled``, its close for
+        # ``ended``. Each is also set where no reply can be waited for any more.
+        self.answered = anyio.Event()  # Redis has replied to the first beat
+        self.settled = anyio.Event()  # a beat was written
+        self.ended = anyio.Event()  # the key was removed
+        self.is_written = False  # whether a beat was ever written
+        self.conflict: BlsError | None = None  # what its opening raises
         self._current = current
         self._rng = rng
         self._refused = False
@@ -105,7 +107,14 @@ class HeartbeatState:
         return self.claim.write_request(value, true=is_true)
 
     def handle_reply(self, reply: Reply, *, sent_at: float, now: float) -> float:
-        """Record the reply of the script, and return the seconds until the next beat.
+        """Record the reply of ``beat.lua``; return the seconds until the next beat.
+
+        1. ``lapsed``, or ``held`` by a process that is surely dead: 0, and the next
+           beat takes the key.
+        2. ``written`` or ``refreshed``: the key is ours. The interval, jittered.
+        3. ``held`` or ``stands``: another owner, or a value without one. Until it ends,
+           but at most a second, because its owner may leave.
+        4. ``wrong_type``, ``late``, or a value that never ends: the interval.
 
         Both times are of ``boot_seconds``.
         """

@@ -43,7 +43,7 @@ class HeartbeatWriter:
     """Writes many heartbeats from one task, over one connection (cluster: per node)."""
 
     def __init__(self, endpoint: Endpoint, *, timeout: float) -> None:
-        # its task has ended, its loop was closed, or it is a forked child's copy
+        # Its task has ended, its loop was closed, or it is a forked child's copy.
         self.is_over = False
         self.users = 0  # heartbeats that are open
         self.states: set[HeartbeatState] = set()
