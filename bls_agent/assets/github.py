@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import io
 import logging
@@ -20,7 +19,6 @@ from urllib.parse import quote
 import anyio
 import anyio.to_thread
 
-from bls_agent.assets.manifest import AssetManifest, parse_manifest, path_fault
 from bls_agent.assets.sources import (
     LOOPBACK,
     MOST_BYTES,
@@ -31,19 +29,17 @@ from bls_agent.assets.sources import (
     check_branch,
     is_manifest_path,
 )
-from bls_agent.core.codec import decode_object, encode
+from bls_agent.core.codec import decode_object
 from bls_agent.core.errors import (
     ConfigurationError,
     ContractError,
     MissingExtraError,
-    SourceConflictError,
     SourceError,
 )
 from bls_agent.core.settings import check_seconds
 
 try:
     import httpx2
-    from ruamel.yaml import YAML, scalarstring
 except ModuleNotFoundError:
     raise MissingExtraError("assets", "reading from GitHub") from None
 
@@ -52,14 +48,12 @@ MAX_ARCHIVE: Final = 64 * 2**20  # bytes
 MAX_UNPACKED: Final = 512 * 2**20
 ARCHIVE_FROM: Final = 20  # files: one archive is cheaper than so many requests
 IN_A_ROW: Final = 3  # files that fail, after which the others are not asked for
-NOT_FOUND: Final = 404
-CONFLICT: Final = (409, 422)
-NO_YAML: Final = "it ends in .yaml or .yml, and no part of it begins with a dot"
 MAX_JSON: Final = 32 * 2**20  # bytes; GitHub's lists end at 7 MB
 ATTEMPTS: Final = 4
 REDIRECTS: Final = 5
 SLOWEST: Final = 2_000  # bytes a second: a narrow link, not a dead one
 UNTOLD: Final = 60.0  # seconds: GitHub's advice where a limit does not say how long
+OK: Final = 200
 NOT_MODIFIED: Final = 304
 REDIRECTED: Final = (301, 302, 307, 308)  # the same request, to another place
 JSON: Final = "application/vnd.github+json"
@@ -96,15 +90,10 @@ class _QuietURL(httpx2.URL):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """One request; statuses in ``also`` count as answers, too."""
-
     path: str
-    method: str = "GET"
     accept: str = JSON
     etag: str = ""
-    body: bytes | None = None
     limit: int = MAX_JSON
-    also: tuple[int, ...] = ()
     is_archive: bool = False
 
 
@@ -171,9 +160,8 @@ class GitHubSource:
     Args:
         repo: ``owner/name``.
         branch: Its name; ``""`` for the repository's default branch.
-        token: For private repositories and for :meth:`publish`; needs the right to read
-            (and write) contents. GitHub allows 5,000 requests an hour with a token, 60
-            without. No text shows it.
+        token: For private repositories; needs the right to read contents. GitHub allows
+            5,000 requests an hour with a token, 60 without. No text shows it.
         base_url: The address of the API; for GitHub Enterprise ``https://host/api/v3``.
         base_path: The only folder that is read; ``""`` for all.
         timeout: Seconds for one answer; a long one has more, by its bytes.
@@ -309,57 +297,6 @@ class GitHubSource:
         except SourceError as error:
             return error
 
-    async def publish(
-        self, manifest: AssetManifest, message: str, *, path: str = "", sha: str = ""
-    ) -> SourceFile:
-        """Write a manifest into the branch, as one commit.
-
-        The file is written anew: comments in the old one are lost.
-
-        Args:
-            manifest: What to write.
-            message: Of the commit.
-            path: Where; default ``{base_path}/{category}s/{id}/manifest.yaml``. For an
-                asset of the library its ``github_path``.
-            sha: Of the file that is replaced, an asset's ``github_sha``; ``""`` for a
-                new file.
-
-        Returns:
-            The file: its path and SHA are what ``AssetLibrary.save`` takes.
-
-        Raises:
-            SourceConflictError: The file has changed meanwhile, or is there already.
-            SourceError: There is no right to write, no such branch, or no answer.
-            ConfigurationError: The path breaks its rule.
-        """
-        folder = f"{self.base_path}/{manifest.category}s/{manifest.id}".lstrip("/")
-        path = path or f"{folder}/manifest.yaml"
-        if reason := path_fault(path) or ("" if is_manifest_path(path) else NO_YAML):
-            raise ConfigurationError("path", path, reason)
-        content = _write_yaml(manifest, path)
-        body = {"message": message, "content": base64.b64encode(content).decode()}
-        body |= {"branch": self.branch} if self.branch else {}
-        body |= {"sha": sha} if sha else {}
-        place = f"/contents/{quote(path)}"
-        file = SourceFile(path, blob_sha(content, like=sha), len(content))
-        write = _Question(path=place, method="PUT", body=encode(body), also=CONFLICT)
-        ref = f"?ref={quote(self.branch, safe='')}" if self.branch else ""
-        read = _Question(
-            path=place + ref, accept=RAW, limit=MOST_BYTES, also=(NOT_FOUND,)
-        )
-        async with self._open() as client:
-            answer = await self._ask(client, write, _as_it_is)
-            if answer.status not in CONFLICT:
-                return file
-            there = await self._ask(client, read, _as_it_is)
-        is_there = there.status != NOT_FOUND
-        theirs = there.body if is_there else b""
-        if theirs == content:  # a former attempt wrote it, and its answer was lost
-            return file
-        if sha == (blob_sha(theirs, like=sha) if is_there else ""):
-            raise self._refusal(answer)
-        raise SourceConflictError(self.name, path, ours=content, theirs=theirs)
-
     async def aclose(self) -> None:
         """Do nothing: no connection is open between two calls."""
 
@@ -394,9 +331,8 @@ class GitHubSource:
         read: Callable[[_Answer], _T],
     ) -> _T:
         answer = await self._follow(client, question)
-        is_fine = answer.status in (200, 201, *question.also)
         is_same = answer.status == NOT_MODIFIED and question.etag
-        if not is_fine and not is_same:
+        if answer.status != OK and not is_same:
             raise self._refusal(answer)
         try:
             return await anyio.to_thread.run_sync(read, answer)
@@ -449,9 +385,7 @@ class GitHubSource:
             headers["If-None-Match"] = question.etag
         if self._token and _host_of(url) == _host_of(self._base):
             headers["Authorization"] = f"Bearer {self._token}"
-        request = client.build_request(
-            question.method, url, headers=headers, content=question.body
-        )
+        request = client.build_request("GET", url, headers=headers)
         request.url = _QuietURL(request.url)
         try:
             return await self._receive(client, request, question.limit)
@@ -485,10 +419,6 @@ class GitHubSource:
                 with anyio.CancelScope(shield=True):
                     await response.aclose()
         return _Answer(response.status_code, response.headers, bytes(body))
-
-
-def _as_it_is(answer: _Answer) -> _Answer:
-    return answer
 
 
 def _read_commit(answer: _Answer) -> tuple[str, str] | None:
@@ -560,18 +490,6 @@ def _unpack(wanted: Mapping[str, SourceFile], answer: _Answer) -> dict[str, byte
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise ValueError(str(error)) from None
     return found
-
-
-def _write_yaml(manifest: AssetManifest, path: str) -> bytes:
-    """Write YAML that reads back as the same manifest, long texts as blocks."""
-    data = manifest.model_dump(exclude_unset=True)
-    stream, yaml = io.BytesIO(), cast("Any", YAML())  # which is not typed throughout
-    cast("Any", scalarstring).walk_tree(data)
-    yaml.dump(data, stream)
-    if parse_manifest(stream.getvalue(), path) != manifest:
-        rule = "it can be written as YAML and read again"
-        raise ConfigurationError("manifest", manifest.id, rule)
-    return stream.getvalue()
 
 
 def _check_base_url(text: str, *, has_token: bool) -> httpx2.URL:

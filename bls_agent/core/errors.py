@@ -14,7 +14,6 @@
     │  ├─ DecodeError            a value is not what the contract says; keeps its bytes
     │  └─ ManifestError          a manifest of an asset breaks its rules; lists every fault
     ├─ SourceError               a source of assets cannot be read now
-    │  └─ SourceConflictError    a file has changed meanwhile; keeps both contents
     └─ CommandError
        ├─ UnknownCommandError    nobody registered this command
        ├─ ArgumentError          the arguments do not fit the handler's signature
@@ -292,24 +291,6 @@ class SourceError(BlsError):
         self.retry_after = retry_after
         wait = "" if retry_after is None else f"; try again in {retry_after:.0f} s"
         super().__init__(redact(f"{source}: {reason}{wait}"))
-
-
-class SourceConflictError(SourceError):
-    """A file of a source is not the one that was to be replaced; nothing was written.
-
-    Attributes:
-        path: The file.
-        ours: The content that was to be written.
-        theirs: The content that is there; empty without the file.
-    """
-
-    def __init__(self, source: str, path: str, *, ours: bytes, theirs: bytes) -> None:
-        self.path = path
-        self.ours = ours
-        self.theirs = theirs
-        state = "has changed meanwhile" if theirs else "is gone"
-        reason = f"{path!r} {state}; nothing was written. Compare both, and write again"
-        super().__init__(source, reason)
 
 
 class CommandError(BlsError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import tarfile
 import threading
@@ -190,8 +189,6 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         self.torn = None
         github, address = self.github, urlsplit(self.path)
-        length = int(self.headers.get("Content-Length", 0))
-        sent = self.rfile.read(length)
         path = address.path
         github.asked.append((self.command, self.path, dict(self.headers.items())))
         for number, (text, fault) in enumerate(github.faults):
@@ -208,15 +205,13 @@ class _Handler(BaseHTTPRequestHandler):
         kind, _, name = rest.partition("/")
         if (github.token and not granted) or not rest:
             self.refuse(404)
-        elif self.command == "PUT":
-            self.put(unquote(name), orjson.loads(sent))
         else:
             query = parse_qs(address.query)
             getattr(self, f"get_{kind}", lambda *_: self.refuse(404))(
                 unquote(name), query
             )
 
-    do_GET = do_PUT = answer  # noqa: N815 - names of the library
+    do_GET = answer  # noqa: N815 - names of the library
 
     def refuse(self, code: int, message: str = "Not Found") -> None:
         self.send(code, orjson.dumps({"message": message}))
@@ -244,24 +239,6 @@ class _Handler(BaseHTTPRequestHandler):
     def get_tarball(self, commit: str, _: Any) -> None:
         base = self.github.archive_at or self.github.url
         self.send(302, b"", Location=f"{base}/archive/{commit}?token=secret-of-archive")
-
-    def get_contents(self, name: str, query: Mapping[str, Any]) -> None:
-        branch = query.get("ref", [self.github.branch])[0]
-        found = self.github.files(branch).get(name)
-        self.refuse(404) if found is None else self.send(200, found)
-
-    def put(self, name: str, sent: dict[str, Any]) -> None:
-        github, branch = self.github, sent.get("branch", self.github.branch)
-        files = github.files(branch)
-        old = Blob.from_string(files[name]).id.decode() if name in files else None
-        if old and "sha" not in sent:
-            self.refuse(422, 'Invalid request.\n\n"sha" wasn\'t supplied.')
-        elif sent.get("sha") != old:
-            self.refuse(409, f"{name} does not match {sent.get('sha')}")
-        else:
-            files[name] = base64.b64decode(sent["content"])
-            github.commit(dict(files), branch)
-            self.send(200 if old else 201, b"{}")
 
 
 @contextmanager

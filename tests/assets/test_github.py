@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from bls_agent import ConfigurationError, SourceConflictError, SourceError
-from bls_agent.assets import AssetSync, GitHubSource, Head, parse_manifest
+from bls_agent import ConfigurationError, SourceError
+from bls_agent.assets import AssetSync, GitHubSource, Head
 from bls_agent.assets.sources import blob_sha
 from bls_agent.devserver import DevServer
 
@@ -386,50 +386,6 @@ def test_arguments(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError) as caught:
         GitHubSource(repo, **options)
     assert "geheim" not in str(caught.value)
-
-
-async def test_publish(github: GitHub) -> None:
-    """A new file, a changed one; what arrives reads back as the same manifest."""
-    github.commit({"a": b"x"}, "dev")
-    one = source(github, branch="dev", base_path="lib")
-    text = b'id: t\nversion: "1.0.0"\ncategory: prompt\nname: "no"\ndescription: |\n  a\n\n  b: #\n'
-    wanted = parse_manifest(text, "x.yaml")
-    file = await one.publish(wanted, "add t")
-    assert file.path == "lib/prompts/t/manifest.yaml"
-    written = github.files("dev")[file.path]
-    assert file.sha == blob_sha(written)
-    assert parse_manifest(written, file.path) == wanted
-    assert b"|" in written
-    changed = wanted.model_copy(update={"name": "提示"})
-    again = await one.publish(changed, "change t", path=file.path, sha=file.sha)
-    assert "提示".encode() in github.files("dev")[again.path]
-    with pytest.raises(SourceConflictError) as caught:
-        await one.publish(wanted, "back", path=file.path, sha=file.sha)
-    assert parse_manifest(caught.value.theirs, file.path) == changed
-    assert parse_manifest(caught.value.ours, file.path) == wanted
-    with pytest.raises(SourceConflictError, match="changed meanwhile"):
-        await one.publish(wanted, "new")
-    with pytest.raises(SourceConflictError, match="is gone"):
-        await one.publish(wanted, "x", path="lib/other.yaml", sha=file.sha)
-
-
-async def test_publish_and_its_faults(github: GitHub) -> None:
-    """An answer that is lost is no conflict; what is forbidden is said to be."""
-    one, wanted = source(github), parse_manifest(manifest("p9"), "x.yaml")
-    github.fail("/contents/", status(502), torn(0))
-    await one.publish(wanted, "m")
-
-    github.fail(
-        "/contents/", status(409, "Changes must be made through a pull request")
-    )
-    with pytest.raises(SourceError, match="pull request"):
-        await one.publish(wanted, "m", path="x/y.yaml")
-    github.fail("/contents/", status(403, "Resource not accessible"))
-    with pytest.raises(SourceError, match="lacks the right"):
-        await one.publish(wanted, "m", path="x/y.yaml")
-    for path in ("../x.yaml", "x.txt", ".x/y.yaml"):
-        with pytest.raises(ConfigurationError):
-            await one.publish(wanted, "m", path=path)
 
 
 def version(count: int, number: int) -> dict[str, Content]:
