@@ -211,7 +211,6 @@ def normalise(invocation: Invocation, name: str) -> str:
 
 
 async def unknown_project(console: Console, name: str) -> Failure:
-    """Make the failure of a command about a project without any key."""
     likely = await likely_names(console, name)
     return misspelt("no_such_project", likely, "hint_projects", project=name)
 
@@ -230,7 +229,6 @@ def misspelt(
 
 
 async def likely_names(console: Console, name: str) -> list[str]:
-    """Find the projects with names similar to a missing one."""
     known: list[str] = []
     with suppress(RedisRefusedError):  # a user without the right to SCAN
         known = [*await console.projects()]

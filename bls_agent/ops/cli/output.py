@@ -87,15 +87,12 @@ class Invocation:
     err: Screen  # standard error: progress, hints, errors
 
     def say(self, text: str, /, **values: object) -> str:
-        """Return a sentence of the catalogue."""
         return self.texts[text].format(**values)
 
     def hint(self, text: str, /, **values: object) -> None:
-        """Write a remark for people on standard error."""
         self.err.paragraph(self.say(text, **values), "dim")
 
     def warn(self, text: str, /, **values: object) -> None:
-        """Warn on standard error; the command goes on."""
         self.err.paragraph(self.say(text, **values), "yellow")
 
     def record(self, value: object, *cells: Cell) -> None:
@@ -117,7 +114,6 @@ class Invocation:
         return Progress(self.err, self.say(text, **values))
 
     def console(self) -> Console:
-        """Make the client for commands about a project."""
         from bls_agent.console import Console
 
         return Console(self.redis)
@@ -141,7 +137,6 @@ def status_cell(
 
 
 def status_name(status: Status | None) -> str | None:
-    """Return the English name of a status, for programs: ``online``, ``fault``."""
     return status.name.lower() if status is not None else None
 
 
@@ -168,7 +163,6 @@ def span(seconds: float | None) -> str:
 
 
 def rounded(seconds: float | None) -> float | None:
-    """Round a time to milliseconds, for programs."""
     return None if seconds is None else round(seconds, 3)
 
 

@@ -113,7 +113,6 @@ class Table(Generic[T]):
         self.outage, self.known = outage, self.known or outage is None
 
     def fill(self, items: Sequence[T], summary: str = "", more: int = 0) -> None:
-        """Replace the items."""
         self.items, self.summary, self.more = items, summary, more
 
     def write(self, empty: str = "", **values: object) -> None:

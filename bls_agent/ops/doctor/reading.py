@@ -64,7 +64,6 @@ class Look:
         return [("PTTL", key), (_LENGTH[expected], key), weight]
 
     def record_first(self, replies: Sequence[Reply]) -> None:
-        """Record the replies to :meth:`first`."""
         lives, told, *usage = replies
         for reply in (lives, told):
             if isinstance(reply, RedisUnavailableError) and reply.kind != "wrong_type":
@@ -127,7 +126,6 @@ class Look:
         return count if mean * count <= WEIGHT else int(WEIGHT / mean)
 
     def record_second(self, replies: Sequence[Reply]) -> None:
-        """Record the replies to :meth:`second`."""
         sample = self.sample
         refusals = [one for one in replies if isinstance(one, RedisUnavailableError)]
         if refusals and refusals[0].kind == "wrong_type":  # it was replaced just now

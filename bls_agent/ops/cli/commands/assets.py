@@ -97,7 +97,6 @@ async def list_assets(
     category: _NameOption = "",
     search: Annotated[str, Option(metavar="TEXT")] = "",
 ) -> Exit:
-    """List the assets, or those that hold some words."""
     async with _library(invocation) as library:
         with invocation.waiting("waiting_redis"):
             found = await library.list(category or None)
@@ -152,7 +151,6 @@ async def get(
 
 @command("assets watch")
 async def watch(invocation: Invocation) -> Exit:
-    """Print each asset that is created, updated or deleted, until Ctrl-C."""
     async with _library(invocation) as library:
         await library.sync_state()  # where there is no Redis, nothing is waited for
         async for asset_id in library.watch():
@@ -175,7 +173,6 @@ async def sync(
     force: bool = False,
     wait: Annotated[float, Option(metavar="SECONDS", min=0)] = 0.0,
 ) -> Exit:
-    """Make the library equal to a source."""
     where = _open_source(source, branch, base_path, base_url)
     report = await _synchronise(invocation, where, wait, force=force)
     return Exit.FAILED if report.status == "failed" else Exit.DONE
@@ -320,7 +317,6 @@ async def _check_all(source: Source) -> tuple[int, list[ManifestFault]]:
 
 @command("assets schema")
 def schema(invocation: Invocation) -> Exit:
-    """Print the JSON Schema of a manifest, for editors."""
     from bls_agent.assets import manifest_schema
 
     made: Mapping[str, Any] = manifest_schema()

@@ -166,7 +166,6 @@ async def failed(
     spider: _SpiderOption = "",
     limit: LimitOption = 100,
 ) -> Exit:
-    """List what failed, the newest first."""
     async with _queue(invocation, project, spider) as queue:
         with invocation.waiting("waiting_redis"):
             found = await queue.failed(limit)

@@ -174,7 +174,6 @@ def acl(
     user: Annotated[str, Option(metavar="NAME")] = "",
     shell: bool = False,
 ) -> Exit:
-    """Print the rights; changes nothing, needs no Redis."""
     project = normalise(invocation, project) if project else ""
     selectors, send = not no_selectors, not read_only
     rooms = {"workers": workers, "runs": runs, "assets": assets, "crawl": crawl}

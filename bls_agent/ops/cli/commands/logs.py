@@ -176,12 +176,10 @@ class Filter:
     since: datetime | None = None  # a record without a time counts as new
 
     def is_old(self, entry: LogEntry) -> bool:
-        """Whether a record is from before ``since``."""
         moment = parse_timestamp(entry.timestamp) if self.since else None
         return moment is not None and self.since is not None and moment < self.since
 
     def wants(self, entry: LogEntry) -> bool:
-        """Whether a record passes the filter."""
         if entry.is_gap:
             return True
         if entry.level.rank < self.level.rank or self.is_old(entry):

@@ -53,7 +53,6 @@ TOP: Final = Layout(
 
 @command("projects")
 async def projects(invocation: Invocation) -> Exit:
-    """List the projects with their statuses."""
     with invocation.waiting("waiting_redis"):
         async with invocation.console() as console:
             found = await console.projects()
@@ -185,12 +184,10 @@ async def top(invocation: Invocation, *, once: bool = False) -> Exit:
 
 
 def arrange(views: Iterable[ProjectView]) -> list[ProjectView]:
-    """Sort the worst first."""
     return sorted(views, key=lambda v: (v.condition.place, -v.errors, v.project))
 
 
 def summary(views: Collection[ProjectView], texts: Texts) -> str:
-    """Count the projects by condition, in one line."""
     bad = sum(view.condition in ALARMS for view in views)
     silent = sum(view.status is None for view in views)
     return texts["top_summary"].format(count=len(views), bad=bad, silent=silent)
@@ -219,7 +216,6 @@ def project_cells(
 
 
 def exists(view: ProjectView) -> bool:
-    """Whether there is any key of the project."""
     return view.presence is not Presence.NEVER or view.queue != 0
 
 
@@ -279,7 +275,6 @@ async def forget(
     *,
     force: bool = False,
 ) -> Exit:
-    """Delete every key of a project: status, log, waiting commands, and our own."""
     project = normalise(invocation, project)
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):

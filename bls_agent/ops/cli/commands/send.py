@@ -179,7 +179,6 @@ async def send(
     no_record: bool = False,
     force: bool = False,
 ) -> Exit:
-    """Send a command and end without waiting for its outcome."""
     args = _gather_args(arg or (), json_args, args_file, string or ())
     project = normalise(invocation, project)
     async with _asking(invocation, project) as console:
@@ -456,7 +455,6 @@ async def queue(
     project: ProjectArgument,
     limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1)] = 200,
 ) -> Exit:
-    """List what waits, the next one first."""
     project = normalise(invocation, project)
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):

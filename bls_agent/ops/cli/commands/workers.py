@@ -187,12 +187,10 @@ def _place(worker: Worker) -> int:
 
 
 def arrange_workers(workers: Iterable[Worker]) -> list[Worker]:
-    """Sort the worst first."""
     return sorted(workers, key=lambda one: (_place(one), one.kind, one.id))
 
 
 def count_workers(workers: Sequence[Worker], texts: Texts) -> str:
-    """Count the workers by condition, in one line."""
     places = [_place(worker) for worker in workers]
     bad, stale = sum(place < 2 for place in places), places.count(2)  # noqa: PLR2004 - as above
     return texts["workers_summary"].format(count=len(places), bad=bad, stale=stale)
