@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from bls_agent import ConfigurationError, Console, ProjectAgent, Status
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.buffer import BoundedBuffer
-from bls_agent.project.log.log import LogRecord
+from bls_agent.project.log.record import LogRecord
 from bls_agent.runtime.batch_writer import BatchWriter, Sink
 from tests.harness import eventually, records, status_of
 

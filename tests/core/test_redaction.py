@@ -22,7 +22,8 @@ from bls_agent.core.errors import (
 )
 from bls_agent.core.redaction import Redactor, Verdict, redact
 from bls_agent.core.redaction.patterns import is_kept, redact_text
-from bls_agent.project.log.log import LogRecord, LogSink, LogStream
+from bls_agent.project.log.log import LogSink, LogStream
+from bls_agent.project.log.record import LogRecord
 from bls_agent.project.messages import Level, Outcome, OutcomeKind
 
 SECRET = "hunter2"

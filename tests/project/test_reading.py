@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bls_agent import ConfigurationError
-from bls_agent.project.log.log import LogRecord, id_prefix
 from bls_agent.project.log.reading import (
     Follower,
     LogPage,
@@ -17,6 +16,7 @@ from bls_agent.project.log.reading import (
     cut_page,
     gap_entry,
 )
+from bls_agent.project.log.record import LogRecord, id_prefix
 from bls_agent.project.messages import Level, LogEntry
 
 __all__ = []

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bls_agent.core.redaction import DEFAULT
-from bls_agent.project.log.log import LogRecord, LogStream, id_prefix
+from bls_agent.project.log.log import LogStream
+from bls_agent.project.log.record import LogRecord, SuccessRecord, id_prefix
 from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind
 
 NOW = 1768221296.789  # 2026-01-12T12:34:56.789Z
@@ -111,7 +112,7 @@ def test_a_small_success_is_written_like_any_record(
     prefix = id_prefix("orders-7f9c4d-4711-a1b2")
     usual = LogRecord(Level.INFO, outcome.message, outcome.metadata, now=NOW)
     usual.number(prefix, 123456)
-    record = LogRecord.of_success(outcome, NOW)
+    record = SuccessRecord.of(outcome, NOW)
     assert record is not None
     size = record.size
     record.redact(DEFAULT)
@@ -142,9 +143,9 @@ def test_all_other_outcomes_are_encoded_at_once(changes: dict[str, Any]) -> None
     """What the host may change, and what has no known size, is not kept as it is."""
     kind = OutcomeKind.SUCCEEDED
     fields: dict[str, Any] = {"kind": kind, "command": "a", "command_id": "1"}
-    assert LogRecord.of_success(Outcome(**fields), NOW)
+    assert SuccessRecord.of(Outcome(**fields), NOW)
     changed = Outcome(**(fields | changes))
-    assert LogRecord.of_success(changed, NOW) is None
+    assert SuccessRecord.of(changed, NOW) is None
     stream = LogStream(lambda: NOW, max_records=10, max_bytes=100_000)
     stream.report(changed)
     (record,) = stream.delivery.buffer.take(10, 100_000)

@@ -9,7 +9,7 @@ import socket
 from bls_agent.core.codec import cut_text
 from bls_agent.core.errors import BlsError, ConfigurationError, RedisUnavailableError
 from bls_agent.core.redaction import DEFAULT, Redactor
-from bls_agent.project.log.log import LogRecord
+from bls_agent.project.log.record import LogRecord
 from bls_agent.project.messages import Command, Level
 
 

@@ -1,7 +1,7 @@
 """The agent's log: from any thread into the console list, without ever waiting.
 
 :class:`Log` encodes a record in the calling thread into a bounded buffer (a small
-success is encoded with its batch, see :meth:`LogRecord.of_success`);
+success is encoded with its batch, see ``record.py``);
 :class:`LogSink` writes batches, and caps the list in the same round trip.
 """
 
@@ -15,17 +15,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from bls_agent.core.buffer import BoundedBuffer
 from bls_agent.core.codec import (
     cut_text,
-    decode,
-    decode_object,
-    encode,
-    encode_within,
-    format_timestamp,
 )
 from bls_agent.core.errors import (
     RedisRefusedError,
@@ -33,7 +27,13 @@ from bls_agent.core.errors import (
     WrongTypeError,
 )
 from bls_agent.core.redaction import DEFAULT, Redactor
-from bls_agent.project.messages import Level, Outcome, OutcomeKind
+from bls_agent.project.log.record import (
+    AnyRecord,
+    LogRecord,
+    SuccessRecord,
+    id_prefix,
+)
+from bls_agent.project.messages import Level, Outcome
 from bls_agent.runtime.batch_writer import BatchWriter
 
 if TYPE_CHECKING:
@@ -44,176 +44,6 @@ CURRENT_COMMAND: Final[ContextVar[str]] = ContextVar("bls_agent_command", defaul
 NESTED: Final = 2  # log calls inside a log call (a __repr__ that logs) that are served
 NEWEST: Final = 10  # records of the tail that are searched first
 SEARCH_MARGIN: Final = 200  # records of other writers behind our batch, about
-RECORD_LIMIT: Final = 65_535  # bytes; the console protocol asks for less than 64 KB
-MESSAGE_LIMIT: Final = 32_768
-_OPENS: Final = b',"metadata":{'
-
-
-class LogRecord:
-    """One record: encoded when it is made, or with its batch; numbered when written."""
-
-    __slots__ = (
-        "_body", "_has_agent", "_id_room", "_payload", "_place", "_redactor", "_success",
-        "rank", "size"
-    )  # fmt: skip
-
-    OUTCOME_RANK: Final = 4
-    MARK: Final = 150  # bytes that an id adds, at most for usual names
-    NUMBER_ROOM: Final = 20  # bytes of an id after its prefix
-    ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
-    # The outcome record of a small success, which is encoded when it is written:
-    SMALL: Final = 200  # characters of its command's name, id and source, at most
-    FRAME: Final = 234  # bytes of all else, at most
-    PLAIN: Final = frozenset({NoneType, bool, float})  # types of its result
-
-    def __init__(
-        self,
-        level: Level,
-        message: str,
-        metadata: Mapping[str, object],
-        *,
-        now: float,
-        rank: int | None = None,
-        redactor: Redactor = DEFAULT,
-        id_room: int = ID_ROOM,
-    ) -> None:
-        self._id_room = id_room
-        self._success: tuple[Outcome, float] | None = None
-        self._encode(level, message, metadata, now, redactor)
-        # A full buffer drops the lowest first: 0 debug … 3 error, 4 outcomes.
-        self.rank = level.rank if rank is None else rank
-        # Bytes on the wire, at most (for names of up to 100 bytes).
-        self.size = len(self._body) + self.MARK
-
-    @classmethod
-    def of_success(cls, outcome: Outcome, now: float) -> LogRecord | None:
-        """Make an outcome record that is encoded later; ``None`` if that cannot be.
-
-        A batch of them takes a third less time than one after each handler. The host
-        could change no part of it until then, and its size is known.
-        """
-        if outcome.kind is not OutcomeKind.SUCCEEDED:
-            return None
-        text = outcome.command + outcome.command_id
-        words = text + outcome.source.replace(" ", "")
-        is_plain = words.replace("-", "").replace("_", "").replace(".", "").isalnum()
-        # A source may be redacted, which makes it longer, by less than its length.
-        text += 2 * outcome.source
-        is_small = len(text) <= cls.SMALL and type(outcome.result) in cls.PLAIN
-        if not (is_plain and is_small):
-            return None
-        self = cls.__new__(cls)
-        self._id_room = cls.ID_ROOM
-        self._success = (outcome, now)
-        self.rank = cls.OUTCOME_RANK
-        letters = len(outcome.command) + len(text)  # the name stands in it twice
-        self.size = cls.MARK + cls.FRAME + (letters if text.isascii() else 4 * letters)
-        return self
-
-    def _encode(
-        self,
-        level: Level,
-        message: str,
-        metadata: Mapping[str, object],
-        now: float,
-        redactor: Redactor,
-    ) -> None:
-        text = redactor.text(message)
-        head = encode(
-            {
-                "timestamp": format_timestamp(now),
-                "level": level.value,
-                "message": text,
-            }
-        )[:-1]
-        tail = b"{}"
-        if metadata:
-            tail = encode(metadata)
-            if not redactor.finds_nothing_in(metadata):
-                tail = _redact(tail, redactor)
-        self._redactor = redactor
-        self._has_agent = "agent" in metadata
-        self._payload: bytes | None = None
-        self._keep(head, tail, max(0, len(message) - len(text)))
-
-    def _keep(self, head: bytes, tail: bytes, lost: int = 0) -> None:
-        room = RECORD_LIMIT - self._id_room - len(_OPENS)
-        if len(head) + len(tail) > room:
-            head, tail = _shorten(head, tail, len(head) + len(tail) + lost, room)
-        # One copy of exact size: what orjson returns holds more memory than it shows.
-        # It has room for the id where "metadata" opens; the comma is for what follows.
-        rest = b"}}" if tail == b"{}" else b",%b}" % tail[1:]
-        self._body = b"%b%b%b" % (head, _OPENS, rest)
-        self._place = len(head) + len(_OPENS)
-
-    def redact(self, redactor: Redactor) -> None:
-        """Redact again with other names: those of the environment come later.
-
-        A success that is not encoded yet is encoded now.
-        """
-        if self._success is not None:
-            (outcome, now), self._success = self._success, None
-            self._encode(Level.INFO, outcome.message, outcome.metadata, now, redactor)
-            return
-        if redactor is self._redactor or redactor.extra == self._redactor.extra:
-            return
-        self._redactor = redactor
-        fields = decode_object(self._body[: self._place - len(_OPENS)] + b"}")
-        fields["message"] = redactor.text(fields["message"])
-        tail = b"{" + (self._body[self._place + 1 : -1] or b"}")
-        tail = _redact(tail, redactor)
-        self._keep(encode(fields)[:-1], tail)
-
-    def number(self, prefix: bytes, number: int = 0) -> None:
-        """Set the record's id, ``<instance>#<number>``."""
-        body, place = self._body, self._place
-        if prefix and not self._has_agent:
-            self._payload = b'%b%b%d"%b' % (body[:place], prefix, number, body[place:])
-        elif len(body) - place == len(b"}}"):
-            self._payload = body[: place - len(_OPENS)] + b"}"
-        else:
-            self._payload = body[:place] + body[place + 1 :]
-
-    @property
-    def has_id(self) -> bool:
-        """Whether its id distinguishes the record from every other one."""
-        return not self._has_agent
-
-    @property
-    def payload(self) -> bytes:
-        """The bytes for RPUSH."""
-        if self._payload is None:
-            self.number(b"")
-        return cast("bytes", self._payload)
-
-
-def id_prefix(instance: str) -> bytes:
-    """Encode what the ids of a process have in common; ``b""`` for no instance."""
-    return b'"agent":' + encode(f"{instance}#")[:-1] if instance else b""
-
-
-def _redact(payload: bytes, redactor: Redactor) -> bytes:
-    """Redact the encoded JSON, whatever objects it was made from."""
-    if not redactor.suspects(payload):
-        return payload
-    return encode(redactor.tree(decode(payload)))
-
-
-def _shorten(head: bytes, tail: bytes, size: int, room: int) -> tuple[bytes, bytes]:
-    fields = decode_object(head + b"}")
-    fields["message"] = _cut_encoded(fields["message"], MESSAGE_LIMIT)
-    head = encode(fields)[:-1]
-    fitting = {"truncated": size, **decode_object(tail)}
-    return head, encode_within(fitting, room - len(head))[0]
-
-
-def _cut_encoded(text: str, limit: int) -> str:
-    """Shorten a text until its JSON form fits; control characters take six bytes."""
-    size = limit - 2  # the quotes
-    while len(encode(text)) > limit:
-        text = cut_text(text, size)
-        size //= 2
-    return text
 
 
 class LogStream:
@@ -223,7 +53,7 @@ class LogStream:
         self, clock: Callable[[], float], *, max_records: int, max_bytes: int
     ) -> None:
         ranks = LogRecord.OUTCOME_RANK + 1
-        buffer: BoundedBuffer[LogRecord] = BoundedBuffer(max_records, max_bytes, ranks)
+        buffer: BoundedBuffer[AnyRecord] = BoundedBuffer(max_records, max_bytes, ranks)
         self.delivery = BatchWriter(buffer)
         self.failures: Counter[str] = Counter()  # reason → records not encoded
         # Takes secrets out of every record, also of those that wait already.
@@ -314,7 +144,7 @@ class LogStream:
     def report(self, outcome: Outcome) -> None:
         """Put a command's outcome record; a full buffer drops it last."""
         now = self.now()
-        record = LogRecord.of_success(outcome, now)
+        record = SuccessRecord.of(outcome, now)
         if record is not None:
             self.delivery.put(record)
             return
@@ -483,7 +313,7 @@ class LogSink:
         self._numbers = numbers
         self._last = b""
 
-    def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
+    def prepare(self, items: Sequence[AnyRecord]) -> Sequence[AnyRecord]:
         """Number the records, after a record about those that had to be dropped."""
         batch = [*self._stream.report_drops(), *items]
         redactor = self._stream.redactor
@@ -492,7 +322,7 @@ class LogSink:
             record.number(self._id_prefix, next(self._numbers))
         return batch
 
-    async def write(self, batch: Sequence[LogRecord]) -> None:
+    async def write(self, batch: Sequence[AnyRecord]) -> None:
         """Append the batch and cap the list, in one round trip."""
         complain = self._connections.complaints.say
         values = [record.payload for record in batch]
@@ -511,7 +341,7 @@ class LogSink:
         if isinstance(trimmed, RedisUnavailableError):
             complain("the console list is not capped", trimmed)
 
-    async def was_written(self, batch: Sequence[LogRecord]) -> bool | None:
+    async def was_written(self, batch: Sequence[AnyRecord]) -> bool | None:
         """Search the list for the batch, after the old connection is surely gone.
 
         Only then is the tail read: nothing that went over that connection arrives

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from bls_agent.ops.fleet.log_tail import MOST, LogTail, News
-from bls_agent.project.log.log import LogRecord, id_prefix
+from bls_agent.project.log.record import LogRecord, id_prefix
 from bls_agent.project.messages import Level
 
 ROOM = 1_000_000

@@ -1,0 +1,231 @@
+"""One record of the console list, from its maker to its bytes. No I/O.
+
+A record is kept as two pieces of JSON in one bytes object, with room for its id between:
+
+    {"timestamp":"…","level":"info","message":"…"       the head
+    ,"metadata":{                                       _OPENS; its end is the place
+    ,"module":"redis"}}                                 the rest; ``}}`` without metadata
+
+A record with an id has ``"agent":"order-1#7"`` at the place. Without an id the comma
+behind the place is left out, and without metadata all of ``,"metadata":{}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import NoneType
+from typing import Final, TypeAlias, cast
+
+from bls_agent.core.codec import (
+    cut_text,
+    decode,
+    decode_object,
+    encode,
+    encode_within,
+    format_timestamp,
+)
+from bls_agent.core.redaction import DEFAULT, Redactor
+from bls_agent.project.messages import Level, Outcome, OutcomeKind
+
+RECORD_LIMIT: Final = 65_535  # bytes; the console protocol asks for less than 64 KB
+MESSAGE_LIMIT: Final = 32_768
+_OPENS: Final = b',"metadata":{'
+
+
+class LogRecord:
+    """A record that is encoded and redacted when it is made, in the caller's thread."""
+
+    __slots__ = (
+        "_body", "_has_agent", "_id_room", "_payload", "_place", "_redactor", "rank", "size"
+    )  # fmt: skip
+
+    OUTCOME_RANK: Final = 4
+    MARK: Final = 150  # bytes that an id adds, at most for usual names
+    NUMBER_ROOM: Final = 20  # bytes of an id after its prefix
+    ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
+
+    def __init__(
+        self,
+        level: Level,
+        message: str,
+        metadata: Mapping[str, object],
+        *,
+        now: float,
+        rank: int | None = None,
+        redactor: Redactor = DEFAULT,
+        id_room: int = ID_ROOM,
+    ) -> None:
+        self._id_room = id_room
+        self._encode(level, message, metadata, now, redactor)
+        # A full buffer drops the lowest first: 0 debug … 3 error, 4 outcomes.
+        self.rank = level.rank if rank is None else rank
+        # Bytes on the wire, at most (for names of up to 100 bytes).
+        self.size = len(self._body) + self.MARK
+
+    def _encode(
+        self,
+        level: Level,
+        message: str,
+        metadata: Mapping[str, object],
+        now: float,
+        redactor: Redactor,
+    ) -> None:
+        text = redactor.text(message)
+        head = encode(
+            {
+                "timestamp": format_timestamp(now),
+                "level": level.value,
+                "message": text,
+            }
+        )[:-1]
+        tail = b"{}"
+        if metadata:
+            tail = encode(metadata)
+            if not redactor.finds_nothing_in(metadata):
+                tail = _redact(tail, redactor)
+        self._redactor = redactor
+        self._has_agent = "agent" in metadata
+        self._payload: bytes | None = None
+        self._keep(head, tail, max(0, len(message) - len(text)))
+
+    def _keep(self, head: bytes, tail: bytes, lost: int = 0) -> None:
+        room = RECORD_LIMIT - self._id_room - len(_OPENS)
+        if len(head) + len(tail) > room:
+            head, tail = _shorten(head, tail, len(head) + len(tail) + lost, room)
+        # One copy of exact size: what orjson returns holds more memory than it shows.
+        # It has room for the id where "metadata" opens; the comma is for what follows.
+        rest = b"}}" if tail == b"{}" else b",%b}" % tail[1:]
+        self._body = b"%b%b%b" % (head, _OPENS, rest)
+        self._place = len(head) + len(_OPENS)
+
+    def redact(self, redactor: Redactor) -> None:
+        """Redact again with other names: those of the environment come later."""
+        if redactor is self._redactor or redactor.extra == self._redactor.extra:
+            return
+        self._redactor = redactor
+        fields = decode_object(self._body[: self._place - len(_OPENS)] + b"}")
+        fields["message"] = redactor.text(fields["message"])
+        tail = b"{" + (self._body[self._place + 1 : -1] or b"}")
+        tail = _redact(tail, redactor)
+        self._keep(encode(fields)[:-1], tail)
+
+    def number(self, prefix: bytes, number: int = 0) -> None:
+        """Set the record's id, ``<instance>#<number>``."""
+        body, place = self._body, self._place
+        if prefix and not self._has_agent:
+            self._payload = b'%b%b%d"%b' % (body[:place], prefix, number, body[place:])
+        elif len(body) - place == len(b"}}"):
+            self._payload = body[: place - len(_OPENS)] + b"}"
+        else:
+            self._payload = body[:place] + body[place + 1 :]
+
+    @property
+    def has_id(self) -> bool:
+        """Whether its id distinguishes the record from every other one."""
+        return not self._has_agent
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes for RPUSH."""
+        if self._payload is None:
+            self.number(b"")
+        return cast("bytes", self._payload)
+
+
+class SuccessRecord:
+    """The outcome record of a small success, which is encoded when it is written.
+
+    A batch of them takes a third less time than one after each handler. The host could
+    change no part of it until then, and its size is known.
+    """
+
+    __slots__ = ("_now", "_outcome", "_record", "rank", "size")
+
+    SMALL: Final = 200  # characters of its command's name, id and source, at most
+    FRAME: Final = 234  # bytes of all else, at most
+    PLAIN: Final = frozenset({NoneType, bool, float})  # types of its result
+
+    def __init__(self, outcome: Outcome, now: float, size: int) -> None:
+        self._outcome = outcome
+        self._now = now
+        self._record: LogRecord | None = None
+        self.rank = LogRecord.OUTCOME_RANK
+        self.size = size  # bytes on the wire, at most
+
+    @classmethod
+    def of(cls, outcome: Outcome, now: float) -> SuccessRecord | None:
+        """Make the record of an outcome; ``None`` if it has to be encoded at once."""
+        if outcome.kind is not OutcomeKind.SUCCEEDED:
+            return None
+        text = outcome.command + outcome.command_id
+        words = text + outcome.source.replace(" ", "")
+        is_plain = words.replace("-", "").replace("_", "").replace(".", "").isalnum()
+        # A source may be redacted, which makes it longer, by less than its length.
+        text += 2 * outcome.source
+        is_small = len(text) <= cls.SMALL and type(outcome.result) in cls.PLAIN
+        if not (is_plain and is_small):
+            return None
+        letters = len(outcome.command) + len(text)  # the name stands in it twice
+        letters = letters if text.isascii() else 4 * letters
+        return cls(outcome, now, LogRecord.MARK + cls.FRAME + letters)
+
+    def redact(self, redactor: Redactor) -> None:
+        """Encode the record, without secrets."""
+        if self._record is None:
+            message, metadata = self._outcome.message, self._outcome.metadata
+            self._record = LogRecord(
+                Level.INFO, message, metadata, now=self._now, redactor=redactor
+            )
+        else:
+            self._record.redact(redactor)
+
+    def number(self, prefix: bytes, number: int = 0) -> None:
+        """Set the record's id; it was encoded before."""
+        self._encoded.number(prefix, number)
+
+    @property
+    def has_id(self) -> bool:
+        """Whether its id distinguishes the record from every other one."""
+        return self._encoded.has_id
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes for RPUSH."""
+        return self._encoded.payload
+
+    @property
+    def _encoded(self) -> LogRecord:
+        return cast("LogRecord", self._record)
+
+
+# Either of them: what a buffer of records holds.
+AnyRecord: TypeAlias = LogRecord | SuccessRecord
+
+
+def id_prefix(instance: str) -> bytes:
+    """Encode what the ids of a process have in common; ``b""`` for no instance."""
+    return b'"agent":' + encode(f"{instance}#")[:-1] if instance else b""
+
+
+def _redact(payload: bytes, redactor: Redactor) -> bytes:
+    """Redact the encoded JSON, whatever objects it was made from."""
+    if not redactor.suspects(payload):
+        return payload
+    return encode(redactor.tree(decode(payload)))
+
+
+def _shorten(head: bytes, tail: bytes, size: int, room: int) -> tuple[bytes, bytes]:
+    fields = decode_object(head + b"}")
+    fields["message"] = _cut_encoded(fields["message"], MESSAGE_LIMIT)
+    head = encode(fields)[:-1]
+    fitting = {"truncated": size, **decode_object(tail)}
+    return head, encode_within(fitting, room - len(head))[0]
+
+
+def _cut_encoded(text: str, limit: int) -> str:
+    """Shorten a text until its JSON form fits; control characters take six bytes."""
+    size = limit - 2  # the quotes
+    while len(encode(text)) > limit:
+        text = cut_text(text, size)
+        size //= 2
+    return text
