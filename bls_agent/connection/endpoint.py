@@ -54,6 +54,11 @@ def push_type() -> type:
     return cast("type", import_module("hiredis").PushNotification)
 
 
+def client_version() -> str:
+    """The version of redis-py."""
+    return str(import_module("redis").__version__)
+
+
 class RawConnection(Protocol):
     """The part of redis-py's connection that we use: see ``transport.py``."""
 
@@ -72,6 +77,10 @@ _SENTINEL_CREDENTIALS: Final = {
 _SCHEMES: Final = (
     "the URL begins with redis://, rediss:// or unix://, or with redis+sentinel://, "
     "redis+cluster:// or the same with rediss"
+)
+_NO_PASSWORD: Final = (
+    "the URL names a user without a password; "
+    "a password alone is written redis://:password@host"
 )
 _OVERRULED: Final = frozenset(
     {
@@ -259,11 +268,15 @@ def _endpoint_of_options(
         kind(**kept, **fixed)
     except (RedisError, TypeError, ValueError) as error:
         raise ConfigurationError("redis", shown, redact(str(error))) from None
-    notes = (f"options of the URL that do not apply: {overruled}",) if overruled else ()
+    notes: list[str] = []
+    if overruled:
+        notes.append(f"options of the URL that do not apply: {overruled}")
+    if kept.get("username") and not kept.get("password"):
+        notes.append(_NO_PASSWORD)
     return Endpoint(
         _address_of(kept, scheme),
         cast("Callable[[], RawConnection]", lambda: kind(**kept, **fixed)),
-        notes if strict else (),
+        tuple(notes) if strict else (),
         likeness=hash((scheme, repr(sorted(kept.items())))),
     )
 

@@ -115,7 +115,7 @@ def translate(
     if isinstance(error, RedisUnavailableError):
         return type(error)(
             error.kind,
-            error.reason + (_advise(error.reason, address) if connecting else ""),
+            _advise(error.reason, address) if connecting else error.reason,
             address=address,
             ambiguous=ambiguous,
             connecting=connecting,
@@ -127,24 +127,26 @@ def translate(
     reason = str(error).split(ECHO, 1)[0] or type(error).__name__
     ours = RedisRefusedError if kind in _PERMANENT else RedisUnavailableError
     if connecting:
-        reason += _advise(reason, address)
+        reason = _advise(reason, address)
     return ours(
         kind, reason, address=address, ambiguous=ambiguous, connecting=connecting
     )
 
 
 def _advise(reason: str, address: str) -> str:
-    """Return what probably listens instead of Redis, and what to write in the URL."""
-    if address.startswith("rediss") and reason == "TimeoutError":
-        return "; a port without TLS keeps silent like that: is it redis://?"
+    """Add what probably listens instead of Redis, and what to write in the URL."""
+    if any(advice in reason for advice in _SIGNS.values()):
+        return reason
     for sign, advice in _SIGNS.items():
-        if sign in reason and advice not in reason:
-            return advice
-    return ""
+        if sign in reason:
+            return reason.removesuffix(".") + advice
+    if address.startswith("rediss") and reason == "TimeoutError":
+        return f"{reason}; a port without TLS keeps silent like that: is it redis://?"
+    return reason
 
 
 # Text in an error of a new connection → what listens there.
-_HTTP: Final = "; an HTTP server seems to answer there: is the port right?"
+_HTTP: Final = "; an HTTP server seems to answer there: is it a Redis?"
 _NO_TLS: Final = "; no TLS is spoken there: is it redis:// with one s, or another port?"
 _SIGNS: Final = {
     'got "H" as reply': _HTTP,
@@ -153,6 +155,8 @@ _SIGNS: Final = {
     'got "\\x15" as reply': "; TLS is spoken there: is it rediss:// with two s?",
     "WRONG_VERSION_NUMBER": _NO_TLS,
     "record layer failure": _NO_TLS,
+    "Connection closed by server": "; is it a Redis that listens there?",
+    "as reply type byte": "; is it a Redis that listens there?",
 }
 
 

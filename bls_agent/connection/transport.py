@@ -2,7 +2,7 @@
 
 redis-py connects, authenticates and does TLS; then its transport is handed to
 :class:`Channel`, which feeds hiredis where the bytes arrive. Only this module touches
-redis-py's private attributes (tried with 5.2 to 8.1).
+redis-py's private attributes; :data:`TRIED` names the versions that it was tried with.
 
 * Requests of any number of tasks go out at once; their replies come in the same order.
   While replies are awaited, further requests leave in one write per turn of the loop.
@@ -26,11 +26,13 @@ from bls_agent.connection.endpoint import (
     RawConnection,
     Reply,
     Request,
+    client_version,
     make_reader,
     packer,
     push_type,
 )
 from bls_agent.connection.faults import classify, translate
+from bls_agent.core.errors import RedisRefusedError
 
 if TYPE_CHECKING:
     import asyncio
@@ -46,6 +48,7 @@ SECOND_LOOK: Final = (
 CLOSED: Final = "Connection closed by server."
 CLOCK_STEP: Final = 0.001  # seconds: the clocks of some event loops are no finer
 OUTBOX: Final = 65_536  # bytes that may wait for the end of the loop's turn
+TRIED: Final = "5.2 to 8.1"  # versions of redis-py
 NOTHING: Final = object()  # what hiredis gives while a reply is not complete
 
 
@@ -130,10 +133,12 @@ class Channel:
         """Take over the transport of a connection that redis-py has opened."""
         import asyncio  # noqa: PLC0415 - as above
 
-        inside = cast("Any", raw)
-        self._reader = make_reader(inside._parser.parse_error, NOTHING)  # noqa: SLF001
-        stream, self._writer = inside._reader, inside._writer  # noqa: SLF001
-        inside._reader = inside._writer = None  # noqa: SLF001 - its finaliser finds nothing
+        try:
+            parse_error, stream, self._writer, said = _take_apart(cast("Any", raw))
+        except AttributeError as error:
+            reason = f"it is redis-py {client_version()}, tried are {TRIED}: {error}"
+            raise RedisRefusedError("unsupported_client", reason) from error
+        self._reader = make_reader(parse_error, NOTHING)
         self._transport: asyncio.Transport = self._writer.transport
         self._owner = owner
         self._pack = packer()
@@ -158,7 +163,7 @@ class Channel:
         self.server: Endpoint | None = None
         self.ended_at = 0.0  # on the clock of the event loop
         self._transport.set_protocol(cast("Any", self))
-        self._left_over = bytes(stream._buffer)  # noqa: SLF001 - said before we asked
+        self._left_over = said
         self._ended = stream.at_eof() or self._transport.is_closing()
 
     # --- its state
@@ -473,6 +478,18 @@ class Channel:
             self._pace.learn(batch.size, None)
             said = "a request before it was not answered"
             self.fail(ConnectionError(said), oldest=TimeoutError())
+
+
+def _take_apart(raw: Any) -> tuple[Callable[[str], Exception], Any, Any, bytes]:
+    """Take parser, streams and unread bytes out of a connection of redis-py.
+
+    Its finaliser finds nothing to close afterwards.
+    """
+    parse_error: Callable[[str], Exception] = raw._parser.parse_error  # noqa: SLF001
+    stream, writer = raw._reader, raw._writer  # noqa: SLF001
+    unread = bytes(stream._buffer)  # noqa: SLF001
+    raw._reader = raw._writer = None  # noqa: SLF001
+    return parse_error, stream, writer, unread
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:

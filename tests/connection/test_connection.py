@@ -151,6 +151,33 @@ async def test_a_stale_connection_is_replaced_before_use(
     assert await connection.call("PING") == b"PONG"
 
 
+@pytest.mark.parametrize("name", ["_parser", "_reader", "_writer"])
+async def test_a_redis_py_that_is_laid_out_differently(
+    own_server: DevServer, name: str
+) -> None:
+    """The error names the attribute, the version, and the versions that were tried."""
+
+    class Renamed(redis_py.Connection):
+        async def connect(self) -> None:
+            await super().connect()
+            self.found = getattr(self, name)
+            delattr(self, name)
+
+        async def disconnect(self, *args: Any, **options: Any) -> None:
+            setattr(self, name, self.found)
+            await super().disconnect(*args, **options)
+
+    def make() -> Any:
+        return Renamed(port=own_server.port, protocol=2)
+
+    connection = Connection(Endpoint("redis://h:1/0", make), "test", timeout=1)
+    with pytest.raises(RedisRefusedError) as caught:
+        await connection.call("PING")
+    assert caught.value.kind == "unsupported_client"
+    for word in (f"'{name}'", sync_redis.__version__, "5.2 to 8.1"):
+        assert word in str(caught.value)
+
+
 async def test_a_read_is_repeated_once_after_a_loss(own_server: DevServer) -> None:
     """The second connection answers it; after a second loss, and for a call, it fails."""
     async with FaultProxy(own_server.url, seed=1) as proxy:

@@ -234,6 +234,15 @@ def test_an_option_that_is_ours_to_decide_is_overruled() -> None:
     check_decisions(cast("Any", endpoint.make()))
 
 
+def test_a_password_in_the_place_of_the_user_is_noticed() -> None:
+    """The note does not repeat it, and a user with a password has no note."""
+    (note,) = Endpoint.of("redis://geheim@h/0").notes
+    assert "a user without a password" in note
+    assert "geheim" not in note
+    assert Endpoint.of("redis://:geheim@h/0").notes == ()
+    assert Endpoint.of("redis://user:geheim@h/0").notes == ()
+
+
 # --- clients
 
 
