@@ -55,7 +55,10 @@ def test_what_listens_there_is_guessed(
     ("answer", "advice"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an HTTP server seems to answer there"),
-        (b"<!DOCTYPE HTML>\r\n", "an HTTP server seems to answer there: is it a Redis?"),
+        (
+            b"<!DOCTYPE HTML>\r\n",
+            "an HTTP server seems to answer there: is it a Redis?",
+        ),
         (b"220 smtp.example ESMTP\r\n", "is it a Redis that listens there?"),
         (b"", "is it a Redis that listens there?"),
         (b"\x15\x03\x01\x00\x02\x02\x46", "is it rediss:// with two s?"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import socket
 import time
 import tracemalloc
@@ -12,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from bls_agent import ProjectAgent, RedisUnavailableError, Status
+from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
 from bls_agent.devserver import DevServer
 from tests.harness import (
     History,
@@ -192,6 +194,57 @@ async def test_absent_at_the_start(project: str) -> None:
                 assert await agent.flush(5)
                 assert await numbers(redis, project) == [0]
             await agent.aclose()
+
+
+def returns(caplog: pytest.LogCaptureFixture) -> list[float]:
+    """The seconds of each message that Redis answers again."""
+    texts = [record.getMessage() for record in caplog.records]
+    found = [re.fullmatch(r"Redis answers again after ([\d.]+) s", t) for t in texts]
+    return [float(one[1]) for one in found if one]
+
+
+@pytest.mark.parametrize("kind", ["agent", "lifespan"])
+async def test_an_agent_logs_the_end_of_an_outage(
+    own_server: DevServer, project: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, with its length, for all its connections."""
+    caplog.set_level(logging.INFO, "bls_agent.connection")
+    agent = ProjectAgent(project, redis=own_server.url, reconnect_max=0.2)
+    async with agent if kind == "agent" else agent.lifespan(None):
+        await agent.ready(10)
+        began = time.monotonic()
+        own_server.kill()
+        await eventually(lambda: "unavailable" in caplog.text)
+        own_server.restart()
+        await eventually(lambda: bool(returns(caplog)))
+        agent.log.info("back")
+        assert await agent.flush(10)
+        async with Console(own_server.url) as console:
+            assert (await console.call(project, "ping")).succeeded
+    (seconds,) = returns(caplog)
+    assert 0 <= seconds <= time.monotonic() - began + 0.1  # it is rounded
+
+
+async def test_a_console_logs_the_end_of_an_outage(
+    own_server: DevServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, with its length; a lost connection that is replaced at once is no outage."""
+    caplog.set_level(logging.INFO, "bls_agent.connection")
+    async with Console(own_server.url, timeout=1) as console:
+        await console.projects()
+        own_server.restart()
+        await console.projects()
+        assert not returns(caplog)
+        began = time.monotonic()
+        own_server.kill()
+        for _ in range(2):
+            with pytest.raises(RedisUnavailableError):
+                await console.projects()
+        own_server.restart()
+        for _ in range(2):
+            await console.projects()
+        (seconds,) = returns(caplog)
+        assert 0 <= seconds <= time.monotonic() - began + 0.1  # it is rounded
 
 
 async def test_memory_stays_within_the_bound(project: str) -> None:

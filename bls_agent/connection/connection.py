@@ -32,7 +32,7 @@ from bls_agent.connection.endpoint import (
     Request,
 )
 from bls_agent.connection.faults import ECHO, ends_connection, redirects, translate
-from bls_agent.connection.reconnect import Gate
+from bls_agent.connection.reconnect import Gate, Outage
 from bls_agent.connection.route import Route
 from bls_agent.connection.transport import Channel, Pace, abort
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
@@ -67,6 +67,7 @@ class Connection:
         timeout: float = 5.0,
         patience: float = CONNECT_TIMEOUT,
         gate: Gate | None = None,
+        outage: Outage | None = None,
         strict: bool = False,
     ) -> None:
         """Remember the route; nothing is opened yet.
@@ -74,7 +75,8 @@ class Connection:
         ``timeout`` and ``patience`` are the deadlines of a request and of connecting,
         in seconds. A long request has more time, up to 16 times it when it did not
         pass, and a reply as long as some of it comes; if ``strict``, neither has.
-        Without a ``gate`` a failure to connect is raised at once.
+        Without a ``gate`` a failure to connect is raised at once; ``outage`` is what
+        such connections share.
         """
         self.route = Route(where) if isinstance(where, Endpoint) else where
         self.use = name.rpartition(":")[2]  # the last part of the name
@@ -88,6 +90,7 @@ class Connection:
         self._patience = patience
         self._pace = Pace(timeout, strict=strict)
         self._gate = gate
+        self._outage = gate.outage if gate else outage or Outage()
         self._opening = anyio.Lock(fast_acquire=True)
         self._greeting: Channel | None = None  # while we introduce ourselves
         self._attempt: anyio.CancelScope | None = None
@@ -364,6 +367,7 @@ class Connection:
         there, at = channel.own_address, channel.ended_at
         lost = Lost(channel.client_id, there, channel.server, at)
         self.lost = [*self.lost[1 - REMEMBERED :], lost]
+        self._outage.begin()
         self.route.look_anew()
 
     def forget_parent(self) -> None:
@@ -401,10 +405,7 @@ class Connection:
             channel = self._channel
             if channel is None or not channel.usable:
                 self._channel = None
-                if self._gate is None:
-                    channel = await self._connect()
-                else:
-                    channel = await self._gate.enter(self._connect)
+                channel = await (self._gate or self._outage).enter(self._connect)
             return channel
         finally:
             opening.release()

@@ -78,10 +78,6 @@ _SCHEMES: Final = (
     "the URL begins with redis://, rediss:// or unix://, or with redis+sentinel://, "
     "redis+cluster:// or the same with rediss"
 )
-_NO_PASSWORD: Final = (
-    "the URL names a user without a password; "
-    "a password alone is written redis://:password@host"
-)
 _OVERRULED: Final = frozenset(
     {
         "client_name", "decode_responses", "encoding", "encoding_errors",
@@ -268,17 +264,25 @@ def _endpoint_of_options(
         kind(**kept, **fixed)
     except (RedisError, TypeError, ValueError) as error:
         raise ConfigurationError("redis", shown, redact(str(error))) from None
+    return Endpoint(
+        _address_of(kept, scheme),
+        cast("Callable[[], RawConnection]", lambda: kind(**kept, **fixed)),
+        _notes_on(kept, overruled) if strict else (),
+        likeness=hash((scheme, repr(sorted(kept.items())))),
+    )
+
+
+def _notes_on(kept: Mapping[str, Any], overruled: Sequence[str]) -> tuple[str, ...]:
+    """Name what of a URL does not apply, and a password in the place of the user."""
     notes: list[str] = []
     if overruled:
         notes.append(f"options of the URL that do not apply: {overruled}")
     if kept.get("username") and not kept.get("password"):
-        notes.append(_NO_PASSWORD)
-    return Endpoint(
-        _address_of(kept, scheme),
-        cast("Callable[[], RawConnection]", lambda: kind(**kept, **fixed)),
-        tuple(notes) if strict else (),
-        likeness=hash((scheme, repr(sorted(kept.items())))),
-    )
+        notes.append(
+            "the URL names a user without a password; "
+            "a password alone is written redis://:password@host"
+        )
+    return tuple(notes)
 
 
 def _unknown_option(name: str, options: Mapping[str, Any]) -> str:

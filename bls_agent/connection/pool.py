@@ -20,6 +20,7 @@ import anyio
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.connection.faults import redirects
+from bls_agent.connection.reconnect import Outage
 from bls_agent.connection.route import Node, Route
 from bls_agent.connection.topology import ClusterMap, Routes
 from bls_agent.core.errors import RedisUnavailableError
@@ -52,6 +53,7 @@ class ConnectionPool:
         self._routes = Routes(endpoint)
         self._name = name
         self._timeout = timeout
+        self._outage = Outage()
         # By slot, the one used last at the end.
         self._connections: dict[int, Connection] = {}
         self._users: Counter[int] = Counter()
@@ -95,12 +97,18 @@ class ConnectionPool:
         return connection
 
     def _connection(self, where: Route) -> Connection:
-        return Connection(where, self._name, timeout=self._timeout, strict=self._strict)
+        return Connection(
+            where,
+            self._name,
+            timeout=self._timeout,
+            strict=self._strict,
+            outage=self._outage,
+        )
 
     def waiting(self, key: str) -> Connection:
         """Make a connection for blocking reads of a key's slot; the caller closes it."""
         route, name = self._routes.to(key), f"{self._name}:blocking"
-        connection = Connection(route, name, timeout=self._timeout)
+        connection = Connection(route, name, timeout=self._timeout, outage=self._outage)
         self._blocking.add(connection)
         return connection
 

@@ -97,13 +97,59 @@ class Reminders:
         return True
 
 
+class Outage:
+    """How long Redis has been away, for connections that share it; logs its end once.
+
+    An outage that nobody has noticed is not logged: no try to connect failed, and no
+    warning was logged.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._noticed = False
+        self.quiet = False  # whether it logs nothing at all
+
+    async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:
+        """Run one try to connect, which ends the outage or makes it noticed."""
+        try:
+            made = await connect()
+        except RedisUnavailableError:
+            self.begin()
+            self.mark_noticed()
+            raise
+        self._end()
+        return made
+
+    def begin(self) -> None:
+        """Record that a connection was lost, unless one was lost before."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def mark_noticed(self) -> None:
+        """Record that somebody knows of the outage, if there is one."""
+        self._noticed = self._since is not None
+
+    def _end(self) -> None:
+        if self._since is not None and self._noticed and not self.quiet:
+            seconds = self._clock() - self._since
+            decimals = 0 if seconds >= 10 else 1  # noqa: PLR2004 - two digits
+            logger.info("Redis answers again after %.*f s", decimals, seconds)
+        self._since, self._noticed = None, False
+
+
 class Complaints:
     """Warns of what is wrong with Redis, for all connections of one agent together."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._reminders = Reminders(clock)
         self._weaker: set[str] = set()  # what missing rights weaken, as it was told
+        self.outage = Outage(clock)
         self.quiet = False  # whether it logs nothing at all
+
+    def silence(self) -> None:
+        """Log nothing at all, from now on."""
+        self.quiet = self.outage.quiet = True
 
     def say(self, consequence: str, error: BlsError) -> bool:
         """Log what a failure means, unless its cause was logged within the last minute.
@@ -121,6 +167,7 @@ class Complaints:
         if error.kind in _OF_REQUEST:
             topic = f"{consequence} {error.kind}"
             return self._say_now(topic, "%s: %s", consequence, error)
+        self.outage.mark_noticed()
         topic = _SAME.get(error.kind, error.kind)
         text = "%s; trying again until it is back"
         if error.connecting and (remedy := _REMEDIES.get(error.kind)):
@@ -178,9 +225,8 @@ class Gate:
         self._backoff = backoff
         self._lock = anyio.Lock()
         self._retry_at = 0.0
-        self._away_since: float | None = None
-        self._told = False
         self.complaints = Complaints()
+        self.outage = self.complaints.outage
         self.connect_time = 0.0  # seconds that the last success took: some round trips
         self.failures = 0  # tries that failed
         self.last_error = "nothing went wrong so far"
@@ -194,12 +240,14 @@ class Gate:
                 await anyio.sleep(delay)
             try:
                 began = anyio.current_time()
-                made = await connect()
+                made = await self.outage.enter(connect)
             except RedisUnavailableError as error:
                 self._failed(error)
                 raise
             self.connect_time = anyio.current_time() - began
-            self._succeeded()
+            self._retry_at = 0.0
+            self._backoff.succeeded()
+            self.on_connected()
             return made
 
     def _failed(self, error: RedisUnavailableError) -> None:
@@ -210,17 +258,4 @@ class Gate:
         )
         self.failures += 1
         self.last_error = str(error)
-        if self._away_since is None:
-            self._away_since = now
-        self._told |= self.complaints.say("Redis cannot be reached", error)
-
-    def _succeeded(self) -> None:
-        self._retry_at = 0.0
-        self._backoff.succeeded()
-        self.on_connected()
-        if self._away_since is not None:
-            away = anyio.current_time() - self._away_since
-            if self._told:
-                logger.info("Redis is back after %.1f s", away)
-            self._away_since = None
-            self._told = False
+        self.complaints.say("Redis cannot be reached", error)

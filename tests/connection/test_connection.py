@@ -159,7 +159,7 @@ async def test_a_redis_py_that_is_laid_out_differently(
 
     class Renamed(redis_py.Connection):
         async def connect(self) -> None:
-            await super().connect()
+            await super().connect()  # type: ignore[no-untyped-call]
             self.found = getattr(self, name)
             delattr(self, name)
 
