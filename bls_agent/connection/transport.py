@@ -134,7 +134,7 @@ class Channel:
         import asyncio  # noqa: PLC0415 - as above
 
         try:
-            parse_error, stream, self._writer, said = _take_apart(cast("Any", raw))
+            parse_error, stream, self._writer, unread = _take_apart(cast("Any", raw))
         except AttributeError as error:
             reason = f"it is redis-py {client_version()}, tried are {TRIED}: {error}"
             raise RedisRefusedError("unsupported_client", reason) from error
@@ -163,7 +163,7 @@ class Channel:
         self.server: Endpoint | None = None
         self.ended_at = 0.0  # on the clock of the event loop
         self._transport.set_protocol(cast("Any", self))
-        self._left_over = said
+        self._left_over = unread
         self._ended = stream.at_eof() or self._transport.is_closing()
 
     # --- its state
@@ -271,9 +271,9 @@ class Channel:
         for batch in pending:
             if not (batch.posted or batch.future.done()):
                 late = now - batch.sent_at >= self._pace.timeout
-                said = oldest if oldest is not None and late else error
+                reason = oldest if oldest is not None and late else error
                 batch.future.set_exception(
-                    translate(said, address, ambiguous=not batch.unsent)
+                    translate(reason, address, ambiguous=not batch.unsent)
                 )
         if owner is not None and self.established:
             owner.note_lost(self)
@@ -394,9 +394,9 @@ class Channel:
 
     def _take_left_over(self) -> None:
         """Parse what came before the transport was ours, for the first request."""
-        said, self._left_over = self._left_over, b""
-        if said:
-            self.data_received(said)
+        unread, self._left_over = self._left_over, b""
+        if unread:
+            self.data_received(unread)
         if self._ended:
             self.fail(ConnectionError(CLOSED))
 
@@ -476,8 +476,8 @@ class Channel:
             self._watch(batch.extended)
         else:
             self._pace.learn(batch.size, None)
-            said = "a request before it was not answered"
-            self.fail(ConnectionError(said), oldest=TimeoutError())
+            reason = "a request before it was not answered"
+            self.fail(ConnectionError(reason), oldest=TimeoutError())
 
 
 def _take_apart(raw: Any) -> tuple[Callable[[str], Exception], Any, Any, bytes]:
