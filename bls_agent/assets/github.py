@@ -116,9 +116,9 @@ class _Answer:
     @property
     def retry_after(self) -> float | None:
         """Return the seconds for which a limit holds, by the server's clock."""
-        said = self.headers.get("retry-after")
-        if said is not None:
-            return float(said) if _SECONDS.fullmatch(said) else self._until(said)
+        wait = self.headers.get("retry-after")
+        if wait is not None:
+            return float(wait) if _SECONDS.fullmatch(wait) else self._until(wait)
         if self.headers.get("x-ratelimit-remaining") == "0":
             return self._until(self.headers.get("x-ratelimit-reset", "")) + 1
         is_limit = self.status == 429 or "rate limit" in self.message.lower()  # noqa: PLR2004 - a status
@@ -196,7 +196,7 @@ class GitHubSource:
         self._timeout = check_seconds("timeout", timeout)
         self._max_wait = check_seconds("max_wait", max_wait)
         self._pause = check_seconds("pause", pause)
-        self._seen = "", ""  # the branch's ETag and commit
+        self._etag = self._commit = ""  # of the branch, by the last answer
 
     def __repr__(self) -> str:
         return f"GitHubSource({self.name!r})"
@@ -214,11 +214,12 @@ class GitHubSource:
         """
         ref = f"heads/{self.branch}" if self.branch else "HEAD"
         path = f"/commits/{quote(ref)}"
-        question = _Question(path=path, accept=SHA, etag=self._seen[0])
+        question = _Question(path=path, accept=SHA, etag=self._etag)
         async with self._open() as client:
-            told = await self._ask(client, question, _read_commit)
-        self._seen = told or self._seen
-        return Head(self._seen[1])
+            moved = await self._ask(client, question, _read_commit)
+        if moved is not None:
+            self._etag, self._commit = moved
+        return Head(self._commit)
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
         """List the YAML files of a commit.
@@ -344,13 +345,13 @@ class GitHubSource:
         status, message = answer.status, answer.message
         if self._token:
             message = message.replace(self._token, "***")
-        said = f"status {status}" + (f" ({message})" if message else "")
+        reason = f"status {status}" + (f" ({message})" if message else "")
         wait = answer.retry_after
         if status >= 500 or status == 408:  # noqa: PLR2004 - statuses
-            return _PassingError(self.name, said, retry_after=wait)
+            return _PassingError(self.name, reason, retry_after=wait)
         if status in (403, 429) and wait is not None:
-            return _PassingError(self.name, f"rate limit, {said}", retry_after=wait)
-        return SourceError(self.name, f"{said}{_REMEDIES.get(status, '')}")
+            return _PassingError(self.name, f"rate limit, {reason}", retry_after=wait)
+        return SourceError(self.name, f"{reason}{_REMEDIES.get(status, '')}")
 
     async def _follow(self, client: httpx2.AsyncClient, question: _Question) -> _Answer:
         """Ask; follow redirects to the same host, of an archive to its neighbour."""
@@ -437,23 +438,23 @@ def _check_sha(text: object) -> str:
 
 def _read_tree(answer: _Answer) -> _Listing:
     """Read a list of files; one that does not say that it is complete is refused."""
-    told = decode_object(answer.body)
+    listing = decode_object(answer.body)
     files: list[SourceFile] = []
     folders: dict[str, str] = {}
     try:
-        for entry in told["tree"]:
+        for entry in listing["tree"]:
             path, sha, kind = entry["path"], _check_sha(entry["sha"]), entry["type"]
             if kind == "tree":
                 folders[path] = sha
             elif kind == "blob" and is_manifest_path(path):
                 is_link = entry["mode"] == "120000"
                 files.append(SourceFile(path, sha, int(entry["size"]), is_link))
-        if not isinstance(told["truncated"], bool):
+        if not isinstance(listing["truncated"], bool):
             raise TypeError  # noqa: TRY301 - handled like all that is missing
     except (KeyError, TypeError, AttributeError):
         message = "it is no list of files"
         raise ValueError(message) from None
-    return _Listing(tuple(files), folders, told["truncated"])
+    return _Listing(tuple(files), folders, listing["truncated"])
 
 
 class _Unpacked(gzip.GzipFile):

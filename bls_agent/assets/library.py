@@ -27,6 +27,7 @@ from bls_agent.assets.records import (
     AssetWrite,
     SyncReport,
     SyncState,
+    WriteOutcome,
     is_time,
     pair,
     read_text,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from bls_agent.assets.manifest import AssetManifest
 
 _Summaries: TypeAlias = list[AssetSummary]  # a method has the name list, too
-_Result: TypeAlias = str | RedisUnavailableError
+_Result: TypeAlias = WriteOutcome | RedisUnavailableError
 _Results: TypeAlias = list[_Result]  # as above
 _Ids: TypeAlias = list[str]
 
@@ -70,12 +71,12 @@ FEED: Final = ASSET_FEED.locate(place=place_beside(CHANGED))
 REPORT: Final = ASSET_REPORT.locate(place=place_beside(STATE))
 SYNC_OWNER: Final = OWNER.locate(place=place_beside(STATE))
 
-CHANGES: Final = {"created", "updated", "deleted"}  # the replies to a write
+CHANGES: Final = (WriteOutcome.CREATED, WriteOutcome.UPDATED, WriteOutcome.DELETED)
 CACHED: Final = 1_000  # assets
 PORTION: Final = 200  # assets in one write
 PORTION_BYTES: Final = 2**19
 WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
-LOOK: Final = 4.5  # seconds until a change that is not in the feed is seen
+LIST_INTERVAL: Final = 4.5  # seconds until a change that is not in the feed is seen
 
 
 def metadata_key(asset_id: str) -> str:
@@ -254,22 +255,27 @@ class AssetLibrary(Store):
             ConfigurationError: No asset can have this id.
         """
         KEYS["asset_metadata"].build(id=asset_id)
-        return await self._write_one(AssetWrite(asset_id)) != "same"
+        return await self._write_one(AssetWrite(asset_id)) is not WriteOutcome.SAME
 
-    async def _write_one(self, write: AssetWrite) -> str:
-        (said,) = await self.write([write])
-        if isinstance(said, RedisUnavailableError):
-            raise said
-        return said
+    async def _write_one(self, write: AssetWrite) -> WriteOutcome:
+        (outcome,) = await self.write([write])
+        if isinstance(outcome, RedisUnavailableError):
+            raise outcome
+        return outcome
 
     async def write(self, writes: Sequence[AssetWrite], *, token: str = "") -> _Results:
-        """Write many assets, each in one step; for synchronisations.
+        """Write many assets; for synchronisations.
 
-        ``writes`` are at most as many as :func:`portions` gives at once; ``token``, of
-        the lease under which they are written, is checked in the same step. Gives
-        ``created``, ``updated``, ``deleted``, ``same`` or ``lost`` for each, or the
-        error of one that was refused. RedisUnavailableError if the connection failed;
-        writing again is safe.
+        There are two cases for how an asset is written:
+
+        1. One server with scripts and streams: one script writes all keys of the asset
+           in one step, and checks in this step that ``token`` still holds the lease.
+        2. A cluster, or a server that does not know scripts or streams: each key is
+           written alone, and the token is not checked.
+
+        ``writes`` are at most as many as :func:`portions` yields at once. Returns the
+        outcome of each write, or the error of a write that was refused.
+        RedisUnavailableError if the connection failed; writing again is safe.
         """
         writes = await self._with_categories(writes)
         if self._has_scripts and not self.pool.is_cluster:
@@ -277,7 +283,9 @@ class AssetLibrary(Store):
             replies = await WRITE_ASSET.run_many(self.pool, runs)
             if not any(map(_is_unknown, replies)):
                 return [
-                    one if isinstance(one, RedisUnavailableError) else read_text(one)
+                    one
+                    if isinstance(one, RedisUnavailableError)
+                    else WriteOutcome(read_text(one))
                     for one in replies
                 ]
             self._has_scripts = False
@@ -326,7 +334,7 @@ class AssetLibrary(Store):
             return error
         return outcome
 
-    async def _write_metadata(self, write: AssetWrite) -> str:
+    async def _write_metadata(self, write: AssetWrite) -> WriteOutcome:
         """Write the hash of an asset in one request.
 
         A field that is removed is empty first, which readers take for absent.
@@ -334,7 +342,8 @@ class AssetLibrary(Store):
         key = metadata_key(write.id)
         async with self.pool.to(key) as connection:
             if not write.summary:
-                return "deleted" if await connection.call("DEL", key) else "same"
+                existed = await connection.call("DEL", key)
+                return WriteOutcome.DELETED if existed else WriteOutcome.SAME
             before = pair(await connection.read("HGETALL", key))
             fields = {name.encode(): value for name, value in write.fields.items()}
             removed = [
@@ -343,7 +352,7 @@ class AssetLibrary(Store):
             ]  # fmt: skip
             is_dated = is_time(before.get(b"created_at", b""))
             if is_dated and not removed and fields.items() <= before.items():
-                return "same"
+                return WriteOutcome.SAME
             now = (await connection.call("TIME"))[0]
             fields |= {b"updated_at": now, **dict.fromkeys(removed, b"")}
             fields |= {} if is_dated else {b"created_at": now}
@@ -351,7 +360,7 @@ class AssetLibrary(Store):
             await connection.call("HSET", key, *words)
             if removed:
                 await connection.call("HDEL", key, *removed)
-        return "updated" if before else "created"
+        return WriteOutcome.UPDATED if before else WriteOutcome.CREATED
 
     async def _send(self, requests: Sequence[Request]) -> None:
         """Send requests in order; a server without streams has no feed."""
@@ -429,29 +438,34 @@ class AssetLibrary(Store):
 
 
 class _Watching:
-    """The place of one reader of changes, in the feed and in the documented list."""
+    """The place of one reader of changes, in the feed and in the documented list.
+
+    A change is in the feed if this package made it, and in the list in any case. The
+    feed is waited for, the list is read every ``LIST_INTERVAL``. Where the server has no
+    streams, only the list is read.
+    """
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._last: Argument = b""
         self._tail: list[bytes] = []
-        self._told: Counter[bytes] = Counter()
-        self._look_at = 0.0
+        self._reported: Counter[bytes] = Counter()
+        self._list_due = 0.0
         self._has_feed = True
 
     async def next(self, connection: Connection) -> list[bytes]:
         """Wait up to two seconds for changes and return their ids."""
         if not self._last:
-            tail, newest = await self._look()
+            tail, newest = await self._read_ends()
             self._last = newest[0][0] if newest else "0-0"
             self._tail = tail
-        wait = min(WAIT, max(0.001, self._look_at - anyio.current_time()))
+        wait = min(WAIT, max(0.001, self._list_due - anyio.current_time()))
         if self._has_feed:
             found = await self._read_feed(connection, wait)
         else:
             await anyio.sleep(wait)
             found = []
-        if anyio.current_time() >= self._look_at:
+        if anyio.current_time() >= self._list_due:
             found += await self._unannounced()
         return found
 
@@ -461,26 +475,26 @@ class _Watching:
         for _, entries in await connection.call("XREAD", "COUNT", KEPT, *block) or ():
             for self._last, fields in entries:
                 found.append(pair(fields).get(b"id", b""))
-        self._told.update(found)
+        self._reported.update(found)
         return found
 
     async def _unannounced(self) -> list[bytes]:
         """Return what the list has got since the last look and the feed has not."""
-        before, (self._tail, _) = self._tail, await self._look()
+        before, (self._tail, _) = self._tail, await self._read_ends()
         kept = min(len(before), len(self._tail))
         while kept and before[len(before) - kept :] != self._tail[:kept]:
             kept -= 1  # the list is cut at its front while it grows
-        added = Counter(self._tail[kept:]) - self._told
-        self._told.clear()
+        added = Counter(self._tail[kept:]) - self._reported
+        self._reported.clear()
         return list(added)
 
-    async def _look(self) -> tuple[list[bytes], list[Any]]:
+    async def _read_ends(self) -> tuple[list[bytes], list[Any]]:
         requests: list[Request] = [
             ("LRANGE", CHANGED, -KEPT, -1),
             ("XREVRANGE", FEED, "+", "-", "COUNT", 1),
         ]
         tail, newest = await self._pool.read_many(requests)
-        self._look_at = anyio.current_time() + LOOK
+        self._list_due = anyio.current_time() + LIST_INTERVAL
         self._has_feed = not _is_unknown(newest)  # a server without streams
         if not self._has_feed:
             return checked_reply(tail, CHANGED), []

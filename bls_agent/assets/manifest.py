@@ -375,11 +375,11 @@ def _explain(error: ErrorDetails) -> tuple[str, str]:
     name = names[-1] if names else ""
     field = owner.model_fields.get(name)
     remedy = field.description or "" if field else ""
-    given, said = error.get("input"), error["msg"]
-    reason = said[:1].lower() + said[1:]
+    given, message = error.get("input"), error["msg"]
+    reason = message[:1].lower() + message[1:]
     match error["type"]:
         case "rule":
-            reason, remedy = said, error.get("ctx", {}).get("remedy") or remedy
+            reason, remedy = message, error.get("ctx", {}).get("remedy") or remedy
         case "extra_forbidden":
             near = difflib.get_close_matches(name, owner.model_fields, 1)
             other = "Put what is your own under agent_specs or runtime."

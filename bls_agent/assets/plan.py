@@ -144,9 +144,9 @@ def make_plan(
         for _, (path, *others) in sorted(claims.items())
         if path in manifests and not others
     )
-    gone = ids - claims.keys()
-    kept = _unclear(gone, known, faults)
-    deleted = tuple(sorted(gone - kept))
+    unclaimed = ids - claims.keys()
+    kept = _unclear(unclaimed, known, faults)
+    deleted = tuple(sorted(unclaimed - kept))
     refusal = ""
     if len(deleted) > MANY * len(ids) and not force:
         refusal = (
@@ -177,22 +177,26 @@ def sum_up(faults: Sequence[ManifestFault]) -> str:
 
 
 def _unclear(
-    gone: set[str], known: Sequence[KnownAsset], faults: Sequence[ManifestFault]
+    unclaimed: set[str], known: Sequence[KnownAsset], faults: Sequence[ManifestFault]
 ) -> set[str]:
-    """Find assets that no intact file describes, but that a broken file may describe.
+    """Find the assets that no intact file describes, but that a broken file may describe.
 
-    That is the file of the asset itself, or one that names it. A broken file that is
-    new and names no asset could be any of them, moved and damaged at once.
+    There are three cases for a broken file:
+
+    1. It is the file of an asset: this asset is kept.
+    2. It names an asset by its id: this asset is kept.
+    3. It is new and names no asset: it may be any asset, moved and damaged at once, so
+       all are kept.
     """
     places = {one.path for one in known}
     if any(not fault.id and fault.path not in places for fault in faults):
-        return set(gone)
+        return set(unclaimed)
     broken = {fault.path for fault in faults}
     named = {fault.id for fault in faults}
     return {
         one.id
         for one in known
-        if one.id in gone and (one.path in broken or one.id in named)
+        if one.id in unclaimed and (one.path in broken or one.id in named)
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from bls_agent.connection.endpoint import Argument, Reply
@@ -184,6 +185,16 @@ class SyncState:
     sync_status: str = ""
     is_interrupted: bool = False
     report: SyncReport | None = None
+
+
+class WriteOutcome(StrEnum):
+    """What a write did to an asset."""
+
+    CREATED = "created"
+    UPDATED = "updated"
+    DELETED = "deleted"
+    SAME = "same"  # nothing had to be written
+    LOST = "lost"  # nothing was written: another synchronisation holds the lease
 
 
 class AssetWrite(NamedTuple):

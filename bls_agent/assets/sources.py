@@ -130,7 +130,7 @@ class DirectorySource:
         if not folder.is_dir() or not folder.is_relative_to(self._root.resolve()):
             rule = "a folder that exists, and base_path one inside of it"
             raise ConfigurationError("path", str(self._root / self.base_path), rule)
-        self._seen = Head(""), list[SourceFile]()
+        self._listed = Head(""), list[SourceFile]()
 
     @property
     def name(self) -> str:
@@ -142,14 +142,14 @@ class DirectorySource:
 
         SourceError if the folder cannot be read.
         """
-        self._seen = await anyio.to_thread.run_sync(self._look)
-        return self._seen[0]
+        self._listed = await anyio.to_thread.run_sync(self._list_files)
+        return self._listed[0]
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
         """Return the files of the last :meth:`head`; SourceError for an earlier one."""
-        if head != self._seen[0]:
+        if head != self._listed[0]:
             raise SourceError(self.name, "the folder was read again since")
-        return self._seen[1]
+        return self._listed[1]
 
     async def fetch(
         self, head: Head, files: Sequence[SourceFile]
@@ -167,7 +167,7 @@ class DirectorySource:
     async def aclose(self) -> None:
         """Do nothing: no file is open."""
 
-    def _look(self) -> tuple[Head, list[SourceFile]]:
+    def _list_files(self) -> tuple[Head, list[SourceFile]]:
         try:
             files = sorted(self._walk(), key=lambda file: file.path)
             commit = _read_head(self._root)

@@ -19,7 +19,6 @@ import anyio
 import anyio.to_thread
 
 from bls_agent.assets.library import (
-    CHANGES,
     INDEX,
     REPORT,
     STATE,
@@ -48,6 +47,7 @@ from bls_agent.assets.records import (
     AssetWrite,
     SyncReport,
     SyncState,
+    WriteOutcome,
     pair,
     read_fields,
     read_text,
@@ -196,7 +196,7 @@ class AssetSync:
                 self._log_report(await self.run())
             except LeaseHeldError:
                 pass  # another process does it
-            except Exception as error:  # noqa: BLE001 - told in the log, tried again
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
                 reason = redact(f"{type(error).__name__}: {error}")
                 self._log_report(SyncReport(status="failed", reason=reason))
             await anyio.sleep(max(interval, self._retry_after))
@@ -331,29 +331,29 @@ class AssetSync:
     ) -> SyncReport:
         """Write, then delete; an asset that is refused does not stop the others."""
         writes = [*saved, *map(AssetWrite, report.deleted)]
-        outcomes: dict[str, list[str]] = {said: [] for said in (*CHANGES, "same")}
+        written: dict[WriteOutcome, list[str]] = {one: [] for one in WriteOutcome}
         faults: list[ManifestFault] = []
         lost = SyncReport(status="failed", commit=report.commit, reason=LOST)
         for part in portions(writes):
             if not lease.valid:
                 return lost
             replies = await self.library.write(part, token=lease.token)
-            for write, said in zip(part, replies, strict=True):
-                if isinstance(said, RedisUnavailableError):
-                    faults.append(_refused(write, said))
-                elif said == "lost":
+            for write, outcome in zip(part, replies, strict=True):
+                if isinstance(outcome, RedisUnavailableError):
+                    faults.append(_refused(write, outcome))
+                elif outcome is WriteOutcome.LOST:
                     return lost
                 else:
-                    outcomes[said].append(write.id)
-            done = sum(map(len, outcomes.values()))
+                    written[outcome].append(write.id)
+            done = sum(map(len, written.values()))
             self._step(SyncStep("write", done, len(writes)))
         broken = (*report.broken, *faults)
         return replace(
             report,
             status="failed" if broken else "complete",
-            created=tuple(outcomes["created"]),
-            updated=tuple(outcomes["updated"]),
-            deleted=tuple(outcomes["deleted"]),
+            created=tuple(written[WriteOutcome.CREATED]),
+            updated=tuple(written[WriteOutcome.UPDATED]),
+            deleted=tuple(written[WriteOutcome.DELETED]),
             broken=broken,
             reason=sum_up(broken),
         )

@@ -126,11 +126,11 @@ class YamlReader:
             found: Any = error
             mark = found.problem_mark or found.context_mark
             remedy = "Indent with blanks, and quote texts with special characters."
-            said = f"it is no YAML: {found.problem or found.context}"
-            _reject(said, remedy, line=mark.line + 1 if mark else 0)
+            reason = f"it is no YAML: {found.problem or found.context}"
+            _reject(reason, remedy, line=mark.line + 1 if mark else 0)
         except Exception as error:  # noqa: BLE001 - whatever the parser meets in there
-            said = str(error).partition("\n")[0][:200]
-            _reject(f"it is no YAML: {said}")
+            message = str(error).partition("\n")[0][:200]
+            _reject(f"it is no YAML: {message}")
         if not documents:
             _reject("the file is empty")
         if len(documents) > 1:

@@ -85,7 +85,7 @@ class AssetWebhookApp(Starlette):
             raise ConfigurationError("secret", "***", rule)
         self._sync, self._secret, self._max_body = sync, secret.encode(), max_body
         self._branch = check_branch(branch) or getattr(sync.source, "branch", "")
-        self._seen: dict[str, None] = {}
+        self._deliveries: dict[str, None] = {}
         self._reading = anyio.Semaphore(AT_ONCE)
         self._is_wanted = False
         self._task: asyncio.Task[None] | None = None
@@ -136,7 +136,15 @@ class AssetWebhookApp(Starlette):
         return bytes(body)
 
     def _decide(self, request: Request, body: bytes) -> Response:
-        """Decide what a delivery with a right signature means."""
+        """Decide what a delivery with a right signature means.
+
+        There are three cases:
+
+        1. A body that cannot be read: 400.
+        2. A push of the branch that is new: a synchronisation begins, or the one that
+           runs is followed by another: 202.
+        3. Everything else is ignored: 200.
+        """
         event = request.headers.get("x-github-event", "")
         if event != "push":
             return _answer(200, f"ignored: {event or 'no event'} is no push")
@@ -148,11 +156,11 @@ class AssetWebhookApp(Starlette):
         if push.get("deleted") is True:
             return _answer(200, "ignored: the branch was deleted")
         delivery = request.headers.get("x-github-delivery", "")[:100]
-        if delivery and delivery in self._seen:
+        if delivery and delivery in self._deliveries:
             return _answer(200, "ignored: this delivery came before")
-        self._seen[delivery] = None
-        if len(self._seen) > REMEMBERED:
-            del self._seen[next(iter(self._seen))]
+        self._deliveries[delivery] = None
+        if len(self._deliveries) > REMEMBERED:
+            del self._deliveries[next(iter(self._deliveries))]
         self._is_wanted = True
         if self._task is None or self._task.done():
             self._task = start_background(self._work, "bls-agent-asset-webhook")
@@ -168,7 +176,7 @@ class AssetWebhookApp(Starlette):
             except Exception as error:  # noqa: BLE001 - the next push has to be synchronised
                 failure = f"{type(error).__name__}: {error}"
             if failure:
-                self._seen.clear()
+                self._deliveries.clear()
                 _log.warning("assets are not up to date: %s", failure)
 
 
@@ -187,5 +195,5 @@ def _default_branch(push: JSONObject) -> object:
     return repository.get("default_branch") if isinstance(repository, dict) else None
 
 
-def _answer(status: int, said: str) -> Response:
-    return JSONResponse({"status": said}, status)
+def _answer(status: int, message: str) -> Response:
+    return JSONResponse({"status": message}, status)

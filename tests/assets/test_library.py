@@ -392,7 +392,7 @@ async def test_watching(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Changes arrive at once, also behind a cut; those of other programs a little later."""
-    monkeypatch.setattr("bls_agent.assets.library.LOOK", 0.1)
+    monkeypatch.setattr("bls_agent.assets.library.LIST_INTERVAL", 0.1)
     await library.save(prompt("before"), path="p.yaml", sha="0")
     changes = library.watch()
     told: list[str] = []
@@ -544,7 +544,7 @@ async def test_watching_without_streams(
     lesser_server: DevServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Changes come by the documented list."""
-    monkeypatch.setattr("bls_agent.assets.library.LOOK", 0.05)
+    monkeypatch.setattr("bls_agent.assets.library.LIST_INTERVAL", 0.05)
     async with AssetLibrary(lesser_server.url) as library:
         await library.save(prompt("before"), path="p.yaml", sha="1")
         found: list[str] = []
@@ -571,7 +571,7 @@ async def test_a_change_that_is_not_in_the_feed_is_seen_in_time(
     library: AssetLibrary, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A parked read does not outlast the moment at which the list is read."""
-    monkeypatch.setattr("bls_agent.assets.library.LOOK", 0.2)
+    monkeypatch.setattr("bls_agent.assets.library.LIST_INTERVAL", 0.2)
     monkeypatch.setattr("bls_agent.assets.library.WAIT", 4.0)
     async with aclosing(library.watch()) as changes, anyio.create_task_group() as tasks:
 

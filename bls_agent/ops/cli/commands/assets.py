@@ -73,13 +73,13 @@ def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Sou
 @asynccontextmanager
 async def _library(invocation: Invocation) -> AsyncGenerator[AssetLibrary]:
     """Open the library; its warnings and outages go to standard error."""
-    with _told(invocation):
+    with _show_warnings(invocation):
         async with AssetLibrary(invocation.redis) as library:
             yield library
 
 
 @contextmanager
-def _told(invocation: Invocation) -> Generator[None]:
+def _show_warnings(invocation: Invocation) -> Generator[None]:
     """Show the warnings of the package as sentences while the block runs."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: invocation.warn("plain", text=record.getMessage())  # type: ignore[method-assign]
@@ -156,9 +156,9 @@ async def watch(invocation: Invocation) -> Exit:
         async for asset_id in library.watch():
             found = await library.get(asset_id)
             value = {"id": asset_id, "asset": asdict(found) if found else None}
-            gone = invocation.texts["asset_gone"] if invocation.out.terminal else ""
+            deleted = invocation.texts["asset_gone"] if invocation.out.terminal else ""
             cells = (found.category, found.version, found.name) if found else None
-            invocation.record(value, asset_id, *(cells or ("-", "-", gone)))
+            invocation.record(value, asset_id, *(cells or ("-", "-", deleted)))
     return Exit.DONE
 
 
@@ -206,7 +206,7 @@ async def _synchronise(
 ) -> SyncReport:
     from bls_agent.assets import AssetSync
 
-    with _told(invocation), invocation.waiting("asset_waiting") as progress:
+    with _show_warnings(invocation), invocation.waiting("asset_waiting") as progress:
 
         def tell(step: SyncStep) -> None:
             text = shown_step(invocation.texts, step)

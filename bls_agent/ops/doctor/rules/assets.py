@@ -130,8 +130,9 @@ def _strange_members(sample: Sample) -> Values | None:
     expected = sample.fields["category"].encode("utf-8", "surrogateescape")
     members = sample.items[:ASKED]
     questions = [("HGET", _metadata_of(one), "category") for one in members]
-    told = zip(members, sample.ask_all(questions, refused=expected), strict=True)
-    found = [one for one, category in told if category != expected]
+    categories = sample.ask_all(questions, refused=expected)
+    pairs = zip(members, categories, strict=True)
+    found = [one for one, category in pairs if category != expected]
     return count_bad(found, sample, ASKED)
 
 
@@ -140,13 +141,14 @@ def _ask_entries(sample: Sample) -> Iterator[tuple[bytes, list[bytes | None]]]:
     entries = list(sample.pairs)[:ASKED]
     names = ("id", *SUMMARY[1:4])
     questions = [("HMGET", _metadata_of(one), *names) for one in entries]
-    told = sample.ask_all(questions, refused=[])
-    return ((one, fields) for one, fields in zip(entries, told, strict=True) if fields)
+    hashes = sample.ask_all(questions, refused=[])
+    pairs = zip(entries, hashes, strict=True)
+    return ((one, fields) for one, fields in pairs if fields)
 
 
-def _gone_entries(sample: Sample) -> Values | None:
-    gone = [asset for asset, told in _ask_entries(sample) if told[0] is None]
-    return count_bad(gone, sample, ASKED)
+def _orphaned_entries(sample: Sample) -> Values | None:
+    orphans = [asset for asset, fields in _ask_entries(sample) if fields[0] is None]
+    return count_bad(orphans, sample, ASKED)
 
 
 def _bad_summary(is_bad: Callable[[bytes, bytes], bool]) -> Check:
@@ -178,9 +180,9 @@ def _description(payload: bytes) -> object:
 
 def _differing_entries(sample: Sample) -> Values | None:
     found: list[bytes] = []
-    for asset, told in _ask_entries(sample):
+    for asset, fields in _ask_entries(sample):
         summary = read_object(sample.pairs[asset]) or {}
-        for name, value in zip(SUMMARY[1:4], told[1:], strict=True):
+        for name, value in zip(SUMMARY[1:4], fields[1:], strict=True):
             meant = None if value is None else text_of(value)
             if meant is not None and summary.get(name, meant) != meant:
                 found.append(asset)
@@ -233,7 +235,7 @@ RULES: Final = (
     Rule("asset-unindexed", _META, _W, "000 §4.1", _unindexed),
     Rule("category-unknown", _CATEGORY, _W, "000 §3.1", _unknown_category),
     Rule("category-members", _CATEGORY, _W, "000 §3.1", _strange_members),
-    Rule("index-gone", _LIST, _W, "000 §4.1", _gone_entries),
+    Rule("index-gone", _LIST, _W, "000 §4.1", _orphaned_entries),
     Rule("index-json", _LIST, _E, "000 §4.1", _bad_summary(_is_odd_summary)),
     Rule("index-differs", _LIST, _W, "000 §4.1", _differing_entries),
     Rule("index-description", _LIST, _N, "000 §4.1", _bad_summary(_is_long)),
