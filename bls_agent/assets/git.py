@@ -133,7 +133,8 @@ class GitSource:
     async def _call(self, function: Callable[[Event], _T]) -> _T:
         """Run a blocking function in a thread, and translate whatever it raises.
 
-        The function ends soon after the event is set: nobody waits for it any more.
+        The function gets an event, which is set when the caller has stopped waiting. It
+        ends soon after that, because a thread cannot be cancelled.
         """
         longest, abandoned = self._timeout * LONGEST, Event()
         try:

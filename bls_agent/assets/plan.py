@@ -123,6 +123,13 @@ def make_plan(
 ) -> SyncPlan:
     """Decide what to write and what to delete.
 
+    There are four cases for an asset:
+
+    1. One file describes it, and the file was read: it is written.
+    2. One file describes it, and the file has not changed: it is left alone.
+    3. Several files have its id: they are broken, and the asset is kept.
+    4. No file describes it: it is deleted, unless a broken file may describe it.
+
     ``files`` are all manifests of the commit that may be read, ``known`` all assets of
     the library. ``manifests`` holds, by path, what was read of files that are new,
     changed or forced; ``faults`` are of files that could not be used. ``force`` allows

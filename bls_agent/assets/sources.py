@@ -63,7 +63,7 @@ class SourceFile:
 class Source(Protocol):
     """What a synchronisation needs of a source.
 
-    A source is used by one task at a time. Every method raises ``SourceError`` when the
+    One task at a time uses a source. Every method raises ``SourceError`` when the
     source does not answer, answers incompletely, or refuses.
     """
 

@@ -261,6 +261,16 @@ class AssetSync:
         return replace(report, source=self.source.name, seconds=seconds)
 
     async def _synchronise(self, lease: Lease | None, *, force: bool) -> SyncReport:
+        """Synchronise, or plan to where ``lease`` is ``None``.
+
+        There are four cases:
+
+        1. The source has not changed since the last complete run, and nothing is
+           forced: the library is not read.
+        2. There is no lease: the plan is reported, and nothing is written.
+        3. The plan deletes too much: nothing is written, and the run has failed.
+        4. Otherwise the plan is executed.
+        """
         state = await self.library.sync_state()
         head = await self.source.head()
         if not force and _is_unchanged(state, head):
@@ -329,7 +339,10 @@ class AssetSync:
     async def _execute(
         self, saved: Sequence[AssetWrite], report: SyncReport, lease: Lease
     ) -> SyncReport:
-        """Write, then delete; an asset that is refused does not stop the others."""
+        """Write, then delete; a refused asset does not stop the others.
+
+        A lost lease ends the run at once, because another synchronisation writes now.
+        """
         writes = [*saved, *map(AssetWrite, report.deleted)]
         written: dict[WriteOutcome, list[str]] = {one: [] for one in WriteOutcome}
         faults: list[ManifestFault] = []
