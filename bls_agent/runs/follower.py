@@ -270,7 +270,11 @@ class Follower:
             await anyio.lowlevel.checkpoint()
         self._has_waited = False
         while self._mode is not Mode.ENDED:
-            result = await self._step()
+            seat = self._seat
+            if self._mode is Mode.STREAMING and seat is not None:  # most of all steps
+                result = self._stream(seat)
+            else:
+                result = await self._step()
             if result is Step.WAIT:
                 await self._wait(until)
                 if until < math.inf and anyio.current_time() >= until:
@@ -280,12 +284,11 @@ class Follower:
         return []
 
     async def _step(self) -> StepResult:
+        """Make the step of a mode that asks Redis."""
         if self._hub is None:
             self._hub = self._find_hub()
         if self._hub.is_closed:
             return self._finish(FollowEnd.LEFT)
-        if self._mode is Mode.STREAMING and self._seat is not None:
-            return self._stream(self._seat)
         ask = self._start if self._mode is Mode.STARTING else self._read_page
         return await self._try(ask, self._hub)
 

@@ -114,7 +114,10 @@ class RunTopic:
     def __init__(
         self, keys: RunKeys, head: EventId, known: int | None, *, seen: bool
     ) -> None:
-        now = anyio.current_time()
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
         self.keys = keys
         self.buffer = EventBuffer(head)
         self.known = known  # the sequence at the head, if it is known
@@ -138,12 +141,11 @@ class RunTopic:
 
     async def wait(self, until: float = math.inf) -> None:
         """Wait for new events or another change; by a timer, because a scope costs more."""
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
-
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
+        waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
-        timer = loop.call_at(until, _resolve, waiter) if until < math.inf else None
+        timer = None
+        if until < math.inf:
+            timer = self._loop.call_at(until, _resolve, waiter)
         try:
             await waiter
         finally:
