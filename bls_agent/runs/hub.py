@@ -371,6 +371,7 @@ class Hub:
             except RedisUnavailableError:
                 for topic in due:
                     topic.liveness.note_outage(anyio.current_time())
+                    topic.needs_check = True
                 await anyio.sleep(backoff.failed())
             except Exception as error:  # noqa: BLE001 - the one place; the log tells
                 text = "looking after runs failed and is started again\n%s"
@@ -384,6 +385,8 @@ class Hub:
         began = anyio.current_time()
         existed = [topic.liveness.existed for topic in topics]
         checked = [(topic, topic.buffer.head) for topic in topics if topic.needs_check]
+        for topic, _ in checked:  # a reconnect meanwhile asks for another comparison
+            topic.needs_check = False
         requests = [one for topic in topics for one in _probe_requests(topic.keys)]
         requests += [("XINFO", "STREAM", topic.keys.events) for topic, _ in checked]
         replies = await self.pool.read_many(requests)

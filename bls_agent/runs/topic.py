@@ -189,7 +189,6 @@ class RunTopic:
         ``head`` is what the head was when the server was asked. Followers that have
         read further than the head are woken in any case, to check their own places.
         """
-        self.needs_check = False
         is_lost = order(last) < order(head) and head == self.buffer.head
         if is_lost:
             self.liveness.note_outage(anyio.current_time())

@@ -211,10 +211,15 @@ class FaultProxy:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
+        port = self._server_port
         try:
-            server = await asyncio.open_connection(self._host, self._server_port)
+            server = await asyncio.open_connection(self._host, port)
         except OSError:
             writer.transport.abort()  # nobody there: refused, a moment later
+            return
+        if port != self._server_port:  # the proxy leads to another server meanwhile
+            server[1].transport.abort()
+            writer.transport.abort()
             return
         link = Link(number, self._weather, (reader, writer), server)
         self._links[number] = (link, task)
