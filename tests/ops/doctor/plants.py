@@ -260,9 +260,10 @@ def generic_plants() -> Iterator[Plant]:
         other = RedisType.SET if template.type is RedisType.HASH else RedisType.HASH
         yield Plant("wrong-type", row, key, partial(FILLERS[other], key))
         also = (("dead-letters", key),) if row == "dead_letters" else ()
+        if row in TTL_OPEN:
+            continue
         if template.ttl is None:
-            if row not in TTL_OPEN:
-                yield Plant("ttl-unwanted", row, key, expiring(row, 500), also)
+            yield Plant("ttl-unwanted", row, key, expiring(row, 500), also)
             continue
         yield Plant("ttl-long", row, key, expiring(row, FAR * template.ttl + 100))
         if row not in TTL_ADVISED:
