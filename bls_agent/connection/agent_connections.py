@@ -11,24 +11,21 @@ from typing import Final
 
 import anyio
 
-from bls_agent.connection.connection import Connection, Lost
-from bls_agent.connection.endpoint import Argument, Endpoint
-from bls_agent.connection.faults import port_was_closed
+from bls_agent.connection.connection import Connection
+from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.reconnect import Gate
 from bls_agent.connection.route import Route
 from bls_agent.connection.topology import Routes
 from bls_agent.core.backoff import Backoff, jittered
-from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
 logger = logging.getLogger(__name__)
 
-GONE_AFTER: Final = 25.0  # seconds: TCP_USER_TIMEOUT, and behind it a read's block
 # Seconds between two looks for another server: one request to one sentinel, or a new
 # connection to a node for the map of a cluster, whose nodes tell of most moves.
 LOOK_EVERY: Final = {"sentinel": 1.0, "cluster": 10.0}
 LATE: Final = 1.0  # seconds after which a missing answer is a reason to look
 PACE: Final = 0.5  # seconds between two turns of the loop
-BESIDE_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
+ADMIN_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
 
 
 class AgentConnections:
@@ -87,7 +84,9 @@ class AgentConnections:
         return (self.data, self.liveness, self.blocking, *control)
 
     @asynccontextmanager
-    async def beside(self, server: Endpoint | None) -> AsyncGenerator[Connection]:
+    async def admin_connection(
+        self, server: Endpoint | None
+    ) -> AsyncGenerator[Connection]:
         """Return an urgent connection to this very server, or open one for the block.
 
         That fails at once, not at the pace of the gate. ``None``: the control list's.
@@ -101,79 +100,18 @@ class AgentConnections:
                 return
         connection = Connection(
             server,
-            f"{self._name}:beside",
-            timeout=BESIDE_TIMEOUT,
-            patience=BESIDE_TIMEOUT,
+            f"{self._name}:admin",
+            timeout=ADMIN_TIMEOUT,
+            patience=ADMIN_TIMEOUT,
         )
         try:
             yield connection
         finally:
             await connection.aclose()
 
-    async def forget_lost(self, connection: Connection, *, kill: bool) -> bool:
-        """Make the server end the lost connections; tell whether all are harmless.
-
-        A lost connection may still be served: its BLPOP would take the next command,
-        its RPUSH may still run. Its id may belong to another client by now, so the
-        client's name is looked at first; where that is refused, id and address count.
-
-        ``kill`` sends CLIENT KILL instead of CLIENT UNBLOCK. A connection that the
-        server would not end counts as harmful until it has been lost for 25 s.
-        """
-        gone = True
-        for lost in list(connection.lost):
-            gone &= await self._let_go_or_leave(connection, lost, kill=kill)
-            if lost in connection.lost:
-                connection.lost.remove(lost)
-        over = anyio.current_time() - GONE_AFTER
-        recent = connection.unkilled[-8:]
-        connection.unkilled = [lost for lost in recent if lost.at > over]
-        return gone and not connection.unkilled
-
-    async def _let_go_or_leave(
-        self, connection: Connection, lost: Lost, *, kill: bool
-    ) -> bool:
-        """End a lost connection; a server that serves the key no more may keep it."""
-        try:
-            gone = await self._let_go(connection, lost, kill=kill)
-        except RedisUnavailableError as error:
-            if lost.server is None or self.endpoint.topology is None:
-                raise
-            if port_was_closed(error):
-                return True
-            now = await connection.route.look(lost.server)
-            if now.address == lost.server.address:
-                raise
-            return False
-        if not gone:
-            connection.unkilled.append(lost)
-        return gone
-
-    async def _let_go(self, connection: Connection, lost: Lost, *, kill: bool) -> bool:
-        server = lost.server or self.endpoint
-        if lost.client_id is None:
-            return False
-        request: list[Argument] = ["CLIENT", "UNBLOCK", lost.client_id]
-        if kill:
-            request[1:] = ["KILL", "ID", lost.client_id]
-        async with self.beside(lost.server) as beside:
-            try:
-                number = lost.client_id
-                ours = connection.is_at(server) and connection.client_id == number
-                shown = (
-                    b"" if ours else await beside.call("CLIENT", "LIST", "ID", number)
-                )
-                if f" name={connection.name} ".encode() not in shown:
-                    return True  # it is gone, or another connection has its id now
-            except RedisRefusedError:  # before Redis 6.2, or without the right to look
-                if not lost.address:
-                    return False
-                request[1:] = ["KILL", "ID", lost.client_id, "ADDR", lost.address]
-            try:
-                await beside.call(*request)
-            except RedisRefusedError:
-                return False
-        return True
+    async def kill_orphans(self, connection: Connection, *, kill: bool) -> bool:
+        """Make the server end what ``connection`` has lost; return if all is harmless."""
+        return await connection.orphans.kill_all(connection, self, kill=kill)
 
     async def patrol(self) -> None:
         """Leave servers from which another one has taken over, until cancelled.

@@ -18,7 +18,7 @@ import string
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 import anyio
 
@@ -32,6 +32,7 @@ from bls_agent.connection.endpoint import (
     Request,
 )
 from bls_agent.connection.faults import ECHO, ends_connection, redirects, translate
+from bls_agent.connection.orphans import OrphanedConnection, OrphanedConnections
 from bls_agent.connection.reconnect import Gate, Outage
 from bls_agent.connection.route import Route
 from bls_agent.connection.transport import Channel, Pace, abort
@@ -41,16 +42,6 @@ logger = logging.getLogger(__name__)
 
 ASKING: Final = ("ASKING",)  # says that a slot on its way is meant
 REDIRECTS: Final = 3  # that one request follows before its caller is told
-REMEMBERED: Final = 8  # connections that were lost and that the server may still serve
-
-
-class Lost(NamedTuple):
-    """A connection that ended without our will."""
-
-    client_id: int | None  # at the server, if that is known
-    address: str  # our end, as a server sees it without address translation
-    server: Endpoint | None = None  # ``None`` where there is one server only
-    at: float = 0.0  # when it ended, on the clock of the event loop
 
 
 class Connection:
@@ -82,8 +73,7 @@ class Connection:
         self.use = name.rpartition(":")[2]  # the last part of the name
         self.name = client_name(name)
         self.server: Endpoint | None = None  # connected to, or tried last
-        self.lost: list[Lost] = []  # ended without our will; may still be served
-        self.unkilled: list[Lost] = []  # the server would not end them; not tried again
+        self.orphans = OrphanedConnections()
         self.generation = 0  # how often it was opened
         self.retired = False  # it never connects again: callers wait for ever
         self._timeout = timeout
@@ -234,7 +224,8 @@ class Connection:
         try:
             return (await guest.call_many(asked))[1::2]
         finally:
-            self.lost = [*self.lost, *guest.lost][-REMEMBERED:]
+            for orphan in guest.orphans.waiting:
+                self.orphans.add(orphan)
             await guest.aclose()
 
     async def read(self, *request: Argument) -> Reply:
@@ -365,8 +356,8 @@ class Connection:
     def note_lost(self, channel: Channel) -> None:
         """Remember a connection that ended without our will."""
         there, at = channel.own_address, channel.ended_at
-        lost = Lost(channel.client_id, there, channel.server, at)
-        self.lost = [*self.lost[1 - REMEMBERED :], lost]
+        orphan = OrphanedConnection(channel.client_id, there, channel.server, at)
+        self.orphans.add(orphan)
         self._outage.begin()
         self.route.look_anew()
 
@@ -385,7 +376,8 @@ class Connection:
         channels = [*self._draining, self._channel, self._greeting]
         self._channel = self._greeting = self._attempt = None
         self._connecting_since = None
-        self._draining, self.lost, self.unkilled = [], [], []
+        self._draining = []
+        self.orphans.clear()
         self._opening = anyio.Lock(fast_acquire=True)
         return [channel for channel in channels if channel is not None]
 

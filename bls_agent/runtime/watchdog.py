@@ -237,14 +237,14 @@ class LoopWatch:
         live = connections.liveness
         if live.unanswered:
             await live.drop()
-        owed = list(live.lost)
+        owed = list(live.orphans.waiting)
         while owed:
             try:
-                await connections.forget_lost(live, kill=True)
+                await connections.kill_orphans(live, kill=True)
             except RedisUnavailableError:
                 if self.closed:
                     return  # it cannot be known any more, and end() waits
-                live.lost = owed + [lost for lost in live.lost if lost not in owed]
+                live.orphans.restore(owed)
                 await anyio.sleep(SETTLE_PAUSE)
             else:
                 return

@@ -29,9 +29,10 @@ from bls_agent import (
 )
 from bls_agent.connection.access import Access
 from bls_agent.connection.agent_connections import AgentConnections
-from bls_agent.connection.connection import Connection, Lost
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.faults import ends_connection, translate
+from bls_agent.connection.orphans import OrphanedConnection
 from bls_agent.connection.pool import KEPT
 from bls_agent.connection.scripts import END_LEASE
 from bls_agent.connection.topology import (
@@ -780,8 +781,8 @@ async def test_what_was_lost_is_let_go_where_it_was(
         keys={"control": key, "data": key, "liveness": key},
     )
     await connections.control.open()
-    connections.blocking.lost = [Lost(zombie.client_id, "", server)]
-    assert await connections.forget_lost(connections.blocking, kill=False)
+    connections.blocking.orphans.add(OrphanedConnection(zombie.client_id, "", server))
+    assert await connections.kill_orphans(connections.blocking, kill=False)
     with anyio.fail_after(5):
         assert await zombie.collect() is None
     await zombie.aclose()

@@ -15,10 +15,11 @@ from redis import asyncio as redis_py
 from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent, RedisRefusedError, RedisUnavailableError
-from bls_agent.connection import agent_connections
+from bls_agent.connection import orphans
 from bls_agent.connection.agent_connections import AgentConnections
-from bls_agent.connection.connection import Connection, Lost
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.orphans import OrphanedConnection
 from bls_agent.devserver import DevServer
 from tests.harness import (
     PASSWORD,
@@ -373,12 +374,12 @@ async def test_lost_connections_are_let_go_at_the_server(
     await other.open()
     await stranger.post([("BLPOP", "队列", 30)])
     await eventually(lambda: are_blocked(admin, 1))
-    connections.blocking.lost = [Lost(stranger.client_id, "")]
-    assert await connections.forget_lost(connections.blocking, kill=False)
+    connections.blocking.orphans.add(OrphanedConnection(stranger.client_id, ""))
+    assert await connections.kill_orphans(connections.blocking, kill=False)
     await eventually(lambda: are_blocked(admin, 0))
     assert await stranger.collect() is None
-    connections.blocking.lost = [Lost(other.client_id, "")]
-    assert await connections.forget_lost(connections.blocking, kill=True)
+    connections.blocking.orphans.add(OrphanedConnection(other.client_id, ""))
+    assert await connections.kill_orphans(connections.blocking, kill=True)
     assert await other.call("PING") == b"PONG"
     assert other.generation == 1, "an id that is a stranger's by now is not used"
     for connection in (stranger, other):
@@ -399,15 +400,15 @@ async def test_what_was_not_killed_is_not_gone(
         await connection.open()
         await connection.drop()
         for _ in range(2):
-            assert not await connections.forget_lost(connection, kill=True)
-            assert not connection.lost
-    assert len(connection.unkilled) <= 8
-    monkeypatch.setattr(agent_connections, "GONE_AFTER", 0.0)
-    assert await connections.forget_lost(connection, kill=True)
+            assert not await connections.kill_orphans(connection, kill=True)
+            assert not connection.orphans
+    assert len(connection.orphans.unkillable) <= 8
+    monkeypatch.setattr(orphans, "HARMLESS_AFTER", 0.0)
+    assert await connections.kill_orphans(connection, kill=True)
     await connection.open()
     await connection.drop()
     monkeypatch.undo()
-    assert not await connections.forget_lost(connection, kill=True)
+    assert not await connections.kill_orphans(connection, kill=True)
     await connections.aclose()
 
 
@@ -448,14 +449,16 @@ async def test_a_lost_connection_without_the_right_to_look(
     await zombie.post([("BLPOP", project, 30)])
     await eventually(lambda: are_blocked(admin, 1))
     name = await zombie_address(admin, zombie)
-    connections.blocking.lost = [Lost(zombie.client_id, "127.0.0.1:1")]
-    await connections.forget_lost(connections.blocking, kill=False)
+    connections.blocking.orphans.add(
+        OrphanedConnection(zombie.client_id, "127.0.0.1:1")
+    )
+    await connections.kill_orphans(connections.blocking, kill=False)
     assert await are_blocked(admin, 1), "the same id at another address is a stranger"
-    connections.blocking.lost = [Lost(zombie.client_id, name)]
-    assert await connections.forget_lost(connections.blocking, kill=False)
+    connections.blocking.orphans.add(OrphanedConnection(zombie.client_id, name))
+    assert await connections.kill_orphans(connections.blocking, kill=False)
     await eventually(lambda: are_blocked(admin, 0))
     await zombie.drop()
-    assert zombie.lost[0].address == name
+    assert zombie.orphans.waiting[0].address == name
     await connections.aclose()
 
 

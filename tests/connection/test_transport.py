@@ -117,8 +117,8 @@ async def test_a_cancelled_request_keeps_its_deadline(
         with anyio.move_on_after(0.05):
             await connection.call("RPUSH", "队列", "x")
         assert connection.unanswered
-        assert not connection.lost
-        await eventually(lambda: len(connection.lost) == 1, timeout=3)
+        assert not connection.orphans
+        await eventually(lambda: len(connection.orphans.waiting) == 1, timeout=3)
         assert not connection.connected
     finally:
         own_server.thaw()
@@ -180,7 +180,7 @@ async def test_a_reply_that_is_cut(own_server: DevServer, at: int) -> None:
             isinstance(one, RedisUnavailableError) and one.kind == "connection"
             for one in replies
         )
-        assert len(connection.lost) == 1
+        assert len(connection.orphans.waiting) == 1
         assert await connection.read("GET", "键") == b"wert"
         await connection.aclose()
 
@@ -394,7 +394,7 @@ async def test_closing_tells_whoever_waits(
     await connection.aclose()
     with pytest.raises(RedisUnavailableError, match="closed"):
         await reading
-    assert not connection.lost
+    assert not connection.orphans
     assert connection.pending == 0
     await eventually(lambda: are_blocked(admin, 0))
 
@@ -451,7 +451,7 @@ async def test_others_are_answered_when_a_reply_ends_the_connection(
     await execute(admin, "REPLICAOF", "NO", "ONE")
     assert await connection.call("SET", "键", "3") == b"OK"
     assert connection.generation == 2
-    assert not connection.lost
+    assert not connection.orphans
     await connection.aclose()
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
-from bls_agent.connection.connection import Lost
 from bls_agent.connection.endpoint import Argument, Endpoint, Request
+from bls_agent.connection.orphans import OrphanedConnection, OrphanedConnections
 from bls_agent.connection.reconnect import Gate
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError
@@ -160,8 +160,7 @@ class ModelWire:
         self._server = server
         self.name = name
         self.pending = 0
-        self.lost: list[Lost] = []
-        self.unkilled: list[Lost] = []
+        self.orphans = OrphanedConnections()
         self.generation = 0
         self.cut_next = ""
         self._link: Link | None = None
@@ -195,7 +194,7 @@ class ModelWire:
         if server_knows:
             self._server.close(link)
         else:
-            self.lost.append(Lost(link.number, ""))
+            self.orphans.add(OrphanedConnection(link.number, ""))
         self._arrived.set()
 
     async def drop(self) -> None:

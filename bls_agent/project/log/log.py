@@ -347,7 +347,7 @@ class LogSink:
         Only then is the tail read: nothing that went over that connection arrives
         later.
         """
-        killed = await self._connections.forget_lost(self._connections.data, kill=True)
+        killed = await self._connections.kill_orphans(self._connections.data, kill=True)
         if not self._id_prefix:
             return None  # equal records may be different ones
         known = [record.payload for record in batch if record.has_id]

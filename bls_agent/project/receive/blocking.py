@@ -115,14 +115,16 @@ class BlockingRead:
         patience = PATIENCE + 2 * self._connections.gate.connect_time
         for wait in (patience, CONNECT_TIMEOUT):
             try:
-                async with self._connections.beside(self._connection.server) as beside:
+                async with self._connections.admin_connection(
+                    self._connection.server
+                ) as admin:
                     asked = anyio.current_time()
                     with anyio.move_on_after(wait):
-                        await beside.call("PING")
+                        await admin.call("PING")
                         return True
-                    since = beside.waiting_since
+                    since = admin.waiting_since
                     if since is None or since >= asked:  # older ones have a deadline
-                        await beside.drop()
+                        await admin.drop()
             except RedisUnavailableError as error:
                 if not (error.connecting or error.ambiguous):
                     return True
@@ -136,7 +138,9 @@ class BlockingRead:
         if number is None:
             return False
         with suppress(RedisUnavailableError):
-            async with self._connections.beside(self._connection.server) as beside:
+            async with self._connections.admin_connection(
+                self._connection.server
+            ) as beside:
                 await beside.call("CLIENT", "UNBLOCK", number)
             return True
         return False
@@ -207,8 +211,8 @@ class BlockingReceiver(Receiver):
 
     async def _read(self, limit: int) -> None:
         if not self._connection.pending:
-            if self._connection.lost:
-                await self._connections.forget_lost(self._connection, kill=False)
+            if self._connection.orphans:
+                await self._connections.kill_orphans(self._connection, kill=False)
             if self._stopping:
                 return
             await self._send(limit)

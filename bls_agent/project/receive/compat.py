@@ -81,7 +81,7 @@ class CompatReceiver(Receiver):
         if self._handled is None:
             return
         if self._in_doubt:  # an earlier cut may still arrive, unless KILL is allowed
-            await self._connections.forget_lost(self._connections.intake, kill=True)
+            await self._connections.kill_orphans(self._connections.intake, kill=True)
         found = await self._cut_in_some_way(self._handled.payload)
         self._handled = None
         in_doubt, self._in_doubt = self._in_doubt, False

@@ -141,7 +141,7 @@ class ReliableReceiver(Receiver):
             self._opened = True
         if not self.lease.valid:
             await self.lease.keep()
-        is_in_doubt = self._is_untidy or bool(self._connection.lost)
+        is_in_doubt = self._is_untidy or bool(self._connection.orphans)
         if is_in_doubt or not self.lease.compared:
             await self._tidy()
         await self._acknowledge()
@@ -236,7 +236,7 @@ class ReliableReceiver(Receiver):
         """Put back what is not held here, and mark what is gone from our list."""
         self._is_untidy = True  # until it has succeeded
         for connection in (self._connection, self._control):
-            await self._connections.forget_lost(connection, kill=True)
+            await self._connections.kill_orphans(connection, kill=True)
         # Behind all that was sent over either connection and given up by its caller.
         await self.lease.keep()
         losses, self._is_untidy = self.lease.losses, False
@@ -384,7 +384,7 @@ class ReliableReceiver(Receiver):
         if not self.lease.lease.token:
             return
         try:
-            await self._connections.forget_lost(self._connection, kill=True)
+            await self._connections.kill_orphans(self._connection, kill=True)
             await self._hand_back(Stage.ENDED, is_final=True)
         except RedisUnavailableError as error:
             logger.warning("commands go back when the lease is over: %s", error)

@@ -124,13 +124,13 @@ class StatusWriter:
         async with self._turn:  # one that is under way has several requests, perhaps
             while True:
                 # A refresh that was lost on the way must not arrive after this one.
-                await self._connections.forget_lost(live, kill=True)
+                await self._connections.kill_orphans(live, kill=True)
                 try:
                     if not await self._report(final_status, 0):
                         await self._send(("SET", self._key, final_status.value))
                 except RedisUnavailableError as error:
                     checked_reply(error, self._key)
-                if not live.lost:
+                if not live.orphans:
                     return
 
     async def _report(self, status: Status, ttl: int) -> bool:
