@@ -13,6 +13,13 @@ from bls_agent.core.errors import MissingExtraError
 
 def need_web() -> None:
     """Raise ``MissingExtraError`` unless the extra ``web`` is installed."""
-    for library in ("starlette", "uvicorn", "sse_starlette", "jinja2", "argon2"):
+    for library in (
+        "starlette",
+        "uvicorn",
+        "sse_starlette",
+        "jinja2",
+        "argon2",
+        "jsonschema",
+    ):
         if importlib.util.find_spec(library) is None:
             raise MissingExtraError("web", "the console in the browser")

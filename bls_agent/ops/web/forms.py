@@ -3,7 +3,8 @@
 ``help`` is sent when a user asks for it; agents in other languages may not know it. The
 answer comes from a foreign process and may be anything: a JSON Schema that is no plain
 object of plain values becomes a field for JSON, and what is no schema at all ``None``,
-for which the page shows one field for all arguments.
+for which the page shows one field for all arguments. What was typed is checked by
+``jsonschema`` against the agent's own schema; the agent itself has the last word.
 
 The inputs are ``arg.<argument>``, ``null.<argument>`` (ticked: it is null), ``more``
 (JSON object of further arguments) and ``args`` (JSON object of all of them, where there
@@ -16,10 +17,15 @@ import math
 import re
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field as part
 from enum import StrEnum
 from typing import Any, Final, TypeAlias, TypeGuard, cast
+
+from jsonschema import Draft202012Validator, ValidationError, validators
+from jsonschema.exceptions import best_match  # pyright: ignore[reportUnknownVariableType] - its stubs
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
 
 from bls_agent.core.codec import JSONObject, JSONValue, decode, encode
 from bls_agent.core.errors import DecodeError
@@ -34,7 +40,8 @@ MOST_FIELDS: Final = 50
 MOST_CHOICES: Final = 200
 LONGEST_TEXT: Final = 500  # characters of a description or title
 LONGEST_NAME: Final = 200
-DEEPEST: Final = 5  # lists in lists that are checked
+MOST_REFERENCES: Final = 1_000  # of a schema that are followed for one form
+MOST_HOPS: Final = 10  # references of references until a field is known
 ALL: Final = "args"  # one field for all arguments
 MORE: Final = "more"  # those that have no field
 LONGEST_NUMBER: Final = 400  # digits; beyond that a number is a mistake
@@ -59,10 +66,7 @@ class FieldKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One argument of a command.
-
-    ``inner`` is each item of a JSON array, or each value of a JSON object.
-    """
+    """One argument of a command."""
 
     name: str  # printable
     kind: FieldKind
@@ -73,11 +77,7 @@ class Field:
     default: str = ""  # JSON of what the agent takes if it is left out, or a text
     choices: tuple[JSONValue, ...] = ()
     shape: str = ""  # of a JSON field "array", "object", or "" for anything
-    least: float | None = None  # the smallest number, or the fewest characters
-    most: float | None = None
-    above: float | None = None  # a limit that is itself excluded
-    below: float | None = None
-    inner: Field | None = None  # None for anything
+    limits: str = ""  # of a number, as an interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,28 +86,30 @@ class Form:
 
     fields: tuple[Field, ...]
     open: bool = False
+    schema: _Schema = part(default_factory=dict[str, Any], compare=False)
 
 
 def read_form(schema: object) -> Form | None:
     """Read a command's parameters; ``None`` unless an object of at most 50 names."""
     if not isinstance(schema, Mapping):
         return None
-    told = cast("_Schema", schema)
-    properties = told.get("properties", {})
-    if told.get("type", "object") != "object" or not isinstance(properties, Mapping):
+    root = cast("_Schema", schema)
+    properties = root.get("properties", {})
+    if root.get("type", "object") != "object" or not isinstance(properties, Mapping):
         return None
     parts = cast("Mapping[object, object]", properties)
     named = {name: part for name, part in parts.items() if _is_usable_name(name)}
     if len(parts) > MOST_FIELDS or len(named) < len(parts):
         return None
-    required = told.get("required")
+    required = root.get("required")
     needed = cast("list[object]", required) if isinstance(required, list) else []
     return Form(
         fields=tuple(
-            _read_field(name, part, required=name in needed)
+            _read_field(name, part, root, required=name in needed)
             for name, part in named.items()
         ),
-        open=told.get("additionalProperties", False) is not False,
+        open=root.get("additionalProperties", False) is not False,
+        schema=root,
     )
 
 
@@ -117,41 +119,47 @@ def _is_usable_name(name: object) -> TypeGuard[str]:
     )
 
 
-def _read_field(
-    name: str, schema: object, *, required: bool = False, depth: int = 0
-) -> Field:
-    told, nullable = _without_null(
-        cast("_Schema", schema) if isinstance(schema, Mapping) else {}
-    )
-    kind, choices = _kind_of(told)
-    limits = {name: _number(told, word) for name, word in _LIMITS.get(kind, {}).items()}
+def _read_field(name: str, schema: object, root: _Schema, *, required: bool) -> Field:
+    given = cast("_Schema", schema if isinstance(schema, Mapping) else {})
+    read, nullable = _without_null(_follow(given, root))
+    read = _follow(read, root)
+    kind, choices = _kind_of(read)
     return Field(
         name=name,
         kind=kind,
-        title=_text(told.get("title")),
-        description=_text(told.get("description")),
+        title=_text(read.get("title")),
+        description=_text(read.get("description")),
         required=required,
         nullable=nullable,
-        default=_default_of(told),
+        default=_default_of(read),
         choices=choices,
-        shape=_shape_of(told) if kind is FieldKind.JSON else "",
-        inner=_inner_of(told, depth) if kind is FieldKind.JSON else None,
-        **limits,
+        shape=_shape_of(read) if kind is FieldKind.JSON else "",
+        limits=_limits_of(read) if kind in _NUMBERS else "",
     )
+
+
+def _follow(schema: _Schema, root: _Schema) -> _Schema:
+    """Replace references within the agent's schema by the place that they name."""
+    for _ in range(MOST_HOPS):
+        if "$ref" not in schema:
+            break
+        resource = DRAFT202012.create_resource(root)
+        resolver = Registry[Any]().resolver_with_root(resource)
+        try:
+            found: Any = resolver.lookup(schema["$ref"]).contents
+        except Exception:  # noqa: BLE001 - a foreign schema may hold anything
+            break
+        if not isinstance(found, Mapping):
+            break
+        beside = {name: value for name, value in schema.items() if name != "$ref"}
+        schema = {**cast("_Schema", found), **beside}
+    return schema
 
 
 def _default_of(schema: _Schema) -> str:
     default = schema.get("default", "")
     is_text = isinstance(default, str) and (default or "default" not in schema)
     return default if is_text else encode(default).decode()
-
-
-def _inner_of(schema: _Schema, depth: int) -> Field | None:
-    word = {"array": "items", "object": "additionalProperties"}.get(_shape_of(schema))
-    inner = schema.get(word) if word and "properties" not in schema else None
-    if not isinstance(inner, Mapping) or depth >= DEEPEST:
-        return None
-    return _read_field("", cast("_Schema", inner), depth=depth + 1)
 
 
 def _without_null(schema: _Schema) -> tuple[_Schema, bool]:
@@ -184,17 +192,19 @@ _KINDS: Final[Mapping[str, FieldKind]] = {
 }
 
 
-_OF_NUMBERS: Final = {
-    "least": "minimum",
-    "most": "maximum",
-    "above": "exclusiveMinimum",
-    "below": "exclusiveMaximum",
-}
-_LIMITS: Final[Mapping[FieldKind, Mapping[str, str]]] = {
-    FieldKind.TEXT: {"least": "minLength", "most": "maxLength"},
-    FieldKind.INTEGER: _OF_NUMBERS,
-    FieldKind.NUMBER: _OF_NUMBERS,
-}
+_NUMBERS: Final = (FieldKind.INTEGER, FieldKind.NUMBER)
+
+
+def _limits_of(schema: _Schema) -> str:
+    """Write the limits of a number as an interval."""
+
+    def find(words: Mapping[str, str]) -> str:
+        limits = ((_number(schema, word), form) for word, form in words.items())
+        return next((form.format(n) for n, form in limits if n is not None), "")
+
+    left = find({"exclusiveMinimum": "{:g} < ", "minimum": "{:g} ≤ "})
+    right = find({"exclusiveMaximum": " < {:g}", "maximum": " ≤ {:g}"})
+    return f"{left}n{right}" if left or right else ""
 
 
 def _kind_of(schema: _Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
@@ -264,14 +274,14 @@ def read_manual(result: JSONValue) -> tuple[Entry, ...]:
 def _read_entry(item: JSONValue) -> Entry | None:
     if not isinstance(item, dict):
         return None
-    told = cast("dict[str, Any]", item)
-    name, said = told.get("name"), told.get("description")
+    parts = cast("dict[str, Any]", item)
+    name, about = parts.get("name"), parts.get("description")
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
         return None
     return Entry(
         name=name,
-        description=said[:LONGEST_ABOUT] if isinstance(said, str) else "",
-        form=read_form(told.get("parameters")),
+        description=about[:LONGEST_ABOUT] if isinstance(about, str) else "",
+        form=read_form(parts.get("parameters")),
     )
 
 
@@ -320,9 +330,6 @@ class MisfitError(Exception):
         super().__init__(code)
 
 
-_OBJECT: Final = Field(name="", kind=FieldKind.JSON, shape="object")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Submission:
     """The arguments that fit, and the errors of the other fields."""
@@ -347,6 +354,13 @@ def read_submission(form: Form | None, typed: Mapping[str, str]) -> Submission:
         more = _read_object(MORE, typed.get(MORE, ""), names)
         arguments |= more.arguments
         errors |= more.errors
+    inputs = {f"arg.{field.name}" for field in form.fields}
+    for name, misfit in _find_misfits(form.schema, arguments):
+        if f"arg.{name}" in inputs:
+            errors.setdefault(f"arg.{name}", misfit)
+        else:
+            misfit.place = (name, *misfit.place)
+            errors.setdefault(MORE, misfit)
     return Submission(arguments=arguments, errors=errors)
 
 
@@ -354,8 +368,9 @@ def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
     if not text.strip():
         return Submission()
     try:
-        value = cast("JSONObject", _parse_json(text))
-        _check(_OBJECT, value)
+        value = _parse_json(text)
+        if not isinstance(value, dict):
+            raise MisfitError("object")  # noqa: TRY301 - beside the other misfits
     except MisfitError as error:
         return Submission(errors={name: error})
     if twice := sorted(taken & value.keys()):
@@ -373,9 +388,7 @@ def _read_field_value(field: Field, typed: Mapping[str, str]) -> JSONObject:
         if field.required:
             raise MisfitError("required")
         return {}
-    value = _parse(field, text)
-    _check(field, value)
-    return {field.name: value}
+    return {field.name: _parse(field, text)}
 
 
 def _parse(field: Field, text: str) -> JSONValue:
@@ -414,66 +427,67 @@ def _parse_number(field: Field, text: str) -> JSONValue:
     return value
 
 
-def _check(field: Field, value: JSONValue) -> None:
-    """Check a value against its field; in lists and objects, each one inside."""
-    if value is None and field.nullable:
+def _find_misfits(
+    schema: _Schema, arguments: JSONObject
+) -> Iterator[tuple[str, MisfitError]]:
+    """Find the arguments that do not fit the schema, with the first misfit of each.
+
+    Yields nothing for a schema that cannot be used: the agent checks its arguments.
+    """
+    references = iter(range(MOST_REFERENCES))
+
+    def follow(validator: Any, reference: Any, value: Any, schema: Any) -> Any:
+        if next(references, None) is None:  # schemas in circles never end
+            raise RecursionError
+        return _WORDS["$ref"](validator, reference, value, schema)
+
+    create = cast("Any", validators).create
+    made = create({}, {**_WORDS, "$ref": follow})
+    try:  # with a registry of its own it fetches nothing
+        found = [*made(schema, registry=cast("Any", Registry)()).iter_errors(arguments)]
+    except Exception:  # noqa: BLE001 - a foreign schema may hold anything
         return
-    if field.kind is FieldKind.CHOICE:
-        if not any(is_same(choice, value) for choice in field.choices):
-            choices = encode(list(field.choices)).decode()[1:-1]
-            raise MisfitError("one_of", choices=choices)
-        return
-    kind = field.shape or field.kind.value
-    if type(value) not in _TYPES.get(kind, (type(value),)):
-        raise MisfitError(kind)
-    if isinstance(value, str):
-        _check_length(field, value)
-    elif isinstance(value, int | float):
-        _check_limits(field, value)
-    elif isinstance(value, list | dict) and field.inner is not None:
-        _check_inside(field.inner, value)
+    for error in found:
+        if error.absolute_path:  # a missing argument is the form's own matter
+            yield str(error.absolute_path[0]), _misfit_of(error)
 
 
-def _check_length(field: Field, text: str) -> None:
-    if field.least is not None and len(text) < field.least:
-        raise MisfitError("too_short", least=_plain(field.least))
-    if field.most is not None and len(text) > field.most:
-        raise MisfitError("too_long", most=_plain(field.most))
-
-
-def _check_limits(field: Field, value: float) -> None:
-    if field.above is not None and value <= field.above:
-        raise MisfitError("more_than", least=_plain(field.above))
-    if field.below is not None and value >= field.below:
-        raise MisfitError("less_than", most=_plain(field.below))
-    if field.least is not None and value < field.least:
-        raise MisfitError("at_least", least=_plain(field.least))
-    if field.most is not None and value > field.most:
-        raise MisfitError("at_most", most=_plain(field.most))
-
-
-def _check_inside(field: Field, value: list[JSONValue] | dict[str, JSONValue]) -> None:
-    items = enumerate(value, 1) if isinstance(value, list) else value.items()
-    for place, item in items:
-        try:
-            _check(field, item)
-        except MisfitError as error:
-            error.place = (str(place), *error.place)
-            raise
-
-
-def _plain(limit: float) -> str:
-    return str(int(limit) if isinstance(limit, int) or limit.is_integer() else limit)
-
-
-_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    "boolean": (bool,),
-    "integer": (int,),
-    "number": (int, float),
-    "text": (str,),
-    "array": (list,),
-    "object": (dict,),
+# Patterns may take for ever; the others are dear, and rare.
+_WORDS: Final[Mapping[str, Any]] = {
+    word: check
+    for word, check in Draft202012Validator.VALIDATORS.items()
+    if word not in {"pattern", "patternProperties", "uniqueItems", "$dynamicRef"}
+    and not word.startswith("unevaluated")
 }
+_CODES: Final = {  # keyword → text of the catalogue, and the name of its value
+    "minimum": ("at_least", "least"),
+    "maximum": ("at_most", "most"),
+    "exclusiveMinimum": ("more_than", "least"),
+    "exclusiveMaximum": ("less_than", "most"),
+    "minLength": ("too_short", "least"),
+    "maxLength": ("too_long", "most"),
+}
+_TYPES: Final = {"string": "text"} | {
+    kind: kind for kind in ("boolean", "integer", "number", "array", "object")
+}
+
+
+def _misfit_of(error: ValidationError) -> MisfitError:
+    error = cast("ValidationError", best_match([error]))
+    word, value = str(error.validator), cast("Any", error.validator_value)
+    if word in _CODES:
+        code, name = _CODES[word]
+        misfit = MisfitError(code, **{name: value})
+    elif word == "type" and isinstance(value, str) and value in _TYPES:
+        misfit = MisfitError(_TYPES[value])
+    elif word in {"enum", "const"}:
+        choices = encode(value if word == "enum" else [value]).decode()[1:-1]
+        misfit = MisfitError("one_of", choices=choices)
+    else:
+        misfit = MisfitError("schema", reason=error.message)
+    inside = list(error.absolute_path)[1:]
+    misfit.place = tuple(str(at + 1 if isinstance(at, int) else at) for at in inside)
+    return misfit
 
 
 def is_same(one: JSONValue, other: JSONValue) -> bool:

@@ -184,6 +184,58 @@ def test_items_of_lists(
     assert found == ([(place, code)] if code else [])
 
 
+DEFINED = {
+    "Mode": {"enum": ["fast", "safe"], "title": "How"},
+    "Alias": {"$ref": "#/$defs/Mode"},
+    "Address": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "minLength": 2}},
+        "required": ["city"],
+    },
+    "Circle": {"$ref": "#/$defs/Circle"},
+    **{
+        f"L{n}": {"allOf": [{"$ref": f"#/$defs/L{n + 1}"}] * 9} for n in range(9)
+    },  # nine to the ninth references
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "found"),
+    [
+        ({"$ref": "#/$defs/Mode"}, "1", "safe"),
+        ({"$ref": "#/$defs/Alias"}, "2", "choice"),
+        ({"anyOf": [{"$ref": "#/$defs/Mode"}, {"type": "null"}]}, "0", "fast"),
+        ({"$ref": "#/$defs/Address"}, '{"city": "Bern"}', {"city": "Bern"}),
+        ({"$ref": "#/$defs/Address"}, '{"city": "B"}', "too_short"),
+        ({"$ref": "#/$defs/Address"}, "{}", "schema"),
+        ({"$ref": "#/$defs/Address"}, "[]", "object"),
+        ({"anyOf": [{"type": "integer"}, {"type": "array"}]}, '"x"', "schema"),
+        ({"oneOf": [{"minimum": 3}, {"maximum": 5}]}, "4", "schema"),
+        ({"$ref": "#/$defs/Missing"}, "7", 7),
+        ({"$ref": "#/$defs/Circle"}, "7", 7),
+        ({"$ref": "#/$defs/L0"}, "7", 7),
+        ({"$ref": "http://127.0.0.1:1/schema"}, "7", 7),
+        ({"$ref": 7}, "7", 7),
+        ({"pattern": "(a+)+$"}, f'"{"a" * 40}!"', "a" * 40 + "!"),
+    ],
+    ids=str,
+)
+def test_references_are_followed(schema: Any, text: str, found: Any) -> None:
+    """Within the agent's own schema; one that cannot be used is the agent's to check."""
+    form = form_of({"a": schema}, **{"$defs": DEFINED})
+    told = read_submission(form, {"arg.a": text})
+    codes: list[Any] = [error.code for error in told.errors.values()]
+    assert (codes or [told.arguments.get("a")]) == [found]
+
+
+def test_a_misfit_of_a_further_argument_stands_at_its_input() -> None:
+    """It has no field of its own; the place names it."""
+    form = form_of({"a": {}}, additionalProperties={"type": "integer"})
+    told = read_submission(form, {"more": '{"b": [1]}'})
+    assert told.errors["more"].code == "integer"
+    assert told.errors["more"].place == ("b",)
+
+
 def test_required_fields() -> None:
     """What is needed has to be there; an empty text is taken for a mistake."""
     assert typed({"type": "integer"}, " ", required=True) == "required"

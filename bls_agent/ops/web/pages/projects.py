@@ -313,7 +313,6 @@ def _render_form(
         note=note,
         shorten=partial(shorten, longest=LONGEST_DEFAULT),
         options=_options,
-        limits=_limits,
         shapes={"array": "[]", "object": "{}", "": "null"},
     )
 
@@ -325,15 +324,6 @@ def _options(one: Field) -> list[tuple[str, str]]:
         (str(place), choice if isinstance(choice, str) else encode(choice).decode())
         for place, choice in enumerate(one.choices)
     ]
-
-
-def _limits(one: Field) -> str:
-    """Write the limits of a number as an interval."""
-    limits = (one.above, "<"), (one.least, "≤")
-    left = next((f"{n:g} {sign} " for n, sign in limits if n is not None), "")
-    limits = (one.below, "<"), (one.most, "≤")
-    right = next((f" {sign} {n:g}" for n, sign in limits if n is not None), "")
-    return f"{left}n{right}" if left or right else ""
 
 
 async def _show_queue(request: Request) -> Response:
