@@ -193,6 +193,7 @@ DEFINED = {
         "required": ["city"],
     },
     "Circle": {"$ref": "#/$defs/Circle"},
+    "L9": {},
     **{
         f"L{n}": {"allOf": [{"$ref": f"#/$defs/L{n + 1}"}] * 9} for n in range(9)
     },  # nine to the ninth references
