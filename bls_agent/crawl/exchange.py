@@ -1,8 +1,9 @@
 """What the tasks of one event loop hold of a crawl queue, and what they wait for.
 
-One task of each event loop takes requests, renews their leases and ends them, another
-one pushes: what the tasks of the host want meanwhile leaves in one write. They run while
-anything is awaited or held.
+Two tasks of each event loop talk to Redis, because what all tasks of the host want
+meanwhile then leaves in one write. One of them takes requests, renews their leases and
+ends them; the other one pushes. They run while a task of the host waits or holds a
+request.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class Exchange:
         self._blocking.forget_loop()
 
     async def push(self, pushes: Sequence[Push]) -> list[int]:
-        """Queue requests, 500 at most; give 1 for each that was queued.
+        """Queue requests, 500 at most. Returns 1 for each that was queued, else 0.
 
         RedisUnavailableError: nothing was queued, unless ``error.ambiguous``.
         WrongTypeError if a key holds another type.
@@ -376,8 +377,8 @@ class Exchange:
         """Wait for a push; one that wakes no reader is found after two seconds."""
         wait = min(WAIT, self.options.timeout / 2)
         try:
-            said = await self._blocking.call("BLPOP", self._wake, wait)
-            self._must_look = self._must_look or said is not None
+            wake = await self._blocking.call("BLPOP", self._wake, wait)
+            self._must_look = self._must_look or wake is not None
         except RedisUnavailableError:  # the next take finds out what is wrong
             await asyncio.sleep(wait)
         self._look_at = 0.0
@@ -522,7 +523,7 @@ class Exchange:
         return None
 
     def _fault_of(self, held: Held) -> str:
-        """Decode a request; give the reason why no worker can do it, or ``""``."""
+        """Decode a request. Returns the reason why no worker can do it, or ``""``."""
         try:
             held.request = CrawlRequest.decode(held.body)
         except DecodeError as error:

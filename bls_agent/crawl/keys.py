@@ -43,11 +43,11 @@ class CrawlSettings(Protocol):
 
 def read_flag(settings: CrawlSettings, name: str) -> bool:
     """Read a setting that is true or false, off by default; else ConfigurationError."""
-    said = str(settings.get(name, False)).lower()
-    if said not in _FLAGS:
+    text = str(settings.get(name, False)).lower()
+    if text not in _FLAGS:
         rule = f"one of {', '.join(_FLAGS)}"
         raise ConfigurationError(name, settings.get(name, None), rule)
-    return _FLAGS[said]
+    return _FLAGS[text]
 
 
 class RedisKeyManager:
@@ -298,8 +298,8 @@ def print_validation_report(
     for key in keys:
         valid = _VALIDATOR.validate_key_naming(key, project_name)
         info = _VALIDATOR.get_key_info(key)
-        said = [f"{name}={value}" for name, value in info.items() if name != "valid"]
-        print("valid  " if valid else "INVALID", repr(key), *said)  # noqa: T201 - it prints
+        parts = [f"{name}={value}" for name, value in info.items() if name != "valid"]
+        print("valid  " if valid else "INVALID", repr(key), *parts)  # noqa: T201 - it prints
     _, wrong = _VALIDATOR.validate_multiple_keys(keys, project_name)
     print(f"{len(keys) - len(wrong)} of {len(keys)} keys are valid")  # noqa: T201 - as above
 

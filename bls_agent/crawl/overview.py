@@ -82,8 +82,8 @@ class QueueStats:
         """Read the replies to :data:`STATS` and to ``TIME``."""
         waiting, delayed, in_flight, failed, pairs = replies
         counters = dict(zip(pairs[::2], pairs[1::2], strict=True))
-        told = {name: counters.get(name.encode(), b"0") for name in COUNTERS}
-        counts = {name: int(n) if n.isdigit() else 0 for name, n in told.items()}
+        fields = {name: counters.get(name.encode(), b"0") for name in COUNTERS}
+        counts = {name: int(n) if n.isdigit() else 0 for name, n in fields.items()}
         seen_at = int(clock[0]) + int(clock[1]) / 1e6
         return cls(waiting, delayed, in_flight, failed, **counts, seen_at=seen_at)
 

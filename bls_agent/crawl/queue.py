@@ -71,7 +71,7 @@ class _Take:
 
 
 class TakenRequest:
-    """A request that this worker holds, as :meth:`RequestQueue.take` gives it.
+    """A request that this worker holds, as :meth:`RequestQueue.take` hands it out.
 
     Attributes:
         request: What to fetch.
@@ -308,7 +308,7 @@ class RequestQueue(Store):
                 ever, also while Redis is away.
 
         Returns:
-            A block that gives a :class:`TakenRequest`; ``None`` if none came in time.
+            A block that yields a :class:`TakenRequest`; ``None`` if none came in time.
 
         Raises:
             ConfigurationError: ``timeout`` is no time.

@@ -92,7 +92,7 @@ class SeenFilter(Store):
             self.key = manager.get_filter_fingerprint_key()
 
     async def add(self, fingerprint: str | CrawlRequest) -> bool:
-        """Add one fingerprint, in one step; tell whether it was new.
+        """Add one fingerprint, in one step. Returns whether it was new.
 
         Args:
             fingerprint: Any text, or a request whose fingerprint is made.
