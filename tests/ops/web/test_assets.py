@@ -57,6 +57,7 @@ def test_nothing_on_the_pages_is_obeyed() -> None:
             id=text, version=text, category=text, name=text, description=text, author=text,
             config_schema=[{"name": text, "options": [{text: text}]}], github_sha=text,
             agent_specs={text: text}, runtime={text: [text]}, github_path=text,
+            faults={"runtime": text},
         )  # fmt: skip
         sheets = [
             make_asset_card(entry),
@@ -164,6 +165,10 @@ async def test_the_pages_and_the_interface(
         page = (await client.get("/assets/google_search?lang=en")).text
         for told in (PATH, SHA, "搜索词", "&#34;handler&#34;: &#34;run&#34;", "数据组"):
             assert told in page
+        await admin.hset("asset:metadata:google_search", "runtime", "{broken")
+        page = (await client.get("/assets/google_search?lang=en")).text
+        assert "The field runtime is left empty, because it cannot be read" in page
+        await library.save(tool(), path=PATH, sha=SHA)
         half = await client.get("/assets/half?lang=en")
         assert "cannot be read" in half.text
         nobody = await client.get("/assets/nobody%2F%3Cb%3E?lang=en")

@@ -111,6 +111,10 @@ def make_asset_sheet(asset: Asset) -> JSONObject:
         ],
         "agent_specs": _indent(asset.agent_specs),
         "runtime": _indent(asset.runtime),
+        "faults": [
+            [name, shorten(reason, LONGEST_REASON)]
+            for name, reason in asset.faults.items()
+        ],
     }
 
 
