@@ -35,7 +35,7 @@ from bls_agent.connection.faults import ECHO, ends_connection, redirects, transl
 from bls_agent.connection.orphans import OrphanedConnection, OrphanedConnections
 from bls_agent.connection.reconnect import Gate, Outage
 from bls_agent.connection.route import Route
-from bls_agent.connection.transport import Channel, Pace, abort
+from bls_agent.connection.transport import Channel, ChannelState, Pace, abort
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -103,12 +103,14 @@ class Connection:
     @property
     def connected(self) -> bool:
         """Whether the connection is open as far as we know."""
-        return self._channel is not None and self._channel.error is None
+        return (
+            self._channel is not None and self._channel.state is not ChannelState.ENDED
+        )
 
     @property
     def ready(self) -> bool:
         """Whether a request would leave at once."""
-        return self._channel is not None and self._channel.ready
+        return self._channel is not None and self._channel.state is ChannelState.OPEN
 
     @property
     def engaged(self) -> bool:
@@ -173,7 +175,7 @@ class Connection:
         if not requests:
             return []
         channel = self._channel
-        if channel is None or not channel.ready:
+        if channel is None or channel.state is not ChannelState.OPEN:
             channel = await self._prepare()
         batch = channel.send(requests)
         replies = await batch.future
@@ -250,11 +252,10 @@ class Connection:
             channel = await self._opened()
             if channel.error is not None:  # it ended before this caller's turn came
                 raise translate(channel.error, self.address)
-            congested = channel.congested
-            if congested is None:
+            if channel.state is not ChannelState.CONGESTED:
                 return channel
             said = "the requests before it take more than {} s to leave"
-            await self._await_others(congested.wait, said)
+            await self._await_others(channel.wait_until_left, said)
 
     async def _await_others(
         self, wait: Callable[[], Awaitable[object]], said: str
@@ -278,7 +279,7 @@ class Connection:
             return
         self.route.look_anew(final)
         if channel.pending:
-            channel.drains = True  # what is pending is still read, no more is sent
+            channel.stop_sending()  # what is pending is still read
             return
         self._leave(channel)
 
@@ -294,7 +295,7 @@ class Connection:
     async def post(self, requests: Sequence[Request]) -> None:
         """Send requests without waiting; their replies are pending."""
         channel = self._channel
-        if channel is None or channel.error is not None:
+        if channel is None or channel.state is ChannelState.ENDED:
             channel = await self._opened()
         channel.post(requests)
 
@@ -312,7 +313,7 @@ class Connection:
         try:
             reply, request = await channel.collect(patience)
         except Exception as error:
-            if channel.error is None:
+            if channel.state is not ChannelState.ENDED:
                 raise
             if channel is self._channel:
                 self._channel = None
@@ -328,7 +329,11 @@ class Connection:
         channel.pending -= 1
         if isinstance(reply, RedisUnavailableError):
             self._note_refused(channel, [request], [reply])
-        if channel.drains and not channel.pending and channel is self._channel:
+        if (
+            channel.state is ChannelState.DRAINING
+            and not channel.pending
+            and channel is self._channel
+        ):
             self._channel = None
             channel.drain()
 
@@ -341,7 +346,7 @@ class Connection:
     async def drop(self) -> None:
         """Drop the connection, also one that is being opened; its id counts as lost."""
         channel = self._let_go()
-        if channel is not None and channel.error is None:
+        if channel is not None and channel.state is not ChannelState.ENDED:
             channel.fail(ConnectionError("the connection was given up"))
         else:
             self.route.look_anew()
@@ -439,7 +444,7 @@ class Connection:
         finally:
             self._greeting = None
         channel.server = server
-        channel.established = True
+        channel.record_greeted()
         self._channel = channel
         self.generation += 1
         return channel

@@ -18,6 +18,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from bls_agent.connection.after_fork import keep, sever
@@ -124,6 +125,23 @@ class Batch:
 Collected: TypeAlias = tuple[Reply, Request]
 
 
+class ChannelState(Enum):
+    """The state of a channel; these are all its changes.
+
+    GREETING → OPEN: the server has answered the greeting
+    OPEN → CONGESTED: the transport holds large requests that have not left
+    CONGESTED → OPEN: they have left
+    OPEN, CONGESTED → DRAINING: it answers what was sent, and nothing more is sent
+    every state → ENDED: by the server, by a deadline, by us, or by a fork
+    """
+
+    GREETING = auto()
+    OPEN = auto()
+    CONGESTED = auto()
+    DRAINING = auto()
+    ENDED = auto()
+
+
 class Channel:
     """One open connection, as a protocol of asyncio; never opens again."""
 
@@ -151,12 +169,9 @@ class Channel:
         self._timer: asyncio.TimerHandle | None = None
         self.received = 0  # bytes; with TLS only those of complete records
         self._waiter: asyncio.Future[None] | None = None
-        # While large requests are leaving: an event, set when they have left.
-        self.congested: asyncio.Event | None = None
+        self.state = ChannelState.GREETING
+        self._left = asyncio.Event()  # set when it is congested no more
         self.error: Exception | None = None  # why it ended
-        # drains: it closes with the last reply. established: the server may go on
-        # serving it after a loss.
-        self.drains = self.established = False
         self.pending = 0  # replies to posted requests that are not collected yet
         self._arrived: deque[Collected] = deque()
         self.client_id: int | None = None  # at the server, if that is known
@@ -170,13 +185,8 @@ class Channel:
 
     @property
     def usable(self) -> bool:
-        """Whether a request may be sent over it."""
-        return self.error is None and not self.drains
-
-    @property
-    def ready(self) -> bool:
-        """Whether a request may be sent at once."""
-        return not (self.error is not None or self.drains or self.congested)
+        """Whether a request may be sent over it, at once or when others have left."""
+        return self.state not in (ChannelState.DRAINING, ChannelState.ENDED)
 
     @property
     def unanswered(self) -> bool:
@@ -222,7 +232,7 @@ class Channel:
 
         TimeoutError after ``patience`` seconds, by a timer: a cancel scope costs twice it.
         """
-        if not self._arrived and self.error is None:
+        if not self._arrived and self.state is not ChannelState.ENDED:
             waiter = self._waiter = self._loop.create_future()
             timer = None
             if patience is not None:
@@ -236,33 +246,54 @@ class Channel:
             return self._arrived.popleft()
         raise self.error or TimeoutError
 
+    def record_greeted(self) -> None:
+        """Record that the server has answered the greeting."""
+        self.state = ChannelState.OPEN
+
+    async def wait_until_left(self) -> None:
+        """Wait until it is congested no more."""
+        await self._left.wait()
+
+    def stop_sending(self) -> None:
+        """Send nothing more; its user drains it when the pending replies are collected."""
+        if self.usable:
+            self.state = ChannelState.DRAINING
+            self._left.set()
+
     def drain(self) -> None:
         """Send nothing more, and close when everything is answered."""
-        self.drains = True
+        self.stop_sending()
         if not self._batches:
             self.close()
 
     def close(self) -> None:
         """End the connection in order; waiting callers get an error."""
-        self.established = False
-        self.fail(ConnectionError("the connection was closed"))
+        self.fail(ConnectionError("the connection was closed"), is_loss=False)
 
     def close_from_anywhere(self) -> None:
         """Close it soon, from any thread; no caller can use it any more."""
-        if self.error is None:
+        if self.state is not ChannelState.ENDED:
             try:
                 self._loop.call_soon_threadsafe(self.close)
             except RuntimeError:  # the loop is closed
                 self.forget_loop()
 
-    def fail(self, error: Exception, *, oldest: Exception | None = None) -> None:
+    def fail(
+        self,
+        error: Exception,
+        *,
+        oldest: Exception | None = None,
+        is_loss: bool = True,
+    ) -> None:
         """End the connection; every unanswered request fails with ``error``.
 
         ``oldest`` is the error of the oldest request and of those that waited as long.
+        The owner is told of a loss, because the server may go on serving the connection.
         """
-        if self.error is not None:
+        if self.state is ChannelState.ENDED:
             return
-        self.error = error
+        is_loss = is_loss and self.state is not ChannelState.GREETING
+        self.state, self.error = ChannelState.ENDED, error
         owner = self._owner()
         address = "" if owner is None else owner.address
         self.ended_at = now = self._loop.time()
@@ -275,7 +306,7 @@ class Channel:
                 batch.future.set_exception(
                     translate(reason, address, ambiguous=not batch.unsent)
                 )
-        if owner is not None and self.established:
+        if owner is not None and is_loss:
             owner.note_lost(self)
 
     def forget_parent(self) -> None:
@@ -292,8 +323,8 @@ class Channel:
         _close_without_loop(self._transport)
 
     def _forget(self, reason: str) -> None:
-        if self.error is None:
-            self.error = ConnectionError(reason)
+        if self.state is not ChannelState.ENDED:
+            self.state, self.error = ChannelState.ENDED, ConnectionError(reason)
             self._let_go(wake=False)
 
     def _let_go(self, *, wake: bool = True) -> list[Batch]:
@@ -305,7 +336,7 @@ class Channel:
         self._outbox_size = 0
         if wake:
             self._wake()
-            self.resume_writing()
+            self._left.set()
         return pending
 
     # --- writing
@@ -339,7 +370,7 @@ class Channel:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._outbox or self.error is not None:
+        if not self._outbox or self.state is ChannelState.ENDED:
             return
         data = b"".join(self._outbox)
         self._outbox.clear()
@@ -352,23 +383,22 @@ class Channel:
 
     def pause_writing(self) -> None:
         """Let the next request wait: the transport holds enough."""
-        import asyncio  # noqa: PLC0415 - as above
-
-        if self.congested is None:
-            self.congested = asyncio.Event()
+        if self.state is ChannelState.OPEN:
+            self.state = ChannelState.CONGESTED
+            self._left.clear()
 
     def resume_writing(self) -> None:
         """Let the next request go."""
-        writable, self.congested = self.congested, None
-        if writable is not None:
-            writable.set()
+        if self.state is ChannelState.CONGESTED:
+            self.state = ChannelState.OPEN
+            self._left.set()
 
     # --- reading
 
     def data_received(self, data: bytes) -> None:
         """Parse what has come, and answer the callers."""
         self.received += len(data)
-        if self.error is not None:
+        if self.state is ChannelState.ENDED:
             return
         reader = self._reader
         try:
@@ -420,7 +450,7 @@ class Channel:
             self._stop_timer()  # the next deadline is earlier
         if self._batches:
             self._begin(self._batches[0], now)
-        elif self.drains and not self.pending:
+        elif self.state is ChannelState.DRAINING and not self.pending:
             self.close()
 
     def _understand(self, error: Exception) -> Reply:
@@ -462,7 +492,7 @@ class Channel:
         """
         self._timer = None
         batch = self._batches[0] if self._batches else None
-        if batch is None or batch.posted or self.error is not None:
+        if batch is None or batch.posted or self.state is ChannelState.ENDED:
             return
         now = self._loop.time()
         due = batch.extended or batch.began + self._pace.time_for(batch.size)

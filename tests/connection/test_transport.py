@@ -17,7 +17,7 @@ from bls_agent import RedisUnavailableError
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, packer
 from bls_agent.connection.route import Route
-from bls_agent.connection.transport import FAST, SLOWEST, Pace
+from bls_agent.connection.transport import FAST, SLOWEST, ChannelState, Pace
 from bls_agent.devserver import DevServer
 from tests.harness import are_blocked, eventually, execute
 from tests.kit import Cut, FaultProxy, Flip, Rate, Slices, Swallow
@@ -258,7 +258,7 @@ async def test_a_server_that_reads_nothing_gets_no_heap_of_requests(
         async with anyio.create_task_group() as tasks:
             for number in range(60):
                 tasks.start_soon(connection.call, "SET", f"键{number}", LONG)
-            await eventually(lambda: channel.congested is not None)
+            await eventually(lambda: channel.state is ChannelState.CONGESTED)
             for _ in range(5):
                 await anyio.lowlevel.checkpoint()
             assert channel._transport.get_write_buffer_size() <= 3 * len(LONG)
