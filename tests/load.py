@@ -13,7 +13,7 @@ import anyio
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
 from bls_agent.core.settings import Mode
-from bls_agent.project.receive.inflight import ReliableKeys
+from bls_agent.project.receive.reclaimer import ReliableKeys
 from tests.harness import eventually
 
 MODES: tuple[Mode, ...] = ("blocking", "compat", "auto", "reliable")

@@ -401,7 +401,7 @@ async def begin(console):
 
 def lease():
     receiver = agent._session.receiver
-    return receiver.lease.lease
+    return receiver.list.lease
 """
 
 

@@ -30,9 +30,11 @@ from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.devserver import DevServer
 from bls_agent.project.receive import (
-    inflight as inflight_module,
+    reclaimer as reclaimer_module,
     reliable as reliable_module,
 )
+from bls_agent.project.receive.inflight import ListState, ReliableOptions
+from bls_agent.project.receive.receiver import Start
 from bls_agent.project.receive.reliable import ReliableReceiver
 from tests.corpus.loader import load_commands
 from tests.harness import (
@@ -69,7 +71,7 @@ def make_agent(server: DevServer, **options: Any) -> ProjectAgent:
     return ProjectAgent(PROJECT, redis=server.url, mode="reliable", **options)
 
 
-def ignore(_: object) -> None:
+def ignore(*_: object) -> None:
     pass
 
 
@@ -89,12 +91,14 @@ def make_receiver(
         connections,
         CONTROL,
         lambda *_: None,
-        instance=instance,
-        concurrency=concurrency,
-        lease_ttl=lease_ttl,
-        window=600.0,
-        on_redelivery="run",
-        size_limit=1_000_000,
+        ReliableOptions(
+            instance=instance,
+            concurrency=concurrency,
+            lease_ttl=lease_ttl,
+            window=600.0,
+            on_redelivery="run",
+            size_limit=1_000_000,
+        ),
         report=ignore,
     )
     return connections, receiver
@@ -106,7 +110,7 @@ async def die_holding(
     """Take commands, and be dead for longer than the lease: give what was held."""
     connections, receiver = make_receiver(server, instance, concurrency=concurrency)
     messages = await receiver.receive(count)
-    key = receiver.lease.lease.owner_key
+    key = receiver.list.lease.owner_key
     for connection in connections.all:
         await connection.aclose()
     await redis.delete(key)
@@ -136,6 +140,20 @@ async def mark(number: int, context: CommandContext) -> None:
     if {hold!r}:
         await anyio.sleep({hold!r})
     print("ended", number, flush=True)
+anyio.run(agent.run)
+"""
+
+
+POISONED = """
+import anyio, os
+from bls_agent import ProjectAgent, CommandContext
+agent = ProjectAgent({project!r}, redis={url!r}, mode="reliable", lease_ttl=30,
+                     prefetch=8)
+@agent.command
+async def mark(number: int, context: CommandContext) -> None:
+    if number in {poisoned!r}:
+        os._exit(9)
+    os.write(1, f"({{number}}, {{context.delivery}})\\n".encode())
 anyio.run(agent.run)
 """
 
@@ -351,10 +369,8 @@ async def test_a_dead_letter_after_the_last_delivery(
     own_server: DevServer, admin: Redis, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next delivery makes a dead letter with a record; the list is capped."""
-    limits = (most, *inflight_module.LIMITS[1:])
-    monkeypatch.setattr(inflight_module, "MAX_DELIVERIES", most)
-    monkeypatch.setattr(inflight_module, "LIMITS", limits)
-    monkeypatch.setattr(reliable_module, "MAX_DELIVERIES", most)
+    for module in (reclaimer_module, reliable_module):
+        monkeypatch.setattr(module, "MAX_DELIVERIES", most)
     await admin.rpush(DEAD, *(b"%d" % number for number in range(1_000)))
     await admin.rpush(CONTROL, command_bytes(7), b"[]")
     for delivery in range(1, most + 1):
@@ -463,10 +479,16 @@ IDS: dict[str, tuple[bytes, bytes]] = {
 }
 
 
+@pytest.mark.parametrize("prefetch", [1, 4])
 @pytest.mark.parametrize("name", IDS)
-async def test_duplicates(own_server: DevServer, admin: Redis, name: str) -> None:
-    """An id that has ended is not run again, however it is written."""
-    agent = make_agent(own_server, prefetch=4)
+async def test_duplicates(
+    own_server: DevServer, admin: Redis, name: str, prefetch: int
+) -> None:
+    """An id that has ended is not run again, however it is written.
+
+    One by one, the request that takes the second acknowledges the first.
+    """
+    agent = make_agent(own_server, prefetch=prefetch)
     history = History()
     history.attach(agent)
     first, second = IDS[name]
@@ -592,14 +614,14 @@ async def test_a_late_ack_takes_nothing_away(
     slow, sleeper = make_receiver(own_server, "sleeper")
     quick, other = make_receiver(own_server, "other")
     first = (await sleeper.receive(1))[0]
-    assert first.on_start(first)
+    assert sleeper.begin(first) is Start.RUN
     await admin.delete(owner("sleeper"))
     second = (await other.receive(1))[0]
     assert (first.payload, second.delivery) == (second.payload, 2)
     await sleeper.settle(first)
     assert await admin.lrange(inflight("other"), 0, -1) == [first.payload]
     assert await admin.hlen(DELIVERIES) == 2
-    assert second.on_start(second)
+    assert other.begin(second) is Start.RUN
     await other.settle(second)
     assert await drained(admin)
     for receiver, connections in ((sleeper, slow), (other, quick)):
@@ -630,8 +652,8 @@ async def test_a_swallowed_reply(
         await execute(admin, "ACL", "SETUSER", "agent", "+lrange")
     second = (await receiver.receive(1))[0]
     assert (second.payload, second.delivery) == (command_bytes(1), 1)
-    assert len(receiver.in_flight) == 2
-    assert first.on_start(first)
+    assert len(receiver.list) == 2
+    assert receiver.begin(first) is Start.RUN
     await receiver.close()
     await connections.aclose()
     assert await admin.lrange(CONTROL, 0, -1) == [command_bytes(0), command_bytes(1)]
@@ -649,7 +671,7 @@ async def test_a_lost_connection_is_killed_at_the_server(
         )
         _, receiver = make_receiver(own_server, "a", connections=connections)
         (first,) = await receiver.receive(1)
-        assert first.on_start(first)
+        assert receiver.begin(first) is Start.RUN
         number = getattr(connections, use).client_id
 
         async def is_served() -> bool:
@@ -680,15 +702,15 @@ async def test_a_doubtful_ack_spares_its_twin(
     await admin.rpush(CONTROL, twin, twin)
     connections, receiver = make_receiver(own_server, "a")
     first, second = await receiver.receive(2)
-    assert first.on_start(first)
-    assert second.on_start(second)
+    assert receiver.begin(first) is Start.RUN
+    assert receiver.begin(second) is Start.RUN
     await admin.lrem(
         inflight("a"), 1, twin.decode()
     )  # as the ack did whose answer is lost
-    receiver._is_untidy = True
+    receiver.list.state = ListState.IN_DOUBT
     await receiver.settle(first)
     assert await admin.lrange(inflight("a"), 0, -1) == [twin]
-    assert len(receiver.in_flight) == 1
+    assert len(receiver.list) == 1
     await receiver.settle(second)
     assert await drained(admin)
     await receiver.close()
@@ -703,7 +725,7 @@ async def test_a_link_that_dies_with_an_ack(
     await admin.rpush(CONTROL, command_bytes(0), twin, twin)
     connections, receiver = make_receiver(own_server, "a", lease_ttl=15)
     before, first, second = await receiver.receive(3)
-    assert all(message.on_start(message) for message in (before, first, second))
+    assert all(receiver.begin(one) is Start.RUN for one in (before, first, second))
     await receiver.settle(before)  # from now on the server knows the script
     own_server.freeze()
     async with anyio.create_task_group() as tasks:
@@ -724,7 +746,7 @@ async def test_an_ack_of_an_earlier_turn(own_server: DevServer, admin: Redis) ->
     connections, receiver = make_receiver(own_server, "a")
     others, other = make_receiver(own_server, "b")
     first = (await receiver.receive(1))[0]
-    assert first.on_start(first)
+    assert receiver.begin(first) is Start.RUN
     await admin.delete(owner("a"))
     assert (await other.receive(1))[0].delivery == 2
     await other.close()
@@ -748,10 +770,10 @@ async def test_a_name_that_is_in_use(own_server: DevServer, admin: Redis) -> Non
         command_bytes(0),
         command_bytes(1),
     ]
-    keys = {receiver.lease.key for _, receiver in pairs}
+    keys = {receiver.list.lease.key for _, receiver in pairs}
     assert len(keys) == 2
     for (connections, receiver), message in zip(pairs, messages, strict=True):
-        assert message.on_start(message)
+        assert receiver.begin(message) is Start.RUN
         await receiver.settle(message)
         await receiver.close()
         await connections.aclose()
@@ -789,16 +811,16 @@ async def test_losing_the_name_to_another_one(
     await admin.rpush(CONTROL, command_bytes(0), command_bytes(1))
     connections, receiver = make_receiver(own_server, "a")
     started, waiting = await receiver.receive(2)
-    assert started.on_start(started)
+    assert receiver.begin(started) is Start.RUN
     await admin.delete(owner("a"))
     others, other = make_receiver(own_server, "a")
     theirs = await other.receive(2)
     assert [message.delivery for message in theirs] == [2, 2]
     await receiver.settle(started)  # it does not know yet, and is told so
     assert await admin.llen(inflight("a")) == 2
-    assert not waiting.on_start(waiting)
-    await receiver.lease.keep()
-    assert receiver.lease.key != other.lease.key
+    assert receiver.begin(waiting) is Start.SKIP
+    await receiver.list.renew()
+    assert receiver.list.lease.key != other.list.lease.key
     await receiver.settle(started)
     assert await admin.llen(inflight("a")) == 2
     for one, pool in ((receiver, connections), (other, others)):
@@ -1102,6 +1124,109 @@ async def test_corpus_through_the_window(own_server: DevServer, admin: Redis) ->
     assert set(agent.stats().outcomes) <= {"discarded", "duplicate"}
 
 
+@pytest.mark.parametrize(("prefetch", "most"), [(1, 42), (8, 14)])
+async def test_one_request_takes_and_acknowledges(
+    own_server: DevServer, admin: Redis, prefetch: int, most: int
+) -> None:
+    """Quick commands cost one request for each that is taken together."""
+    history = History()
+    agent = make_agent(own_server, prefetch=prefetch, lease_ttl=60)
+    history.attach(agent)
+    async with agent:
+        await agent.ready(5)
+        await eventually(lambda: agent.stats().connections["blocking"])
+        await admin.config_resetstat()
+        await admin.rpush(CONTROL, *map(command_bytes, range(40)))
+        await eventually(lambda: len(history.handled) == 40)
+        await eventually(lambda: drained(admin))
+        calls = await admin.info("commandstats")
+    assert calls["cmdstat_evalsha"]["calls"] <= most
+    assert calls["cmdstat_zremrangebyscore"]["calls"] <= most
+    assert history.handled == list(range(40))
+
+
+async def test_acks_that_no_fetch_takes_along(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Behind a slow command of a quick batch they leave by themselves, all in one request."""
+    agent = make_agent(own_server, prefetch=8, lease_ttl=60)
+    slow, done = anyio.Event(), anyio.Event()
+
+    @agent.command
+    async def mark(number: int) -> None:
+        if number == 12:
+            slow.set()
+            await done.wait()
+
+    async with agent:
+        await agent.ready(5)
+        await admin.rpush(CONTROL, *map(command_bytes, range(16)))
+        await slow.wait()
+        await eventually(lambda: _has_length(admin, inflight("a"), 4))
+        assert await admin.lindex(inflight("a"), 0) == command_bytes(12)
+        assert await admin.hget(LISTS, inflight("a")) == b"1"  # no more is started
+        done.set()
+        await eventually(lambda: drained(admin))
+
+
+async def test_what_a_quick_batch_may_have_started(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """A death in it counts a delivery of all that stand there: some ran, and have no ack."""
+    await admin.rpush(CONTROL, *map(command_bytes, range(8)))
+    connections, receiver = make_receiver(own_server, "victim", concurrency=1)
+    for number in range(2):
+        messages = await receiver.receive(4)
+        for message in messages[: 3 if number else 4]:
+            assert receiver.begin(message) is Start.RUN
+            fetches = not number and message is messages[-1]
+            await receiver.settle(message, fetch_follows=fetches)
+    assert await admin.lrange(inflight("victim"), 0, -1) == [
+        command_bytes(number) for number in range(4, 8)
+    ]
+    for connection in connections.all:
+        await connection.aclose()
+    await admin.delete(owner("victim"))
+    _, again = pair = make_receiver(own_server, "again", concurrency=1)
+    assert [m.delivery for m in await again.receive(4)] == [2, 2, 2, 2]
+    # Of what came back no more is started than the concurrency before the next ack.
+    assert await admin.hget(LISTS, inflight("again")) == b"1"
+    await again.close()
+    await pair[0].aclose()
+
+
+async def test_a_command_that_kills_its_process(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Among quick ones, time after time: it alone becomes a dead letter, and none is lost."""
+    poisoned = {9, 21}
+    payloads = [command_bytes(number) for number in range(30)]
+    await admin.rpush(CONTROL, *payloads)
+    code = POISONED.format(project=PROJECT, url=own_server.url, poisoned=poisoned)
+    handled: list[tuple[int, int]] = []
+    for _ in range(3 * len(poisoned)):
+        done = await anyio.run_process([sys.executable, "-c", code], check=False)
+        assert done.returncode == 9, done.stderr.decode()
+        handled += [eval(line) for line in done.stdout.splitlines()]
+        await admin.delete(*await admin.keys("*:owner"))
+    agent = make_agent(own_server)
+
+    @agent.command
+    async def mark(number: int, context: CommandContext) -> None:
+        handled.append((number, context.delivery))
+
+    async with agent:
+        await eventually(lambda: len({number for number, _ in handled}) == 28)
+        await eventually(lambda: drained(admin))
+    dead = [command_bytes(number) for number in sorted(poisoned)]
+    assert await admin.lrange(DEAD, 0, -1) == dead
+    deliveries: dict[int, list[int]] = {}
+    for number, delivery in handled:
+        deliveries.setdefault(number, []).append(delivery)
+    # Whatever ran before says so when it runs again.
+    assert all(found == sorted(set(found)) for found in deliveries.values())
+
+
 async def test_a_refused_ack_is_one_try_for_all(
     own_server: DevServer, admin: Redis
 ) -> None:
@@ -1142,7 +1267,7 @@ async def test_a_restart_knows_what_its_predecessor_had_started(
     await admin.rpush(CONTROL, command_bytes(0))
     await die_holding(own_server, admin, "a", 1)
     if why == "many lists":
-        monkeypatch.setattr(inflight_module, "LISTS_AT_ONCE", 1)
+        monkeypatch.setattr(reclaimer_module, "LISTS_AT_ONCE", 1)
         for number in range(300):
             name = inflight(f"z{number}")
             await admin.hset(LISTS, name, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -40,10 +41,11 @@ def test_every_history_of_an_agent_keeps_the_promises(
     agent_machine.run(redis_url, mode, 8)
 
 
-async def test_outside_cancellations_in_every_way(redis_url: str) -> None:
+@pytest.mark.parametrize("mode", ["blocking", "reliable"])
+async def test_outside_cancellations_in_every_way(redis_url: str, mode: Any) -> None:
     """0 lost, every cancellation comes out, nothing is left."""
     seed = 20260112
-    assert await cancel_outside(redis_url, 75, seed) > 0
+    assert await cancel_outside(redis_url, 75, seed, mode) > 0
 
 
 async def test_rounds_leave_nothing(redis_url: str) -> None:

@@ -377,14 +377,22 @@ class Command:
             DecodeError: ``too_large``, ``not_utf8``, ``not_json``, ``too_deep``,
                 ``not_an_object``, ``no_command`` or ``bad_args``.
         """
-        fields = decode_object(payload, limit=limit)
+        return cls.from_fields(decode_object(payload, limit=limit), payload, now=now)
+
+    @classmethod
+    def from_fields(cls, fields: JSONObject, payload: bytes, *, now: float) -> Command:
+        """Make a command of the fields that its payload holds.
+
+        Raises:
+            DecodeError: ``no_command`` or ``bad_args``.
+        """
         name = fields.get("command")
         if not isinstance(name, str) or not name.strip():
             raise DecodeError("no_command", payload, "'command' must be a text")
         args: JSONValue = fields.get("args")
         if args is not None and not isinstance(args, dict):
             raise DecodeError("bad_args", payload, "'args' must be an object")
-        return cls._of(fields, _usable_id(fields.get("id")) or new_command_id(now))
+        return cls._of(fields, id_of(fields) or new_command_id(now))
 
     @classmethod
     def peek(cls, payload: bytes) -> Command:
@@ -399,16 +407,18 @@ class Command:
             with suppress(DecodeError):
                 fields = decode_object(text, limit=PEEKED)
                 break
-        return cls._of(fields, _usable_id(fields.get("id")))
+        return cls._of(fields, id_of(fields))
 
     @classmethod
     def _of(cls, fields: JSONObject, id: str) -> Command:  # noqa: A002 - as above
+        timestamp, source = fields.get("timestamp"), fields.get("source")
+        command: JSONValue = fields.get("command")
         args: JSONValue = fields.get("args")
         return cls(
             id=id,
-            timestamp=_text_only(fields.get("timestamp")),
-            source=_text_only(fields.get("source")),
-            command=_text_only(fields.get("command")),
+            timestamp=timestamp if isinstance(timestamp, str) else "",
+            source=source if isinstance(source, str) else "",
+            command=command if isinstance(command, str) else "",
             args=args if isinstance(args, dict) else {},
             broadcast=fields.get("broadcast") is True,
         )
@@ -419,22 +429,21 @@ _FIRST_ID: Final = re.compile(
 )
 
 
-def find_id(payload: bytes, *, limit: int) -> str:
-    """Read the id that the sender of a command gave; ``""`` if there is none."""
+def leading_id(payload: bytes) -> str:
+    """Return the id of a message that is no JSON, if it stands in the first place."""
+    leading = _FIRST_ID.match(payload)
     try:
-        return _usable_id(decode_object(payload, limit=limit).get("id"))
+        return id_of(decode_object(leading[1] + b"}")) if leading else ""
     except DecodeError:
         return ""
 
 
-def _usable_id(value: JSONValue) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    return _text_only(value)
-
-
-def _text_only(value: JSONValue) -> str:
-    return value if isinstance(value, str) else ""
+def id_of(fields: JSONObject) -> str:
+    """Return the id that the sender of a command gave; ``""`` if there is none."""
+    value = fields.get("id")
+    if isinstance(value, str):
+        return value
+    return str(value) if type(value) is int else ""
 
 
 def new_command_id(now: float) -> str:

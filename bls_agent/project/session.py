@@ -227,19 +227,20 @@ class AgentSession:
                 return AutoReceiver(connections, key, self._warn)
             case "reliable":
                 # 3 ms, only where it is used.
+                from bls_agent.project.receive.inflight import ReliableOptions  # noqa: PLC0415
                 from bls_agent.project.receive.reliable import ReliableReceiver  # noqa: PLC0415
 
-                return ReliableReceiver(
-                    connections,
-                    key,
-                    self._warn,
+                options = ReliableOptions(
                     instance=self._state.instance,
                     concurrency=settings.concurrency,
                     lease_ttl=settings.lease_ttl,
                     window=settings.dedup_window,
                     on_redelivery=settings.on_redelivery,
                     size_limit=settings.command_size_limit,
-                    report=runner.report_unstarted,
+                )
+                report = runner.report_unstarted
+                return ReliableReceiver(
+                    connections, key, self._warn, options, report=report
                 )
 
     def start(self) -> None:

@@ -158,7 +158,7 @@ class LeaseState:
     @property
     def valid(self) -> bool:
         """Whether the lease is surely ours now."""
-        return self.is_valid(boot_seconds())
+        return boot_seconds() < self._valid_until
 
     @property
     def arguments(self) -> tuple[str, int, str]:

@@ -168,7 +168,7 @@ async def act_up(kind: str) -> Any:
 @fault(
     "F23",
     "two agents, one ends while the other lives",
-    modes=("blocking", "prefetch", "reliable"),
+    modes=("blocking", "prefetch", "reliable", "reliable, prefetch 8"),
 )
 async def two_agents(stage: Stage) -> None:
     async with stage.load():
@@ -186,7 +186,7 @@ async def two_agents(stage: Stage) -> None:
 @fault(
     "F23-replicas",
     "replicas that come and go while one lives",
-    modes=("blocking", "prefetch", "reliable"),
+    modes=("blocking", "prefetch", "reliable", "reliable, prefetch 8"),
     needs="replicas",
 )
 async def replicas(stage: Stage) -> None:

@@ -27,6 +27,7 @@ LATE = 1.5  # seconds
 NOTICED = 10.0  # seconds within which a half-open link is noticed
 LONGEST = 600  # bytes of what is cut, at most
 BLOCKING, PREFETCH, COMPAT, RELIABLE = "blocking", "prefetch", "compat", "reliable"
+RELIABLE_EIGHT = "reliable, prefetch 8"
 
 
 # Command → modes that send it.
@@ -36,8 +37,8 @@ SWEPT: dict[str, tuple[str, ...]] = {
     "LTRIM": (),
     "BLPOP": (BLOCKING, PREFETCH),
     "LPOP": (PREFETCH,),
-    "BLMOVE": (RELIABLE,),
-    "EVALSHA": (COMPAT, RELIABLE, "run", "heartbeat", "sync"),
+    "BLMOVE": (RELIABLE, RELIABLE_EIGHT),
+    "EVALSHA": (COMPAT, RELIABLE, RELIABLE_EIGHT, "run", "heartbeat", "sync"),
     "XREAD": ("follow",),
     "LRANGE": (COMPAT,),
 }

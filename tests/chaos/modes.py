@@ -82,7 +82,9 @@ def compat(damage: Damage, concurrency: int, prefetch: int) -> Promise:
 
 def reliable(damage: Damage, concurrency: int, prefetch: int) -> Promise:
     return Promise.reliable(
-        deaths=damage.links + damage.killed + damage.forced, concurrency=concurrency
+        deaths=damage.links + damage.killed + damage.forced,
+        concurrency=concurrency,
+        prefetch=prefetch,
     )
 
 
@@ -100,6 +102,14 @@ _AGENT_MODES = [
         {"mode": "reliable"},
         reliable,
         concurrency=2,
+        after_death={"lease_ttl": 2},
+    ),
+    Mode(
+        "reliable, prefetch 8",
+        {"mode": "reliable"},
+        reliable,
+        concurrency=2,
+        prefetch=8,
         after_death={"lease_ttl": 2},
     ),
 ]

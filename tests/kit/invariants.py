@@ -73,14 +73,17 @@ class Promise:
         return cls(repeated=deaths)
 
     @classmethod
-    def reliable(cls, *, deaths: int = 0, concurrency: int = 1) -> Self:
+    def reliable(
+        cls, *, deaths: int = 0, concurrency: int = 1, prefetch: int = 1
+    ) -> Self:
         """At least once.
 
         Args:
             deaths: Processes killed and links broken.
-            concurrency: As the agent's setting: so many may be repeated by each death.
+            concurrency: As the agent's setting.
+            prefetch: As the agent's setting: what has ended may wait for its ack.
         """
-        return cls(repeated=deaths * concurrency)
+        return cls(repeated=deaths * (concurrency + prefetch - 1))
 
 
 @dataclass(frozen=True)

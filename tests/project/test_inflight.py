@@ -4,81 +4,147 @@ from __future__ import annotations
 
 import pytest
 
-from bls_agent.project.receive.inflight import InFlight, Stage
-from bls_agent.project.receive.receiver import Message
+from bls_agent.connection.agent_connections import AgentConnections
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.project.receive.inflight import (
+    InFlightList,
+    ListState,
+    ReliableOptions,
+    Stage,
+)
+from bls_agent.project.receive.receiver import Message, Start
+from bls_agent.project.receive.reclaimer import Reclaimer, ReliableKeys
 
 
-def holding(*payloads: bytes) -> tuple[InFlight, list[Message]]:
+def make_list(on_redelivery: str = "run") -> InFlightList:
+    """A list of which no server is asked."""
+    endpoint = Endpoint.of("redis://127.0.0.1:1/0")
+    connections = AgentConnections(endpoint, "x", timeout=1, reconnect_max=1)
+    keys = ReliableKeys("订单系统_控制")
+    control, complaints = connections.control, connections.complaints
+    options = ReliableOptions("a", 1, 15.0, 600.0, on_redelivery, 1_000)  # type: ignore[arg-type]
+    reclaimer = Reclaimer(control, keys, 15.0, lambda _: None, complaints)
+    return InFlightList(connections, keys, options, reclaimer, lambda _: None)
+
+
+def holding(*payloads: bytes) -> tuple[InFlightList, list[Message]]:
     """Hold messages with these bytes."""
-    holdings = InFlight()
+    inflight = make_list()
     messages = [Message(payload) for payload in payloads]
     for message in messages:
-        holdings.take(message, id=message.payload.decode())
-    return holdings, messages
-
-
-def gone(holdings: InFlight, messages: list[Message]) -> list[bool]:
-    found = [holdings.find(message) for message in messages]
-    return [held is not None and held.gone for held in found]
+        inflight.hold(message, id=message.payload.decode())
+    return inflight, messages
 
 
 @pytest.mark.parametrize(
-    ("held", "missing", "lost"),
+    ("held", "missing", "left"),
     [
         ([], [], []),
-        ([b"a"], [], [False]),
-        ([b"a"], [b"a"], [True]),
-        ([b"a", b"b"], [b"a"], [True, False]),
-        ([b"a", b"a"], [b"a"], [False, True]),
+        ([b"a"], [], [b"a"]),
+        ([b"a"], [b"a"], []),
+        ([b"a", b"b"], [b"a"], [b"b"]),
+        ([b"a", b"a"], [b"a"], [b"a"]),
     ],
 )
-def test_missing(held: list[bytes], missing: list[bytes], lost: list[bool]) -> None:
+def test_missing(held: list[bytes], missing: list[bytes], left: list[bytes]) -> None:
     """What is missing was reclaimed; twins count."""
-    holdings, messages = holding(*held)
-    holdings.mark_missing(missing)
-    assert gone(holdings, messages) == lost
+    inflight, messages = holding(*held)
+    inflight.mark_missing(missing)
+    assert inflight.payloads(*Stage) == left
+    assert len(inflight) == len(messages)
 
 
-def test_of_twins_the_one_that_has_ended_is_missing_first() -> None:
-    """Its ack may have been heard; the one that runs stands there still."""
-    holdings, messages = holding(b"a", b"a")
-    holdings.end(messages[0])
-    holdings.mark_missing([b"a"])
-    assert gone(holdings, messages) == [True, False]
+@pytest.mark.parametrize("ended", [0, 1])
+def test_of_twins_the_one_that_has_ended_is_missing_first(ended: int) -> None:
+    """Its ack may have arrived; the one that runs stands there still."""
+    inflight, messages = holding(b"a", b"a")
+    inflight.end(messages[ended])
+    inflight.mark_missing([b"a"])
+    assert inflight.payloads(Stage.TAKEN) == [b"a"]
+    assert inflight.payloads(Stage.ENDED) == []
+
+
+def start_of(inflight: InFlightList, own_id: str) -> Start:
+    """Take another command with this id, and let it begin."""
+    message = Message(b"another")
+    inflight.hold(message, id=own_id)
+    inflight.state = ListState.OURS
+    inflight.lease.record_renewed(float("inf"))
+    start = inflight.begin(message)
+    inflight.drop(message)
+    return start
 
 
 def test_an_id_in_work_counts_as_long_as_it_stands_in_our_list() -> None:
     """A reclaimed command does not make a duplicate of the one that comes again."""
-    holdings, _ = holding(b"a")
-    assert holdings.has_id("a")
-    holdings.mark_missing([b"a"])
-    assert not holdings.has_id("a")
-    assert not holdings.payloads(*Stage)
-
-
-def test_stages() -> None:
-    """What goes back and what stays is chosen by how far it has come."""
-    holdings, messages = holding(b"a", b"b", b"c")
-    started = holdings.find(messages[1])
-    assert started is not None
-    started.stage = Stage.STARTED
-    holdings.end(messages[2])
-    assert list(holdings.ended) == messages[2:]
-    assert holdings.payloads(Stage.TAKEN, Stage.STARTED) == [b"a", b"b"]
-    holdings.forget_all()
-    assert holdings.payloads(*Stage) == []
-    assert all(message in holdings for message in messages)
+    inflight, _ = holding(b"a")
+    assert start_of(inflight, "a") is Start.DUPLICATE
+    inflight.mark_missing([b"a"])
+    assert start_of(inflight, "a") is Start.RUN
 
 
 def test_an_id_that_several_have_counts_until_the_last_of_them() -> None:
     """Twins of one id are held one by one, whatever becomes of each."""
-    holdings, messages = holding(b"a", b"a", b"a")
-    holdings.drop(messages[0])
-    holdings.drop(messages[0])
-    assert holdings.has_id("a")
-    holdings.mark_missing([b"a"])
-    holdings.drop(messages[1])
-    assert not holdings.has_id("a")
-    holdings.forget_all()
-    holdings.drop(messages[2])
-    assert not len(holdings)
+    inflight, messages = holding(b"a", b"a", b"a")
+    inflight.drop(messages[0])
+    inflight.drop(messages[0])
+    assert start_of(inflight, "a") is Start.DUPLICATE
+    inflight.mark_missing([b"a"])
+    assert start_of(inflight, "a") is Start.DUPLICATE
+    inflight.drop(messages[1])
+    inflight.drop(messages[2])
+    assert start_of(inflight, "a") is Start.RUN
+    assert not len(inflight)
+
+
+def test_commands_without_an_id_are_no_duplicates() -> None:
+    """However many of them are held."""
+    inflight = make_list()
+    inflight.hold(Message(b"a"), id="")
+    assert start_of(inflight, "") is Start.RUN
+
+
+@pytest.mark.parametrize(
+    ("on_redelivery", "start"), [("run", Start.RUN), ("skip", Start.ABANDONED)]
+)
+def test_a_redelivery_is_run_or_skipped(on_redelivery: str, start: Start) -> None:
+    """As the setting has it; a first delivery is run in any case."""
+    inflight = make_list(on_redelivery)
+    first, second = Message(b"a"), Message(b"b", delivery=2)
+    inflight.hold(first, id="a")
+    inflight.hold(second, id="b")
+    inflight.state = ListState.OURS
+    inflight.lease.record_renewed(float("inf"))
+    assert inflight.begin(first) is Start.RUN
+    assert inflight.begin(second) is start
+
+
+@pytest.mark.parametrize("state", ListState)
+def test_what_is_held_starts_while_the_list_may_be_ours(state: ListState) -> None:
+    """Also in doubt; never when another process may have reclaimed it."""
+    inflight, (message,) = holding(b"a")
+    inflight.lease.record_renewed(float("inf"))
+    inflight.state = state
+    may_start = state in (ListState.OURS, ListState.IN_DOUBT)
+    assert (inflight.begin(message) is Start.RUN) == may_start
+    assert (message in inflight) == may_start
+
+
+def test_nothing_starts_behind_the_end_of_the_lease() -> None:
+    """Although nobody has said so yet: the server may have handed it to others."""
+    inflight, (message,) = holding(b"a")
+    inflight.state = ListState.OURS
+    assert inflight.begin(message) is Start.SKIP
+    assert inflight.state is ListState.IN_DOUBT
+
+
+def test_stages() -> None:
+    """What goes back and what stays is chosen by how far it has come."""
+    inflight, messages = holding(b"a", b"b", b"c")
+    inflight.state = ListState.OURS
+    inflight.lease.record_renewed(float("inf"))
+    inflight.begin(messages[1])
+    inflight.end(messages[2])
+    assert list(inflight.ended) == messages[2:]
+    assert inflight.payloads(Stage.STARTED) == [b"b"]
+    assert inflight.payloads(Stage.TAKEN, Stage.STARTED) == [b"a", b"b"]

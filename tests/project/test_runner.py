@@ -124,4 +124,4 @@ async def test_a_command_is_too_old_beyond_its_greatest_age(
         clock=lambda: now,
     )
     command = Command.create("mark", now=now, timestamp=format_timestamp(now - age))
-    assert await runner.run(Message(command.encode())) is kind
+    assert await runner.run(Message(command.encode()), lambda _: None) is kind

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 from redis.asyncio import Redis
@@ -119,20 +119,21 @@ WAYS: tuple[Callable[[ProjectAgent, float], Awaitable[None]], ...] = (
 )  # fmt: skip
 
 
-async def cancel_outside(url: str, rounds: int, seed: int) -> int:
-    """Cancel an agent so many times; give the number of commands that it handled.
+async def cancel_outside(
+    url: str, rounds: int, seed: int, mode: Literal["blocking", "reliable"] = "blocking"
+) -> int:
+    """Cancel an agent so many times; return the number of commands that it handled.
 
     Args:
         url: Where Redis is.
         rounds: How often.
         seed: Of the moments and the ways.
+        mode: How the agent receives.
     """
     rng = random.Random(seed)
     project = f"取消_{secrets.token_hex(4)}"
     history = History()
-    agent = ProjectAgent(
-        project, redis=url, mode="blocking", prefetch=rng.choice([1, 8])
-    )
+    agent = ProjectAgent(project, redis=url, mode=mode, prefetch=rng.choice([1, 8]))
     history.attach(agent)
     async with Redis.from_url(url, protocol=2) as redis:
         await redis.ping()
@@ -164,9 +165,11 @@ if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else secrets.randbits(32)
     print(f"seed {seed}", flush=True)
+    mode: Literal["blocking", "reliable"]
+    mode = "reliable" if "reliable" in sys.argv else "blocking"
     with DevServer() as server:
         handled = anyio.run(
-            cancel_outside, server.url, count, seed,
+            cancel_outside, server.url, count, seed, mode,
             backend_options={"use_uvloop": "uvloop" in sys.argv},
         )  # fmt: skip
     print(f"{count} cancellations, {handled} commands handled, 0 lost")

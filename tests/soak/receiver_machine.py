@@ -203,7 +203,12 @@ class ReceiverMachine(RuleBasedStateMachine):
 
     def receiver_taken(self) -> list[Message]:
         """What the receiver keeps for its next answer."""
-        return list(getattr(self.receiver, "_taken", []))
+        if not isinstance(self.receiver, BlockingReceiver):
+            return []
+        read = self.receiver._read
+        replies, messages = read.replies, self.receiver.leftovers()
+        read.replies = replies  # this was but a look
+        return messages
 
 
 async def _receive(receiver: Receiver, limit: int) -> Sequence[Message]:

@@ -23,22 +23,48 @@ if TYPE_CHECKING:
 class Script:
     """One script; its text is sent only to a server that does not know it yet."""
 
-    def __init__(self, name: str, *, behind: str = "") -> None:
-        """Remember the name; ``behind`` is a file of functions that stands before it."""
+    def __init__(
+        self,
+        name: str,
+        *,
+        behind: str = "",
+        keys: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+    ) -> None:
+        """Remember the name; ``behind`` is a file of functions that stands before it.
+
+        ``keys`` and ``arguments`` are the names under which the script finds them; what
+        is passed beyond the arguments begins at ``ARGV[rest]``.
+        """
         self.name = name
         self._behind = behind
+        self.keys = keys
+        self.arguments = arguments
 
     @cached_property
     def text(self) -> bytes:
         """The Lua source."""
         names = [self._behind, self.name] if self._behind else [self.name]
         files = [Path(__file__).with_name(f"{name}.lua") for name in names]
-        return b"".join(file.read_bytes() for file in files)
+        bound = [
+            *(f"local {name} = KEYS[{at}]\n" for at, name in enumerate(self.keys, 1)),
+            *(
+                f"local {name} = ARGV[{at}]\n"
+                for at, name in enumerate(self.arguments, 1)
+            ),
+        ]
+        if self.arguments:
+            bound.append(f"local rest = {len(self.arguments) + 1}\n")
+        return "".join(bound).encode() + b"".join(file.read_bytes() for file in files)
 
     @cached_property
     def digest(self) -> str:
         """The SHA-1 under which the server knows the script."""
         return hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
+
+    def order(self, **named: Argument) -> list[Argument]:
+        """Put named arguments into the order of the script."""
+        return [named[name] for name in self.arguments]
 
     async def run(
         self,
@@ -47,10 +73,12 @@ class Script:
         arguments: Sequence[Argument],
     ) -> Reply:
         """Run the script; raises as :meth:`Connection.call`."""
-        (reply,) = await run_scripts(connection, [(self, keys, arguments)])
-        if isinstance(reply, RedisUnavailableError):
+        reply = (await connection.call_many([self.request(keys, arguments)]))[0]
+        if not isinstance(reply, RedisUnavailableError):
+            return reply
+        if reply.kind != "no_script":
             raise reply
-        return reply
+        return await connection.call(*self.request(keys, arguments, known=False))
 
     async def run_many(
         self,
@@ -122,19 +150,31 @@ async def find_wrong_type(
 ADD_EVENTS: Final = Script("add_events")
 ADD_MEMBERS: Final = Script("add_members")
 ADD_SEEN: Final = Script("add_seen")
-ACK: Final = Script("ack")
 BEAT: Final = Script("beat", behind="lease")
 CRAWL_PUSH: Final = Script("crawl_push")
 CRAWL_SETTLE: Final = Script("crawl_settle")
 CRAWL_TAKE: Final = Script("crawl_take")
 END_LEASE: Final = Script("end_lease")
-HAND_BACK: Final = Script("hand_back")
+EXCHANGE: Final = Script(
+    "exchange",
+    keys=("control", "inflight", "owner", "lists", "deliveries", "seen"),
+    arguments=("token", "limit", "concurrency", "startable", "window", "ids"),
+)
+HAND_BACK: Final = Script(
+    "hand_back",
+    keys=("control", "inflight", "owner", "lists", "deliveries", "dead_letters"),
+    arguments=("token", "most", "kept", "seconds", "is_final", "stays"),
+)
 HOLD_LEASE: Final = Script("hold_lease", behind="lease")
 HOLD_RUN: Final = Script("hold_run", behind="lease")
 PUT_TEXT: Final = Script("put_text")
-RECLAIM: Final = Script("reclaim", behind="lease")
+RECLAIM: Final = Script(
+    "reclaim",
+    behind="lease",
+    keys=("control", "inflight", "owner", "lists", "deliveries", "dead_letters"),
+    arguments=("milliseconds", "limit", "most", "kept", "seconds"),
+)
 SPEAK: Final = Script("speak")
 SWAP_TEXT: Final = Script("swap_text")
-TAKE: Final = Script("take")
 TRIM_HEAD: Final = Script("trim_head")
 WRITE_ASSET: Final = Script("write_asset")

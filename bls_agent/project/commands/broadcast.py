@@ -15,7 +15,7 @@ import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument
-from bls_agent.core.codec import decode_object, encode_strictly
+from bls_agent.core.codec import encode_strictly
 from bls_agent.core.errors import (
     BlsError,
     RedisRefusedError,
@@ -24,7 +24,7 @@ from bls_agent.core.errors import (
 from bls_agent.core.keys import BROADCAST, CONTROL, place_beside
 from bls_agent.project.commands.dispatcher import BROADCAST_MODE, Dispatcher
 from bls_agent.project.messages import Command
-from bls_agent.project.receive.receiver import Message, Say
+from bls_agent.project.receive.receiver import Message, Warn
 from bls_agent.project.status.replicas import read_replicas
 
 LOOK_EVERY: Final = 1.0  # seconds
@@ -46,21 +46,20 @@ class Broadcasts:
     """Passes broadcasts on to the other living instances, and takes theirs."""
 
     def __init__(
-        self, connections: AgentConnections, project: str, instance: str, say: Say
+        self, connections: AgentConnections, project: str, instance: str, warn: Warn
     ) -> None:
         self._replicas_connection = connections.liveness
         self._connection = connections.control
         self._project = project
         self._instance = instance
-        self._say = say
+        self._warn = warn
 
     async def pass_on(self, message: Message, command: Command) -> None:
         """Push copies without the marker into the inboxes; never raises.
 
         Repeated after a lost connection: a receiver recognises a copy that comes twice.
         """
-        fields = decode_object(message.payload)
-        fields.pop("broadcast", None)
+        fields = {k: v for k, v in message.fields.items() if k != "broadcast"}
         # Equal in all tries of this one, and in no other broadcast.
         fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
         payload = encode_strictly("command", fields)
@@ -75,7 +74,7 @@ class Broadcasts:
                 if not getattr(failure, "ambiguous", False):
                     break
         if failure is not None:
-            self._say(
+            self._warn(
                 "a broadcast has not reached every instance",
                 {"commandId": command.id, "reason": str(failure)},
             )
@@ -106,7 +105,7 @@ class Broadcasts:
                     await self._connection.call("EXPIRE", key, INBOX_TTL)
             except RedisRefusedError as error:
                 metadata: dict[str, object] = {"key": key, "reason": error.kind}
-                self._say("broadcasts do not reach this instance", metadata)
+                self._warn("broadcasts do not reach this instance", metadata)
                 pause = LOOK_AGAIN
             except RedisUnavailableError:
                 pass

@@ -16,7 +16,7 @@ from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.project.commands.runner import CommandRunner
 from bls_agent.project.messages import OutcomeKind
-from bls_agent.project.receive.receiver import Message, Receiver
+from bls_agent.project.receive.receiver import Message, Receiver, Start
 from bls_agent.runtime.tasks import start_soon
 from bls_agent.runtime.threads import HandlerThreads
 
@@ -55,26 +55,20 @@ class Dispatcher:
         self._runner = runner
         self._threads = threads
         self._concurrency = concurrency
-        self._prefetch = prefetch
-        self._backoff = backoff
-        self._complaints = complaints
+        self._intake = Intake(receiver, prefetch, backoff, complaints)
         self._pending: deque[Message] = deque()
         self._idle: deque[anyio.Event] = deque()
         self._workers = 0
         self._group: TaskGroup | None = None
-        self._intake: asyncio.Timeout | None = None  # while a worker fetches
         self._changed: anyio.Event | None = None  # set while a task waits for it
         self._handlers_scope = anyio.CancelScope()
         self.running = 0  # commands whose handler runs now
-
-    @property
-    def stopping(self) -> bool:
-        """Whether no command is started any more."""
-        return self._runner.stopping
+        self.stopping = False  # no command is started any more
 
     def stop_starting(self) -> None:
         """Start no command any more; :meth:`stop` does the rest."""
-        self._runner.stopping = True
+        self.stopping = True
+        self._runner.cancellations_are_ours = True
 
     @property
     def stuck(self) -> int:
@@ -107,7 +101,7 @@ class Dispatcher:
         self._pending.append(message)
         is_last_worker = not self._idle and self._workers >= self._concurrency
         if is_last_worker:
-            self._interrupt_intake()  # the worker that fetches runs it
+            self._intake.interrupt()  # the worker that fetches runs it
         self._announce_change()
 
     async def stop(self, timeout: float) -> None:
@@ -129,8 +123,8 @@ class Dispatcher:
             await self._receiver.close()
 
     async def _end_intake(self) -> None:
-        while self._intake is not None:
-            self._interrupt_intake()
+        while self._intake.running is not None:
+            self._intake.interrupt()
             await self._change()
 
     async def _all_ended(self) -> None:
@@ -184,7 +178,7 @@ class Dispatcher:
         """Whether a worker would find a message to run, or has to fetch one."""
         if self.stopping or not self._has_free_slot():
             return False
-        return bool(self._pending) or self._intake is None
+        return bool(self._pending) or self._intake.running is None
 
     def _announce_change(self) -> None:
         """Wake all tasks that wait for a free slot or a taken command."""
@@ -220,16 +214,30 @@ class Dispatcher:
             self._announce_change()
 
     async def _run_and_free(self, message: Message) -> None:
+        receiver, start = self._receiver, Start.RUN
         try:
-            cancelled = await self._runner.run(message) is OutcomeKind.CANCELLED
-            if message.mode not in TAKEN_FOR_GOOD and not cancelled:
-                await self._receiver.settle(message)
+            if message.mode != BROADCAST_MODE:
+                start = receiver.begin(message)
+            if start is Start.RUN:
+                kind = await self._runner.run(message, receiver.mark_ended)
+            elif start is Start.SKIP:
+                return
+            else:
+                kind = self._runner.report_unstarted(message, OutcomeKind(start.value))
+            if message.mode not in TAKEN_FOR_GOOD and kind is not OutcomeKind.CANCELLED:
+                await receiver.settle(message, fetch_follows=self._fetches_next())
         except Exception as error:  # noqa: BLE001 - ours: the loop goes on
             text = "a command could not be brought to its end\n%s"
             logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
         finally:
             self.running -= 1
             self._announce_change()
+
+    def _fetches_next(self) -> bool:
+        """Whether the worker that has run a message fetches at once."""
+        if self.stopping or self._pending or self._intake.running is not None:
+            return False
+        return self.running + self._threads.stuck <= self._concurrency
 
     async def _next(self) -> Message:
         while True:
@@ -250,24 +258,50 @@ class Dispatcher:
                 self._idle.remove(called)
 
     async def _fetch_more(self) -> None:
-        import asyncio  # noqa: PLC0415 - a scope of anyio costs as much as the request
-
         try:
-            async with asyncio.timeout(None) as self._intake:
-                self._pending.extend(await self._fetch())
-        except TimeoutError:
-            pass  # interrupted
+            self._pending.extend(await self._intake.fetch())
         finally:
-            self._intake = None
             if self.stopping:
                 self._announce_change()
 
-    def _interrupt_intake(self) -> None:
-        if self._intake is not None and not self._intake.expired():
-            self._intake.reschedule(0.0)
 
-    async def _fetch(self) -> Sequence[Message]:
-        """Ask the receiver once; never raises: a failure waits and gives nothing."""
+class Intake:
+    """Fetches messages for one worker at a time; another task may interrupt it."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        prefetch: int,
+        backoff: Backoff,
+        complaints: Complaints,
+    ) -> None:
+        self._receiver = receiver
+        self._prefetch = prefetch
+        self._backoff = backoff
+        self._complaints = complaints
+        self.running: asyncio.Timeout | None = None  # while a worker fetches
+
+    async def fetch(self) -> Sequence[Message]:
+        """Ask the receiver once; no messages if it fails or is interrupted."""
+        import asyncio  # noqa: PLC0415 - a scope of anyio costs as much as the request
+
+        messages: Sequence[Message] = ()
+        try:
+            async with asyncio.timeout(None) as self.running:
+                messages = await self._receive()
+        except TimeoutError:
+            pass  # interrupted
+        finally:
+            self.running = None
+        return messages
+
+    def interrupt(self) -> None:
+        """End the fetch that runs; what it has received meanwhile is kept."""
+        if self.running is not None and not self.running.expired():
+            self.running.reschedule(0.0)
+
+    async def _receive(self) -> Sequence[Message]:
+        """Receive; a failure is logged, and waits before it returns no messages."""
         try:
             messages = await self._receiver.receive(self._prefetch)
         except (RedisUnavailableError, WrongTypeError) as error:
@@ -279,5 +313,6 @@ class Dispatcher:
             logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
             await anyio.sleep(self._backoff.failed())
             return ()
-        self._backoff.succeeded()
+        if self._backoff.failures:
+            self._backoff.succeeded()
         return messages

@@ -186,18 +186,29 @@ class Router:
         """Return every handler that can be reached, in order of registration."""
         return list({**self._builtins, **self._handlers}.values())
 
-    async def dispatch(self, context: CommandContext) -> Any:
-        """Run the middleware and the handler of a command and return its result."""
-        call: CallNext = self._run_handler
-        for middleware in reversed(self._middleware):
-            call = _around(middleware, call)
-        result = await call(context)
+    async def dispatch(
+        self, context: CommandContext, handler: Handler | None = None
+    ) -> Any:
+        """Run the middleware and the handler of a command and return its result.
+
+        ``handler`` is what :meth:`find` has found for it, if the caller has looked; a
+        middleware may change the command, so behind one it is looked for again.
+        """
+        if self._middleware:
+            call: CallNext = self._run_handler
+            for middleware in reversed(self._middleware):
+                call = _around(middleware, call)
+            result = await call(context)
+        else:
+            result = await self._run_handler(context, handler)
         if isinstance(result, _GENERATORS):
             raise TypeError(_NO_GENERATOR)
         return result
 
-    async def _run_handler(self, context: CommandContext) -> Any:
-        handler = self.find(context.command)
+    async def _run_handler(
+        self, context: CommandContext, handler: Handler | None = None
+    ) -> Any:
+        handler = handler or self.find(context.command)
         if handler is not None:
             result = await handler.call(**handler.bind(context))
         elif self._fallback is not None:

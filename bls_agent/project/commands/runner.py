@@ -25,9 +25,15 @@ from bls_agent.core.errors import (
     UnknownCommandError,
     preview,
 )
-from bls_agent.project.commands.router import UNSET, CommandContext, Router
+from bls_agent.project.commands.router import UNSET, CommandContext, Handler, Router
 from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream, describe_error
-from bls_agent.project.messages import Command, Outcome, OutcomeKind
+from bls_agent.project.messages import (
+    Command,
+    Outcome,
+    OutcomeKind,
+    id_of,
+    leading_id,
+)
 from bls_agent.project.receive.receiver import Message
 
 if TYPE_CHECKING:
@@ -99,7 +105,7 @@ class CommandRunner:
         """Remember the running event loop, in which all commands will run."""
         import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot cancel a task
 
-        loop = asyncio.get_running_loop()  # so that no command has to look for it
+        loop = asyncio.get_running_loop()  # once, for all commands
         self._current_task = partial(asyncio.current_task, loop)
         self._router = router
         self._stream = stream
@@ -113,35 +119,33 @@ class CommandRunner:
         # Handlers that ignore their cancellation; their outcome was reported at the
         # deadline, and is not reported again when they end.
         self.resisting = 0
-        # No command is started any more; a cancellation is the agent's end from now
-        # on, and not a handler's own doing.
-        self.stopping = False
+        # A cancellation is the agent's end, and not a handler's own doing.
+        self.cancellations_are_ours = False
 
-    async def run(self, message: Message) -> OutcomeKind | None:
+    async def run(
+        self, message: Message, on_overdue: Callable[[Message], None]
+    ) -> OutcomeKind | None:
         """Run the handler of a message, report its outcome and return its kind.
 
-        ``None`` if another process has it, or its outcome was reported; raises only
-        Ctrl-C.
+        A handler that goes on behind its deadline is reported, ``on_overdue`` is called,
+        and ``None`` is returned when it ends after all. Raises only Ctrl-C.
         """
+        outcome: Outcome | None
         try:
-            outcome = self._accept(message)
-            if isinstance(outcome, Command):
-                command = outcome
-                if command.broadcast and self._pass_on is not None:
-                    await self._pass_on(message, command)
-                outcome = await self._run_command(command, message)
+            found = self._accept(message)
+            if isinstance(found, Outcome):
+                outcome = found
+            else:
+                if found.broadcast and self._pass_on is not None:
+                    await self._pass_on(message, found)
+                outcome = await self._run_command(found, message, on_overdue)
         except KeyboardInterrupt:  # the host's: it goes on to end the loop
             self._report(self._unended(message, OutcomeKind.CANCELLED, _INTERRUPTED))
             raise
         return None if outcome is None else self._report(outcome)
 
-    def _accept(self, message: Message) -> Command | Outcome | None:
+    def _accept(self, message: Message) -> Command | Outcome:
         """Return the command to run, or the outcome of a message that is not run."""
-        if not message.on_start(message):
-            return None
-        if message.preset_outcome is not None:
-            kind = message.preset_outcome
-            return self._unended(message, kind, _UNSTARTED[kind])
         try:
             command = self._decode(message)
         except DecodeError as error:
@@ -156,10 +160,11 @@ class CommandRunner:
                 return _ended(OutcomeKind.REJECTED, command, 0.0, fields)
         return command
 
-    def report_unstarted(self, message: Message) -> None:
+    def report_unstarted(
+        self, message: Message, kind: OutcomeKind = OutcomeKind.CANCELLED
+    ) -> OutcomeKind:
         """Report a message that is not started any more, or was never ours."""
-        kind = message.preset_outcome or OutcomeKind.CANCELLED
-        self._report(self._unended(message, kind, _UNSTARTED[kind]))
+        return self._report(self._unended(message, kind, _UNSTARTED[kind]))
 
     def _report(self, outcome: Outcome) -> OutcomeKind:
         self._outcomes[outcome.kind] += 1
@@ -181,11 +186,15 @@ class CommandRunner:
         return _ended(kind, command, 0.0, {"type": name, "message": text})
 
     def _decode(self, message: Message) -> Command:
-        return Command.decode(
-            message.payload, now=self._clock(), limit=self._size_limit
-        )
+        fields = message.read(self._size_limit)
+        return Command.from_fields(fields, message.payload, now=self._clock())
 
-    async def _run_command(self, command: Command, message: Message) -> Outcome | None:
+    async def _run_command(
+        self,
+        command: Command,
+        message: Message,
+        on_overdue: Callable[[Message], None],
+    ) -> Outcome | None:
         began = time.monotonic()
         handler = self._router.find(command.command)
         own = UNSET if handler is None else handler.timeout
@@ -210,10 +219,10 @@ class CommandRunner:
                 "the handler of %r ignores its cancellation", command.command
             )
             self._report(_timed_out(command, timeout, time.monotonic() - began))
-            message.on_overdue(message)
+            on_overdue(message)
 
         try:
-            kind, result, error = await self._call(context, report)
+            kind, result, error = await self._call(context, handler, report)
         finally:
             self.resisting -= reported
         if reported:
@@ -236,7 +245,7 @@ class CommandRunner:
         """Free the worker of a cancellation by which a handler hit its own task."""
         import asyncio  # noqa: PLC0415 - a yield, and no more
 
-        if self.stopping:
+        if self.cancellations_are_ours:
             return
         while task.cancelling():
             task.uncancel()
@@ -245,7 +254,10 @@ class CommandRunner:
                 await asyncio.sleep(0)
 
     async def _call(
-        self, context: CommandContext, on_resisted: Callable[[], None]
+        self,
+        context: CommandContext,
+        handler: Handler | None,
+        on_resisted: Callable[[], None],
     ) -> _End:
         """Run the handler; whatever it does ends here as an outcome."""
         variables = self._context.copy()
@@ -257,7 +269,7 @@ class CommandRunner:
         end: _End
         try:
             try:
-                coroutine = self._router.dispatch(context)
+                coroutine = self._router.dispatch(context, handler)
                 result = await _run_in(variables, coroutine, deadline.watch)
             finally:
                 timed_out = deadline.end()
@@ -273,7 +285,7 @@ class CommandRunner:
                 end = OutcomeKind.TIMED_OUT, None, {}
             else:
                 await self._absorb_cancellation(task)
-                return _CANCELLED if self.stopping else _failure(error)
+                return _CANCELLED if self.cancellations_are_ours else _failure(error)
         else:
             end = OutcomeKind.SUCCEEDED, result, {}
         if task.cancelling():
@@ -369,12 +381,11 @@ def _timed_out(command: Command, timeout: float | None, seconds: float) -> Outco
 
 def _discarded(error: DecodeError, message: Message) -> Outcome:
     reason = f"{error.reason} ({error.detail})" if error.detail else error.reason
-    peeked = Command.peek(message.payload)
     return Outcome(
         kind=OutcomeKind.DISCARDED,
         command="",
-        command_id=peeked.id,
-        source=peeked.source,
+        command_id=id_of(message.fields) or leading_id(message.payload),
+        source=message.source,
         error={
             "type": "DecodeError",
             "message": reason,

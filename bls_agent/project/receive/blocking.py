@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -23,49 +22,43 @@ MARGIN: Final = 1.0  # seconds a reply may be late before the server is asked
 FIRST_PAUSE: Final = 0.05  # seconds from one UNBLOCK to the next, then twice as many
 PATIENCE: Final = 1.5  # seconds a PING may take before another connection is asked
 
-_Handle = Callable[[Reply], None]
-
 
 class BlockingRead:
-    """A read that is parked at the server over the blocking connection.
+    """Requests that are parked at the server over the blocking connection.
 
     The reply of a cancelled read stays pending, for the next call: it may hold
-    commands.
+    commands. So does a reply that was read and not taken.
     """
 
     def __init__(self, connections: AgentConnections) -> None:
         self._connections = connections
         self._connection = connections.blocking
-        self._handlers: Sequence[_Handle] = ()
-        self._on_refused: Callable[[], None] | None = None
+        # Of the requests sent last, in their order: replies, error replies and, at the
+        # end, the error of a lost connection.
+        self.replies: list[Reply] = []
 
-    async def send(
-        self,
-        requests: Sequence[Request],
-        handlers: Sequence[_Handle],
-        *,
-        on_refused: Callable[[], None] | None = None,
-    ) -> None:
-        """Send requests, each with the handler of its reply in :meth:`wait`.
-
-        With ``on_refused``, all but the first request may be refused.
-        """
-        self._handlers, self._on_refused = handlers, on_refused
+    async def send(self, requests: Sequence[Request]) -> None:
+        """Send requests; their replies come in :meth:`wait`."""
         await self._connection.post(requests)
 
+    def take_replies(self) -> list[Reply]:
+        """Return what has been read, once."""
+        replies, self.replies = self.replies, []
+        return replies
+
     async def wait(self) -> None:
-        """Read all pending replies, and find out what is wrong when they are late.
+        """Read all pending replies, and find out what is wrong when they are overdue.
 
         Overdue is not dead: a server may stand still, a link may be narrow. If the
         server answers PING but nothing arrives here: UNBLOCK, one more grace, then the
-        connection is dropped, with kind ``deaf``. An error reply is raised at the end.
+        connection is dropped, with kind ``deaf``.
         """
         link = self._connections.gate.connect_time  # a slow one is not a dead one
         deadline = BLOCK + MARGIN + link
         released, received = False, self._connection.received
         while self._connection.pending:
             try:
-                await self._read_all(deadline)
+                await self._read_one(deadline)
             except TimeoutError:
                 deadline = BLOCK + MARGIN
             else:
@@ -80,37 +73,18 @@ class BlockingRead:
                 released = True
                 deadline = MARGIN + link
 
-    async def _read_all(self, patience: float) -> None:
-        """Read all pending replies; TimeoutError if one takes ``patience`` seconds.
-
-        A failure is raised at the end only: the other replies may hold commands.
-        """
-        failure: RedisUnavailableError | None = None
-        while self._connection.pending:
-            try:
-                await self._read_one(patience)
-            except RedisUnavailableError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-
     async def _read_one(self, patience: float) -> None:
-        """Read one pending reply and handle it before anything is awaited."""
-        at = len(self._handlers) - self._connection.pending
+        """Read one pending reply; TimeoutError if it takes ``patience`` seconds."""
         try:
-            reply = await self._connection.collect(patience)
-        except RedisRefusedError as error:
-            if self._on_refused is None or not at or error.kind == "wrong_type":
-                raise
-            self._on_refused()
-        else:
-            self._handlers[at](reply)
+            self.replies.append(await self._connection.collect(patience))
+        except RedisUnavailableError as error:
+            self.replies.append(error)
 
     async def _server_answers(self) -> bool:
-        """Whether the server answers, be it by a refusal.
+        """Return whether the server answers a PING over another connection.
 
-        The other connection may have been cut, too: one without an answer is replaced
-        once.
+        A refusal is an answer. The other connection may have been cut, too, so a
+        connection without an answer is replaced once.
         """
         patience = PATIENCE + 2 * self._connections.gate.connect_time
         for wait in (patience, CONNECT_TIMEOUT):
@@ -140,8 +114,8 @@ class BlockingRead:
         with suppress(RedisUnavailableError):
             async with self._connections.admin_connection(
                 self._connection.server
-            ) as beside:
-                await beside.call("CLIENT", "UNBLOCK", number)
+            ) as admin:
+                await admin.call("CLIENT", "UNBLOCK", number)
             return True
         return False
 
@@ -167,8 +141,7 @@ class BlockingRead:
             # Where it cannot be released the block ends by itself.
             wait = pause if released else BLOCK + MARGIN
             try:
-                with suppress(RedisUnavailableError):
-                    await self._read_all(wait)
+                await self._read_one(wait)
                 continue
             except TimeoutError:
                 pause, waited = 2 * pause, waited + wait
@@ -188,54 +161,57 @@ class BlockingReceiver(Receiver):
         self._connections = connections
         self._key = key
         self._connection = connections.blocking
-        self._blocking_read = BlockingRead(connections)
-        self._taken: deque[Message] = deque()
+        self._read = BlockingRead(connections)
+        self._failure: RedisUnavailableError | None = None  # of the last read
         self._stopping = False
         self._can_prefetch = True
 
     async def receive(self, limit: int) -> Sequence[Message]:
-        """Wait up to 2 s for at least one command and take up to ``limit``."""
-        if not self._taken and not self._stopping:
-            try:
-                await self._read(limit)
-            except RedisUnavailableError as error:
-                if not self._taken:
-                    checked_reply(error, self._key)
-        return self.leftovers()
+        """Wait up to 2 s for at least one command and take up to ``limit``.
+
+        A failure is raised only if no command came: the other replies may hold some.
+        """
+        if self._stopping:
+            return ()
+        try:
+            await self._fetch(limit)
+        except RedisUnavailableError as error:
+            self._failure = error
+        messages = self.leftovers()
+        failure, self._failure = self._failure, None
+        if failure is not None and not messages:
+            checked_reply(failure, self._key)
+        return messages
+
+    async def _fetch(self, limit: int) -> None:
+        if not (self._connection.pending or self._read.replies):
+            if self._connection.orphans:
+                await self._connections.kill_orphans(self._connection, kill=False)
+                if self._stopping:
+                    return
+            requests: list[Request] = [("BLPOP", self._key, BLOCK)]
+            if limit > 1 and self._can_prefetch:
+                # Waits in the server's query buffer while the BLPOP blocks: one trip.
+                requests.append(("LPOP", self._key, limit - 1))
+            await self._read.send(requests)
+        await self._read.wait()
 
     def leftovers(self) -> list[Message]:
         """Return what was taken, once."""
-        messages = list(self._taken)
-        self._taken.clear()
+        messages: list[Message] = []
+        for at, reply in enumerate(self._read.take_replies()):
+            if isinstance(reply, RedisUnavailableError):
+                self._note_failure(reply, is_prefetch=at > 0)
+            elif reply:  # the first is the key and one command, the second commands
+                messages += map(Message, reply if at else reply[1:])
         return messages
 
-    async def _read(self, limit: int) -> None:
-        if not self._connection.pending:
-            if self._connection.orphans:
-                await self._connections.kill_orphans(self._connection, kill=False)
-            if self._stopping:
-                return
-            await self._send(limit)
-        await self._blocking_read.wait()
-
-    async def _send(self, limit: int) -> None:
-        requests: list[Request] = [("BLPOP", self._key, BLOCK)]
-        if limit > 1 and self._can_prefetch:
-            # Waits in the server's query buffer while the BLPOP blocks: one trip.
-            requests.append(("LPOP", self._key, limit - 1))
-        handlers = (self._take_first, self._take)[: len(requests)]
-        await self._blocking_read.send(
-            requests, handlers, on_refused=self._stop_prefetching
-        )
-
-    def _take_first(self, reply: Reply) -> None:
-        self._take((reply or [])[1:])
-
-    def _take(self, reply: Reply) -> None:
-        self._taken.extend(map(Message, reply or ()))
-
-    def _stop_prefetching(self) -> None:
-        self._can_prefetch = False  # no LPOP with a count before Redis 6.2
+    def _note_failure(self, error: RedisUnavailableError, *, is_prefetch: bool) -> None:
+        is_refused = isinstance(error, RedisRefusedError) and error.kind != "wrong_type"
+        if is_prefetch and is_refused:
+            self._can_prefetch = False  # no LPOP with a count before Redis 6.2
+        else:
+            self._failure = self._failure or error
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
         """LPUSH the commands to the head of the list, in their order."""
@@ -252,4 +228,4 @@ class BlockingReceiver(Receiver):
     async def stop(self) -> None:
         """Release the parked read; what it brings is in :meth:`leftovers`."""
         self._stopping = True
-        await self._blocking_read.release()
+        await self._read.release()

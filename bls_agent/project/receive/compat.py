@@ -14,7 +14,7 @@ from bls_agent.connection.scripts import TRIM_HEAD
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import checked_reply
 from bls_agent.project.receive.blocking import BlockingReceiver
-from bls_agent.project.receive.receiver import Message, Receiver, Say
+from bls_agent.project.receive.receiver import Message, Receiver, Warn
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ class CompatReceiver(Receiver):
     mode = "compat"
     one_at_a_time = True
 
-    def __init__(self, connections: AgentConnections, key: str, say: Say) -> None:
+    def __init__(self, connections: AgentConnections, key: str, warn: Warn) -> None:
         self._connections = connections
         self._key = key
-        self._say = say
+        self._warn = warn
         self._stopping = anyio.Event()
         self._handled: Message | None = None
         self._in_doubt = False
@@ -68,7 +68,7 @@ class CompatReceiver(Receiver):
             self._quiet_since = now
         return QUIET_POLL if now - self._quiet_since > QUIET_AFTER else POLL
 
-    async def settle(self, message: Message) -> None:
+    async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - cut at once
         """Cut the command that has ended; tried again if Redis is away."""
         self._handled = message
         try:
@@ -86,7 +86,7 @@ class CompatReceiver(Receiver):
         self._handled = None
         in_doubt, self._in_doubt = self._in_doubt, False
         if not found and not in_doubt:
-            self._say(
+            self._warn(
                 "somebody else trimmed the control list: a second consumer? "
                 "compatibility mode allows one. Or the command was withdrawn while it "
                 "ran",
@@ -104,7 +104,7 @@ class CompatReceiver(Receiver):
                     raise
                 self._cuts = self._cuts[1:]
                 if len(self._cuts) == 1:
-                    self._say(
+                    self._warn(
                         "the control list is trimmed without looking (scripts and LREM "
                         "are refused): be the only consumer",
                         {"key": self._key, "reason": error.kind},
@@ -144,11 +144,11 @@ class AutoReceiver(Receiver):
     Logged once in the console log, tried again after a reconnect.
     """
 
-    def __init__(self, connections: AgentConnections, key: str, say: Say) -> None:
+    def __init__(self, connections: AgentConnections, key: str, warn: Warn) -> None:
         self._blocking = BlockingReceiver(connections, key)
-        self._compat = CompatReceiver(connections, key, say)
+        self._compat = CompatReceiver(connections, key, warn)
         self._intake = connections.intake
-        self._say = say
+        self._warn = warn
         self._refused_at = -1  # the connection over which compatibility mode began
 
     async def receive(self, limit: int) -> Sequence[Message]:
@@ -168,7 +168,7 @@ class AutoReceiver(Receiver):
             await self._intake.open()
             self._refused_at = self._intake.generation
             self._use(CompatReceiver)
-            self._say(
+            self._warn(
                 "BLPOP is refused here: receiving in compatibility mode",
                 {"mode": "compat", "reason": error.kind},
             )
@@ -177,7 +177,7 @@ class AutoReceiver(Receiver):
     def _use(self, kind: type[Receiver]) -> None:
         self.mode, self.one_at_a_time = kind.mode, kind.one_at_a_time
 
-    async def settle(self, message: Message) -> None:
+    async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - cut at once
         """Settle what compatibility mode took."""
         await self._compat.settle(message)
 

@@ -1,174 +1,60 @@
-"""What a process has taken and not acknowledged, and the lists of the dead."""
+"""The list of what this process has taken and not acknowledged, at the server and here."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, cast
+from itertools import islice
+from typing import Final, Literal, NamedTuple, cast
 
 import anyio
 
-from bls_agent.connection.connection import Connection
-from bls_agent.connection.reconnect import Complaints
-from bls_agent.connection.scripts import RECLAIM
-from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.core.keys import (
-    DEAD_LETTERS,
-    DELIVERIES,
-    INFLIGHT,
-    INFLIGHT_LISTS,
-    OWNER,
-    SEEN,
-    place_beside,
+from bls_agent.connection.agent_connections import AgentConnections
+from bls_agent.connection.endpoint import Argument
+from bls_agent.connection.scripts import EXCHANGE, HAND_BACK
+from bls_agent.core.errors import DecodeError, RedisUnavailableError
+from bls_agent.project.messages import id_of
+from bls_agent.project.receive.receiver import Message, Start
+from bls_agent.project.receive.reclaimer import (
+    DEAD_LETTER_LIMIT,
+    DELIVERIES_TTL,
+    MAX_DELIVERIES,
+    Reclaimer,
+    ReliableKeys,
 )
-from bls_agent.project.receive.receiver import Message
 from bls_agent.runtime.lease import Lease
 
 logger = logging.getLogger(__name__)
 
-MAX_DELIVERIES: Final = 3
-DEAD_LETTER_LIMIT: Final = 1_000
-LIMITS: Final = (MAX_DELIVERIES, DEAD_LETTER_LIMIT, cast("int", DELIVERIES.ttl))
-LISTS_AT_ONCE: Final = 100  # of a fleet's; the next round finds others
-COMMANDS_AT_ONCE: Final = 100  # so that a script is short
+SEEN_LIMIT: Final = 100_000
+LONGEST_ID: Final = 200  # bytes that are kept of an id; exchange.lua knows it, too
+ACKS_AT_ONCE: Final = 1_000  # so that a script is short
 
 
-class ReliableKeys:
-    """The keys of reliable receiving: beside the control list, in its slot."""
+class ReliableOptions(NamedTuple):
+    """The settings of mode ``reliable``."""
 
-    def __init__(self, control: str) -> None:
-        place = place_beside(control)
-        self.control = control  # the protocol's list, from which commands are taken
-        # A hash: in-flight list → how many of its oldest commands may have been started.
-        self.lists = INFLIGHT_LISTS.locate(place=place)
-        # A hash: how often a command was handed out that came back.
-        self.deliveries = DELIVERIES.locate(place=place)
-        # A sorted set: ids of commands that ended.
-        self.seen = SEEN.locate(place=place)
-        # A list: commands that were handed out too often.
-        self.dead = DEAD_LETTERS.locate(place=place)
-
-    def inflight(self, instance: str) -> str:
-        """The list of the commands that one instance has taken and not ended."""
-        return INFLIGHT.locate(place=place_beside(self.control), instance=instance)
-
-    def owner(self, inflight: str) -> str:
-        """The key that exists as long as the owner of an in-flight list renews it."""
-        return OWNER.locate(place=place_beside(inflight))
-
-    def is_inflight(self, key: str) -> bool:
-        """Whether a name among the lists can be an in-flight list."""
-        return key.startswith(self.inflight("")) and key != self.inflight("")
-
-    def types(self, inflight: str) -> Mapping[str, str]:
-        """Key → the type that it should have."""
-        return {
-            self.control: "list",
-            inflight: "list",
-            self.owner(inflight): "string",
-            self.lists: "hash",
-            self.deliveries: "hash",
-            self.seen: "zset",
-            self.dead: "list",
-        }
+    instance: str
+    concurrency: int
+    lease_ttl: float  # seconds
+    window: float  # seconds for which an id counts as seen
+    on_redelivery: Literal["run", "skip"]
+    size_limit: int  # bytes of a message that is parsed
 
 
-class InFlightLease:
-    """Keeps the lease on this process's in-flight list, or takes another list.
+class ListState(Enum):
+    """What is known of our list at the server; see :class:`InFlightList`."""
 
-    A list that another process owns is left to it, and a fresh name is taken. After an
-    interruption of the lease the list has to be compared: it may have been reclaimed.
-    ``empty`` gives back what a dead process has left in a list; true if its owner
-    lives.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        keys: ReliableKeys,
-        instance: str,
-        ttl: float,
-        *,
-        concurrency: int,
-        empty: Callable[[str], Awaitable[bool]],
-        on_renamed: Callable[[], None],
-    ) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._instance = instance
-        self._ttl = ttl
-        self._concurrency = concurrency
-        self._empty = empty
-        self._on_renamed = on_renamed
-        self._lock = anyio.Lock()
-        # The lease on the list that is in use.
-        self.lease = self._make_lease(instance)
-        self.compared = False  # whether the list surely holds what is recorded here
-        self.losses = 0  # how often the lease was interrupted
-        self.length = 0  # commands in the list at the last request
-        self.closed = False
-        self._listed = False  # whether other processes would find the list
-        self._ever = False
-
-    @property
-    def valid(self) -> bool:
-        """Whether the list is surely ours now."""
-        return self.lease.valid and self._listed and not self.closed
-
-    @property
-    def key(self) -> str:
-        """The key of the list that is in use."""
-        return self.lease.key
-
-    async def keep(self) -> None:
-        """Renew the lease, get it back, or get another list; register its name."""
-        async with self._lock:
-            if self.closed:
-                return
-            if not await self.lease.renew():
-                self.compared = self._listed = False
-                self.losses += self._ever
-                in_use = not self._ever and await self._empty(self.lease.key)
-                if in_use or not await self.lease.acquire():
-                    await self._take_another_list()
-            self._ever = True
-            # Each time: a hash that was emptied or deleted must not hide our list.
-            named, length = await self._connection.call_many(
-                [
-                    ("HSET", self._keys.lists, self.lease.key, self._concurrency),
-                    ("LLEN", self.lease.key),
-                ]
-            )
-            if isinstance(named, RedisUnavailableError):
-                raise named
-            self._listed = True
-            self.length = length if isinstance(length, int) else 0
-
-    async def _take_another_list(self) -> None:
-        name = f"{self._instance}~{secrets.token_hex(4)}"
-        fresh = self._make_lease(name)
-        self._on_renamed()
-        self.lease = fresh
-        await fresh.acquire()
-
-    def _make_lease(self, name: str) -> Lease:
-        key = self._keys.inflight(name)
-        return Lease(self._connection, key, self._ttl, is_dead=_is_waited_for)
-
-    async def close(self) -> None:
-        """Acquire and renew nothing any more."""
-        self.closed = True
-        async with self._lock:
-            pass
-
-
-def _is_waited_for(_: str) -> bool:
-    """Wait for the end of a dead owner's lease, too: its list is to be emptied first."""
-    return False
+    UNKNOWN = "unknown"
+    OURS = "ours"
+    IN_DOUBT = "in_doubt"
+    LOST = "lost"
+    CLOSED = "closed"
 
 
 class Stage(Enum):
@@ -179,22 +65,72 @@ class Stage(Enum):
     ENDED = "ended"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class HeldCommand:
     """One command that this process has taken and not acknowledged."""
 
-    id: str  # the id that its sender gave, or ``""``
+    id: str  # under which its end is remembered, or ``""``
+    start: Start  # what becomes of it when its turn comes
     stage: Stage = Stage.TAKEN
-    gone: bool = False  # from our list: another process has reclaimed it
+    reclaimed: bool = False  # it does not stand in our list any more
 
 
-class InFlight:
-    """The commands that this process has taken and not acknowledged."""
+class InFlightList:
+    """Owns an in-flight list: its key and lease, and what is held here of it.
 
-    def __init__(self) -> None:
+    The states, and what leads from one to the next:
+
+    * ``UNKNOWN``: no lease was held yet. :meth:`reconcile` takes it, and gives back what
+      a dead process of this name has left in the list.
+    * ``OURS``: the lease is held, and the list holds exactly what is held here.
+    * ``IN_DOUBT``: a request may or may not have been executed, or a connection was
+      lost. What is held may still be started. :meth:`reconcile` leads to ``OURS``.
+    * ``LOST``: the lease was interrupted, so another process may have reclaimed the
+      list. Nothing is started. :meth:`reconcile` takes the lease again, or that of
+      another list, and leads to ``OURS``.
+    * ``CLOSED``: by :meth:`close`; nothing is taken, started or renewed any more.
+
+    What :meth:`reconcile` does about each command, of which the server has the bytes:
+
+    ======== ============ ================================ ==========================
+    held here in our list why                              what is done
+    ======== ============ ================================ ==========================
+    yes      yes          taken and not acknowledged       nothing
+    yes      no           acknowledged without a reply, or it is marked as reclaimed: not
+                          reclaimed by another process     started, never acknowledged
+    no       yes          its reply was lost, or its slot  it goes back to the head of the
+                          did not become free              control list, uncounted
+    no       no           it has ended                     nothing
+    ======== ============ ================================ ==========================
+
+    The caller holds a lock around all methods that are coroutines, except
+    :meth:`renew`, which must not wait for them.
+    """
+
+    def __init__(
+        self,
+        connections: AgentConnections,
+        keys: ReliableKeys,
+        options: ReliableOptions,
+        reclaimer: Reclaimer,
+        report_dead: Callable[[bytes], None],
+    ) -> None:
+        self._connections = connections
+        self._keys = keys
+        self._options = options
+        self._window_ms = int(options.window * 1000)
+        self._reclaimer = reclaimer
+        self._report_dead = report_dead
+        self._renewing = anyio.Lock()
+        self.lease = self._make_lease(options.instance)
+        self.state = ListState.UNKNOWN
+        self.losses = 0  # how often the lease was interrupted
+        self._doubts = 0  # changes of state that a running comparison has not seen
         self._held: dict[Message, HeldCommand] = {}
+        self._ids: Counter[str] = Counter()  # of what is held and was not reclaimed
         # Those that have ended, in that order: with thousands a search is too slow.
         self.ended: dict[Message, None] = {}
+        self._warned_of_counts = False
 
     def __len__(self) -> int:
         return len(self._held)
@@ -202,13 +138,41 @@ class InFlight:
     def __contains__(self, message: Message) -> bool:
         return message in self._held
 
-    def find(self, message: Message) -> HeldCommand | None:
-        """Return what is known of a message, ``None`` if it is not held."""
-        return self._held.get(message)
+    @property
+    def valid(self) -> bool:
+        """Whether the list is surely ours now, so that what is held may be started."""
+        state = self.state
+        may_be_ours = state is ListState.OURS or state is ListState.IN_DOUBT
+        return may_be_ours and self.lease.valid
 
-    def take(self, message: Message, *, id: str) -> None:  # noqa: A002
-        """Hold a message from now on."""
-        self._held[message] = HeldCommand(id)
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is taken, started or renewed any more."""
+        return self.state is ListState.CLOSED
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the list surely holds what is held here."""
+        is_ours = self.state is ListState.OURS and self.lease.valid
+        return is_ours and not self._connections.blocking.orphans
+
+    # --- what is held here
+
+    def begin(self, message: Message) -> Start:
+        """Decide whether a message may start, at the moment when it is to begin.
+
+        What another process may have reclaimed is dropped; if it still stands in our
+        list it goes back.
+        """
+        held = self._held.get(message)
+        if held is None:
+            return Start.SKIP
+        if held.reclaimed or not self.valid:
+            self.drop(message)
+            self._record_doubt()
+            return Start.SKIP
+        held.stage = Stage.STARTED
+        return held.start
 
     def end(self, message: Message) -> None:
         """Record that a message has ended, if it is held."""
@@ -218,94 +182,292 @@ class InFlight:
             self.ended[message] = None
 
     def drop(self, message: Message) -> None:
-        """Hold it no longer."""
+        """Hold a message no longer."""
         self.ended.pop(message, None)
-        self._held.pop(message, None)
-
-    def has_id(self, id: str) -> bool:  # noqa: A002 - the protocol's name
-        """Whether a command with this id is held and stands in our list."""
-        return any(held.id == id and not held.gone for held in self._held.values())
+        held = self._held.pop(message, None)
+        if held is not None and not held.reclaimed:
+            self._forget_id(held)
 
     def payloads(self, *stages: Stage) -> list[bytes]:
-        """The bytes of what stands in our list, at these stages."""
+        """Return the bytes of what should stand in our list, at these stages."""
         return [
             message.payload
             for message, held in self._held.items()
-            if held.stage in stages and not held.gone
+            if held.stage in stages and not held.reclaimed
         ]
 
     def mark_missing(self, missing: Iterable[bytes]) -> None:
-        """Mark as gone what does not stand in our list: it was reclaimed.
+        """Mark as reclaimed what does not stand in our list.
 
         Of equal commands the one that has ended is missing first, then the latest.
         """
         counts = Counter(missing)
         latest_first = reversed(self._held.items())
         for message, held in sorted(latest_first, key=_is_running):
-            if counts[message.payload] > 0 and not held.gone:
+            if counts[message.payload] > 0 and not held.reclaimed:
                 counts[message.payload] -= 1
-                held.gone = True
+                self._mark_reclaimed(held)
 
-    def forget_all(self) -> None:
-        """Mark everything as gone: the list is not ours any more."""
+    def _mark_reclaimed(self, held: HeldCommand) -> None:
+        held.reclaimed = True
+        self._forget_id(held)
+
+    def _forget_id(self, held: HeldCommand) -> None:
+        if self._ids[held.id] > 1:
+            self._ids[held.id] -= 1
+        else:
+            del self._ids[held.id]
+
+    def hold(self, message: Message, *, id: str, is_seen: bool = False) -> None:  # noqa: A002
+        """Hold a message that was taken; what becomes of it is known from now on."""
+        start = Start.RUN
+        if is_seen or (id and id in self._ids):
+            start = Start.DUPLICATE
+        elif message.delivery > 1 and self._options.on_redelivery == "skip":
+            start = Start.ABANDONED
+        self._held[message] = HeldCommand(id, start)
+        self._ids[id] += 1
+
+    # --- what the server is asked
+
+    async def exchange(
+        self, limit: int, *, startable: int = 0, acks: int = ACKS_AT_ONCE
+    ) -> list[Message]:
+        """Take up to ``limit`` commands and acknowledge what has ended, in one step.
+
+        ``startable`` is how many commands may have been started before the next request,
+        if that is more than ``concurrency``. If the request fails, the list is in doubt,
+        unless the server refused it: it does so before anything is done.
+        """
+        connections, options, lease = self._connections, self._options, self.lease
+        ended = list(islice(self.ended, acks))
+        acknowledged: list[Argument] = []
+        for message in ended:
+            held = self._held[message]
+            is_known = held.start is Start.DUPLICATE  # by the command that runs
+            acknowledged += (message.payload, "" if is_known else held.id)
+            acknowledged.append(0 if held.reclaimed else 1)
+        keys = self._keys
+        try:
+            reply = await EXCHANGE.run(
+                connections.blocking if limit else connections.control,
+                (
+                    *(keys.control, lease.key, lease.owner_key),
+                    *(keys.lists, keys.deliveries, keys.seen),
+                ),
+                [
+                    *EXCHANGE.order(
+                        token=lease.token or "?",
+                        limit=limit,
+                        concurrency=options.concurrency,
+                        startable=max(startable, options.concurrency),
+                        window=self._window_ms,
+                        ids=SEEN_LIMIT,
+                    ),
+                    *acknowledged,
+                ],
+            )
+        except BaseException as error:
+            if getattr(error, "ambiguous", True):  # also when it is cancelled
+                self._record_doubt()
+            raise
+        ours, found = cast("tuple[int, list[tuple[bytes, int, bytes, int]]]", reply)
+        if lease is not self.lease:
+            return []  # another list is in use by now: all that was held is marked
+        # Hold what was taken before what has ended is dropped: a second command with an
+        # id that has just ended is a duplicate.
+        taken = await self._hold_taken(found) if found else []
+        for message in ended:
+            now = self._held.get(message)  # it may have been dropped meanwhile
+            if now is not None and (ours or now.reclaimed):
+                self.drop(message)
+        if not ours:
+            self._record_loss()
+        return taken
+
+    async def _hold_taken(
+        self, found: Sequence[tuple[bytes, int, bytes, int]]
+    ) -> list[Message]:
+        taken: list[Message] = []
+        ids: list[str] = []
+        unread: list[str] = []  # ids that the script could not read
+        for payload, delivery, guess, _ in found:
+            message = Message(payload, max(delivery, 1), "reliable")
+            own = self._id_of(message)
+            if own and own.encode() != guess:
+                unread.append(own)
+            if not delivery:
+                self._warn_of_counts()
+            taken.append(message)
+            ids.append(own)
+        try:
+            seen = await self._look_up(unread) if unread else {}
+        except BaseException:
+            self._record_doubt()  # they stand in our list and are not held
+            raise
+        for message, own, (*_, guess, is_seen) in zip(taken, ids, found, strict=True):
+            known = bool(own) and own.encode() == guess and bool(is_seen)
+            self.hold(message, id=own, is_seen=known or seen.get(own, False))
+        return taken
+
+    async def _look_up(self, ids: list[str]) -> dict[str, bool]:
+        """Return for each id whether it was seen, where the script could not read it."""
+        scores = [("ZSCORE", self._keys.seen, one) for one in ids]
+        replies = await self._connections.control.call_many([("TIME",), *scores])
+        for reply in replies:
+            if isinstance(reply, RedisUnavailableError):
+                raise reply
+        clock, *found = replies
+        since = int(clock[0]) * 1000 + int(clock[1]) // 1000 - self._window_ms
+        return {
+            one: score is not None and float(score) > since
+            for one, score in zip(ids, found, strict=True)
+        }
+
+    def _id_of(self, message: Message) -> str:
+        """Return the id under which the end is remembered; of a long id, its digest."""
+        if not self._window_ms:
+            return ""
+        try:
+            given = id_of(message.read(self._options.size_limit))
+        except DecodeError:
+            return ""
+        encoded = given.encode()
+        if len(encoded) <= LONGEST_ID:
+            return given
+        return "sha256:" + hashlib.sha256(encoded).hexdigest()
+
+    def _warn_of_counts(self) -> None:
+        if not self._warned_of_counts:
+            self._warned_of_counts = True
+            text = "%r does not hold counts alone: such a delivery counts as the first"
+            logger.warning(text, self._keys.deliveries)
+
+    async def reconcile(self) -> None:
+        """Bring list and memory into agreement; see the table above.
+
+        If it fails, the state is as before, or worse.
+        """
+        self._record_doubt()
+        connections = self._connections
+        for connection in (connections.blocking, connections.control):
+            await connections.kill_orphans(connection, kill=True)
+        # Behind all that was sent over either connection and given up by its caller.
+        await self.renew()
+        doubts = self._doubts
+        missing = await self.hand_back(*Stage)
+        if missing is None:
+            self._record_loss()
+            return
+        self.mark_missing(missing)
+        if doubts == self._doubts and self.state is not ListState.CLOSED:
+            self.state = ListState.OURS
+
+    async def hand_back(
+        self, *stay: Stage, is_final: bool = False
+    ) -> list[bytes] | None:
+        """Put everything in our list back except what is at these stages.
+
+        With ``is_final`` the list is given up, and what was started has one more
+        delivery. Returns what should stay and does not stand there; ``None`` if the
+        list is not ours.
+        """
+        connections, lease = self._connections, self.lease
+        blocking = connections.blocking
+        kept = self.payloads(*stay)
+        started = self.payloads(Stage.STARTED) if is_final else []
+        reply = await HAND_BACK.run(
+            connections.control if blocking.pending else blocking,
+            self._keys.moving(lease.key),
+            [
+                *HAND_BACK.order(
+                    token=lease.token or "?",
+                    most=MAX_DELIVERIES,
+                    kept=DEAD_LETTER_LIMIT,
+                    seconds=DELIVERIES_TTL,
+                    is_final=int(is_final),
+                    stays=len(kept),
+                ),
+                *kept,
+                *started,
+            ],
+        )
+        ours, dead, missing = cast("tuple[int, list[bytes], list[bytes]]", reply)
+        for payload in dead:
+            self._report_dead(payload)
+        return missing if ours else None
+
+    # --- the lease
+
+    async def renew(self) -> None:
+        """Renew the lease, get it back, or get another list; register its name.
+
+        A list that another process owns is left to it.
+        """
+        async with self._renewing:
+            if self.state is ListState.CLOSED:
+                return
+            if not await self.lease.renew():
+                is_first = self.state is ListState.UNKNOWN
+                self._record_loss()
+                in_use = is_first and await self._reclaimer.empty(self.lease.key)
+                if in_use or not await self.lease.acquire():
+                    await self._take_another_list()
+                if is_first:
+                    self.state = ListState.IN_DOUBT  # nothing is held yet
+            await self._register()
+
+    async def _register(self) -> None:
+        """Name the list among all lists, each time: it may have been deleted there."""
+        # All may have been started: exchange.lua writes how many.
+        registered, length = await self._connections.control.call_many(
+            [
+                ("HSETNX", self._keys.lists, self.lease.key, "all"),
+                ("LLEN", self.lease.key),
+            ]
+        )
+        if isinstance(registered, RedisUnavailableError):
+            raise registered
+        if isinstance(length, int) and length > len(self.payloads(*Stage)):
+            self._record_doubt()  # more stands there than is held here
+
+    async def _take_another_list(self) -> None:
+        name = f"{self._options.instance}~{secrets.token_hex(4)}"
+        fresh = self._make_lease(name)
         for held in self._held.values():
-            held.gone = True
+            if not held.reclaimed:
+                self._mark_reclaimed(held)
+        self.lease = fresh
+        await fresh.acquire()
+
+    def _make_lease(self, name: str) -> Lease:
+        key, ttl = self._keys.inflight(name), self._options.lease_ttl
+        control = self._connections.control
+        return Lease(control, key, ttl, is_dead=_is_waited_for)
+
+    def _record_doubt(self) -> None:
+        self._doubts += 1
+        if self.state is ListState.OURS:
+            self.state = ListState.IN_DOUBT
+
+    def _record_loss(self) -> None:
+        self._doubts += 1
+        if self.state in (ListState.OURS, ListState.IN_DOUBT):
+            self.losses += 1
+            self.state = ListState.LOST
+        self.lease.step_down()
+
+    async def close(self) -> None:
+        """Take, start and renew nothing any more."""
+        self.state = ListState.CLOSED
+        async with self._renewing:
+            pass
 
 
 def _is_running(item: tuple[Message, HeldCommand]) -> bool:
     return item[1].stage is not Stage.ENDED
 
 
-class Reclaimer:
-    """Puts back into the control list what dead processes have taken."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        keys: ReliableKeys,
-        ttl: float,
-        report_dead: Callable[[bytes], None],
-        complaints: Complaints,
-    ) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._lease_ms = max(1, int(ttl * 1000))
-        self._report_dead = report_dead
-        self._complaints = complaints
-        self.reclaimed = 0  # commands of dead processes, dead letters included
-
-    async def look(self, *, but: str) -> None:
-        """Check the lists of all processes but one, and empty those of the dead."""
-        call, lists = self._connection.call, self._keys.lists
-        found = await call("HRANDFIELD", lists, LISTS_AT_ONCE)
-        names = [name.decode("utf-8", "replace") for name in found]
-        names = [n for n in names if n != but and self._keys.is_inflight(n)]
-        requests = [("PTTL", self._keys.owner(name)) for name in names]
-        left = await self._connection.call_many(requests)
-        for name, answer in zip(names, left, strict=True):
-            # Of a living process the script cuts a lease that is too long.
-            if isinstance(answer, int) and not 0 <= answer <= self._lease_ms:
-                try:
-                    await self.empty(name)
-                except RedisRefusedError as error:
-                    self._complaints.say(f"commands stay in {name!r}", error)
-
-    async def empty(self, name: str) -> bool:
-        """Empty a list unless its owner lives; return whether the owner lives."""
-        keys, moved = self._keys, COMMANDS_AT_ONCE
-        named = [keys.control, name, keys.owner(name)]
-        while moved == COMMANDS_AT_ONCE:
-            reply = await RECLAIM.run(
-                self._connection,
-                [*named, keys.deliveries, keys.dead, keys.lists],
-                [COMMANDS_AT_ONCE, *LIMITS, self._lease_ms],
-            )
-            lives, moved, dead = cast("tuple[int, int, list[bytes]]", reply)
-            if lives:
-                return True
-            self.reclaimed += moved
-            if moved:
-                logger.info("%d commands of a dead process reclaimed: %s", moved, name)
-            for payload in dead:
-                self._report_dead(payload)
-        return False
+def _is_waited_for(_: str) -> bool:
+    """Wait for the end of a dead owner's lease, too: its list is to be emptied first."""
+    return False

@@ -8,23 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.codec import JSONObject, decode_object
+from bls_agent.core.errors import ConfigurationError, DecodeError
 from bls_agent.core.keys import CONTROL, PROJECT_STATUS, shares_slot
-from bls_agent.project.messages import OutcomeKind
 
 # Warns operator and host, of the same thing once a minute.
-Say = Callable[[str, dict[str, object]], None]
-
-
-def _start_always(_: Message) -> bool:
-    return True
-
-
-def _ignore(_: Message) -> None:
-    pass
+Warn = Callable[[str, dict[str, object]], None]
 
 
 @dataclass(eq=False, slots=True)
@@ -34,12 +27,42 @@ class Message:
     payload: bytes
     delivery: int = 1  # how often it was handed out, this time included
     mode: str = "blocking"  # how it was taken
-    # Its outcome, if it is known without running it.
-    preset_outcome: OutcomeKind | None = None
-    # Called right before it is run; if false, another process has it by now.
-    on_start: Callable[[Message], bool] = _start_always
-    # Called when its outcome is reported although its handler goes on.
-    on_overdue: Callable[[Message], None] = _ignore
+    _read: JSONObject | DecodeError | None = None
+
+    def read(self, limit: int) -> JSONObject:
+        """Return the fields; the payload is parsed once.
+
+        Raises DecodeError if it is no JSON object, or longer than ``limit`` bytes.
+        """
+        if self._read is None:
+            try:
+                self._read = decode_object(self.payload, limit=limit)
+            except DecodeError as error:
+                self._read = error
+        if isinstance(self._read, DecodeError):
+            raise self._read
+        return self._read
+
+    @property
+    def fields(self) -> JSONObject:
+        """The fields if the payload was read as an object, else none."""
+        return self._read if isinstance(self._read, dict) else {}
+
+    @property
+    def source(self) -> str:
+        """The sender, or ``""``."""
+        source = self.fields.get("source")
+        return source if isinstance(source, str) else ""
+
+
+class Start(Enum):
+    """Whether a message may be run, decided at the moment when it is to begin."""
+
+    RUN = "run"
+    SKIP = "skip"  # another process has it by now
+    # It is not run, and reported with this outcome.
+    DUPLICATE = "duplicate"
+    ABANDONED = "abandoned"
 
 
 class ReceiverCounts(NamedTuple):
@@ -67,8 +90,18 @@ class Receiver:
         """End the intake: release the parked read and keep what it brings."""
         raise NotImplementedError
 
-    async def settle(self, message: Message) -> None:
-        """Record that a message has ended; not called in mode ``blocking``."""
+    def begin(self, message: Message) -> Start:  # noqa: ARG002 - for subclasses
+        """Decide whether a message may be run now."""
+        return Start.RUN
+
+    def mark_ended(self, message: Message) -> None:
+        """Record that a message's outcome is reported although its handler goes on."""
+
+    async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:
+        """Record that a message has ended; not called in mode ``blocking``.
+
+        ``fetch_follows``: the caller calls :meth:`receive` next, at once.
+        """
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:  # noqa: ARG002 - for subclasses
         """Put messages that were not started back to the head of the list.

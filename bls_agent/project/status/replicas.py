@@ -27,7 +27,7 @@ from bls_agent.core.keys import (
     place_beside,
 )
 from bls_agent.project.messages import LogEntry, Outcome, Status
-from bls_agent.project.receive.receiver import Say
+from bls_agent.project.receive.receiver import Warn
 from bls_agent.runtime.lease import belongs_to_dead, make_token
 
 # Scripts are not allowed or not known, or what the script does is not.
@@ -45,12 +45,12 @@ MANY: Final = 8  # after another
 class ReplicaRegistry:
     """The living instances of a project, and this one among them."""
 
-    def __init__(self, project: str, instance: str, ttl: int, say: Say) -> None:
+    def __init__(self, project: str, instance: str, ttl: int, warn: Warn) -> None:
         self._status_key = PROJECT_STATUS.build(project=project)
         self._key = _key_of(project)
         self._instance = instance
         self._token = make_token(ttl)
-        self._say = say
+        self._warn = warn
         self._namesakes = 0
 
     async def report(self, connection: Connection, status: Status, ttl: int) -> bool:
@@ -70,7 +70,7 @@ class ReplicaRegistry:
         except RedisUnavailableError as error:
             if error.kind not in _REFUSED:
                 raise
-            self._say(
+            self._warn(
                 "replicas cannot speak together here: each writes the status as if "
                 "it were alone",
                 {"key": self._key, "reason": error.kind},
@@ -80,7 +80,7 @@ class ReplicaRegistry:
         self._record_namesake(found=bool(other) and not belongs_to_dead(other))
         if dropped:
             text = f"the list of replicas {self._key!r} held {dropped} entries that no replica writes: they were removed"
-            self._say(text, {"key": self._key})
+            self._warn(text, {"key": self._key})
         return True
 
     def _record_namesake(self, *, found: bool) -> None:
@@ -90,7 +90,7 @@ class ReplicaRegistry:
         else:
             self._namesakes = max(self._namesakes - 1, 0)
         if self._is_shared:
-            self._say(
+            self._warn(
                 f"two processes are called {self._instance!r}: give each an instance "
                 "of its own",
                 {"instance": self._instance},

@@ -1,0 +1,137 @@
+"""The keys of reliable receiving, and the lists of dead processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, cast
+
+from bls_agent.connection.connection import Connection
+from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.scripts import RECLAIM
+from bls_agent.core.errors import RedisRefusedError
+from bls_agent.core.keys import (
+    DEAD_LETTERS,
+    DELIVERIES,
+    INFLIGHT,
+    INFLIGHT_LISTS,
+    OWNER,
+    SEEN,
+    place_beside,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_DELIVERIES: Final = 3
+DEAD_LETTER_LIMIT: Final = 1_000
+DELIVERIES_TTL: Final = cast("int", DELIVERIES.ttl)  # seconds
+LISTS_AT_ONCE: Final = 100  # of a fleet's; the next round finds others
+COMMANDS_AT_ONCE: Final = 100  # so that a script is short
+
+
+class ReliableKeys:
+    """The keys of reliable receiving: beside the control list, in its slot."""
+
+    def __init__(self, control: str) -> None:
+        place = place_beside(control)
+        self.control = control  # the protocol's list, from which commands are taken
+        # A hash: in-flight list → how many of its oldest commands may have been started.
+        self.lists = INFLIGHT_LISTS.locate(place=place)
+        # A hash: how often a command was handed out that came back.
+        self.deliveries = DELIVERIES.locate(place=place)
+        # A sorted set: ids of commands that ended.
+        self.seen = SEEN.locate(place=place)
+        # A list: commands that were handed out too often.
+        self.dead_letters = DEAD_LETTERS.locate(place=place)
+
+    def inflight(self, instance: str) -> str:
+        """The list of the commands that one instance has taken and not ended."""
+        return INFLIGHT.locate(place=place_beside(self.control), instance=instance)
+
+    def owner(self, inflight: str) -> str:
+        """The key that exists as long as the owner of an in-flight list renews it."""
+        return OWNER.locate(place=place_beside(inflight))
+
+    def is_inflight(self, key: str) -> bool:
+        """Whether a name among the lists can be an in-flight list."""
+        return key.startswith(self.inflight("")) and key != self.inflight("")
+
+    def moving(self, inflight: str) -> tuple[str, ...]:
+        """The keys of a script that moves commands back, in its order."""
+        owner = self.owner(inflight)
+        return (
+            *(self.control, inflight, owner, self.lists),
+            *(self.deliveries, self.dead_letters),
+        )
+
+    def types(self, inflight: str) -> Mapping[str, str]:
+        """Key → the type that it should have."""
+        return {
+            self.control: "list",
+            inflight: "list",
+            self.owner(inflight): "string",
+            self.lists: "hash",
+            self.deliveries: "hash",
+            self.seen: "zset",
+            self.dead_letters: "list",
+        }
+
+
+class Reclaimer:
+    """Returns to the control list what dead processes have taken."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: ReliableKeys,
+        ttl: float,
+        report_dead: Callable[[bytes], None],
+        complaints: Complaints,
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._lease_ms = max(1, int(ttl * 1000))
+        self._report_dead = report_dead
+        self._complaints = complaints
+        self.reclaimed = 0  # commands of dead processes, dead letters included
+
+    async def reclaim_all(self, *, but: str) -> None:
+        """Check the lists of all processes but one, and empty those of the dead."""
+        call, lists = self._connection.call, self._keys.lists
+        found = await call("HRANDFIELD", lists, LISTS_AT_ONCE)
+        names = [name.decode("utf-8", "replace") for name in found]
+        names = [n for n in names if n != but and self._keys.is_inflight(n)]
+        requests = [("PTTL", self._keys.owner(name)) for name in names]
+        left = await self._connection.call_many(requests)
+        for name, answer in zip(names, left, strict=True):
+            # Of a living process the script cuts a lease that is too long.
+            if isinstance(answer, int) and not 0 <= answer <= self._lease_ms:
+                try:
+                    await self.empty(name)
+                except RedisRefusedError as error:
+                    self._complaints.say(f"commands stay in {name!r}", error)
+
+    async def empty(self, name: str) -> bool:
+        """Empty a list unless its owner lives; return whether the owner lives."""
+        moved = COMMANDS_AT_ONCE
+        while moved == COMMANDS_AT_ONCE:
+            reply = await RECLAIM.run(
+                self._connection,
+                self._keys.moving(name),
+                RECLAIM.order(
+                    milliseconds=self._lease_ms,
+                    limit=COMMANDS_AT_ONCE,
+                    most=MAX_DELIVERIES,
+                    kept=DEAD_LETTER_LIMIT,
+                    seconds=DELIVERIES_TTL,
+                ),
+            )
+            lives, moved, dead = cast("tuple[int, int, list[bytes]]", reply)
+            if lives:
+                return True
+            self.reclaimed += moved
+            if moved:
+                logger.info("%d commands of a dead process reclaimed: %s", moved, name)
+            for payload in dead:
+                self._report_dead(payload)
+        return False
