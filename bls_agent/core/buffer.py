@@ -201,7 +201,16 @@ class BoundedBuffer(Generic[T]):
                 self._inside = False
 
     def _try_drain(self) -> None:
-        """Drain a few items, unless another thread is about to do so."""
+        """Drain a few items, unless the holder of the lock does so.
+
+        There are four cases:
+
+        1. No thread holds the lock: drain.
+        2. Another thread holds it: return, because that thread or the next call drains.
+        3. This thread holds it and was interrupted inside of a change, by a signal
+           handler or a finaliser: return, because the change must end first.
+        4. This thread holds it and was interrupted outside of a change: drain.
+        """
         left = DRAIN_LIMIT
         while left > 0 and (self._intake or self._refused):
             try:  # around acquire, too: a signal's exception may come right behind it
