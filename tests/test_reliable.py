@@ -502,6 +502,16 @@ async def test_duplicates(
     assert agent.stats().outcomes == {"succeeded": 1, "duplicate": 2}
 
 
+async def test_an_id_that_has_just_ended(own_server: DevServer, admin: Redis) -> None:
+    """The request that acknowledges it takes the next command with this id: a duplicate."""
+    agent, history = make_agent(own_server), History()
+    history.attach(agent)
+    await admin.rpush(CONTROL, *[command_bytes(1)] * 3)
+    async with agent:
+        await eventually(lambda: _ended(agent) == 3)
+    assert history.handled == [1]
+
+
 def _ended(agent: ProjectAgent) -> int:
     return sum(agent.stats().outcomes.values())
 
@@ -1149,7 +1159,7 @@ async def test_acks_that_no_fetch_takes_along(
     own_server: DevServer, admin: Redis
 ) -> None:
     """Behind a slow command of a quick batch they leave by themselves, all in one request."""
-    agent = make_agent(own_server, prefetch=8, lease_ttl=60)
+    agent = make_agent(own_server, prefetch=8, lease_ttl=600)
     slow, done = anyio.Event(), anyio.Event()
 
     @agent.command
@@ -1188,9 +1198,11 @@ async def test_what_a_quick_batch_may_have_started(
         await connection.aclose()
     await admin.delete(owner("victim"))
     _, again = pair = make_receiver(own_server, "again", concurrency=1)
+    again._pace.is_quick = True
     assert [m.delivery for m in await again.receive(4)] == [2, 2, 2, 2]
     # Of what came back no more is started than the concurrency before the next ack.
     assert await admin.hget(LISTS, inflight("again")) == b"1"
+    assert not again._pace.defers
     await again.close()
     await pair[0].aclose()
 
