@@ -67,6 +67,17 @@ class SubjectStage(Stage):
                 self.complain(f"work still waits after {DRAIN_LIMIT:g} s")
             tasks.cancel_scope.cancel()
 
+    def is_done(self) -> bool:
+        """Return whether the effect of all work was seen.
+
+        Where the server forgets, what it has forgotten is never seen: the last piece of
+        work is enough, because nothing is hurt any more.
+        """
+        tally = Tally.of(self.history)
+        if self.damage.server_forgets:
+            return not tally.sent or max(tally.sent, key=int) in tally.handled
+        return not tally.lost
+
     async def numbers(self) -> AsyncGenerator[int]:
         """Yield the numbers of pieces of work, until the faults are over."""
         for number in count(1):
