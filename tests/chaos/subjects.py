@@ -61,9 +61,7 @@ class SubjectStage(Stage):
             yield None
             self._producing = False
             await self._produced.wait()
-            if not await self.wait(
-                lambda: not Tally.of(self.history).lost, DRAIN_LIMIT
-            ):
+            if not await self.wait(self.is_done, DRAIN_LIMIT):
                 self.complain(f"work still waits after {DRAIN_LIMIT:g} s")
             tasks.cancel_scope.cancel()
 

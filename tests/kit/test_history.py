@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -169,6 +170,7 @@ async def test_the_sampler_sees_what_a_console_sees(
 
 async def test_a_footprint_counts_what_is_there() -> None:
     """Descriptors, threads and tasks of this process, and its memory."""
+    gc.collect()  # what other tests have left must not be closed in between
     before = Footprint.take()
     reader, writer = os.pipe()
     over = threading.Event()

