@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import random
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -190,46 +188,11 @@ async def test_a_link_that_breaks_at_the_end(proxy: FaultProxy, admin: Redis) ->
     assert await admin.hget(KEYS.books, "owner") is None
 
 
-async def test_connections_that_are_cut_again_and_again(
-    own_server: DevServer, admin: Redis
-) -> None:
-    """A few dozen cuts under a writer that does not stop."""
-    rng = random.Random(5)
-    async with (
-        EventStore(own_server.url, timeout=1.0) as store,
-        store.run(1, coalesce=0, lease=1.0) as run,
-    ):
-        count = itertools.count()
-        for _ in range(30):
-            for _ in range(rng.randrange(1, 60)):
-                run.emit("a", "b", {"n": next(count)})
-            await anyio.sleep(rng.uniform(0, 0.01))
-            if rng.random() < 0.7:
-                await cut_runs(admin)
-        assert await run.flush(20)
-    assert await numbers(admin) == list(range(next(count)))
-
-
 async def cut_runs(admin: Redis) -> None:
     """Kill the connection of the writer at the server."""
     for client in await admin.client_list():
         if client["name"].startswith("bls-runs"):
             await execute(admin, "CLIENT", "KILL", "ID", client["id"])
-
-
-async def test_redis_killed_and_started_again(
-    own_server: DevServer, admin: Redis
-) -> None:
-    """With its data: nothing lost, nothing twice, still ours."""
-    async with EventStore(own_server.url) as store, store.run(1, coalesce=0) as run:
-        for turn in range(4):
-            emit(run, 600, turn * 600)
-            if turn % 2:
-                own_server.kill()
-                emit(run, 0)
-                own_server.restart()
-        assert await run.flush(20)
-    assert await numbers(admin) == list(range(2_400))
 
 
 async def test_redis_comes_back_empty() -> None:

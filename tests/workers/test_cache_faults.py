@@ -67,37 +67,6 @@ async def test_clear_raises_while_redis_is_away() -> None:
     await cache.aclose()
 
 
-async def test_redis_killed_in_the_middle(own_server: DevServer) -> None:
-    """No caller notices; when it is back, so are the hits."""
-    async with FunctionCache(own_server.url) as cache:
-        going_on = True
-        wrong = 0
-
-        @cache.cached(ttl=60)
-        async def load(number: int) -> list[int]:
-            await anyio.sleep(0.001)
-            return [number]
-
-        async def call(number: int) -> None:
-            nonlocal wrong
-            while going_on:
-                wrong += await load(number % 3) != [number % 3]
-                await anyio.sleep(0.001)
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(20):
-                tasks.start_soon(call, number)
-            await eventually(lambda: cache.stats(load).hits > 50)
-            await asyncio.to_thread(own_server.kill)
-            before = cache.stats(load).computed
-            await eventually(lambda: cache.stats(load).computed > before + 50)
-            await asyncio.to_thread(own_server.restart)
-            hits = cache.stats(load).hits
-            await eventually(lambda: cache.stats(load).hits > hits + 50)
-            going_on = False
-        assert wrong == 0
-
-
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
 async def test_redis_frozen(own_server: DevServer, plain: bool) -> None:
     """The deadline is paid once; then nobody waits, until it answers again."""
