@@ -139,8 +139,8 @@ class Story:
 
     def show_redis(self, text: str, **values: object) -> None:
         """Write what happens to Redis itself."""
-        told = self.texts[text].format(**values)
-        self.screen.event(self.texts["label_redis"], told, "yellow")
+        text_shown = self.texts[text].format(**values)
+        self.screen.event(self.texts["label_redis"], text_shown, "yellow")
 
     async def send(self, name: str, **args: object) -> Command:
         """Send a command as the console does."""
@@ -196,9 +196,9 @@ class Story:
     async def reject_arguments(self) -> None:
         """Send wrong arguments: each is named, and the handler does not run."""
         command = await self.send("reload", force="yes", fast=1)
-        told = (await self.ended(command, OutcomeKind.REJECTED)).message
-        named = "'force'" in told and "'fast'" in told
-        self.expect(told, holds=named and not self.records_of(command))
+        message = (await self.ended(command, OutcomeKind.REJECTED)).message
+        named = "'force'" in message and "'fast'" in message
+        self.expect(message, holds=named and not self.records_of(command))
 
     async def cut_off(self) -> None:
         """Send a command whose handler takes too long: it is cancelled."""

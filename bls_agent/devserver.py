@@ -321,10 +321,10 @@ def start_for_user(port: int | None, texts: Texts) -> DevServer:
             raise
         server = DevServer()
         server.start()
-        told = texts["port_taken"].format(
+        note = texts["port_taken"].format(
             wanted=DEFAULT_PORT, port=server.port, url=server.url
         )
-        print(told, file=sys.stderr, flush=True)
+        print(note, file=sys.stderr, flush=True)
     return server
 
 
@@ -364,8 +364,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     texts = load_texts("demo", find_language(given, os.environ))
     parser = make_parser(PROGRAM, texts["server_help"], texts)
-    told = texts["opt_port"].format(port=DEFAULT_PORT)
-    parser.add_argument("--port", type=int, metavar="PORT", help=told)
+    help_text = texts["opt_port"].format(port=DEFAULT_PORT)
+    parser.add_argument("--port", type=int, metavar="PORT", help=help_text)
     options = parser.parse_args(given)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, finish)

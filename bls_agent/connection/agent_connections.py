@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 # Seconds between two looks for another server: one request to one sentinel, or a new
 # connection to a node for the map of a cluster, whose nodes tell of most moves.
 LOOK_EVERY: Final = {"sentinel": 1.0, "cluster": 10.0}
-LATE: Final = 1.0  # seconds after which a missing answer is a reason to look
+OVERDUE: Final = 1.0  # seconds after which a missing answer is a reason to look
 PACE: Final = 0.5  # seconds between two turns of the loop
 ADMIN_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
 
@@ -128,8 +128,8 @@ class AgentConnections:
                 await anyio.sleep(PACE)
                 now = anyio.current_time()
                 began = (connection.waiting_since for connection in self.all)
-                late = any(at is not None and now - at > LATE for at in began)
-                if late or now >= due:
+                is_overdue = any(at is not None and now - at > OVERDUE for at in began)
+                if is_overdue or now >= due:
                     await self.leave_wrong_servers()
                     due = now + jittered(LOOK_EVERY[topology.kind], rng)
         finally:

@@ -254,18 +254,18 @@ class Connection:
                 raise translate(channel.error, self.address)
             if channel.state is not ChannelState.CONGESTED:
                 return channel
-            said = "the requests before it take more than {} s to leave"
-            await self._await_others(channel.wait_until_left, said)
+            text = "the requests before it take more than {} s to leave"
+            await self._await_others(channel.wait_until_left, text)
 
     async def _await_others(
-        self, wait: Callable[[], Awaitable[object]], said: str
+        self, wait: Callable[[], Awaitable[object]], text: str
     ) -> None:
         """Wait for other callers, behind a gate without a deadline."""
         most = self._timeout if self._gate is None else None
         with anyio.move_on_after(most) as scope:
             await wait()
         if scope.cancelled_caught:
-            reason = said.format(f"{most:g}")
+            reason = text.format(f"{most:g}")
             raise RedisUnavailableError("timeout", reason, address=self.address)
 
     def _note_refused(

@@ -131,8 +131,8 @@ class Endpoint:
         except ConfigurationError as error:
             if error.name == name:
                 raise
-            told = error.value, error.rule, error.remedy
-            raise ConfigurationError(name, *told) from None
+            details = error.value, error.rule, error.remedy
+            raise ConfigurationError(name, *details) from None
 
 
 def _endpoint_of_url(url: str) -> Endpoint:
@@ -169,15 +169,15 @@ def _parse(url: str, shown: str) -> dict[str, Any]:
         raise ConfigurationError("redis", shown, rule) from None
 
 
-def _wrong_part(url: str, said: str) -> str:
+def _wrong_part(url: str, message: str) -> str:
     """Return which part of a URL is wrong, unquoted, because it may be part of a password."""
     place, _, rest = url.partition("://")[2].partition("?")
     _, *after = re.split(r"[/#]", place, maxsplit=1)
     if any("@" in part for part in (*after, rest)):
         return "in a user or password / ? # [ ] are written %2F %3F %23 %5B %5D"
-    if option := re.search(r"for '(\w+)' in", said):
+    if option := re.search(r"for '(\w+)' in", message):
         return f"the value of its option {option[1]!r} is not understood"
-    if said.startswith("Port "):
+    if message.startswith("Port "):
         return "its port is a whole number from 0 to 65535"
     return "its host is not understood"
 

@@ -83,17 +83,17 @@ class Reminders:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._said_at: dict[str, float] = {}
+        self._warned_at: dict[str, float] = {}
 
     def is_due(self, topic: str) -> bool:
         """Return whether to log a topic now; then the topic is not due for a minute."""
         now = self._clock()
-        if now - self._said_at.get(topic, -REMIND_EVERY) < REMIND_EVERY:
+        if now - self._warned_at.get(topic, -REMIND_EVERY) < REMIND_EVERY:
             return False
-        self._said_at.pop(topic, None)
-        if len(self._said_at) >= MOST_TOPICS:  # one for each key of another type
-            self._said_at.pop(next(iter(self._said_at)), None)
-        self._said_at[topic] = now
+        self._warned_at.pop(topic, None)
+        if len(self._warned_at) >= MOST_TOPICS:  # one for each key of another type
+            self._warned_at.pop(next(iter(self._warned_at)), None)
+        self._warned_at[topic] = now
         return True
 
 

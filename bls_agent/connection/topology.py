@@ -51,9 +51,9 @@ def _sum_up(
 ) -> RedisUnavailableError:
     """Make one error of those of all servers; for good if each of them is."""
     refused = all(isinstance(error, RedisRefusedError) for error in failures)
-    said = "; ".join(str(error) for error in failures[:3])
+    reasons = "; ".join(str(error) for error in failures[:3])
     error = RedisRefusedError if refused else RedisUnavailableError
-    return error(kind, f"{reason}: {said}", address=address)
+    return error(kind, f"{reason}: {reasons}", address=address)
 
 
 class SentinelRoute(Route):

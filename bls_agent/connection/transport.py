@@ -301,8 +301,8 @@ class Channel:
         self._transport.abort()  # what is not sent yet must not arrive later
         for batch in pending:
             if not (batch.posted or batch.future.done()):
-                late = now - batch.sent_at >= self._pace.timeout
-                reason = oldest if oldest is not None and late else error
+                is_overdue = now - batch.sent_at >= self._pace.timeout
+                reason = oldest if oldest is not None and is_overdue else error
                 batch.future.set_exception(
                     translate(reason, address, ambiguous=not batch.unsent)
                 )

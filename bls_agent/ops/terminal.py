@@ -133,10 +133,12 @@ def _told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
     outcome = entry.outcome
     if outcome is None:
         return [item for item in entry.metadata.items() if item[0] not in UNTOLD]
-    told = [("truncated", outcome.truncated)] if outcome.truncated else []
+    fields = [("truncated", outcome.truncated)] if outcome.truncated else []
     if outcome.succeeded:
-        return told if outcome.result is None else [*told, ("result", outcome.result)]
-    return told + [item for item in outcome.error.items() if item[0] != "message"]
+        return (
+            fields if outcome.result is None else [*fields, ("result", outcome.result)]
+        )
+    return fields + [item for item in outcome.error.items() if item[0] != "message"]
 
 
 class ReaderGone(Exception):  # noqa: N818 - nothing is wrong: `| head` has enough

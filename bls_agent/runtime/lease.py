@@ -42,7 +42,7 @@ LONGEST_MARGIN: Final = 1.0  # seconds
 MAY_ARRIVE: Final = 25.0  # seconds after a loss in which a request may still be served
 RENEWALS: Final = 3  # in one TTL
 _TOKEN: Final = re.compile(rb"[0-9a-f]+\.(\d{1,15})(?:[@ ]|$)")  # see lease.lua
-_GONE: Final = frozenset("ZXx")  # states of a process that will never run again
+_ENDED: Final = frozenset("ZXx")  # states of a process that will never run again
 
 Run = tuple[list[str], Sequence[Argument]]  # keys and arguments of a script
 
@@ -108,17 +108,17 @@ class LeaseReply(NamedTuple):
     # Seconds until the other lease or value ends; ``None`` for never.
     remaining: float | None = 0.0
     strange: bool = False  # whether another process had overwritten the value
-    whose: str = ""  # the token of the owner, or the key of the wrong type
+    detail: str = ""  # the token of the owner, or the key of the wrong type
 
     @classmethod
     def of(cls, reply: Reply) -> LeaseReply:
         """Read the reply of a script."""
-        what, number, whose = reply
+        what, number, detail = reply
         return cls(
             what.decode(),
             None if number < 0 else number / 1000,
             strange=what == b"written" and number == 1,
-            whose=whose.decode("utf-8", "replace"),
+            detail=detail.decode("utf-8", "replace"),
         )
 
 
@@ -183,8 +183,8 @@ class LeaseState:
         self._valid_until = float("-inf")
         if before is Ownership.OURS and reply.what in ("held", "stands"):
             self.losses += 1
-        if reply.what == "held" and reply.whose != former:
-            self._dead_owner = reply.whose if self._is_dead(reply.whose) else ""
+        if reply.what == "held" and reply.detail != former:
+            self._dead_owner = reply.detail if self._is_dead(reply.detail) else ""
         return reply.what == "lapsed" or bool(self._dead_owner)
 
     def record_renewed(self, sent_at: float) -> None:
@@ -252,8 +252,8 @@ class Lease(LeaseState):
             except BaseException as error:
                 self.record_failure(ambiguous=getattr(error, "ambiguous", True))
                 raise
-            told = LeaseReply.of(reply)
-            again = self.handle_reply(told, sent_at=sent_at, now=boot_seconds())
+            answer = LeaseReply.of(reply)
+            again = self.handle_reply(answer, sent_at=sent_at, now=boot_seconds())
             again = again and takes
         if self.standing is not Ownership.OURS:
             self.forget()
@@ -344,7 +344,7 @@ def is_dead(mark: str) -> bool:
     except (OSError, OverflowError):
         return False
     started, state = _read_start(pid)
-    return bool(started) and (started != parts[2] or state in _GONE)
+    return bool(started) and (started != parts[2] or state in _ENDED)
 
 
 def _read_start(pid: int) -> tuple[str, str]:

@@ -163,7 +163,7 @@ class HeartbeatState:
         standing, key = self.claim.standing, self.claim.key
         error: BlsError | None = None
         if answer.what == "wrong_type":
-            error = WrongTypeError(answer.whose or key, "string")
+            error = WrongTypeError(answer.detail or key, "string")
         elif answer.what in ("held", "stands"):
             error = LeaseHeldError(key, answer.remaining)
         if not self.answered.is_set():

@@ -80,5 +80,5 @@ def test_what_was_said_long_ago_is_forgotten() -> None:
     for number in range(3_000):
         assert complaints.say("not written", WrongTypeError(f"键{number}", "string"))
         clock.now += REMIND_EVERY / 500
-    assert len(complaints._reminders._said_at) <= 1_000
+    assert len(complaints._reminders._warned_at) <= 1_000
     assert not complaints.say("not written", WrongTypeError("键2999", "string"))

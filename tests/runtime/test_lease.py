@@ -97,7 +97,7 @@ async def test_one_owner(connection: Connection, bare: Redis, key: str) -> None:
     await beat(connection, first, b"1")
     answer = await ask(connection, second.write_request(b"2"))
     assert answer.what == "held"
-    assert answer.whose == first.token
+    assert answer.detail == first.token
     assert answer.remaining is not None
     assert 4 < answer.remaining <= 5
     assert await end(connection, second) == 0
@@ -161,7 +161,7 @@ async def test_other_types_stay(connection: Connection, bare: Redis, key: str) -
     assert claim.standing is Ownership.WRONG_TYPE
     await bare.delete(key)
     await bare.rpush(owner_of(key), "a")
-    assert (await ask(connection, claim.write_request(b"1"))).whose == owner_of(key)
+    assert (await ask(connection, claim.write_request(b"1"))).detail == owner_of(key)
     assert await end(connection, claim) == 0
     assert await bare.exists(key) == 0
     assert await bare.lrange(owner_of(key), 0, -1) == [b"a"]

@@ -158,14 +158,14 @@ def check_access(access: Access) -> Iterator[Finding]:
     if not known:
         return
     able = [name for name in ("blocking", "reliable", "compat") if known[name].possible]
-    whose = {"user": show(access.user), "project": show(access.project)}
+    subject = {"user": show(access.user), "project": show(access.project)}
     best = known[able[0]] if able else known["console"]
     if not best.possible:
         lacking = [t.shown for t in known["blocking"].missing if t.right.essential]
-        values = whose | {"missing": ", ".join(dict.fromkeys(lacking))}
+        values = subject | {"missing": ", ".join(dict.fromkeys(lacking))}
         yield Finding("rights-none", Severity.ERROR, SOURCE, values=values)
         return
     for trial in best.missing:
-        values = whose | {"right": trial.shown, "weaker": trial.right.weaker}
+        values = subject | {"right": trial.shown, "weaker": trial.right.weaker}
         values["role"] = best.name
         yield Finding("right-missing", Severity.NOTE, SOURCE, trial.key, values)

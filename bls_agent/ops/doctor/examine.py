@@ -122,8 +122,8 @@ class _Examination:
             await self._examine_known_keys(refusal)
         if self.unread:
             counts = sorted(self.unread.items())
-            said = ", ".join(f"{why}: {count:,}" for why, count in counts)
-            self._add("keys-unread", Severity.WARNING, said)
+            counted = ", ".join(f"{why}: {count:,}" for why, count in counts)
+            self._add("keys-unread", Severity.WARNING, counted)
         # A user's rights are tried before its agent has ever run, too.
         if self.project and not report.keys and not self.user:
             self._add("project-absent", Severity.WARNING, self.project)
@@ -185,7 +185,9 @@ class _Examination:
                     self.report.add(rule.judge(foreign))
         await server.fill(looks)
         self.unread.update(look.refused for look in looks if look.refused)
-        samples = [look.sample for look in looks if not look.refused and not look.gone]
+        samples = [
+            look.sample for look in looks if not look.refused and not look.vanished
+        ]
         for sample in samples:
             sample.now = self.clock() + self.offset
             sample.connected = self.connected

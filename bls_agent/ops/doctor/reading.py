@@ -47,7 +47,7 @@ class Look:
 
     sample: Sample
     refused: str = ""  # why it could not be read
-    gone: bool = False  # it has vanished meanwhile
+    vanished: bool = False  # the key did, between two requests
 
     @property
     def _expected(self) -> RedisType | None:
@@ -64,32 +64,32 @@ class Look:
         return [("PTTL", key), (_LENGTH[expected], key), weight]
 
     def record_first(self, replies: Sequence[Reply]) -> None:
-        lives, told, *usage = replies
-        for reply in (lives, told):
+        lives, answer, *usage = replies
+        for reply in (lives, answer):
             if isinstance(reply, RedisUnavailableError) and reply.kind != "wrong_type":
                 self.refused = reply.kind
                 return
         sample, expected = self.sample, self._expected
         sample.ttl = None if lives < 0 else lives / 1000
-        self.gone = lives == -2  # noqa: PLR2004 - what PTTL says of no key
-        if isinstance(told, RedisUnavailableError):
+        self.vanished = lives == -2  # noqa: PLR2004 - what PTTL says of no key
+        if isinstance(answer, RedisUnavailableError):
             return
         if expected is None:
-            sample.type = told.decode()
+            sample.type = answer.decode()
             return
         sample.type = str(expected)
         if expected is RedisType.STRING:
-            sample.items, sample.size = [told], len(told)
-            sample.complete = len(told) < WHOLE
+            sample.items, sample.size = [answer], len(answer)
+            sample.complete = len(answer) < WHOLE
             return
-        sample.size = told
+        sample.size = answer
         if isinstance(usage[0], int):
-            sample.mean_bytes = usage[0] / max(told, 1)
+            sample.mean_bytes = usage[0] / max(answer, 1)
 
     def second(self) -> list[Request]:
         """Ask for content, or for the type if it is not the expected one."""
         key, expected = encode_key(self.sample.key), self._expected
-        if self.refused or self.gone:
+        if self.refused or self.vanished:
             return []
         if not self.sample.type:
             return [("TYPE", key)]
@@ -129,12 +129,12 @@ class Look:
         sample = self.sample
         refusals = [one for one in replies if isinstance(one, RedisUnavailableError)]
         if refusals and refusals[0].kind == "wrong_type":  # it was replaced just now
-            self.gone = True
+            self.vanished = True
         elif refusals:
             self.refused = refusals[0].kind
         elif not sample.type and replies:
             sample.type = replies[0].decode()
-            self.gone |= sample.type == "none"
+            self.vanished |= sample.type == "none"
         elif replies:
             self._record_content(replies)
             read = len(sample.items) or len(sample.pairs)

@@ -159,7 +159,7 @@ def word(finding: Finding, texts: Texts) -> Words:
     values = dict(finding.values)
     if weaker := values.get("weaker"):  # a sentence of ours: it has a text, too
         values["weaker"] = texts[weaker]
-    said = (
+    sentences = (
         texts[f"{finding.rule}_{part}"].format_map(values) for part in Words._fields
     )
-    return Words(*said)
+    return Words(*sentences)

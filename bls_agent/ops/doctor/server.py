@@ -72,8 +72,8 @@ class Facts:
 
     def number(self, name: str) -> int:
         """Return a number of INFO or CONFIG, 0 if it is missing."""
-        told = self.info.get(name) or self.config.get(name, "")
-        return int(told) if told.isdecimal() else 0
+        reported = self.info.get(name) or self.config.get(name, "")
+        return int(reported) if reported.isdecimal() else 0
 
 
 class Server:
@@ -99,13 +99,13 @@ class Server:
         replies = await self.ask(requests)
         asked = zip(requests, replies, strict=True)
         answers: list[Reply] = [b"" if _refusal(one) else one for one in replies]
-        told = _read_info(answers[0])
-        if told.get("cluster_enabled") == "1":
-            told |= _read_info(await self.one("CLUSTER", "INFO") or b"")
+        reported = _read_info(answers[0])
+        if reported.get("cluster_enabled") == "1":
+            reported |= _read_info(await self.one("CLUSTER", "INFO") or b"")
         rtt, offset = await self._measure(clock)
         return Facts(
             address=self.address,
-            info=told,
+            info=reported,
             config={_text(pair[0]): _text(pair[1]) for pair in answers[2:] if pair},
             rtt=rtt,
             offset=offset,
@@ -170,8 +170,8 @@ def _refusal(reply: Reply) -> str:
     return reply.kind if isinstance(reply, RedisUnavailableError) else ""
 
 
-def _text(told: bytes) -> str:
-    return told.decode("utf-8", "replace")
+def _text(payload: bytes) -> str:
+    return payload.decode("utf-8", "replace")
 
 
 def _read_info(reply: bytes) -> dict[str, str]:
@@ -258,7 +258,7 @@ def _not_persistent(facts: Facts) -> Values | None:
 
 
 def _save_failed(facts: Facts) -> Values | None:
-    failed = [name for name, told in facts.info.items() if told == "err"]
+    failed = [name for name, reported in facts.info.items() if reported == "err"]
     return {"which": ", ".join(failed)} if failed else None
 
 
@@ -271,8 +271,8 @@ def _is_replica(facts: Facts) -> Values | None:
 
 def _unlike(normal: str, name: str, value: str) -> _Check:
     def check(facts: Facts) -> Values | None:
-        told = facts.info.get(name) or facts.config.get(name, normal)
-        return None if told == normal else {value: show(told)}
+        reported = facts.info.get(name) or facts.config.get(name, normal)
+        return None if reported == normal else {value: show(reported)}
 
     return check
 
@@ -290,8 +290,8 @@ def _one_node(facts: Facts) -> Values | None:
 def _not_looked_at(facts: Facts) -> Values | None:
     if not facts.refused:
         return None
-    said = [f"{command} ({why})" for command, why in sorted(facts.refused.items())]
-    return {"commands": ", ".join(said)}
+    refusals = [f"{command} ({why})" for command, why in sorted(facts.refused.items())]
+    return {"commands": ", ".join(refusals)}
 
 
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE

@@ -197,11 +197,11 @@ class Fleet:
         shown, at = self._shown(), self._now()
         marks = {project: state.mark for project, state in shown.items()}
         changed = [name for name, mark in marks.items() if yielded.get(name) != mark]
-        gone = frozenset(yielded.keys() - marks.keys())
+        removed = frozenset(yielded.keys() - marks.keys())
         yielded.clear()
         yielded.update(marks)
         views = {project: shown[project].view(at) for project in changed}
-        return FleetChange(views=views, gone=gone)
+        return FleetChange(views=views, gone=removed)
 
     async def _advance(self) -> None:
         """Read what is due."""

@@ -64,14 +64,14 @@ async def _post_command(request: Request) -> Response:
     """``POST /api/commands``: send a command; with ``wait``, give its outcome."""
     if media_type(request) != "application/json":
         raise HTTPException(415, "the body has to be application/json")
-    told = read_command(await request.body())
-    known = await is_known(request, told.project)
-    if told.wait:
-        sent, outcome = await _send_and_wait(request, told, known=known)
+    asked = read_command(await request.body())
+    known = await is_known(request, asked.project)
+    if asked.wait:
+        sent, outcome = await _send_and_wait(request, asked, known=known)
     else:
-        sent, outcome = await send_command(request, told, create=not known), None
+        sent, outcome = await send_command(request, asked, create=not known), None
     content = {
-        "targetProjectName": told.project,
+        "targetProjectName": asked.project,
         "known": known,
         "id": sent.id,
         "timestamp": sent.timestamp,
@@ -84,18 +84,18 @@ async def _post_command(request: Request) -> Response:
 
 
 async def _send_and_wait(
-    request: Request, told: CommandRequest, *, known: bool
+    request: Request, asked: CommandRequest, *, known: bool
 ) -> tuple[Command, Outcome | None]:
     """Send a command, and read the project's log until its outcome or the deadline."""
     state = web_state(request)
     quota = state.streams.hold(requester(request))
-    with quota, state.logs.join(told.project) as feed:
+    with quota, state.logs.join(asked.project) as feed:
         with anyio.move_on_after(FIRST_WAIT):
             await feed.begun.wait()
         place = feed.ring.end
-        sent = await send_command(request, told, create=not known)
+        sent = await send_command(request, asked, create=not known)
         mark = encode(sent.id)
-        with anyio.move_on_after(told.wait):
+        with anyio.move_on_after(asked.wait):
             while feed.error is None and not state.closing.is_set():
                 await feed.ring.wait(place, 1.0)
                 items, _ = feed.ring.since(place)
@@ -109,15 +109,15 @@ async def _send_and_wait(
 
 
 def _describe_outcome(outcome: Outcome) -> JSONObject:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "kind": outcome.kind.value,
         "durationMs": outcome.duration_ms,
     }
     if outcome.truncated:
-        told["truncated"] = outcome.truncated
+        fields["truncated"] = outcome.truncated
     if outcome.succeeded:
-        return {**told, "result": outcome.result}
-    return {**told, "error": outcome.error}
+        return {**fields, "result": outcome.result}
+    return {**fields, "error": outcome.error}
 
 
 async def _get_commands(request: Request) -> Response:
@@ -153,8 +153,8 @@ async def _delete_command(request: Request) -> Response:
     withdrawn = await withdraw_command(request, project, number)
     if withdrawn is None:
         raise HTTPException(404, "it does not wait: it was taken, or never sent")
-    told = _describe_waiting(withdrawn, web_state(request).console)
-    content = {"projectName": show_name(project), **told}
+    fields = _describe_waiting(withdrawn, web_state(request).console)
+    content = {"projectName": show_name(project), **fields}
     return json_answer(content)
 
 
@@ -215,7 +215,7 @@ async def _get_project(request: Request) -> Response:
     return json_answer(_describe_project(view, state.fleet.seconds_since(name)))
 
 
-def _describe_project(view: ProjectView, late: float) -> JSONObject:
+def _describe_project(view: ProjectView, elapsed: float) -> JSONObject:
     """Describe a project as seen ``late`` seconds ago; ``null`` where unknown."""
     return {
         "projectName": show_name(view.project),
@@ -223,17 +223,17 @@ def _describe_project(view: ProjectView, late: float) -> JSONObject:
         "statusText": view.status_text,
         "reason": view.reason,
         "presence": view.presence.value,
-        "age": later(view.age, late, 3),
-        "ttl": later(view.ttl, -late, 3),
+        "age": later(view.age, elapsed, 3),
+        "ttl": later(view.ttl, -elapsed, 3),
         "queue": view.queue,
         "records": view.records,
-        "lastRecordAge": later(view.last_record_age, late, 3),
+        "lastRecordAge": later(view.last_record_age, elapsed, 3),
         "rate": view.rate,
         "rates": list(view.rates),
         "errors": view.errors,
         "atLeast": view.at_least,
         "lastError": view.last_error and view.last_error.message,
-        "lastErrorAge": later(view.last_error_age, late, 3),
+        "lastErrorAge": later(view.last_error_age, elapsed, 3),
         "changedAt": view.changed_at,
     }
 
@@ -254,7 +254,7 @@ async def _get_changes(request: Request) -> Response:
     return json_answer(content)
 
 
-def _describe_worker(worker: Worker, late: float) -> JSONObject:
+def _describe_worker(worker: Worker, elapsed: float) -> JSONObject:
     """Describe a worker as seen ``late`` seconds ago; ``null`` where unknown."""
     beat = worker.heartbeat
     return {
@@ -264,8 +264,8 @@ def _describe_worker(worker: Worker, late: float) -> JSONObject:
         "status": None if beat is None else beat.status.value,
         "stale": worker.stale,
         "problem": worker.problem,
-        "age": later(worker.age, late, 3),
-        "ttl": later(worker.ttl, -late, 3),
+        "age": later(worker.age, elapsed, 3),
+        "ttl": later(worker.ttl, -elapsed, 3),
         "heartbeat": worker.raw,
     }
 
@@ -275,8 +275,8 @@ async def _get_runs(request: Request) -> Response:
     limit = read_limit(request.query_params.get("limit"))
     watch = web_state(request).runs
     await watch.fresh()
-    told = [_describe_run(run) for run in list(watch.found.values())[:limit]]
-    return json_answer({"runs": told, "total": watch.total, "leftOut": watch.left_out})
+    runs = [_describe_run(run) for run in list(watch.found.values())[:limit]]
+    return json_answer({"runs": runs, "total": watch.total, "leftOut": watch.left_out})
 
 
 def _describe_run(run: RunSummary) -> JSONObject:
@@ -346,9 +346,9 @@ async def _get_asset(request: Request) -> Response:
     return json_answer(asdict(found))
 
 
-def _describe_queue(queue: SeenQueue, late: float) -> JSONObject:
+def _describe_queue(queue: SeenQueue, elapsed: float) -> JSONObject:
     """Describe a queue; ``null`` for unknown counts, and for rates of a first look."""
-    del late  # nothing of it grows older
+    del elapsed  # nothing of it grows older
     view, rates, _ = queue
     return {
         **view.name._asdict(),

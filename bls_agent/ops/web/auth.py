@@ -203,17 +203,17 @@ class Sessions:
         return session.over or idle > self._idle or age > self._lifetime
 
     def _digest(self, token: str) -> bytes:
-        told = token.encode("utf-8", "surrogateescape")
-        return hmac.digest(self._secret, told, hashlib.sha256)
+        encoded = token.encode("utf-8", "surrogateescape")
+        return hmac.digest(self._secret, encoded, hashlib.sha256)
 
     def _make_room(self, user: str, now: float) -> None:
-        gone = [key for key, one in self._sessions.items() if self.is_over(one, now)]
-        left = len(self._sessions) - len(gone)
+        ended = [key for key, one in self._sessions.items() if self.is_over(one, now)]
+        left = len(self._sessions) - len(ended)
         own = [key for key, one in self._sessions.items() if one.user == user]
-        gone += own[: max(0, len(own) - USER_SESSIONS + 1)]
+        ended += own[: max(0, len(own) - USER_SESSIONS + 1)]
         if left >= self._most:
-            gone += list(self._sessions)[: left - self._most + 1]
-        for key in set(gone):
+            ended += list(self._sessions)[: left - self._most + 1]
+        for key in set(ended):
             self._sessions.pop(key).over = True
 
 

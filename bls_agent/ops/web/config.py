@@ -49,14 +49,14 @@ class WebhookTarget:
             sound = parts.scheme in {"http", "https"} and bool(parts.hostname)
             sound = sound and parts.port != 0 and self.url.isascii()
             sound = sound and self.url.isprintable() and " " not in self.url
-            told = sound and "@" in parts.netloc
+            has_credentials = sound and "@" in parts.netloc
         except ValueError:
-            sound = told = False
+            sound = has_credentials = False
         remedy = "Try https://alerts.example/bls."
         if not sound:
             rule = "an address that begins with http:// or https://, in plain ASCII"
             raise ConfigurationError("webhook", "[the address]", rule, remedy)
-        if told:
+        if has_credentials:
             rule = "it holds no user and no password: the signature says who posts"
             raise ConfigurationError("webhook", self.place, rule, remedy)
         _ = self.key

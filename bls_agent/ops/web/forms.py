@@ -255,7 +255,7 @@ class Manual:
     """The commands of an agent; none if it did not answer."""
 
     entries: tuple[Entry, ...]
-    told_at: float  # by a clock that never jumps
+    answered_at: float  # by a clock that never jumps
     asked: bool = True  # as far as is known
 
 
@@ -303,13 +303,13 @@ class HelpCache:
     def get(self, project: str, now: float) -> Manual | None:
         """Return a cached answer that is not too old."""
         manual = self._manuals.get(project)
-        if manual is None or now - manual.told_at > KEPT:
+        if manual is None or now - manual.answered_at > KEPT:
             return None
         return manual
 
     def put(self, project: str, entries: tuple[Entry, ...], now: float) -> Manual:
         """Cache an answer, or that the agent did not answer."""
-        manual = Manual(entries=entries, told_at=now)
+        manual = Manual(entries=entries, answered_at=now)
         self._manuals[project] = manual
         self._manuals.move_to_end(project)
         while len(self._manuals) > MOST_MANUALS:

@@ -189,16 +189,16 @@ class SecurityMiddleware:
 
     async def _log_program_in(self, request: Request) -> None:
         """Check the name and password of a program, which keeps no cookie."""
-        state, told = self._state, _read_basic(request.headers)
-        if request.state.user or told is None or not is_data(request):
+        state, credentials = self._state, _read_basic(request.headers)
+        if request.state.user or credentials is None or not is_data(request):
             return
-        token = "\0".join(("basic", *told))  # no cookie can hold it
+        token = "\0".join(("basic", *credentials))  # no cookie can hold it
         session = state.sessions.find(token, state.now())
         if session is None:
-            if not await _check_password(state, request, *told):
+            if not await _check_password(state, request, *credentials):
                 return
-            state.sessions.start(told[0], state.now(), token)
-        self._set_user(request, told[0])
+            state.sessions.start(credentials[0], state.now(), token)
+        self._set_user(request, credentials[0])
 
     def _set_user(self, request: Request, user: str) -> None:
         request.state.user = user

@@ -129,7 +129,9 @@ class FieldError(Exception):
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self.fields = dict(fields)
-        super().__init__("; ".join(f"{name}: {said}" for name, said in fields.items()))
+        super().__init__(
+            "; ".join(f"{name}: {fault}" for name, fault in fields.items())
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +157,12 @@ _COMMAND_FIELDS: Final = frozenset(
 def read_command(body: bytes) -> CommandRequest:
     """Read the body of ``POST /api/commands``, or name every field that is wrong."""
     try:
-        told = decode(body)
+        decoded = decode(body)
     except DecodeError as error:
         raise FieldError({"body": f"it is no JSON ({error.reason})"}) from None
-    if not isinstance(told, dict):
+    if not isinstance(decoded, dict):
         raise FieldError({"body": "it has to be a JSON object"})
-    fields: dict[str, Any] = dict(told)
+    fields: dict[str, Any] = dict(decoded)
     wrong = {name[:60]: "unknown" for name in fields.keys() - _COMMAND_FIELDS}
     wrong |= _wrong_project(fields)
     wrong |= {name: rule for name, good, rule in _checks(fields) if not good}

@@ -144,24 +144,24 @@ def check_project(request: Request, project: str) -> None:
 
 
 async def send_command(
-    request: Request, told: CommandRequest, *, create: bool = False
+    request: Request, wanted: CommandRequest, *, create: bool = False
 ) -> Command:
     """Send a command in the name of the user, as :meth:`bls_agent.Console.send`."""
     sent_by = _count_command(request)
     sent = await web_state(request).console.send(
-        told.project,
-        told.command,
-        told.args,
-        id=told.id,
+        wanted.project,
+        wanted.command,
+        wanted.args,
+        id=wanted.id,
         create=create,
-        record=told.record,
-        sent_by=sent_by if told.record else "",
-        source=request.state.user or told.source or CONSOLE_SOURCE,
-        timestamp=told.timestamp,
+        record=wanted.record,
+        sent_by=sent_by if wanted.record else "",
+        source=request.state.user or wanted.source or CONSOLE_SOURCE,
+        timestamp=wanted.timestamp,
     )
     # The id is the sender's text: a line end in it would forge a line of the log.
     shown = visible(sent.id)
-    logger.info("%s sent %r (%s) to %r", sent_by, told.command, shown, told.project)
+    logger.info("%s sent %r (%s) to %r", sent_by, wanted.command, shown, wanted.project)
     return sent
 
 

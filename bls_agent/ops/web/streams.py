@@ -183,8 +183,8 @@ NO_RUN: Final = _write_event("run", b"null")
 async def _run_events(request: Request) -> Response:
     """``GET /events/runs/{run}``: the newest events of a run, and what follows."""
     run_id = run_in_path(request)
-    told = request.headers.get("last-event-id") or request.query_params.get("after")
-    after = None if told is None else check_id("after", told)
+    given = request.headers.get("last-event-id") or request.query_params.get("after")
+    after = None if given is None else check_id("after", given)
     state = web_state(request)
     if after is None:
         await state.store.describe(run_id)  # raised here, errors get a status

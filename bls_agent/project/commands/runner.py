@@ -228,8 +228,10 @@ class CommandRunner:
         if reported:
             return None
         seconds = time.monotonic() - began
-        is_late = timeout is not None and seconds >= timeout
-        if kind is OutcomeKind.TIMED_OUT or (is_late and kind is OutcomeKind.SUCCEEDED):
+        is_overdue = timeout is not None and seconds >= timeout
+        if kind is OutcomeKind.TIMED_OUT or (
+            is_overdue and kind is OutcomeKind.SUCCEEDED
+        ):
             return _timed_out(command, timeout, seconds)
         return Outcome(
             kind=kind,

@@ -44,7 +44,7 @@ SECRET = "whsec_" + base64.b64encode(KEY).decode()
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of a real console are tenths here."""
     monkeypatch.setattr(changes, "TICK", 0.05)
-    monkeypatch.setattr(changes, "GONE_FOR", 0.2)
+    monkeypatch.setattr(changes, "MISSING_FOR", 0.2)
     monkeypatch.setattr(changes, "EXPLAINED_IN", 0.1)
     monkeypatch.setattr(changes, "SETTLE", 2.0)
     monkeypatch.setattr(changes, "LONGEST_PAUSE", 0.05)
@@ -191,7 +191,7 @@ async def test_statuses_that_vanish_together_are_no_changes() -> None:
             await eventually(
                 lambda: {view.condition for view in views.values()} == {Condition.STALE}
             )
-            await anyio.sleep(2 * changes.GONE_FOR)
+            await anyio.sleep(2 * changes.MISSING_FOR)
             await say(server, names)
             await eventually(
                 lambda: (

@@ -49,7 +49,7 @@ def test_each_status_is_a_state(status: WorkerStatus) -> None:
 def test_figures() -> None:
     """The few things that a heartbeat counts; ages go on."""
     payload = beat(running_tasks=2, max_tasks=5, task_uuids=["均线", "b"])
-    card = make_worker_card(read(payload), late=3.0)
+    card = make_worker_card(read(payload), elapsed=3.0)
     assert card["figures"] == [["running_tasks", "2 / 5"], ["task_uuids", "均线, b"]]
     assert (card["age"], card["ttl"], card["said"]) == (8.0, 22.0, "")
     assert make_worker_card(read(beat()))["figures"] == []  # what nobody said is no 0

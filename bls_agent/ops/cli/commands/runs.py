@@ -209,8 +209,8 @@ async def _print_run(invocation: Invocation, follower: Follower, *, raw: bool) -
             printer.write(one)
         if follower.ended and not found:
             printer.end_line()
-            is_gone = follower.end is FollowEnd.GONE
-            invocation.hint("run_gone" if is_gone else "run_closed")
+            has_vanished = follower.end is FollowEnd.GONE
+            invocation.hint("run_gone" if has_vanished else "run_closed")
             return
 
 

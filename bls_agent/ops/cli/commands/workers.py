@@ -45,7 +45,7 @@ STYLES: Final = {
 LONGEST: Final = 200  # bytes of a worker's other fields, at a terminal
 _END: Final = "_heartbeat"
 # Shown beside it, or of use to programs alone.
-_TOLD: Final = frozenset(
+_SHOWN_APART: Final = frozenset(
     {
         "status", "timestamp", "worker_id", "node_id", "running_tasks", "max_tasks",
         "started_at", "last_heartbeat",
@@ -238,7 +238,7 @@ def _problem_cell(worker: Worker, texts: Texts, *, people: bool) -> Cell:
 
 
 def _says(raw: Mapping[str, Any], *, people: bool) -> str:
-    rest = {name: value for name, value in raw.items() if name not in _TOLD}
+    rest = {name: value for name, value in raw.items() if name not in _SHOWN_APART}
     if not people:
         return json_text(rest) if rest else ""
     fields = " ".join(f"{name}={_short(value)}" for name, value in rest.items())

@@ -53,14 +53,16 @@ def _ask_both(
     scores = [("ZSCORE", queue, text_of(one)) for one in some]
     there = [("HEXISTS", bodies, text_of(one)) for one in some]
     pairs = zip(scores, there, strict=True)
-    told = sample.ask_all([one for pair in pairs for one in pair], refused=b"")
-    return zip(some, told[::2], told[1::2], strict=True)
+    answers = sample.ask_all([one for pair in pairs for one in pair], refused=b"")
+    return zip(some, answers[::2], answers[1::2], strict=True)
 
 
 def _without_body(sample: Sample) -> Values | None:
     bodies = KEYS[QUEUES[sample.row]].locate(**sample.fields)
-    told = _ask_both(sample, sample.items, sample.key, bodies)
-    found = [one for one, score, body in told if body == 0 and score not in (None, b"")]
+    answers = _ask_both(sample, sample.items, sample.key, bodies)
+    found = [
+        one for one, score, body in answers if body == 0 and score not in (None, b"")
+    ]
     return count_bad(found, sample, ASKED)
 
 
@@ -72,8 +74,8 @@ def _without_request(sample: Sample) -> Values | None:
     if not fields:
         return None
     queue = KEYS[row].locate(**fields)
-    told = _ask_both(sample, list(sample.pairs), queue, sample.key)
-    found = [one for one, score, body in told if score is None and body == 1]
+    answers = _ask_both(sample, list(sample.pairs), queue, sample.key)
+    found = [one for one, score, body in answers if score is None and body == 1]
     return count_bad(found, sample, ASKED)
 
 

@@ -54,7 +54,7 @@ LEVELS: Final = tuple(Level)
 _INVISIBLE: Final = frozenset({"Cc", "Cf"})
 _PROJECT_ROWS: Final = ("project_status", "project_console", "control")
 _STATES: Final = frozenset(status.value.encode() for status in Status)
-_GONE: Final = (None, Status.OFFLINE.value.encode())  # no status, or a normal end's
+_ENDED: Final = (None, Status.OFFLINE.value.encode())  # no status, or a normal end's
 
 
 def find_meant(key: str) -> str | None:
@@ -243,7 +243,7 @@ def _waiting(code: str) -> Check:
         elif sent is None:
             found = ""
         else:
-            found = "commands-unclaimed" if status in _GONE else "commands-untaken"
+            found = "commands-unclaimed" if status in _ENDED else "commands-untaken"
         if found != code:
             return None
         return {

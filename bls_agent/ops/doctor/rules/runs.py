@@ -187,9 +187,9 @@ def _lost(sample: Sample) -> Values | None:
     keys = _keys(sample)
     if keys is None or b"owner" not in sample.pairs:
         return None
-    gone, entries = _ask_about(keys, sample)
+    missing, entries = _ask_about(keys, sample)
     last = StreamEvent.decode(keys.run_id, *entries[0]) if entries else None
-    if not gone or last is None or last.closes:
+    if not missing or last is None or last.closes:
         return None
     return {"run": str(keys.run_id), "shown": show(last.id)}
 

@@ -31,7 +31,9 @@ from bls_agent.workers.worker import STALE
 APART: Final = 120.0  # seconds between a heartbeat's time and the server's
 CACHED: Final = ("result", "timestamp", "func_name")
 STATES: Final = tuple(WorkerStatus)
-TOLD: Final = frozenset({"status", "timestamp"})  # rules of their own look at them
+JUDGED_APART: Final = frozenset(
+    {"status", "timestamp"}
+)  # rules of their own look at them
 LEAVING: Final = 5.0  # seconds before a lease ends: its heartbeat may just have ended
 # What a value has to be is left open by the contract: text at least, never a pickle.
 TASKS: Final = ("task_status", "backtest_task_progress")
@@ -68,7 +70,9 @@ def _other_time(beat: JSONObject, sample: Sample) -> Values | None:
 
 
 def _lacks_fields(beat: JSONObject, sample: Sample) -> Values | None:
-    names = [one.name for one in fields(KINDS[sample.row]) if one.name not in TOLD]
+    names = [
+        one.name for one in fields(KINDS[sample.row]) if one.name not in JUDGED_APART
+    ]
     lacking = [name for name in names if name not in beat]
     return {"fields": ", ".join(lacking)} if lacking else None
 
@@ -130,10 +134,10 @@ def _unreadable_task(sample: Sample) -> Values | None:
 
 
 def _odd_progress(sample: Sample) -> Values | None:
-    said = (sample.document or {}).get("progress")
+    given = (sample.document or {}).get("progress")
     progress = Task.decode("", sample.value).progress
     known = progress is not None and 0 <= progress <= WHOLE
-    return shown_if(said is not None and not known, said)
+    return shown_if(given is not None and not known, given)
 
 
 def _other_task(sample: Sample) -> Values | None:
@@ -142,8 +146,10 @@ def _other_task(sample: Sample) -> Values | None:
 
 def _odd_moment(sample: Sample) -> Values | None:
     """Find a timestamp that cannot be read or has no time zone."""
-    said = (sample.document or {}).get("timestamp")
-    return shown_if(said is not None and (is_no_time(said) or lacks_zone(said)), said)
+    given = (sample.document or {}).get("timestamp")
+    return shown_if(
+        given is not None and (is_no_time(given) or lacks_zone(given)), given
+    )
 
 
 def _odd_dates(sample: Sample) -> Values | None:
@@ -168,10 +174,10 @@ def _no_cached_fields(sample: Sample) -> Values | None:
 
 
 def _other_function(sample: Sample) -> Values | None:
-    said = (sample.document or {}).get("func_name")
+    given = (sample.document or {}).get("func_name")
     readings = KEYS[sample.row].readings(sample.key)
-    known = said is None or any(reading["func"] == said for reading in readings)
-    return shown_if(not known, said)
+    known = given is None or any(reading["func"] == given for reading in readings)
+    return shown_if(not known, given)
 
 
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE

@@ -162,8 +162,8 @@ class AssetFeed(SharedWatch[JSONObject]):
             return None
         return make_sync_sheet(self.state, clock(), self.problems)
 
-    def _card(self, thing: JSONObject, late: float) -> JSONObject:
-        del late  # nothing on it grows older
+    def _card(self, thing: JSONObject, elapsed: float) -> JSONObject:
+        del elapsed  # nothing on it grows older
         return thing
 
     @staticmethod
@@ -172,15 +172,15 @@ class AssetFeed(SharedWatch[JSONObject]):
         return card["state"] != "broken", card["id"]
 
     async def _watch_once(self) -> None:
-        told: list[str] | None = None
+        ids: list[str] | None = None
         whole_at = 0.0
         cards: list[JSONObject] = []
         while True:
             began = anyio.current_time()
             problems: list[str] = []
             state = await _read(self.library.sync_state(), SyncState(), problems)
-            before, told = told, await _read(self.library.changes(KEPT), [], problems)
-            if told != before or began >= whole_at or problems != self.problems:
+            before, ids = ids, await _read(self.library.changes(KEPT), [], problems)
+            if ids != before or began >= whole_at or problems != self.problems:
                 found = await _read(self.library.read_index(), ([], {}), problems)
                 self.assets, self.broken = found
                 cards = [

@@ -37,7 +37,9 @@ from bls_agent.ops.web.requests import project_path, show_name
 
 KEPT: Final = 1_000  # changes
 TICK: Final = 1.0  # seconds between two looks while nothing happens
-GONE_FOR: Final = 5.0  # seconds for which a status is missing before that is a change
+MISSING_FOR: Final = (
+    5.0  # seconds for which a status is missing before that is a change
+)
 EXPLAINED_IN: Final = 1.5  # seconds: the log of a project is read once a second
 SETTLE: Final = 45.0  # seconds after an outage: services refresh every 30 s
 MANY: Final = 2  # statuses that may vanish at once
@@ -172,7 +174,7 @@ class Journal:
         """
         is_absent = view.condition in ABSENT
         if is_absent:
-            due = max(now + GONE_FOR, self._settled_at)
+            due = max(now + MISSING_FOR, self._settled_at)
         elif view.condition in EXPLAINED and not view.reason:
             due = now + EXPLAINED_IN
         else:

@@ -74,12 +74,12 @@ def _state_of(stats: QueueStats, rates: _Rates | None) -> str:
 
 def _figures(stats: QueueStats | None, rates: _Rates | None) -> JSONObject:
     counted = [name for name in (*FIGURES, *TOTALS) if not name.endswith("rate")]
-    told: JSONObject = {
+    fields: JSONObject = {
         name: UNKNOWN if stats is None else f"{getattr(stats, name):,}"
         for name in counted
     }
     pairs = zip(("push_rate", "take_rate"), rates or (None, None), strict=True)
-    return told | {name: _format_rate(rate) for name, rate in pairs}
+    return fields | {name: _format_rate(rate) for name, rate in pairs}
 
 
 def _format_rate(rate: float | None) -> str:
@@ -126,8 +126,8 @@ class CrawlFeed(SharedWatch[SeenQueue]):
         super().__init__(overview)
         self._overview = overview
 
-    def _card(self, thing: SeenQueue, late: float) -> JSONObject:
-        del late  # nothing on it grows older
+    def _card(self, thing: SeenQueue, elapsed: float) -> JSONObject:
+        del elapsed  # nothing on it grows older
         return thing.card
 
     @staticmethod

@@ -18,7 +18,7 @@ LONGEST_STATUS: Final = 40  # characters of what stands where a status should
 KINDS: Final = tuple(condition.value for condition in Condition)
 
 
-def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
+def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
     """Make the card of a project that was seen ``late`` seconds ago.
 
     ``odd`` is the value of a status key that is no status, ``queue`` ``None`` where
@@ -31,17 +31,17 @@ def make_card(view: ProjectView, late: float = 0.0) -> JSONObject:
         "presence": view.presence.value,
         "odd": visible(view.status_text[:LONGEST_STATUS]),
         "reason": shorten(view.reason),
-        "age": later(view.age, late),
+        "age": later(view.age, elapsed),
         "age_known": view.age_exact,
-        "ttl": later(view.ttl, -late),
-        "last": later(view.last_record_age, late),
+        "ttl": later(view.ttl, -elapsed),
+        "last": later(view.last_record_age, elapsed),
         "queue": view.queue,
         "errors": view.errors,
         "rate": round(view.rate, 1),
         "rates": list(view.rates),
         "atLeast": view.at_least,
         "error": shorten(view.last_error.message) if view.last_error else "",
-        "error_age": later(view.last_error_age, late),
+        "error_age": later(view.last_error_age, elapsed),
     }
 
 
@@ -54,8 +54,8 @@ class FleetFeed(SharedWatch[ProjectView]):
         super().__init__(fleet)
         self._fleet = fleet
 
-    def _card(self, thing: ProjectView, late: float) -> JSONObject:
-        return make_card(thing, late)
+    def _card(self, thing: ProjectView, elapsed: float) -> JSONObject:
+        return make_card(thing, elapsed)
 
     @staticmethod
     def place_of(card: JSONObject) -> tuple[int, str]:
@@ -70,8 +70,8 @@ class FleetFeed(SharedWatch[ProjectView]):
     async def forget(self, project: str) -> None:
         """Leave out a project whose keys were deleted."""
         await self._fleet.forget(project)
-        gone = frozenset({project})
-        self._take(FleetChange(gone=gone, unavailable=self.unavailable), whole=False)
+        removed = frozenset({project})
+        self._take(FleetChange(gone=removed, unavailable=self.unavailable), whole=False)
 
     async def _watch_once(self) -> None:
         complete = False  # the first change that is no outage is complete
@@ -80,15 +80,15 @@ class FleetFeed(SharedWatch[ProjectView]):
             complete = complete or change.unavailable is None
 
     def _take(self, change: FleetChange, *, whole: bool) -> None:
-        gone = change.gone
+        removed = change.gone
         if whole and change.unavailable is None:
-            gone = frozenset(self.found.keys() - change.views.keys())
+            removed = frozenset(self.found.keys() - change.views.keys())
         self.unavailable = change.unavailable
         self.looked = self.looked or change.unavailable is None
         self.found.update(change.views)
         self._seen_at.update(dict.fromkeys(change.views, anyio.current_time()))
-        for name in gone:
+        for name in removed:
             self.found.pop(name, None)
             self._seen_at.pop(name, None)
-        self._publish(change.views, map(project_path, gone))
+        self._publish(change.views, map(project_path, removed))
         self._seen.set()

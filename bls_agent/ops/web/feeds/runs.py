@@ -86,8 +86,8 @@ class RunFeed(SharedWatch[RunSummary]):
         self.total = 0  # how many there are
         self.left_out: dict[str, int] = {}  # why a key is no run → how many such keys
 
-    def _card(self, thing: RunSummary, late: float) -> JSONObject:
-        del late  # its ages are by the clock of the ids
+    def _card(self, thing: RunSummary, elapsed: float) -> JSONObject:
+        del elapsed  # its ages are by the clock of the ids
         return make_run_card(thing, clock())
 
     @staticmethod

@@ -188,7 +188,7 @@ class SharedWatch(Shared, Generic[_Thing]):
         """Watch until Redis cannot answer, and publish what changes."""
 
     @abstractmethod
-    def _card(self, thing: _Thing, late: float) -> JSONObject:
+    def _card(self, thing: _Thing, elapsed: float) -> JSONObject:
         """Make the card of what was seen ``late`` seconds ago."""
 
     @staticmethod
@@ -276,8 +276,8 @@ class SharedWatch(Shared, Generic[_Thing]):
         await self.ready()
         self.check(strictly=True)
 
-    def _encode(self, told: JSONObject) -> bytes:
-        return encode({**told, "away": visible(self.away) or None})
+    def _encode(self, fields: JSONObject) -> bytes:
+        return encode({**fields, "away": visible(self.away) or None})
 
     def _replace(self, found: Mapping[str, _Thing], *, turned: bool = False) -> None:
         """Take a complete look, and publish it if it, or what is ``turned``, differs."""
@@ -292,20 +292,23 @@ class SharedWatch(Shared, Generic[_Thing]):
             for key, one in found.items()
             if key not in before or self._differs(one, before[key])
         ]
-        gone = before.keys() - found.keys()
+        removed = before.keys() - found.keys()
         turned = turned or self.unavailable is not None
         self.unavailable, self.looked = None, True
         self._seen.set()
-        if changed or gone or turned:
-            self._publish(changed, gone)
+        if changed or removed or turned:
+            self._publish(changed, removed)
 
     def _publish(
-        self, changed: Iterable[str] = (), gone: Iterable[str] = (), **more: JSONValue
+        self,
+        changed: Iterable[str] = (),
+        removed: Iterable[str] = (),
+        **more: JSONValue,
     ) -> None:
         """Send the changed cards, and the keys of removed ones, to every follower."""
         cards = [*filter(None, map(self.card_of, changed))]
-        told = {self.kind: cards, **self._more(), "gone": sorted(gone), **more}
-        self.ring.add(Item(self._encode(told)))
+        fields = {self.kind: cards, **self._more(), "gone": sorted(removed), **more}
+        self.ring.add(Item(self._encode(fields)))
 
     def _take_outage(self, error: RedisUnavailableError) -> None:
         self.unavailable = error
@@ -341,6 +344,6 @@ def shorten(text: str, longest: int = LONGEST) -> str:
     return visible(text[:longest]) + "…" * (len(text) > longest)
 
 
-def later(seconds: float | None, late: float, digits: int = 1) -> float | None:
+def later(seconds: float | None, elapsed: float, digits: int = 1) -> float | None:
     """Add seconds to an age; ``None`` stays ``None``."""
-    return None if seconds is None else round(max(0.0, seconds + late), digits)
+    return None if seconds is None else round(max(0.0, seconds + elapsed), digits)

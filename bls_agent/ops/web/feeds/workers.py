@@ -36,7 +36,7 @@ MOST_FIGURES: Final = 6
 INTERVAL: Final = 1.0  # seconds between two looks
 
 
-def make_worker_card(worker: Worker, late: float = 0.0) -> JSONObject:
+def make_worker_card(worker: Worker, elapsed: float = 0.0) -> JSONObject:
     """Make the card of a worker that was seen ``late`` seconds ago.
 
     ``figures`` are pairs of a name and a text, ``said`` is the raw value where it is
@@ -50,8 +50,8 @@ def make_worker_card(worker: Worker, late: float = 0.0) -> JSONObject:
         "id": visible(worker.id),
         "state": state,
         "kind": STATES[state],
-        "age": later(worker.age, late),
-        "ttl": later(worker.ttl, -late),
+        "age": later(worker.age, elapsed),
+        "ttl": later(worker.ttl, -elapsed),
         "problem": visible(worker.problem),
         "figures": [
             [shorten(part, LONGEST_FIGURE) for part in pair] for pair in figures
@@ -72,19 +72,19 @@ def _figures_of(worker: Worker) -> list[tuple[str, str]]:
     if worker.heartbeat is None:
         return []
     read: dict[str, Any] = worker.heartbeat.to_dict()
-    told = {name: value for name, value in read.items() if name in worker.raw}
+    fields = {name: value for name, value in read.items() if name in worker.raw}
     found: list[tuple[str, str]] = []
-    if "running_tasks" in told:
-        most = f" / {told['max_tasks']}" if "max_tasks" in told else ""
-        found.append(("running_tasks", f"{told['running_tasks']}{most}"))
+    if "running_tasks" in fields:
+        most = f" / {fields['max_tasks']}" if "max_tasks" in fields else ""
+        found.append(("running_tasks", f"{fields['running_tasks']}{most}"))
     counts = ("pending_tasks", "jobs_count", "active_strategies")
-    found += [(name, str(told[name])) for name in counts if name in told]
-    if told.get("host"):
-        port = f":{told['port']}" if told.get("port") else ""
-        found.append(("host", f"{told['host']}{port}"))
-    if told.get("task_uuids"):
-        found.append(("task_uuids", ", ".join(told["task_uuids"][:MOST_FIGURES])))
-    stats: dict[str, Any] = told.get("stats") or {}
+    found += [(name, str(fields[name])) for name in counts if name in fields]
+    if fields.get("host"):
+        port = f":{fields['port']}" if fields.get("port") else ""
+        found.append(("host", f"{fields['host']}{port}"))
+    if fields.get("task_uuids"):
+        found.append(("task_uuids", ", ".join(fields["task_uuids"][:MOST_FIGURES])))
+    stats: dict[str, Any] = fields.get("stats") or {}
     return found + [(name, _text(value)) for name, value in stats.items()]
 
 
@@ -111,8 +111,8 @@ class WorkerFeed(SharedWatch[Worker]):
         self._changed: set[str] = set()  # raw keys
         self._ages: JSONObject = {}  # of workers that only refreshed
 
-    def _card(self, thing: Worker, late: float) -> JSONObject:
-        return make_worker_card(thing, late)
+    def _card(self, thing: Worker, elapsed: float) -> JSONObject:
+        return make_worker_card(thing, elapsed)
 
     @staticmethod
     def place_of(card: JSONObject) -> tuple[int, int, str]:

@@ -83,9 +83,9 @@ async def _describe_sync(request: Request) -> dict[str, Any]:
 
 
 async def _show_asset(request: Request) -> Response:
-    told = await _describe_asset(request)
-    status = 200 if told["asset"] else 503 if told["away"] else 404
-    return render(request, "asset.html", status, here="/assets", **told)
+    values = await _describe_asset(request)
+    status = 200 if values["asset"] else 503 if values["away"] else 404
+    return render(request, "asset.html", status, here="/assets", **values)
 
 
 async def _describe_asset(request: Request) -> dict[str, Any]:
@@ -114,10 +114,10 @@ async def _describe_asset(request: Request) -> dict[str, Any]:
 
 
 async def _show_queue(request: Request) -> Response:
-    told = await _describe_queue(request)
-    status = 200 if told["card"] else 503 if told["away"] else 404
-    told |= await _describe_failed(request)
-    return render(request, "crawl_queue.html", status, here="/crawl", **told)
+    values = await _describe_queue(request)
+    status = 200 if values["card"] else 503 if values["away"] else 404
+    values |= await _describe_failed(request)
+    return render(request, "crawl_queue.html", status, here="/crawl", **values)
 
 
 async def _describe_queue(request: Request) -> dict[str, Any]:
@@ -143,8 +143,8 @@ async def _requeue(request: Request) -> Response:
         note = texts["not_requeued"].format(reason=visible(str(error)))
         if isinstance(error, RedisUnavailableError) and error.kind == "no_permission":
             note = texts["requeue_forbidden"]
-    told = await _describe_failed(request, note)
-    return render(request, "crawl_failed.html", **told)
+    values = await _describe_failed(request, note)
+    return render(request, "crawl_failed.html", **values)
 
 
 async def _describe_failed(request: Request, note: str = "") -> dict[str, Any]:

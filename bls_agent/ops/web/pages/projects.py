@@ -120,7 +120,7 @@ async def _show_card(request: Request) -> Response:
     return json_answer({"cards": [card] if card else [], "away": fleet.away or None})
 
 
-_NOT_ASKED: Final = Manual(entries=(), told_at=0.0, asked=False)
+_NOT_ASKED: Final = Manual(entries=(), answered_at=0.0, asked=False)
 
 
 async def _show_commands(request: Request) -> Response:
@@ -154,7 +154,7 @@ async def _find_manual(request: Request, project: str) -> Manual:
 def _note(manual: Manual, texts: Texts) -> str:
     if not manual.entries:
         return ""
-    ago = say_age(texts, time.monotonic() - manual.told_at)
+    ago = say_age(texts, time.monotonic() - manual.answered_at)
     return texts["help_known"].format(age=ago)
 
 
@@ -196,19 +196,19 @@ async def _review(request: Request) -> Response:
     chosen = typed.get("chosen", OTHER)
     _, entry = _find_chosen(manual, chosen)
     command = entry.name if entry else typed.get("command", "")
-    told = read_submission(entry.form if entry else None, typed)
+    submission = read_submission(entry.form if entry else None, typed)
     errors: dict[str, str] = {}  # in the order of the form
     if not command.strip() or len(command) > LONGEST_COMMAND:
         errors["command"] = texts["field_command"]
     errors |= {
-        name: _format_misfit(error, texts) for name, error in told.errors.items()
+        name: _format_misfit(error, texts) for name, error in submission.errors.items()
     }
     if errors:
         focus = next(iter(errors))
         return _render_form(
             request, project, manual, chosen, typed=typed, errors=errors, focus=focus
         )
-    return _show_review(request, project, command, told.arguments)
+    return _show_review(request, project, command, submission.arguments)
 
 
 def _format_misfit(error: MisfitError, texts: Texts) -> str:
@@ -253,12 +253,12 @@ async def _send(request: Request) -> Response:
         wanted = CommandRequest(project=project, command=name, args=args)
         command = await send_command(request, wanted)
         sent = _as_sent(command, request)
-        told = texts["sent"].format(id=visible(command.id))
+        note = texts["sent"].format(id=visible(command.id))
     except BlsError as error:
-        told = texts["not_sent"].format(reason=visible(str(error)))
+        note = texts["not_sent"].format(reason=visible(str(error)))
         if isinstance(error, RedisUnavailableError) and error.ambiguous:
-            told = texts["perhaps_sent"]
-    return render(request, "told.html", sent=sent, told=told)
+            note = texts["perhaps_sent"]
+    return render(request, "told.html", sent=sent, told=note)
 
 
 def _as_sent(command: Command, request: Request) -> str:

@@ -133,12 +133,12 @@ def _texts(language: str) -> Texts:
 
 @cache
 def _script_texts(language: str) -> str:
-    told = {
+    catalogue = {
         name.removeprefix("js_"): text
         for name, text in _texts(language).items()
         if name.startswith(("js_", "kind_"))
     }
-    return encode(told).decode()
+    return encode(catalogue).decode()
 
 
 def _language_of(request: Request) -> str:
