@@ -27,6 +27,7 @@ PRIVATE_WORDS = {
     *("bell", "bells", "bury", "buries", "buried", "course", "courses", "epochs"),
     *("floors", "forsake", "forsakes", "forsaken", "hasten", "hastens", "hearing"),
     *("holdings", "home", "homes", "lane", "lanes", "life", "lives", "looks", "owed"),
+    *("anew", "complaint", "complaints", "heir", "heirs", "patrol", "sever", "severs"),
     *("parts", "places", "rival", "rivals", "said", "twin", "twins", "voice", "voices"),
 }
 

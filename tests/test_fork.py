@@ -721,7 +721,7 @@ async def test_a_job_that_forks_in_its_thread() -> None:
 
     def become_a_child() -> None:
         seen.append(threading.current_thread())
-        threads._pool.forget_parent()
+        threads._pool.reset_after_fork()
 
     with anyio.move_on_after(0.1) as scope:
         await threads.run(become_a_child)
@@ -734,22 +734,22 @@ async def test_a_job_that_forks_in_its_thread() -> None:
 def test_registering_is_cheap_and_holds_nothing() -> None:
     """A thousand agents are nothing to speak of, and gone when nobody wants them."""
     gc.collect()
-    before = len(after_fork._HEIRS)
+    before = len(after_fork._FORK_AWARE)
     began = time.process_time()
     agents = [ProjectAgent(f"p{number}") for number in range(1_000)]
     assert time.process_time() - began < 1
-    assert len(after_fork._HEIRS) >= before + 1_000
+    assert len(after_fork._FORK_AWARE) >= before + 1_000
     del agents
     gc.collect()
-    assert len(after_fork._HEIRS) <= before
+    assert len(after_fork._FORK_AWARE) <= before
 
 
 def test_a_severed_connection() -> None:
     """It is closed for the peer, and its number stays taken and harmless."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        after_fork.sever(ours.fileno())
+        after_fork.detach_fd(ours.fileno())
         assert theirs.recv(1) == b""
         with pytest.raises(OSError, match="ocket"):
             ours.send(b"to nobody")
-    after_fork.sever(-1)
+    after_fork.detach_fd(-1)

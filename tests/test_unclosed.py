@@ -208,7 +208,7 @@ async def test_what_is_collected_late_disturbs_nobody() -> None:
     sink = cast("Sink[LogRecord]", None)
     collected = delivery.run(sink, Backoff())
     collected.send(None)  # as a loop does
-    delivery.forget_loop()
+    delivery.detach()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(delivery.run, sink, Backoff())
         await eventually(lambda: delivery.running)

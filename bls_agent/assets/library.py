@@ -37,7 +37,7 @@ from bls_agent.connection.access import Store
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.pool import ConnectionPool
-from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.connection.scripts import WRITE_ASSET
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
@@ -115,7 +115,7 @@ class AssetLibrary(Store):
         super().__init__(redis, timeout=timeout)
         self._cache: dict[str, dict[bytes, bytes]] | None = {} if cache else None
         self._has_scripts = True  # and streams, until the server says otherwise
-        self._complaints = Complaints()
+        self._throttled_log = ThrottledLog()
 
     @property
     def pool(self) -> ConnectionPool:
@@ -133,7 +133,7 @@ class AssetLibrary(Store):
             pairs = await self._pairs(asset_id, key)
             return Asset.read(pairs) if pairs else None
         except (DecodeError, WrongTypeError) as error:
-            self._complaints.say(f"the asset {asset_id!r} is left out", error)
+            self._throttled_log.warn(f"the asset {asset_id!r} is left out", error)
             return None
 
     async def _pairs(self, asset_id: str, key: str) -> dict[bytes, bytes]:
@@ -174,7 +174,7 @@ class AssetLibrary(Store):
             raise ConfigurationError("category", category, rule)
         found, faults = await self.read_index()
         for asset_id, fault in faults.items():
-            self._complaints.say(f"{asset_id!r} in {INDEX} is left out", fault)
+            self._throttled_log.warn(f"{asset_id!r} in {INDEX} is left out", fault)
         if category is None:
             return found
         found += await self._read_unindexed(category, {one.id for one in found})
@@ -391,7 +391,7 @@ class AssetLibrary(Store):
         try:
             return SyncReport.read(payload) if payload else None
         except DecodeError as error:
-            self._complaints.say(f"{REPORT} is left out", error)
+            self._throttled_log.warn(f"{REPORT} is left out", error)
             return None
 
     async def changes(self, n: int = 10) -> _Ids:
@@ -426,7 +426,7 @@ class AssetLibrary(Store):
                 except RedisRefusedError:
                     raise
                 except RedisUnavailableError as error:
-                    self._complaints.say("no changes of assets are seen", error)
+                    self._throttled_log.warn("no changes of assets are seen", error)
                     await anyio.sleep(backoff.failed())
                     continue
                 backoff.succeeded()

@@ -20,7 +20,7 @@ from typing import (
 )
 from weakref import WeakKeyDictionary
 
-from bls_agent.connection.after_fork import keep, register
+from bls_agent.connection.after_fork import never_finalize, register
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.core.settings import check_seconds
@@ -57,9 +57,9 @@ class LoopLocal(Generic[T]):
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, T]
         self._by_loop = WeakKeyDictionary()
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: drop the parent's loops, and the lock it may hold."""
-        keep(self._by_loop)
+        never_finalize(self._by_loop)
         self._lock = RLock()
         self._by_loop = WeakKeyDictionary()
 
@@ -118,9 +118,7 @@ class Access:
         self._name = name
         self.timeout = check_seconds("timeout", timeout)
         self._strict = strict
-        self._by_loop: LoopLocal[ConnectionPool] = LoopLocal(
-            lambda pool: pool.forget_loop()
-        )
+        self._by_loop: LoopLocal[ConnectionPool] = LoopLocal(lambda pool: pool.detach())
 
     @cached_property
     def endpoint(self) -> Endpoint:

@@ -19,46 +19,46 @@ from weakref import WeakValueDictionary
 logger = logging.getLogger(__name__)
 
 
-class Heir(Protocol):
+class ForkAware(Protocol):
     """An object that a forked child inherits and only the parent can go on using."""
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """Begin afresh; called in the child, in its only thread. Must not wait."""
         ...
 
 
-_HEIRS: Final[WeakValueDictionary[int, Heir]] = WeakValueDictionary()
+_FORK_AWARE: Final[WeakValueDictionary[int, ForkAware]] = WeakValueDictionary()
 # Objects that the child must keep: a finaliser would be noisy, or worse.
 _INHERITED: Final[list[object]] = []
 
 
-def register(heir: Heir) -> None:
-    """Have ``heir.forget_parent()`` called in each child; keeps a weak reference."""
-    _HEIRS[id(heir)] = heir
+def register(instance: ForkAware) -> None:
+    """Have ``instance.reset_after_fork()`` called in each child; keeps a weak reference."""
+    _FORK_AWARE[id(instance)] = instance
 
 
-def _forget_parent() -> None:
+def _reset_all() -> None:
     """Reset the youngest first: the connections of a session before the session."""
-    for reference in reversed(_HEIRS.valuerefs()):
-        heir = reference()
-        if heir is None:
+    for reference in reversed(_FORK_AWARE.valuerefs()):
+        instance = reference()
+        if instance is None:
             continue
         try:
-            heir.forget_parent()
+            instance.reset_after_fork()
         except Exception:  # the others must not suffer
-            logger.exception("%r could not forget the parent process", heir)
+            logger.exception("%r could not forget the parent process", instance)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_forget_parent)
+    os.register_at_fork(after_in_child=_reset_all)
 
 
-def keep(inherited: object) -> None:
+def never_finalize(inherited: object) -> None:
     """Never release an inherited object, so that no finaliser runs on it."""
     _INHERITED.append(inherited)
 
 
-def sever(descriptor: int) -> None:
+def detach_fd(descriptor: int) -> None:
     """Close a socket without its transport, which belongs to the parent's loop.
 
     The descriptor then leads to ``/dev/null``: a transport that closes it later closes

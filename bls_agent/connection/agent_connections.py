@@ -13,7 +13,7 @@ import anyio
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.reconnect import Gate
+from bls_agent.connection.reconnect import ReconnectGate
 from bls_agent.connection.route import Route
 from bls_agent.connection.topology import Routes
 from bls_agent.core.backoff import Backoff, jittered
@@ -52,8 +52,8 @@ class AgentConnections:
         ``data``, ``liveness``) to its key, which on a cluster decides about the node.
         """
         self.endpoint = endpoint
-        self.gate = Gate(Backoff(cap=reconnect_max))
-        self.complaints = self.gate.complaints
+        self.gate = ReconnectGate(Backoff(cap=reconnect_max))
+        self.throttled_log = self.gate.throttled_log
         self._name = name
         self._timeout = timeout
         self._keys = keys
@@ -113,7 +113,7 @@ class AgentConnections:
         """Make the server end what ``connection`` has lost; return if all is harmless."""
         return await connection.orphans.kill_all(connection, self, kill=kill)
 
-    async def patrol(self) -> None:
+    async def monitor_failover(self) -> None:
         """Leave servers from which another one has taken over, until cancelled.
 
         One that was killed or demoted ends its connections. One that hangs, or is cut off
@@ -147,7 +147,7 @@ class AgentConnections:
             if server is None or not connection.engaged:
                 continue
             if route not in found:
-                found[route] = await route.look(server)
+                found[route] = await route.resolve(server)
             right = found[route]
             if right.address != connection.address:
                 ways[connection.address, right.address] = None
@@ -159,10 +159,10 @@ class AgentConnections:
         if wrong:
             self.gate.on_connected()  # what it writes went to the old server
 
-    def abandon(self) -> None:
+    def detach(self) -> None:
         """Drop every connection without calling server or loop; none opens again."""
         for connection in self.all:
-            connection.forget_loop()
+            connection.detach()
             connection.retired = True
 
     async def aclose(self) -> None:

@@ -33,7 +33,7 @@ from bls_agent.connection.endpoint import (
 )
 from bls_agent.connection.faults import ECHO, ends_connection, redirects, translate
 from bls_agent.connection.orphans import OrphanedConnection, OrphanedConnections
-from bls_agent.connection.reconnect import Gate, Outage
+from bls_agent.connection.reconnect import Outage, ReconnectGate
 from bls_agent.connection.route import Route
 from bls_agent.connection.transport import Channel, ChannelState, Pace, abort
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
@@ -57,7 +57,7 @@ class Connection:
         *,
         timeout: float = 5.0,
         patience: float = CONNECT_TIMEOUT,
-        gate: Gate | None = None,
+        gate: ReconnectGate | None = None,
         outage: Outage | None = None,
         strict: bool = False,
     ) -> None:
@@ -273,11 +273,11 @@ class Connection:
     ) -> None:
         """Record error replies; one may mean that this is the wrong server."""
         if self._gate is not None:
-            self._gate.complaints.hear(requests, replies)
+            self._gate.throttled_log.note_denied(requests, replies)
         final = next(filter(ends_connection, replies), None)
         if final is None or channel is not self._channel:
             return
-        self.route.look_anew(final)
+        self.route.invalidate(final)
         if channel.pending:
             channel.stop_sending()  # what is pending is still read
             return
@@ -349,7 +349,7 @@ class Connection:
         if channel is not None and channel.state is not ChannelState.ENDED:
             channel.fail(ConnectionError("the connection was given up"))
         else:
-            self.route.look_anew()
+            self.route.invalidate()
 
     async def aclose(self) -> None:
         """Close the connection in order; it may be used again and then opens anew."""
@@ -364,17 +364,17 @@ class Connection:
         orphan = OrphanedConnection(channel.client_id, there, channel.server, at)
         self.orphans.add(orphan)
         self._outage.begin()
-        self.route.look_anew()
+        self.route.invalidate()
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: become as never opened; open sockets stay the parent's."""
         for channel in self._forget():
-            channel.forget_parent()
+            channel.reset_after_fork()
 
-    def forget_loop(self) -> None:
+    def detach(self) -> None:
         """Become as never opened: the loop was closed under the connection."""
         for channel in self._forget():
-            channel.forget_loop()
+            channel.detach()
 
     def _forget(self) -> list[Channel]:
         """Let go without calling server and loop, and give what was open."""
@@ -455,7 +455,7 @@ class Connection:
         requests = [named, ("CLIENT", "ID"), *self.route.greeting]
         replies = await channel.send(requests).future
         if self._gate is not None:
-            self._gate.complaints.hear(requests, replies)
+            self._gate.throttled_log.note_denied(requests, replies)
         name, number, *rest = replies
         self.route.check(rest)
         for reply in (name, number):
@@ -468,7 +468,7 @@ class Connection:
 
     async def _discard(self, raw: RawConnection, channel: Channel | None) -> None:
         """Throw away what has not become a connection."""
-        self.route.look_anew()
+        self.route.invalidate()
         if channel is not None:
             channel.close()
             return

@@ -133,7 +133,7 @@ async def _end_or_leave(
             raise
         if port_was_closed(error):
             return _Fate.ENDED
-        successor = await connection.route.look(orphan.server)
+        successor = await connection.route.resolve(orphan.server)
         if successor.address == orphan.server.address:
             raise
         return _Fate.LEFT_BEHIND

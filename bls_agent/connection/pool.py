@@ -83,7 +83,7 @@ class ConnectionPool:
         if server is None or not connection.connected or now < self._glance_at:
             return
         self._glance_at = now + GLANCE
-        right = await connection.route.look(server)
+        right = await connection.route.resolve(server)
         if right.address != server.address:
             await connection.drop()
 
@@ -223,11 +223,11 @@ class ConnectionPool:
         async with self.to(key) as connection:
             return await connection.call(name, encode_key(key), *rest)
 
-    def forget_loop(self) -> None:
+    def detach(self) -> None:
         """Become as never opened: the loop was closed under the connections."""
         opened = [*self._connections.values(), *self._nodes.values(), *self._blocking]
         for connection in opened:
-            connection.forget_loop()
+            connection.detach()
 
     async def aclose(self) -> None:
         """Close every connection; the next request opens one again."""

@@ -1,6 +1,6 @@
 """What an agent does while Redis is away or refuses: one paced try, few warnings.
 
-All connections of an agent share one :class:`Gate`, and its :class:`Complaints`.
+All connections of an agent share one :class:`ReconnectGate`, and its :class:`ThrottledLog`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Outage:
         self._since, self._noticed = None, False
 
 
-class Complaints:
+class ThrottledLog:
     """Warns of what is wrong with Redis, for all connections of one agent together."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -151,7 +151,7 @@ class Complaints:
         """Log nothing at all, from now on."""
         self.quiet = self.outage.quiet = True
 
-    def say(self, consequence: str, error: BlsError) -> bool:
+    def warn(self, consequence: str, error: BlsError) -> bool:
         """Log what a failure means, unless its cause was logged within the last minute.
 
         ``consequence`` says what does not work, for failures of a single request.
@@ -163,7 +163,7 @@ class Complaints:
         if error.kind in _REDIRECTIONS:
             return False  # nothing is wrong: the request is sent elsewhere
         if error.kind == "no_permission" and not error.connecting:
-            return False  # :meth:`hear` has logged it, by name
+            return False  # :meth:`note_denied` has logged it, by name
         if error.kind in _OF_REQUEST:
             topic = f"{consequence} {error.kind}"
             return self._say_now(topic, "%s: %s", consequence, error)
@@ -174,7 +174,9 @@ class Complaints:
             text = f"{text}. {remedy}"
         return self._say_now(topic, text, error)
 
-    def hear(self, requests: Sequence[Request], replies: Sequence[Reply]) -> None:
+    def note_denied(
+        self, requests: Sequence[Request], replies: Sequence[Reply]
+    ) -> None:
         """Look for missing rights in replies; warn once of what each one weakens."""
         for request, reply in zip(requests, replies, strict=False):
             if not isinstance(reply, RedisUnavailableError):
@@ -204,17 +206,17 @@ class Complaints:
 
 
 async def wait_after_failure(
-    error: BlsError, consequence: str, backoff: Backoff, complaints: Complaints
+    error: BlsError, consequence: str, backoff: Backoff, throttled_log: ThrottledLog
 ) -> None:
     """Log a failure and wait before the next try; the gate has paced what connects."""
     permanent = isinstance(error, RedisRefusedError | WrongTypeError)
     delay = backoff.failed(permanent=permanent)
     if not (isinstance(error, RedisUnavailableError) and error.connecting):
-        complaints.say(consequence, error)
+        throttled_log.warn(consequence, error)
         await anyio.sleep(delay)
 
 
-class Gate:
+class ReconnectGate:
     """Lets one connection of an agent at a time try to reach Redis, and paces the tries.
 
     The first success opens the way for all. The gate logs that Redis is away, at once
@@ -225,8 +227,8 @@ class Gate:
         self._backoff = backoff
         self._lock = anyio.Lock()
         self._retry_at = 0.0
-        self.complaints = Complaints()
-        self.outage = self.complaints.outage
+        self.throttled_log = ThrottledLog()
+        self.outage = self.throttled_log.outage
         self.connect_time = 0.0  # seconds that the last success took: some round trips
         self.failures = 0  # tries that failed
         self.last_error = "nothing went wrong so far"
@@ -258,4 +260,4 @@ class Gate:
         )
         self.failures += 1
         self.last_error = str(error)
-        self.complaints.say("Redis cannot be reached", error)
+        self.throttled_log.warn("Redis cannot be reached", error)

@@ -39,7 +39,7 @@ class Route:
     def check(self, replies: Sequence[Reply]) -> None:
         """Check the replies to the greeting; RedisUnavailableError: wrong server."""
 
-    def look_anew(self, error: RedisUnavailableError | None = None) -> None:
+    def invalidate(self, error: RedisUnavailableError | None = None) -> None:
         """Trust what is known no more; MOVED says where to go instead."""
 
     def target_of(self, redirection: RedisUnavailableError) -> Endpoint | None:  # noqa: ARG002
@@ -55,7 +55,7 @@ class Route:
         )
         return RedisRefusedError("cluster_node", reason, address=error.address)
 
-    async def look(self, server: Endpoint) -> Endpoint:
+    async def resolve(self, server: Endpoint) -> Endpoint:
         """Find the server that has taken over from this one, or give it; never raises."""
         return server
 

@@ -110,11 +110,11 @@ class SentinelRoute(Route):
             reason = "the server that the sentinels name is no master"
             raise RedisUnavailableError("not_master", reason)
 
-    def look_anew(self, error: RedisUnavailableError | None = None) -> None:  # noqa: ARG002
+    def invalidate(self, error: RedisUnavailableError | None = None) -> None:  # noqa: ARG002
         """Ask the next sentinel first from now on: this one may lag behind."""
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
 
-    async def look(self, server: Endpoint) -> Endpoint:
+    async def resolve(self, server: Endpoint) -> Endpoint:
         """Ask one sentinel, over a connection that stays open, which master it names."""
         first = self._sentinels[0]
         sentinel, connection = self._open = self._open or (first, _connection_to(first))
@@ -256,7 +256,7 @@ class KeyRoute(Route):
         moved_to, self._moved_to = self._moved_to, None
         return moved_to or self._map.node(*await self._map.master_of(self._slot))
 
-    def look_anew(self, error: RedisUnavailableError | None = None) -> None:
+    def invalidate(self, error: RedisUnavailableError | None = None) -> None:
         """Distrust the map; remember where the slot has moved to."""
         self._map.distrust()
         moved = error is not None and error.kind == "moved"
@@ -267,7 +267,7 @@ class KeyRoute(Route):
         node = read_redirection(redirection.reason, _host_of(redirection.address))
         return None if node is None else self._map.node(*node)
 
-    async def look(self, server: Endpoint) -> Endpoint:
+    async def resolve(self, server: Endpoint) -> Endpoint:
         """Ask the cluster which node serves the slot now."""
         try:
             return self._map.node(*await self._map.master_of(self._slot))

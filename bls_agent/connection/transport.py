@@ -21,7 +21,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
-from bls_agent.connection.after_fork import keep, sever
+from bls_agent.connection.after_fork import detach_fd, never_finalize
 from bls_agent.connection.endpoint import (
     Endpoint,
     RawConnection,
@@ -276,7 +276,7 @@ class Channel:
             try:
                 self._loop.call_soon_threadsafe(self.close)
             except RuntimeError:  # the loop is closed
-                self.forget_loop()
+                self.detach()
 
     def fail(
         self,
@@ -309,15 +309,15 @@ class Channel:
         if owner is not None and is_loss:
             owner.note_lost(self)
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: leave what is open to the parent, and wake no caller."""
         found = self.socket
         descriptor = -1 if found is None else int(found.fileno())
         self._forget("the connection belongs to another process")
-        keep(self)  # no finaliser may run
-        sever(descriptor)
+        never_finalize(self)  # no finaliser may run
+        detach_fd(descriptor)
 
-    def forget_loop(self) -> None:
+    def detach(self) -> None:
         """Drop the connection, because its loop was closed."""
         self._forget("the event loop of the connection was closed")
         _close_without_loop(self._transport)

@@ -77,7 +77,7 @@ class BoundedBuffer(Generic[T]):
         self._delivered = 0
         self._dropped: Counter[str] = Counter()
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: begin afresh and count what was there as dropped."""
         left = len(self._intake) + sum(map(len, self._waiting)) + len(self._in_flight)
         left += len(self._refused)

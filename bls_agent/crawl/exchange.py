@@ -24,7 +24,7 @@ import anyio
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.pool import ConnectionPool
-from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.connection.scripts import (
     CRAWL_PUSH,
     CRAWL_SETTLE,
@@ -154,12 +154,12 @@ class Exchange:
         pool: ConnectionPool,
         keys: QueueKeys,
         options: QueueOptions,
-        complaints: Complaints,
+        throttled_log: ThrottledLog,
     ) -> None:
         self.options = options  # how the queue is used
         self._pool = pool
         self._keys = keys
-        self._complaints = complaints
+        self._throttled_log = throttled_log
         self._key_list = [*keys.by_row.values()]  # as all three scripts take them
         self._wake = keys.by_row["wake"]
         self._blocking = pool.waiting(self._wake)
@@ -178,15 +178,15 @@ class Exchange:
         self._renew_at = math.inf
         register(self)
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: what is held belongs to the parent."""
         for held in self._held:
             held.valid_until = -math.inf
         self._held.clear()
 
-    def forget_loop(self) -> None:
+    def detach(self) -> None:
         """Release the blocking read's connection: the loop was closed under it."""
-        self._blocking.forget_loop()
+        self._blocking.detach()
 
     async def push(self, pushes: Sequence[Push]) -> list[int]:
         """Queue requests, 500 at most. Returns 1 for each that was queued, else 0.
@@ -397,7 +397,7 @@ class Exchange:
                 kept.append(one)
         self._settlements = kept
         if self._is_needed:
-            self._complaints.say("the crawl queue is not served", error)
+            self._throttled_log.warn("the crawl queue is not served", error)
             await asyncio.sleep(backoff.failed())
 
     async def _exchange(self) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar, Final, Literal
 
 from bls_agent.connection.access import LoopLocal, Store
 from bls_agent.connection.endpoint import Argument, Reply, Request
-from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import checked_reply, slot_of
 from bls_agent.core.redaction import redact
@@ -214,8 +214,8 @@ class RequestQueue(Store):
             leased=mode == "leased",
             timeout=timeout,
         )
-        self._complaints = Complaints()
-        self._by_loop: LoopLocal[Exchange] = LoopLocal(Exchange.forget_loop)
+        self._throttled_log = ThrottledLog()
+        self._by_loop: LoopLocal[Exchange] = LoopLocal(Exchange.detach)
 
     def __repr__(self) -> str:
         return f"<RequestQueue {self._namespace} {self._access.shown}>"
@@ -231,7 +231,7 @@ class RequestQueue(Store):
     def _make_exchange(self) -> Exchange:
         self._check_slots()
         pool = self._access.pool
-        return Exchange(pool, self._keys, self._options, self._complaints)
+        return Exchange(pool, self._keys, self._options, self._throttled_log)
 
     def _check_slots(self) -> None:
         keys = self._keys.by_row.values()

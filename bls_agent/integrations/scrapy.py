@@ -19,7 +19,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     BlsError,
@@ -270,7 +270,7 @@ class CrawlScheduler(BaseScheduler):
         )
         self._cleanup = settings.getbool("CLEANUP_REDIS_DATA")
         self._log_all = settings.getbool("SCHEDULER_DEBUG")
-        self._complaints = Complaints()
+        self._throttled_log = ThrottledLog()
         self._thread = LoopThread("bls-agent scrapy")
         # Used in the reactor's thread alone:
         self._out: dict[Request, _Held] = {}  # Scrapy has them
@@ -506,7 +506,7 @@ class CrawlScheduler(BaseScheduler):
                     if taken is not None:
                         held = await self._hand_out(taken)
             except BlsError as error:
-                self._complaints.say("requests are not taken", error)
+                self._throttled_log.warn("requests are not taken", error)
                 await asyncio.sleep(backoff.failed())
 
     async def _hand_out(self, taken: TakenRequest) -> _Held | None:
@@ -543,7 +543,7 @@ class CrawlScheduler(BaseScheduler):
             try:
                 new = await self._queue.push(written, -request.priority, unique=unique)
             except RedisUnavailableError as error:
-                self._complaints.say("requests are not queued", error)
+                self._throttled_log.warn("requests are not queued", error)
                 await asyncio.sleep(backoff.failed())
             except BlsError as error:
                 _log.error("%s is dropped: %s", request, error)
@@ -561,7 +561,7 @@ class CrawlScheduler(BaseScheduler):
                 await asyncio.wait(awaited)
             over = not _left(await self._queue.stats())
         except BlsError as error:
-            self._complaints.say("nobody knows whether requests are left", error)
+            self._throttled_log.warn("nobody knows whether requests are left", error)
         if not over:
             await asyncio.sleep(LOOK_EVERY)
         self._call_reactor(partial(self._looked, changes, over=over))

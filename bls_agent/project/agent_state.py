@@ -69,7 +69,7 @@ class AgentState:
             metadata = {STATUS_REASON: after}
             self.stream.emit(level, text, metadata, is_alarm=True)
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset in a forked child: what waits is written by the parent."""
         self.forked = True
         self.instance = ""
@@ -78,4 +78,4 @@ class AgentState:
         self.status_counts = StatusCounts()
         self.stall_counts = StallCounts()
         self.board.forget_sources()
-        self.stream.forget_parent()
+        self.stream.reset_after_fork()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.lowlevel
 
-from bls_agent.connection.after_fork import keep, register
+from bls_agent.connection.after_fork import never_finalize, register
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.reconnect import Reminders
@@ -128,7 +128,7 @@ class AgentSession:
             state.board,
             interval=settings.status_interval,
             backoff=self._backoff(),
-            complaints=self.connections.complaints,
+            throttled_log=self.connections.throttled_log,
             counts=state.status_counts,
         )
         self.watch = self._build_watch(endpoint, writer)
@@ -148,7 +148,7 @@ class AgentSession:
             concurrency=settings.concurrency,
             prefetch=settings.prefetch,
             backoff=self._backoff(),
-            complaints=self.connections.complaints,
+            throttled_log=self.connections.throttled_log,
         )
 
     def _connect(self, endpoint: Endpoint, use: str = "") -> AgentConnections:
@@ -359,7 +359,7 @@ class AgentSession:
             self._ship,
             self.status.run,
             self.health.run,
-            self.connections.patrol,
+            self.connections.monitor_failover,
             self.receiver.run,
         ]
         if self._settings.replicas:
@@ -429,9 +429,9 @@ class AgentSession:
         """Release everything without a final status: the loop will not run any more."""
         self._detach(SessionState.CLOSED)
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child the session goes on in the parent only."""
-        keep(self)
+        never_finalize(self)
         self._detach(SessionState.INHERITED)
 
     def _detach(self, state: SessionState) -> None:
@@ -439,8 +439,8 @@ class AgentSession:
         if before is SessionState.INHERITED:
             self.state = before
         elif before is not SessionState.CLOSED:
-            self.connections.abandon()
-            self._state.stream.delivery.forget_loop()
+            self.connections.detach()
+            self._state.stream.delivery.detach()
             self._release_host()
 
     def _release_callers(self) -> None:

@@ -43,7 +43,7 @@ class _SignalHandlers:
     def __init__(self) -> None:
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         signal.set_wakeup_fd(-1)
         for number, handler in self._handlers.items():
             if signal.getsignal(number) == handler:  # else the child has set it since

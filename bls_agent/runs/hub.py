@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from bls_agent.connection.after_fork import keep, register
+from bls_agent.connection.after_fork import never_finalize, register
 from bls_agent.connection.endpoint import Request
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
@@ -322,10 +322,10 @@ class Hub:
         self._task: asyncio.Task[None] | None = None
         register(self)
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: tasks and waiting followers are the parent's."""
         self._detach()
-        keep(self)
+        never_finalize(self)
 
     def find(self, run_id: int, key: str) -> RunTopic | None:
         """Return the topic of a run that is followed already."""
@@ -427,11 +427,11 @@ class Hub:
         for stream in list(self._streams.values()):
             await stream.aclose()
 
-    def forget_loop(self) -> None:
+    def detach(self) -> None:
         """Drop everything: the event loop was closed before the store."""
         self._detach()
         for stream in self._streams.values():
-            stream.connection.forget_loop()
+            stream.connection.detach()
 
     def _detach(self) -> None:
         self.is_closed = True

@@ -107,7 +107,7 @@ class EventStore(WritingStore):
         )
         self._marks = HighWaterMarks()
         self._pools: LoopLocal[WriterPool] = LoopLocal()
-        self._hubs: LoopLocal[Hub] = LoopLocal(Hub.forget_loop)
+        self._hubs: LoopLocal[Hub] = LoopLocal(Hub.detach)
 
     async def add(  # noqa: PLR0917 - the order of the document
         self,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import anyio
 
 from bls_agent.connection.access import Access, LoopLocal
-from bls_agent.connection.after_fork import keep, register
+from bls_agent.connection.after_fork import never_finalize, register
 from bls_agent.core.buffer import BoundedBuffer
 from bls_agent.core.errors import BlsError, ConfigurationError
 from bls_agent.core.redaction import redact_traceback
@@ -194,14 +194,14 @@ class RunWriter:
         self._thread: LoopThread | None = None  # of a run that was opened by ``with``
         register(self)
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: the run and its events are the parent's."""
         self._lock = threading.RLock()
         if self._state == OPEN:
             self._state = FORKED
-        keep((self._writing, self._run_lease))
+        never_finalize((self._writing, self._run_lease))
         self._writing = self._run_lease = self._thread = None
-        self._delivery.forget_parent()
+        self._delivery.reset_after_fork()
 
     def __repr__(self) -> str:
         state = self._state
@@ -394,7 +394,7 @@ class RunWriter:
             return
         self._state = CLOSED
         if writing.loop_is_closed:
-            self._delivery.forget_loop()
+            self._delivery.detach()
             return
         self._put_end(writing, error)
         within = self._options.shutdown_timeout

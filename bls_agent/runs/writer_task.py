@@ -19,7 +19,7 @@ import anyio.lowlevel
 from bls_agent.connection.access import Access
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.connection.reconnect import Complaints, Gate
+from bls_agent.connection.reconnect import ReconnectGate, ThrottledLog
 from bls_agent.connection.scripts import ADD_EVENTS, HOLD_RUN, Script
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import format_timestamp
@@ -80,7 +80,7 @@ class HighWaterMarks:
         self._lock = threading.Lock()
         register(self)
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: a thread that does not exist here may hold the lock."""
         self._lock = threading.Lock()
 
@@ -139,7 +139,7 @@ class WriterPool:
         self.marks = marks
         self.bounds = bounds
         self._access = access
-        self._gate = Gate(Backoff(cap=CAP))
+        self._gate = ReconnectGate(Backoff(cap=CAP))
         self.users = 0  # runs that are open
         self.is_away = False  # whether the last lease found no connection
 
@@ -170,7 +170,7 @@ class WriterPool:
             elif error.kind == "no_permission":
                 shown = BlsError(str(error))
             if not error.connecting:
-                self._gate.complaints.say("events of runs cannot be written", shown)
+                self._gate.throttled_log.warn("events of runs cannot be written", shown)
             elif pool.is_cluster:  # no gate has paced it
                 await anyio.sleep(AGAIN + Backoff(cap=CAP, failures=4).failed())
             raise
@@ -315,7 +315,7 @@ class RunWriterTask:
         self._merges = merges
         self._reported: Counter[str] = Counter()
         self._numbers = itertools.count(1)
-        self._complaints = Complaints()
+        self._throttled_log = ThrottledLog()
         self._has_end = False  # whether a batch has ended the run
         self._end: asyncio.Task[None] | None = None
         self._name = f"bls-agent run {keys.run_id}"
@@ -366,7 +366,7 @@ class RunWriterTask:
         if counts:
             counted = BlsError(f"so far {', '.join(counts)}; stats() counts on")
             consequence = f"events of run {self._keys.run_id} were dropped"
-            self._complaints.say(consequence, counted)
+            self._throttled_log.warn(consequence, counted)
 
     def own_event(
         self, category: str, action: str, data: object, source: Source = NO_SOURCE

@@ -138,7 +138,7 @@ class BatchWriter(Generic[T]):
                 self._wakeup.unbind()
                 self._announce()
 
-    def forget_loop(self) -> None:
+    def detach(self) -> None:
         """Reset what belonged to a closed loop, in which :meth:`run` was."""
         self._runs += 1
         self._paced_until = 0.0
@@ -147,10 +147,10 @@ class BatchWriter(Generic[T]):
         self._wakeup.unbind()
         self._settled = anyio.Event()
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset in a forked child: what waits is written by the parent."""
-        self.forget_loop()
-        self.buffer.forget_parent()
+        self.detach()
+        self.buffer.reset_after_fork()
         self._batch = self._next = None
         self._ambiguous = self._carried = False
         self.resent = self.maybe_repeated = 0

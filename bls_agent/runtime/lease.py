@@ -284,7 +284,7 @@ class Lease(LeaseState):
         self.token = ""
         self.end()
 
-    forget_parent = forget  # in a forked child the lease is the parent's
+    reset_after_fork = forget  # in a forked child the lease is the parent's
 
 
 class ValueLease(LeaseState):

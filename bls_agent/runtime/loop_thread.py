@@ -240,9 +240,9 @@ class SharedThread:
     def __init__(self, name: str, *, at_exit: float) -> None:
         self._name = name
         self._at_exit = at_exit
-        self.forget_parent()
+        self.reset_after_fork()
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """Have no thread and no users, as at first and in a forked child."""
         self._lock = threading.RLock()  # a signal handler may come in between
         self._thread: LoopThread | None = None

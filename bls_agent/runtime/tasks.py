@@ -47,7 +47,7 @@ class ThreadSafeEvent:
         """Forget the loop: from now on the flag is only remembered."""
         self._loop = None
 
-    forget_parent = unbind  # in a forked child the loop is the parent's
+    reset_after_fork = unbind  # in a forked child the loop is the parent's
 
     def set(self) -> None:
         """Raise the flag; never waits, never raises."""

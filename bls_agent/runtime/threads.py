@@ -119,7 +119,7 @@ class _Pool:
             call()
             del call  # what it holds must not be kept until the next call
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child there are no threads; a call that forked ends alone."""
         self.idle = self.stuck = self._threads = 0
         self._calls = queue.SimpleQueue()  # a lost thread may hold the other one's lock

@@ -186,7 +186,7 @@ class LoopWatch:
     async def _publish(self) -> None:
         """Publish until the loop moves; then make sure that nothing is in flight."""
         connections = self.listener.connect()
-        connections.complaints.silence()  # the log may be what the loop waits for
+        connections.throttled_log.silence()  # the log may be what the loop waits for
         count, began, seconds, reported = self._count, self._at, 0.0, False
         try:
             async with anyio.create_task_group() as publishing:
@@ -257,9 +257,9 @@ class _Watchdog:
     """
 
     def __init__(self) -> None:
-        self.forget_parent()
+        self.reset_after_fork()
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """Have no thread and nothing to watch, as at first and in a forked child."""
         self._watches: dict[int, weakref.ref[LoopWatch]] = {}
         self._thread: threading.Thread | None = None

@@ -175,7 +175,7 @@ class Heartbeat:
         self._thread: LoopThread | None = None
         register(self)
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: the key is the parent's."""
         self._state = self._writer = self._thread = None
 

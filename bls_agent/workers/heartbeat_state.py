@@ -40,7 +40,7 @@ class CurrentHeartbeat:
         self._lock = threading.RLock()
         register(self)
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: a thread that does not exist here may hold the lock."""
         self._lock = threading.RLock()
 

@@ -13,7 +13,7 @@ from bls_agent.connection.access import LoopLocal
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.pool import ConnectionPool
-from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.connection.scripts import BEAT, END_LEASE
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
@@ -55,7 +55,7 @@ class HeartbeatWriter:
         self._written_at = self._retry_at = 0.0
         self._away_since: float | None = None
         self._openings = 0
-        self._complaints = Complaints()
+        self._throttled_log = ThrottledLog()
         self._task: asyncio.Task[None] | None = None
         self._ended = anyio.Event()
 
@@ -75,7 +75,7 @@ class HeartbeatWriter:
             state.ended.set()
         self._ended.set()
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: the heartbeats are the parent's."""
         self.is_over = True
         self.states = set()
@@ -264,7 +264,7 @@ class HeartbeatWriter:
 
     def _log_failure(self, error: RedisUnavailableError) -> None:
         shown = BlsError(str(error)) if error.kind in _HOPELESS else error
-        self._complaints.say("heartbeats cannot be written", shown)
+        self._throttled_log.warn("heartbeats cannot be written", shown)
 
 
 class _Writers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bls_agent.connection.reconnect import REMIND_EVERY, Complaints
+from bls_agent.connection.reconnect import REMIND_EVERY, ThrottledLog
 from bls_agent.core.backoff import PERMANENT_DELAY, Backoff
 from bls_agent.core.errors import (
     RedisRefusedError,
@@ -25,15 +25,17 @@ def test_a_state_of_the_server_is_said_once_for_all_parts(
 ) -> None:
     """Status, log and intake meet the same full disk: one warning, then one a minute."""
     clock = Clock()
-    complaints = Complaints(clock)
+    throttled_log = ThrottledLog(clock)
     disk = RedisUnavailableError("disk", "MISCONF", address="redis://a:1/0")
     for _ in range(2):
-        assert complaints.say("the status cannot be written", disk)
+        assert throttled_log.warn("the status cannot be written", disk)
         for _ in range(100):
-            assert not complaints.say("records cannot be written", disk)
+            assert not throttled_log.warn("records cannot be written", disk)
             clock.now += REMIND_EVERY / 101
         clock.now += REMIND_EVERY / 101
-    assert complaints.say("no commands", RedisUnavailableError("loading", "LOADING"))
+    assert throttled_log.warn(
+        "no commands", RedisUnavailableError("loading", "LOADING")
+    )
     assert len(caplog.records) == 3
 
 
@@ -41,30 +43,32 @@ def test_a_refusal_of_one_request_is_said_for_each_part(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """What one part cannot do says nothing of the others."""
-    complaints = Complaints(Clock())
+    throttled_log = ThrottledLog(Clock())
     refused = RedisRefusedError("unknown_command", "unknown command")
     for consequence in ("no commands", "no status", "no commands"):
-        complaints.say(consequence, refused)
+        throttled_log.warn(consequence, refused)
     for key in ("a", "b", "a"):
-        complaints.say("no status", WrongTypeError(key, "list"))
+        throttled_log.warn("no status", WrongTypeError(key, "list"))
     assert len(caplog.records) == 4
 
 
 def test_a_missing_right_is_said_by_name(caplog: pytest.LogCaptureFixture) -> None:
     """What is weaker, once, and what the parts say of it is not said again."""
-    complaints = Complaints(Clock())
+    throttled_log = ThrottledLog(Clock())
     refused = RedisRefusedError("no_permission", "no permissions to run the 'lpop'")
     for _ in range(3):
-        complaints.hear(
+        throttled_log.note_denied(
             [("BLPOP", "a_控制", 2), ("LPOP", "a_控制", 3)], [None, refused]
         )
-        assert not complaints.say("no commands can be received", refused)
-    complaints.hear([("FLUSHALL",)], [refused])
+        assert not throttled_log.warn("no commands can be received", refused)
+    throttled_log.note_denied([("FLUSHALL",)], [refused])
     lpop, other = (r.getMessage() for r in caplog.records)
     assert "LPOP" in lpop
     assert "one by one" in lpop
     assert "FLUSHALL" in other
-    assert complaints.say("", RedisRefusedError("no_permission", "", connecting=True))
+    assert throttled_log.warn(
+        "", RedisRefusedError("no_permission", "", connecting=True)
+    )
 
 
 def test_a_password_is_tried_once_a_minute() -> None:
@@ -76,9 +80,11 @@ def test_a_password_is_tried_once_a_minute() -> None:
 def test_what_was_said_long_ago_is_forgotten() -> None:
     """A fleet of a million keys of the wrong type costs no memory for each."""
     clock = Clock()
-    complaints = Complaints(clock)
+    throttled_log = ThrottledLog(clock)
     for number in range(3_000):
-        assert complaints.say("not written", WrongTypeError(f"键{number}", "string"))
+        assert throttled_log.warn(
+            "not written", WrongTypeError(f"键{number}", "string")
+        )
         clock.now += REMIND_EVERY / 500
-    assert len(complaints._reminders._warned_at) <= 1_000
-    assert not complaints.say("not written", WrongTypeError("键2999", "string"))
+    assert len(throttled_log._reminders._warned_at) <= 1_000
+    assert not throttled_log.warn("not written", WrongTypeError("键2999", "string"))

@@ -298,12 +298,12 @@ async def test_one_sentinel_is_believed() -> None:
         hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in named)
         route = Routes(Endpoint.of(f"redis+sentinel://{hosts}/main")).to("")
         server = Endpoint.of(old.url)
-        assert (await route.look(server)).address == old.url
+        assert (await route.resolve(server)).address == old.url
         named[0].point_to(new)
-        assert (await route.look(server)).address == new.url
+        assert (await route.resolve(server)).address == new.url
         named[0].kill()
-        assert await route.look(server) is server
-        assert (await route.look(server)).address == old.url
+        assert await route.resolve(server) is server
+        assert (await route.resolve(server)).address == old.url
         await route.aclose()
 
 

@@ -365,7 +365,7 @@ def test_what_a_forked_child_inherits() -> None:
     holder.start()
     held.wait()
     buffer.put(Item("e"))
-    buffer.forget_parent()
+    buffer.reset_after_fork()
     assert buffer.stats() == BufferStats(4, 0, {"forked": 4}, 0, 0)
     assert buffer.settled_to(4)
     buffer.put(Item("f"))

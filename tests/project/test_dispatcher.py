@@ -11,7 +11,7 @@ from contextlib import suppress
 import anyio
 import anyio.lowlevel
 
-from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.core.backoff import Backoff
 from bls_agent.project.commands.dispatcher import BROADCAST_MODE, Dispatcher
 from bls_agent.project.commands.router import Router
@@ -68,7 +68,7 @@ async def test_a_fetch_that_ends_although_it_was_cancelled_cancels_no_handler() 
         concurrency=1,
         prefetch=1,
         backoff=Backoff(),
-        complaints=Complaints(),
+        throttled_log=ThrottledLog(),
     )
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:

@@ -119,7 +119,7 @@ def test_a_plain_call_is_known_as_long_as_it_lasts() -> None:
 
     def look() -> None:
         seen.append({**checks.going_on})
-        checks.forget_parent()
+        checks.reset_after_fork()
         seen.append({**checks.going_on})
         raise KeyError
 

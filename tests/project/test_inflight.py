@@ -21,9 +21,9 @@ def make_list(on_redelivery: str = "run") -> InFlightList:
     endpoint = Endpoint.of("redis://127.0.0.1:1/0")
     connections = AgentConnections(endpoint, "x", timeout=1, reconnect_max=1)
     keys = ReliableKeys("订单系统_控制")
-    control, complaints = connections.control, connections.complaints
+    control, throttled_log = connections.control, connections.throttled_log
     options = ReliableOptions("a", 1, 15.0, 600.0, on_redelivery, 1_000)  # type: ignore[arg-type]
-    reclaimer = Reclaimer(control, keys, 15.0, lambda _: None, complaints)
+    reclaimer = Reclaimer(control, keys, 15.0, lambda _: None, throttled_log)
     return InFlightList(connections, keys, options, reclaimer, lambda _: None)
 
 

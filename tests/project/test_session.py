@@ -57,7 +57,7 @@ async def test_an_inherited_session_stays_inherited(
     session = agent._session
     assert session is not None
     await agent.aclose()
-    session.forget_parent()
+    session.reset_after_fork()
     session.detach()
     assert state_of(session) is SessionState.INHERITED
     assert session.is_gone

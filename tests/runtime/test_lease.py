@@ -463,7 +463,7 @@ async def test_a_child_has_none(own_connection: Connection, admin: Redis) -> Non
     """A forked child neither holds the lease nor ends its parent's."""
     lease = Lease(own_connection, KEY, 5)
     await lease.acquire()
-    lease.forget_parent()
+    lease.reset_after_fork()
     assert not lease.valid
     assert not await lease.renew()
     await lease.give_back()

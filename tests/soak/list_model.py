@@ -17,7 +17,7 @@ import anyio
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Endpoint, Request
 from bls_agent.connection.orphans import OrphanedConnection, OrphanedConnections
-from bls_agent.connection.reconnect import Gate
+from bls_agent.connection.reconnect import ReconnectGate
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError
 
@@ -276,7 +276,7 @@ class ModelConnections(AgentConnections):
     def __init__(self, server: ListServer) -> None:
         """Make three connections."""
         self.endpoint = Endpoint.of("redis://127.0.0.1:1/0")  # nobody goes there
-        self.gate = Gate(Backoff())
+        self.gate = ReconnectGate(Backoff())
         pool: list[Any] = [ModelWire(server, f"n:{use}") for use in "dlb"]
         self.data, self.liveness, self.blocking = pool
         self.control, self.intake = self.liveness, self.data

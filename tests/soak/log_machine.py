@@ -202,7 +202,7 @@ class LogMachine(RuleBasedStateMachine):
     def is_forked(self) -> None:
         """Go on as the child, which ships nothing of its parent's."""
         self.accepted = self.delivery.buffer.stats().queued
-        self.delivery.forget_parent()
+        self.delivery.reset_after_fork()
         self.server.list.clear()
 
     @rule(timeout=st.sampled_from([0.0, 0.1]))

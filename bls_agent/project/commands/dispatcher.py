@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from anyio.abc import TaskGroup
 
-from bls_agent.connection.reconnect import Complaints, wait_after_failure
+from bls_agent.connection.reconnect import ThrottledLog, wait_after_failure
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.redaction import redact_traceback
@@ -49,13 +49,13 @@ class Dispatcher:
         concurrency: int,
         prefetch: int,
         backoff: Backoff,
-        complaints: Complaints,
+        throttled_log: ThrottledLog,
     ) -> None:
         self._receiver = receiver
         self._runner = runner
         self._threads = threads
         self._concurrency = concurrency
-        self._intake = Intake(receiver, prefetch, backoff, complaints)
+        self._intake = Intake(receiver, prefetch, backoff, throttled_log)
         self._pending: deque[Message] = deque()
         self._idle: deque[anyio.Event] = deque()
         self._workers = 0
@@ -273,12 +273,12 @@ class Intake:
         receiver: Receiver,
         prefetch: int,
         backoff: Backoff,
-        complaints: Complaints,
+        throttled_log: ThrottledLog,
     ) -> None:
         self._receiver = receiver
         self._prefetch = prefetch
         self._backoff = backoff
-        self._complaints = complaints
+        self._throttled_log = throttled_log
         self.running: asyncio.Timeout | None = None  # while a worker fetches
 
     async def fetch(self) -> Sequence[Message]:
@@ -306,7 +306,7 @@ class Intake:
             messages = await self._receiver.receive(self._prefetch)
         except (RedisUnavailableError, WrongTypeError) as error:
             text = "no commands can be received"
-            await wait_after_failure(error, text, self._backoff, self._complaints)
+            await wait_after_failure(error, text, self._backoff, self._throttled_log)
             return ()
         except Exception as error:  # noqa: BLE001 - ours: logged, the loop goes on
             text = "no commands can be received\n%s"

@@ -67,9 +67,9 @@ class LogStream:
         self._level = Level.DEBUG
         self._revert: tuple[float, Level] | None = None
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset in a forked child: what waits is written by the parent."""
-        self.delivery.forget_parent()
+        self.delivery.reset_after_fork()
         self.failures = Counter()
         self.on_error = None
         self._nesting = threading.local()
@@ -324,7 +324,7 @@ class LogSink:
 
     async def write(self, batch: Sequence[AnyRecord]) -> None:
         """Append the batch and cap the list, in one round trip."""
-        complain = self._connections.complaints.say
+        complain = self._connections.throttled_log.warn
         values = [record.payload for record in batch]
         pushed, trimmed = await self._connections.data.call_many(
             [

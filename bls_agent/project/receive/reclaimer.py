@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, cast
 
 from bls_agent.connection.connection import Connection
-from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.connection.scripts import RECLAIM
 from bls_agent.core.errors import RedisRefusedError
 from bls_agent.core.keys import (
@@ -86,13 +86,13 @@ class Reclaimer:
         keys: ReliableKeys,
         ttl: float,
         report_dead: Callable[[bytes], None],
-        complaints: Complaints,
+        throttled_log: ThrottledLog,
     ) -> None:
         self._connection = connection
         self._keys = keys
         self._lease_ms = max(1, int(ttl * 1000))
         self._report_dead = report_dead
-        self._complaints = complaints
+        self._throttled_log = throttled_log
         self.reclaimed = 0  # commands of dead processes, dead letters included
 
     async def reclaim_all(self, *, but: str) -> None:
@@ -109,7 +109,7 @@ class Reclaimer:
                 try:
                     await self.empty(name)
                 except RedisRefusedError as error:
-                    self._complaints.say(f"commands stay in {name!r}", error)
+                    self._throttled_log.warn(f"commands stay in {name!r}", error)
 
     async def empty(self, name: str) -> bool:
         """Empty a list unless its owner lives; return whether the owner lives."""

@@ -88,7 +88,7 @@ class ReliableReceiver(Receiver):
             self._keys,
             options.lease_ttl,
             self._report_dead,
-            connections.complaints,
+            connections.throttled_log,
         )
         self.list = InFlightList(
             connections, self._keys, options, self._reclaimer, self._report_dead
@@ -287,7 +287,7 @@ class ReliableReceiver(Receiver):
                 backoff.succeeded()
             except RedisRefusedError as error:
                 text = "lists of dead processes are not reclaimed"
-                self._connections.complaints.say(text, error)
+                self._connections.throttled_log.warn(text, error)
             except RedisUnavailableError as error:
                 logger.debug("the lease is not renewed: %s", error)
                 pause = backoff.failed()

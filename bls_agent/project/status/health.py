@@ -189,7 +189,7 @@ class HealthChecks:
         # outlives a session as its thread does: reopening must not pile up threads.
         self.going_on: dict[str, float] = {}
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child no check goes on."""
         self.going_on = {}
 

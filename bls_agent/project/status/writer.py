@@ -11,7 +11,7 @@ import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Request
-from bls_agent.connection.reconnect import Complaints, wait_after_failure
+from bls_agent.connection.reconnect import ThrottledLog, wait_after_failure
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import (
     RedisRefusedError,
@@ -187,14 +187,14 @@ class StatusReporter:
         *,
         interval: float,
         backoff: Backoff,
-        complaints: Complaints,
+        throttled_log: ThrottledLog,
         counts: StatusCounts,
     ) -> None:
         self._writer = writer
         self._aggregator = aggregator
         self._interval = interval
         self._backoff = backoff
-        self._complaints = complaints
+        self._throttled_log = throttled_log
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
         self._wakeup = ThreadSafeEvent()
         self._counts = counts
@@ -253,7 +253,7 @@ class StatusReporter:
                     self._counts.failures += 1
                     text = "the status cannot be written"
                     await wait_after_failure(
-                        error, text, self._backoff, self._complaints
+                        error, text, self._backoff, self._throttled_log
                     )
                 else:
                     self._backoff.succeeded()

@@ -13,7 +13,7 @@ import anyio
 from bls_agent.connection.access import Access
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Reply, Request
-from bls_agent.connection.reconnect import Complaints
+from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     BlsError,
@@ -45,7 +45,7 @@ class Availability:
 
     def __init__(self) -> None:
         self._backoff = Backoff()
-        self._complaints = Complaints()
+        self._throttled_log = ThrottledLog()
         self._probe_at = 0.0
         self.away = False  # Redis did not answer when it was last asked
         self.failures = 0
@@ -66,11 +66,11 @@ class Availability:
         delay = self._backoff.failed(permanent=isinstance(error, RedisRefusedError))
         self._probe_at = time.monotonic() + delay
         self.away = True
-        self._complaints.say(CONSEQUENCE, error)
+        self._throttled_log.warn(CONSEQUENCE, error)
 
     def refused(self, error: BlsError) -> None:
         """Record that Redis answered, but refused the request."""
-        self._complaints.say(CONSEQUENCE, error)
+        self._throttled_log.warn(CONSEQUENCE, error)
 
     def succeeded(self) -> None:
         if self.away:

@@ -190,7 +190,7 @@ class CachedFunction:
         self._reminders = Reminders()
         register(self)
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: the writes of the parent's other threads do not go on."""
         self.writes.clear()
 

@@ -47,9 +47,9 @@ class _SharedLoop:
     """A thread with an event loop, started when first needed."""
 
     def __init__(self) -> None:
-        self.forget_parent()
+        self.reset_after_fork()
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """Have no thread, as at first and in a forked child."""
         self._lock = threading.RLock()
         self._thread: LoopThread | None = None
@@ -361,7 +361,7 @@ class CacheCalls:
         self._shared: tuple[LoopThread, _LoopCalls] | None = None
         register(self)
 
-    def forget_parent(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a forked child: the shared thread is the parent's."""
         self._shared = None
 
