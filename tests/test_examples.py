@@ -50,7 +50,11 @@ async def _started(
 ) -> AsyncIterator[anyio.abc.Process]:
     """Start an example on this server, and see that it is gone at the end."""
     kept = {key: text for key, text in os.environ.items() if not key.startswith("BLS_")}
-    environment = {"PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"}
+    environment = {
+        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONIOENCODING": "utf-8",
+        "PYTHONUNBUFFERED": "1",  # each line is read when it is printed
+    }
     environment["BLS_BANNER"] = "0"  # standard error is for what goes wrong
     async with await anyio.open_process(
         [sys.executable, str(REPOSITORY / "examples" / name), project, *arguments],

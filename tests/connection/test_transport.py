@@ -32,8 +32,9 @@ async def connection(own_server: DevServer) -> AsyncIterator[Connection]:
     await opened.aclose()
 
 
-async def test_every_caller_gets_its_own_reply(connection: Connection) -> None:
+async def test_every_caller_gets_its_own_reply(own_server: DevServer) -> None:
     """Two thousand requests at once, every third given up: none mixed up, one connection."""
+    connection = Connection(Endpoint.of(own_server.url), "test", timeout=30)
     right: list[int] = []
 
     async def ask(number: int) -> None:
@@ -47,6 +48,7 @@ async def test_every_caller_gets_its_own_reply(connection: Connection) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert set(range(2_000)) - set(range(0, 2_000, 3)) <= set(right)
     assert connection.generation == 1
+    await connection.aclose()
 
 
 async def test_a_blocking_read_cancelled_at_random_loses_nothing(
