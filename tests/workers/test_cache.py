@@ -397,9 +397,11 @@ async def test_the_last_one_cancelled_cancels_the_function(
 ) -> None:
     """As without a cache: a deadline ends the work, which has cleaned up by then."""
     ended: list[str] = []
+    begun = anyio.Event()
 
     @cache.cached(ttl=5, name=name)
     async def slow() -> str:
+        begun.set()
         try:
             await anyio.sleep_forever()
         finally:
@@ -407,10 +409,11 @@ async def test_the_last_one_cancelled_cancels_the_function(
             ended.append("cleaned up")
         return ""
 
-    with anyio.move_on_after(0.1):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(slow)
-            tasks.start_soon(slow)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(slow)
+        tasks.start_soon(slow)
+        await begun.wait()
+        tasks.cancel_scope.cancel()
     assert ended == ["cleaned up"]
 
 
