@@ -46,7 +46,7 @@ def _reset_all() -> None:
         try:
             instance.reset_after_fork()
         except Exception:  # the others must not suffer
-            logger.exception("%r could not forget the parent process", instance)
+            logger.exception("%r could not be reset after a fork", instance)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork

@@ -290,7 +290,7 @@ def check_options(options: Mapping[str, Any], settings: object = None) -> Option
 
 
 def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -> float:
-    """Return a time limit that is none of the settings, or refuse one of 0 or less."""
+    """Return a time limit that is not a setting, or refuse a limit of 0 or less."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < cast("float", value) < math.inf:
         raise ConfigurationError(name, value, rule)

@@ -390,7 +390,9 @@ class Exchange:
         final = isinstance(error, RedisRefusedError | ContractError)
         self._end_waits(error, math.inf if final else self._loop.time())
         kept: list[Settlement] = []
-        for one in self._settlements:  # a refusal may end, as one of a missing right
+        for one in (
+            self._settlements
+        ):  # a refusal may be over soon, as that of a missing right
             if one.held.valid_until <= boot_seconds():
                 one.answer(done=False)
             else:
