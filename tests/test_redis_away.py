@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import statistics
 import time
 import tracemalloc
 from typing import Any
@@ -107,7 +108,8 @@ async def test_frozen_beyond_every_deadline(
     agent = ProjectAgent(project, redis=own_server.url, **limits)
     history = History()
     history.attach(agent)
-    costs: list[float] = []
+    costs: list[float] = []  # seconds of this thread's work
+    waits: list[float] = []
     async with agent, client_of(own_server) as redis:
         await agent.ready(5)
         await history.push(redis, project)
@@ -119,9 +121,10 @@ async def test_frozen_beyond_every_deadline(
         until = anyio.current_time() + 4 * DEADLINE  # requests', then connections'
         while anyio.current_time() < until:
             for _ in range(5):
-                began = time.thread_time()
+                began, worked = time.monotonic(), time.thread_time()
                 agent.log.info("frozen", n=len(costs))
-                costs.append(time.thread_time() - began)
+                costs.append(time.thread_time() - worked)
+                waits.append(time.monotonic() - began)
             await anyio.sleep(0.01)
         own_server.thaw()
         assert await agent.flush(10)
@@ -129,8 +132,8 @@ async def test_frozen_beyond_every_deadline(
         await eventually(lambda: len(history.handled) == 2, 10)
         assert await numbers(redis, project) == list(range(len(costs)))
         assert await status_of(redis, project) == "在线"
-        costs.sort()
-        assert costs[int(len(costs) * 0.999)] <= 0.001
+        assert statistics.median(costs) <= 0.001
+        assert max(waits) < DEADLINE, "a call has waited for the server"
         used = await redis.info("commandstats")
         looked = used.get("cmdstat_client|list") or used["cmdstat_client"]  # Redis 6
         assert looked["calls"] >= 1, "is the old one gone?"

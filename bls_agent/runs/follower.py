@@ -372,6 +372,8 @@ class Follower:
         if page.is_last and cursor.closes and not self._is_plain:
             self._finish()
             return found
+        if hub.is_closed:  # meanwhile
+            return self._finish(FollowEnd.LEFT)
         topic = self._join(hub, reader.keys, page)
         if found or topic is None or topic.buffer.head != head:
             return found or Step.READ_ON

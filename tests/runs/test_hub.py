@@ -259,6 +259,24 @@ async def test_closing_the_store_ends_its_followers(
     await store.aclose()
 
 
+async def test_closing_the_store_ends_a_follower_that_reads(
+    own_server: DevServer,
+) -> None:
+    """The page that it reads meanwhile does not lead it to a task of its own."""
+    store = EventStore(own_server.url)
+    assert not await store.exists(1)
+    own_server.freeze()
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            follower = store.follow(1)
+            tasks.start_soon(follower.batch)
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(store.aclose)
+            await anyio.wait_all_tasks_blocked()
+            own_server.thaw()
+    assert follower.end is FollowEnd.LEFT
+
+
 async def test_one_who_left_is_closed_without_waking_the_others(
     store: EventStore, run_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
