@@ -72,7 +72,6 @@ REPORT: Final = ASSET_REPORT.locate(place=place_beside(STATE))
 SYNC_OWNER: Final = OWNER.locate(place=place_beside(STATE))
 
 CHANGES: Final = (WriteOutcome.CREATED, WriteOutcome.UPDATED, WriteOutcome.DELETED)
-CACHED: Final = 1_000  # assets
 PORTION: Final = 200  # assets in one write
 PORTION_BYTES: Final = 2**19
 WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
@@ -100,8 +99,6 @@ class AssetLibrary(Store):
         redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
             ``BLS_REDIS_URL``, read at the first request.
         timeout: Deadline of one request in seconds.
-        cache: Whether :meth:`get` keeps the last 1,000 assets in this process and asks
-            Redis only whether their ``github_sha`` is still the same.
 
     Raises:
         ConfigurationError: The URL, the client or the time cannot be used.
@@ -109,11 +106,8 @@ class AssetLibrary(Store):
 
     client_name: ClassVar[str] = "bls-assets"
 
-    def __init__(
-        self, redis: object = None, *, timeout: float = 5.0, cache: bool = False
-    ) -> None:
+    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         super().__init__(redis, timeout=timeout)
-        self._cache: dict[str, dict[bytes, bytes]] | None = {} if cache else None
         self._has_scripts = True  # and streams, until the server says otherwise
         self._throttled_log = ThrottledLog()
 
@@ -130,27 +124,11 @@ class AssetLibrary(Store):
         """
         key = KEYS["asset_metadata"].build(id=asset_id)
         try:
-            pairs = await self._pairs(asset_id, key)
+            pairs = pair(await self._read(key, "HGETALL"))
             return Asset.read(pairs) if pairs else None
         except (DecodeError, WrongTypeError) as error:
             self._throttled_log.warn(f"the asset {asset_id!r} is left out", error)
             return None
-
-    async def _pairs(self, asset_id: str, key: str) -> dict[bytes, bytes]:
-        """Read a hash, or take it from the cache if its SHA is the same."""
-        kept = None if self._cache is None else self._cache.get(asset_id)
-        if kept:
-            sha = await self._read(key, "HGET", "github_sha")
-            if sha and sha == kept.get(b"github_sha"):
-                return kept
-        pairs = pair(await self._read(key, "HGETALL"))
-        if self._cache is not None:
-            self._cache.pop(asset_id, None)
-            if pairs:
-                self._cache[asset_id] = pairs
-            if len(self._cache) > CACHED:
-                del self._cache[next(iter(self._cache))]
-        return pairs
 
     async def _read(self, key: str, name: str, *rest: Argument) -> Reply:
         try:

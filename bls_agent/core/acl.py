@@ -288,7 +288,7 @@ _WRITTEN: Final = (_METADATA, _INDEX, _CHANGED, _FEED, _SYNC_OWNER, _CATEGORY)
 # fmt: off
 ASSET_RIGHTS: Final = (
     KeyAccess((), "select ping client|setname client|id"),
-    KeyAccess((_METADATA,), "hgetall hget hmget"),  # get, list
+    KeyAccess((_METADATA,), "hgetall hmget"),  # get, list
     KeyAccess((_INDEX, _STATE), "hgetall"),  # list, search, sync_state
     KeyAccess((_CATEGORY,), "smembers"),  # list
     KeyAccess((_SYNC_OWNER,), "exists"),  # sync_state

@@ -19,7 +19,7 @@ from bls_agent.assets import AssetLibrary, AssetSync, DirectorySource
 
 arguments = dict(enumerate(sys.argv))
 agent = ProjectAgent(arguments.get(1, "资产助手"))
-library = AssetLibrary(agent, cache=True)
+library = AssetLibrary(agent)
 source = DirectorySource(arguments.get(2, Path(__file__).parent))
 
 

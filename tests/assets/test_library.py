@@ -428,31 +428,6 @@ async def test_watching(
     await eventually(lambda: are_blocked(admin, 0))
 
 
-async def test_the_cache_is_right_by_the_sha(
-    own_server: DevServer, admin: Redis
-) -> None:
-    """An asset is read once; a change and a deletion are seen at once; none is shared."""
-    async with AssetLibrary(own_server.url, cache=True) as library:
-        await library.save(tool(), path=PATH, sha="1")
-        first = await library.get("google_search")
-        await admin.config_resetstat()
-        second = await library.get("google_search")
-        assert second == first
-        assert second is not None
-        assert second.runtime is not first.runtime  # type: ignore[union-attr]
-        assert "cmdstat_hgetall" not in await admin.info("commandstats")
-        await library.save(tool(version="2.0.0"), path=PATH, sha="2")
-        third = await library.get("google_search")
-        assert third is not None
-        assert third.version == "2.0.0"
-        await library.delete("google_search")
-        assert await library.get("google_search") is None
-        for n in range(1_010):
-            library._cache[str(n)] = {b"x": b"x"}  # type: ignore[index]
-        assert await library.get("nothing") is None
-        assert len(library._cache or {}) <= 1_010
-
-
 @pytest.mark.parametrize(
     ("path", "sha"), [("../p.yaml", "1"), ("/p.yaml", "1"), ("p.yaml", "")]
 )

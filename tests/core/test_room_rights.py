@@ -191,7 +191,7 @@ async def write_assets(url: str) -> None:
 
 
 async def read_assets(url: str) -> None:
-    async with AssetLibrary(url, cache=True) as library:
+    async with AssetLibrary(url) as library:
         for _ in range(2):
             assert await library.get("a") is not None
         assert [one.id for one in await library.list()] == ["a"]
