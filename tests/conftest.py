@@ -28,6 +28,7 @@ TOGETHER = (
     "test_exports.py",
     "test_import.py",
     "test_sentinel.py",
+    "test_words.py",
 )
 
 # A busy machine is no fault of the package: no example has a deadline. Each run draws

@@ -56,6 +56,11 @@ async def eventually(
             await anyio.sleep(min(max(0.005, waited / 10), 0.05))
 
 
+async def parked(redis: Redis) -> bool:
+    """Return whether a connection waits in a blocking read."""
+    return any("b" in client["flags"] for client in await redis.client_list())
+
+
 async def next_millisecond() -> None:
     """Wait until what a server of this machine writes next has a later id."""
     now = time.time_ns() // 1_000_000

@@ -53,6 +53,7 @@ SOURCES = {
 }
 
 
+@cache
 def parse() -> Trees:
     """Parse every module."""
     return {module: ast.parse(source) for module, source in SOURCES.items()}
@@ -266,6 +267,7 @@ def attributes(tree: ast.ClassDef) -> set[str]:
     }
 
 
+@cache
 def find_exceptions() -> dict[str, Any]:
     """Look for everything that would need an exception."""
     trees = parse()

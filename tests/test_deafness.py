@@ -21,6 +21,7 @@ from tests.harness import (
     PASSWORD,
     History,
     eventually,
+    parked,
     status_of,
     url_with_rights,
 )
@@ -93,10 +94,6 @@ async def link_to(server: DevServer) -> AsyncIterator[Link]:
         tasks.start_soon(listener.serve, link.serve)
         yield link
         tasks.cancel_scope.cancel()
-
-
-async def parked(admin: Redis) -> bool:
-    return any("b" in client["flags"] for client in await admin.client_list())
 
 
 @asynccontextmanager

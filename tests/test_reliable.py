@@ -1134,7 +1134,7 @@ async def test_corpus_through_the_window(own_server: DevServer, admin: Redis) ->
     assert set(agent.stats().outcomes) <= {"discarded", "duplicate"}
 
 
-@pytest.mark.parametrize(("prefetch", "most"), [(1, 42), (8, 14)])
+@pytest.mark.parametrize(("prefetch", "most"), [(1, 60), (8, 30)])
 async def test_one_request_takes_and_acknowledges(
     own_server: DevServer, admin: Redis, prefetch: int, most: int
 ) -> None:

@@ -40,6 +40,7 @@ from tests.harness import (
     History,
     cut_connections,
     eventually,
+    parked,
     status_of,
     url_with_rights,
 )
@@ -286,6 +287,7 @@ async def fail_and_heal(
     history.attach(agent)
     async with agent:
         await agent.ready(5)
+        await eventually(lambda: parked(admin))  # else its next try is a status away
         spoil()
         await take()
         await eventually(lambda: agent.stats().reconnect_failures >= 3)

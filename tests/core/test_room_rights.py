@@ -172,7 +172,7 @@ async def write_assets(url: str) -> None:
         return await tree(head)
 
     tree, source.tree = source.tree, slow  # type: ignore[method-assign]
-    async with AssetSync(url, source, lease=0.6) as sync:
+    async with AssetSync(url, source, lease=0.9) as sync:
         assert (await sync.run()).status == "complete"
         source.files = {"a.yaml": manifest("a", "2.0.0", "skill")}
         assert (await sync.run(force=True)).status == "complete"
