@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import logging
 import re
+import tarfile
+import zlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
-from functools import cache
-from typing import Final, TypeVar
+from functools import cache, partial
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
 import anyio
@@ -39,6 +44,9 @@ except ModuleNotFoundError:
     raise MissingExtraError("assets", "reading from GitHub") from None
 
 GITHUB: Final = "https://api.github.com"
+MAX_ARCHIVE: Final = 64 * 2**20  # bytes
+MAX_UNPACKED: Final = 512 * 2**20
+ARCHIVE_FROM: Final = 20  # files: one archive is cheaper than so many requests
 IN_A_ROW: Final = 3  # files that fail, after which the others are not asked for
 MAX_JSON: Final = 32 * 2**20  # bytes; GitHub's lists end at 7 MB
 ATTEMPTS: Final = 4
@@ -66,9 +74,18 @@ _T = TypeVar("_T")
 
 _make_tls: Final = cache(httpx2.create_ssl_context)  # takes some 50 ms
 
+logger = logging.getLogger(__name__)
+
 
 class _PassingError(SourceError):
     """A failure that may be over at the next attempt, or after ``retry_after``."""
+
+
+class _QuietURL(httpx2.URL):
+    """A URL that hides its query: an archive's is a password, and URLs are logged."""
+
+    def __str__(self) -> str:
+        return super().__str__().partition("?")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +94,7 @@ class _Question:
     accept: str = JSON
     etag: str = ""
     limit: int = MAX_JSON
+    is_archive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +149,13 @@ class GitHubSource:
     """A branch of a repository on GitHub, GitHub Enterprise or a mirror of its API.
 
     Asking for changes is one request, which counts against no limit while nothing has
-    changed. Files are read by the commit whose SHA is recorded, one request for each
-    file that has changed, and each content is compared with its own SHA. For a first
-    synchronisation of thousands of files ``GitSource`` is faster.
+    changed. Files are read by the commit whose SHA is recorded, and each content is
+    compared with its own SHA. Twenty files or more come as one archive, fewer singly.
 
     Server errors, timeouts and torn answers are tried again, four times in all. A rate
-    limit is waited for if it ends within ``max_wait``; otherwise the error names the
-    time until it ends. Redirects are followed to the same host only.
+    limit is waited for if it ends within ``max_wait``; otherwise the error says when it
+    ends. Redirects are followed to the same host only; an archive may come from the
+    host's neighbour ``codeload.``, which is not given the token.
 
     Args:
         repo: ``owner/name``.
@@ -236,18 +254,32 @@ class GitHubSource:
         Once three files in a row have failed, or a rate limit does not end in time, the
         others come with the same error and are not asked for.
         """
-        del head  # the SHAs of the files are enough
+        left = {file.path: file for file in files}
+        whole = _Question(
+            path=f"/tarball/{head.commit}",
+            accept="*/*",
+            limit=MAX_ARCHIVE,
+            is_archive=True,
+        )
         content: bytes | SourceError = b""
         failed = 0  # in a row
         async with self._open() as client:
-            for file in files:
+            if len(left) >= ARCHIVE_FROM:
+                try:
+                    found = await self._ask(client, whole, partial(_unpack, left))
+                except SourceError as error:
+                    logger.debug("%s; the files are read singly", error)
+                    content, found = error, {}
+                    failed = IN_A_ROW if error.retry_after is not None else 0
+                for path, text in found.items():
+                    yield left.pop(path), text
+            for file in left.values():  # also files that an archive leaves out
                 if failed < IN_A_ROW:
                     content = await self._fetch_blob(client, file)
+                    is_limit = getattr(content, "retry_after", None) is not None
+                    failed = IN_A_ROW if is_limit else failed + 1
                 if isinstance(content, bytes):
                     failed = 0
-                else:
-                    is_limit = content.retry_after is not None
-                    failed = IN_A_ROW if is_limit else failed + 1
                 yield file, content
 
     async def _fetch_blob(
@@ -322,7 +354,7 @@ class GitHubSource:
         return SourceError(self.name, f"{reason}{_REMEDIES.get(status, '')}")
 
     async def _follow(self, client: httpx2.AsyncClient, question: _Question) -> _Answer:
-        """Ask; follow redirects to the same host, as those of a renamed repository."""
+        """Ask; follow redirects to the same host, of an archive to its neighbour."""
         url = httpx2.URL(f"{self._base}/repos/{self.repo}{question.path}")
         for _ in range(REDIRECTS):
             answer = await self._send(client, question, url)
@@ -332,7 +364,10 @@ class GitHubSource:
                 url = url.join(answer.headers.get("location", ""))
             except httpx2.InvalidURL:
                 break
-            if _host_of(url) != _host_of(self._base):
+            neighbour = f"codeload.{self._base.host.removeprefix('api.')}"
+            is_near = question.is_archive and url.host == neighbour
+            is_known = is_near or _host_of(url) == _host_of(self._base)
+            if not is_known or url.scheme != self._base.scheme:
                 reason = f"it redirects to {url.scheme}://{url.host}, not followed"
                 raise SourceError(self.name, reason)
         raise SourceError(self.name, "it redirects again and again, or to no address")
@@ -349,9 +384,10 @@ class GitHubSource:
         }
         if question.etag:
             headers["If-None-Match"] = question.etag
-        if self._token:
+        if self._token and _host_of(url) == _host_of(self._base):
             headers["Authorization"] = f"Bearer {self._token}"
         request = client.build_request("GET", url, headers=headers)
+        request.url = _QuietURL(request.url)
         try:
             return await self._receive(client, request, question.limit)
         except (TimeoutError, httpx2.TimeoutException):
@@ -419,6 +455,42 @@ def _read_tree(answer: _Answer) -> _Listing:
         message = "it is no list of files"
         raise ValueError(message) from None
     return _Listing(tuple(files), folders, listing["truncated"])
+
+
+class _Unpacked(gzip.GzipFile):
+    """A stream that fails where it is longer than any archive of manifests."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() > MAX_UNPACKED:
+            message = f"unpacked it has more than {MAX_UNPACKED:,} bytes"
+            raise ValueError(message)
+        return super().read(size)
+
+
+def _unpack(wanted: Mapping[str, SourceFile], answer: _Answer) -> dict[str, bytes]:
+    """Take files out of an archive, in memory.
+
+    Stricter than the filter ``data`` of tarfile: only regular files that the commit
+    lists, with the size and the SHA of that list. All else is skipped.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        with (
+            _Unpacked(fileobj=io.BytesIO(answer.body)) as plain,
+            tarfile.open(fileobj=plain, mode="r|", encoding="utf-8") as archive,
+        ):
+            while (member := archive.next()) is not None:
+                cast("Any", archive).members.clear()  # they would add up
+                file = wanted.get(member.name.partition("/")[2])
+                if file is None or not member.isreg() or member.size != file.size:
+                    continue
+                stream = archive.extractfile(member)
+                content = stream.read() if stream else b""
+                if blob_sha(content, like=file.sha) == file.sha:
+                    found[file.path] = content
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(str(error)) from None
+    return found
 
 
 def _check_base_url(text: str, *, has_token: bool) -> httpx2.URL:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -69,6 +71,8 @@ class GitHub:
     branch: str = "main"
     token: str = ""
     cut_after: int = 1_000_000  # entries of a recursive list
+    archive_at: str = ""  # another address
+    leave_out: tuple[str, ...] = ()  # of archives
     store: MemoryObjectStore = field(default_factory=MemoryObjectStore)
     heads: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)
@@ -144,6 +148,21 @@ class GitHub:
         return {"sha": sha, "tree": told[: self.cut_after] if is_cut else told,
                 "truncated": is_cut}  # fmt: skip
 
+    def archive(self, commit: str) -> bytes:
+        """All files of a commit below one folder."""
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+            for entry in iter_tree_contents(self.store, self.tree_of(commit).id):
+                if entry.path.decode() in self.leave_out:
+                    continue
+                member = tarfile.TarInfo(
+                    f"acme-assets-{commit[:7]}/{entry.path.decode()}"
+                )
+                content = self.store[entry.sha].as_raw_string()
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+        return stream.getvalue()
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -178,6 +197,9 @@ class _Handler(BaseHTTPRequestHandler):
                 if not fault(self):
                     return
                 break
+        if path.startswith("/archive/"):
+            self.send(200, github.archive(path.rpartition("/")[2]))
+            return
         granted = self.headers.get("Authorization") == f"Bearer {github.token}"
         rest = path.partition(f"/repos/{REPO}/")[2]
         kind, _, name = rest.partition("/")
@@ -213,6 +235,10 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             told = self.github.list_tree(sha, recursive="recursive" in query)
             self.send(200, orjson.dumps(told))
+
+    def get_tarball(self, commit: str, _: Any) -> None:
+        base = self.github.archive_at or self.github.url
+        self.send(302, b"", Location=f"{base}/archive/{commit}?token=secret-of-archive")
 
 
 @contextmanager

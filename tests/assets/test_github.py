@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import logging
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -76,12 +79,15 @@ def texts(github: GitHub) -> dict[str, Any]:
     return {path: text for path, text in github.files().items() if ".yaml" in path}
 
 
-async def test_a_repository(github: GitHub) -> None:
-    """Each file is one request; an unchanged branch is one, too."""
+@pytest.mark.parametrize("count", [3, 30])
+async def test_a_repository(github: GitHub, count: int) -> None:
+    """Few files come singly, many as one archive; an unchanged branch is one request."""
+    github.commit(files(count))
     one = source(github)
     assert await read(one) == texts(github)
     kinds = [path.split("/")[1] for path in github.paths()]
-    assert kinds == ["commits", "git", "git", "git", "git"]
+    singly = ["commits", "git", "git", "git", "git"]
+    assert kinds == (singly if count == 3 else ["commits", "git", "tarball", "archive"])
     github.asked.clear()
     head = await one.head()
     assert head.commit == github.heads["main"]
@@ -143,11 +149,13 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("place", ["/commits/", "/git/trees/", "/git/blobs/"])
+@pytest.mark.parametrize(
+    "place", ["/commits/", "/git/trees/", "/git/blobs/", "/archive/"]
+)
 @pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
 async def test_a_passing_fault(github: GitHub, faults: list[Fault], place: str) -> None:
     """The request is sent again, and everything arrives."""
-    github.commit(files(2))
+    github.commit(files(25 if place == "/archive/" else 2))
     github.fail(place, *faults)
     assert await read(source(github, timeout=0.3)) == texts(github)
     assert not github.faults
@@ -269,24 +277,86 @@ async def test_some_files_fail(github: GitHub) -> None:
     assert len(github.asked) == 2 + 1
 
 
+def archive(*members: tuple[str, bytes, bytes]) -> bytes:
+    """An archive of names, types and contents."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as made:
+        for name, kind, content in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.size = (
+                kind,
+                "/etc/passwd",
+                len(content),
+            )
+            made.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("made", [
+    archive(("a/lib/prompts/p1.yaml", tarfile.SYMTYPE, b"")),
+    archive(("a/lib/prompts/p1.yaml", tarfile.LNKTYPE, b"")),
+    archive(("a/lib/prompts/p1.yaml", tarfile.CHRTYPE, b"")),
+    archive(("a/../lib/prompts/p1.yaml", tarfile.REGTYPE, b"x" * len(manifest("p1")))),
+    archive(("/lib/prompts/p1.yaml", tarfile.REGTYPE, b"x" * len(manifest("p1")))),
+    archive(("a/lib/prompts/p1.yaml", tarfile.REGTYPE, b"x" * 100_000)),
+    archive(("a/x", tarfile.REGTYPE, b"x" * 2**20))[:500],
+    b"no archive", b"", gzip.compress(b"no archive"),
+    gzip.compress(b"x" * 2**20)[:-4],
+], ids=range(11))  # fmt: skip
+async def test_an_archive_that_is_none(
+    github: GitHub, made: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is used; the files come singly then."""
+    github.commit(files(25))
+    github.fail("/archive/", *[body(made)] * 4)
+    assert await read(source(github)) == texts(github)
+
+
+async def test_an_archive_that_is_too_large(
+    github: GitHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed or unpacked: it is given up, and the files come singly."""
+    github.commit(files(25))
+    for limit, size in (("MAX_ARCHIVE", 100), ("MAX_UNPACKED", 1_000)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"bls_agent.assets.github.{limit}", size)
+            github.asked.clear()
+            assert await read(source(github)) == texts(github)
+            assert sum("/git/blobs/" in path for path in github.paths()) == 25
+
+
+async def test_an_archive_that_is_not_complete(github: GitHub) -> None:
+    """What it leaves out, as by export-ignore, comes singly."""
+    github.commit(files(25))
+    github.leave_out = ("lib/prompts/p3.yaml", "lib/prompts/p4.yaml")
+    assert await read(source(github)) == texts(github)
+    assert len(github.asked) == 6
+
+
 async def test_the_token_stays_at_home(
-    github: GitHub, caplog: pytest.LogCaptureFixture
+    github: GitHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is sent to the host of the address alone, and no text shows it."""
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.INFO)
     github.token = TOKEN
-    one = source(github, token=TOKEN)
+    github.commit(files(25))
+    port = github.url.rpartition(":")[2]
+    monkeypatch.setenv("HTTP_PROXY", github.url)  # answers for a host of any name
+    monkeypatch.setenv("NO_PROXY", "")
+    github.archive_at = "http://codeload.localhost"
+    one = source(github, token=TOKEN, base_url=f"http://localhost:{port}")
     assert await read(one) == texts(github)
-    with serving() as elsewhere:
-        github.fail("/", status(302, Location=f"{elsewhere.url}/x"))
-        with pytest.raises(SourceError, match="not followed"):
-            await one.head()
-        assert not elsewhere.asked
+    sent = [headers.get("Authorization") for _, _, headers in github.asked]
+    assert sent == [f"Bearer {TOKEN}"] * 3 + [None]
+    github.archive_at = "http://elsewhere.localhost"
+    assert await read(one) == texts(github)  # singly
+    assert not any("elsewhere" in headers["Host"] for _, _, headers in github.asked)
     github.fail("/", status(418, f"your token is {TOKEN}"))
     with pytest.raises(SourceError) as caught:
         await one.head()
-    shown = [repr(one), one.name, repr(caught.value), caplog.text]
-    assert not any(TOKEN in text for text in shown)
+    said = [repr(one), one.name, repr(caught.value), caplog.text]
+    assert not any(TOKEN in text or "secret-of-archive" in text for text in said)
+    assert "tarball" in caplog.text
 
 
 async def test_another_address_without_the_token(github: GitHub) -> None:
@@ -318,6 +388,11 @@ def test_arguments(options: dict[str, Any]) -> None:
     assert "geheim" not in str(caught.value)
 
 
+def version(count: int, number: int) -> dict[str, Content]:
+    """So many assets, each in another version than before."""
+    return {f"lib/p{n}.yaml": manifest(f"p{n}", f"{number}.0.0") for n in range(count)}
+
+
 LASTING: list[Fault] = [
     status(500), status(404), status(401), status(429, Retry_After="900"), torn(),
     slow(0.2), body(b"{}"), status(302, Location="https://elsewhere.example/"),
@@ -331,25 +406,30 @@ async def test_no_fault_deletes(
     """A synchronisation through any fault is complete or failed; the next one is complete."""
     one = source(github, timeout=0.1)
     async with AssetSync(own_server.url, one) as sync:
+        github.commit(version(22, 0))
         assert (await sync.run()).status == "complete"
-        for number, fault in enumerate(LASTING, start=2):
+        for number, fault in enumerate(LASTING, start=1):
             before = (await sync.library.sync_state()).last_commit_sha
-            changed = {
-                f"lib/prompts/p{n}.yaml": manifest(f"p{n}", f"{number}.0.0")
-                for n in range(2)
-            }
-            github.commit(files(3) | changed)
+            count = 21 if number % 2 else 2  # an archive, or single files
+            github.commit(version(22, number - 1) | version(count, number))
             github.fail(place, *[fault] * 100)
             report = await sync.run()
             state = await sync.library.sync_state()
-            assert len(await sync.library.list()) == 3
-            assert (report.status, report.deleted) == ("failed", ())
-            assert (state.sync_status, state.last_commit_sha) == ("failed", before)
+            assert len(await sync.library.list()) == 22
+            if report.status == "complete":
+                assert state.last_commit_sha == github.heads["main"]
+            else:
+                assert (report.status, report.deleted) == ("failed", ())
+                assert (state.sync_status, state.last_commit_sha) == ("failed", before)
             github.faults.clear()
-            assert (await sync.run()).updated == ("p0", "p1")
-            assert (await sync.library.sync_state()).last_commit_sha == github.heads[
-                "main"
-            ]
+            assert (await sync.run()).status in {"complete", "unchanged"}
+            for n in range(22):
+                found = await sync.library.get(f"p{n}")
+                assert found is not None
+                sha = found.github_sha
+                assert sha == blob_sha(github.files()[f"lib/p{n}.yaml"])
+            github.commit(version(22, number))
+            assert (await sync.run()).status in {"complete", "unchanged"}
 
 
 async def test_unchanged_costs_one_request(
