@@ -1,12 +1,11 @@
 """What the package is made of, for the tests that hold its structure.
 
-What they still let through stands in ``exceptions.toml`` beside this file. The lists there only
-shrink: ``python -m tests.structure`` strikes out what is not needed any more.
+What they still let through stands in ``exceptions.toml`` beside this file. The lists
+there only shrink.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import tomllib
@@ -20,7 +19,6 @@ import bls_agent
 
 PACKAGE = Path(bls_agent.__file__).parent
 EXCEPTIONS = Path(__file__).with_name("exceptions.toml")
-LISTS = ("folder_circles", "only_children", "crowded_classes")
 
 # Words of our own that a reader from the field does not know; see CONTRIBUTING.md.
 PRIVATE_WORDS = {
@@ -53,7 +51,6 @@ SOURCES = {
 }
 
 
-@cache
 def parse() -> Trees:
     """Parse every module."""
     return {module: ast.parse(source) for module, source in SOURCES.items()}
@@ -267,84 +264,6 @@ def attributes(tree: ast.ClassDef) -> set[str]:
     }
 
 
-@cache
-def find_exceptions() -> dict[str, Any]:
-    """Look for everything that would need an exception."""
-    trees = parse()
-    return {
-        "longest_chain": len(longest_chain(load_graph(trees))),
-        "folder_circles": folder_circles(trees),
-        "only_children": only_children(trees),
-        "crowded_classes": crowded_classes(trees),
-        "private_words": private_words(trees),
-        "hiding_names": {
-            module: len(names)
-            for module, tree in trees.items()
-            if (names := hiding_names(tree))
-        },
-    }
-
-
 def read_exceptions() -> dict[str, Any]:
     """Read what is let through."""
     return tomllib.loads(EXCEPTIONS.read_text("utf-8"))
-
-
-def _still_needed(listed: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    def both(old: list[str], new: list[str]) -> list[str]:
-        return [name for name in new if name in old]
-
-    words = found["private_words"]
-    needed = {
-        word: both(old, words.get(word, []))
-        for word, old in listed["private_words"].items()
-    }
-    return {
-        "longest_chain": min(listed["longest_chain"], found["longest_chain"]),
-        **{name: both(listed[name], found[name]) for name in LISTS},
-        "private_words": {word: names for word, names in needed.items() if names},
-        "hiding_names": {
-            module: min(count, found["hiding_names"][module])
-            for module, count in listed["hiding_names"].items()
-            if module in found["hiding_names"]
-        },
-    }
-
-
-def write_exceptions(exceptions: dict[str, Any]) -> None:
-    """Write the file: one name a line, so that two changes do not meet in one."""
-
-    def lines(name: str, values: list[str]) -> Iterator[str]:
-        yield f"{name} = [" if values else f"{name} = []"
-        yield from (f'    "{value}",' for value in values)
-        yield from ["]"] if values else []
-
-    written = [
-        "# What the tests of the structure still let through. These lists only shrink:",
-        "# `python -m tests.structure` strikes out what is not needed any more.",
-        "",
-        f"longest_chain = {exceptions['longest_chain']}",
-    ]
-    for name in LISTS:
-        written += lines(name, exceptions[name])
-    written += ["", "[private_words]"]
-    for word, names in exceptions["private_words"].items():
-        written += lines(word, names)
-    written += ["", "[hiding_names]"]
-    for module, count in sorted(exceptions["hiding_names"].items()):
-        written.append(f'"{module}" = {count}')
-    EXCEPTIONS.write_text("\n".join(written) + "\n", "utf-8")
-
-
-def main() -> None:
-    """Strike out what is not needed, or write the file anew."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--anew", action="store_true", help="list whatever is found")
-    found = find_exceptions()
-    if not parser.parse_args().anew:
-        found = _still_needed(read_exceptions(), found)
-    write_exceptions(found)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import replace
@@ -639,32 +639,6 @@ def test_a_decorator_gives_the_function_back() -> None:
         agent.command("二")(one)
 
 
-@pytest.mark.parametrize(
-    "wrong", ["generator", "async generator", "positional", "unknown"]
-)
-def test_signatures_nobody_can_serve_are_refused(wrong: str) -> None:
-    """A handler that could never be called is refused when it is registered."""
-    agent = ProjectAgent("订单系统")
-
-    def generator() -> Iterator[int]:
-        yield 1
-
-    async def async_generator() -> AsyncIterator[int]:
-        yield 1
-
-    async def positional(a: int, /) -> None: ...
-    async def unknown(a: threading.Lock) -> None: ...
-
-    functions: dict[str, Callable[..., object]] = {
-        "generator": generator,
-        "async generator": async_generator,
-        "positional": positional,
-        "unknown": unknown,
-    }
-    with pytest.raises(ConfigurationError):
-        agent.command(functions[wrong])
-
-
 async def test_records_inside_a_handler_carry_its_command(
     redis_url: str, redis: Redis, console: Console, project: str
 ) -> None:
@@ -700,22 +674,6 @@ async def test_a_handler_may_close_its_agent(
         await agent.run(handle_signals=False)
     (record,) = await outcomes(redis, project)
     assert record["metadata"]["result"] == "bye"
-
-
-async def test_whoever_ignores_his_deadline_has_timed_out(
-    redis_url: str, console: Console, project: str
-) -> None:
-    """A handler that swallows its cancellation and returns later is ``timed_out``."""
-    agent = ProjectAgent(project, redis=redis_url, command_timeout=0.05)
-
-    @agent.command
-    async def ignores() -> str:
-        with anyio.CancelScope(shield=True):
-            await anyio.sleep(0.15)
-        return "too late"
-
-    async with agent:
-        assert (await console.call(project, "ignores")).kind is OutcomeKind.TIMED_OUT
 
 
 async def test_arguments_of_any_name_are_checked_too(

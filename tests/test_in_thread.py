@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import os
 import re
 import signal
@@ -17,7 +16,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 import anyio
 import pytest
@@ -33,7 +31,6 @@ from bls_agent import (
     SyncConsole,
 )
 from bls_agent.project.agent_thread import AgentThread
-from bls_agent.project.stats import AgentStats
 from bls_agent.runtime import loop_thread
 from bls_agent.runtime.batch_writer import Flushed
 
@@ -77,9 +74,9 @@ def threads_of(project: str) -> list[str]:
 
 
 def test_a_plain_program_is_on_the_console(
-    redis_url: str, console: SyncConsole, project: str
+    redis_url: str, console: SyncConsole, project: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Status, log and both kinds of handlers work; the block's end says 离线."""
+    """Status, log and both kinds of handlers work, without a warning in the host's log."""
     agent = ProjectAgent(project, redis=redis_url)
 
     @agent.command
@@ -105,6 +102,7 @@ def test_a_plain_program_is_on_the_console(
         until(lambda: console.status(project) is Status.ERROR, timeout=2)
     assert console.status(project) is Status.OFFLINE
     assert repr(thread) == f"<AgentThread {project!r} left>"
+    assert not [r for r in caplog.records if r.name.startswith("bls_agent")]
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["refused", "silent"])
@@ -373,20 +371,26 @@ def test_a_handler_ends_the_agent(
     assert threads_of(project) == []
 
 
+@pytest.mark.parametrize("name", ["coroutine", "plain"])
 def test_a_handler_leaves_the_block(
-    redis_url: str, console: SyncConsole, project: str
+    redis_url: str, console: SyncConsole, project: str, name: str
 ) -> None:
-    """It begins the end, which waits for the handler: nobody waits for himself."""
+    """A handler begins the end, which waits for the handler."""
     agent = ProjectAgent(project, redis=redis_url)
     stack = contextlib.ExitStack()
 
     @agent.command
-    async def end() -> str:
+    async def coroutine() -> str:
+        stack.close()
+        return "left"
+
+    @agent.command
+    def plain() -> str:
         stack.close()
         return "left"
 
     stack.enter_context(agent.in_thread())
-    assert console.call(project, "end", timeout=2.0).result == "left"
+    assert console.call(project, name, timeout=5.0).result == "left"
     until(lambda: threads_of(project) == [])
     assert console.status(project) is Status.OFFLINE
 
@@ -437,49 +441,6 @@ def test_a_second_signal_hurries(
     assert console.status(project) is Status.OFFLINE
     assert console.logs(project)[-1].metadata["outcome"] == "cancelled"
     assert threads_of(project) == []
-
-
-class Unopened:
-    """An agent that takes for ever to open."""
-
-    project = "慢"
-
-    def __init__(self) -> None:
-        self.opening = False
-        self.ended = False
-
-    async def __aenter__(self) -> None:
-        self.opening = True
-        try:
-            await anyio.sleep_forever()
-        finally:
-            self.ended = True
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-    async def flush(self, timeout: float = 0.0) -> Flushed:
-        raise NotImplementedError
-
-    async def ready(self, timeout: float | None = None) -> None: ...
-
-    def stats(self) -> AgentStats:
-        raise NotImplementedError
-
-
-def test_interrupted_while_it_opens() -> None:
-    """A signal's exception goes through at once, and what was begun is ended."""
-    agent = Unopened()
-    pressing = interrupt_when(lambda: agent.opening)
-    with pytest.raises(KeyboardInterrupt), AgentThread(agent, lambda: 10.0):
-        pass
-    pressing.join()
-    assert agent.ended
-    assert threads_of(agent.project) == []
 
 
 # --- whole programs
@@ -655,34 +616,6 @@ with agent.in_thread():
     assert time.perf_counter() - began < 9
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_leaves_its_parent_s_thread_alone(
-    redis_url: str, console: SyncConsole, project: str
-) -> None:
-    """A child opens one of its own; its leaving and its exit do not end the parent's."""
-    code = """
-with agent.in_thread() as thread:
-    thread.ready(10)
-    pid = os.fork()
-    if pid == 0:
-        with agent.in_thread() as own:
-            own.ready(10)
-        sys.exit(0)  # leaves the block, and runs the hook
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-    agent.set_status(Status.ERROR)  # which only a living agent writes
-    with SyncConsole(url) as console:
-        print(console.call(project, "ping").kind, console.status(project).name)
-"""
-    with program(code, project, redis_url, "-W", "ignore") as process:
-        began = time.perf_counter()
-        assert line(process) == "0"
-        out, errors = process.communicate(timeout=20)
-    assert time.perf_counter() - began < 5
-    assert out.split() == ["succeeded", "ERROR"]
-    assert "Traceback" not in errors
-    assert console.status(project) is Status.OFFLINE
-
-
 def test_a_host_that_uses_uvloop(
     redis_url: str, console: SyncConsole, project: str
 ) -> None:
@@ -714,17 +647,6 @@ def test_no_signal_handler_is_installed(
         assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_a_good_life_says_nothing(
-    redis_url: str, console: SyncConsole, project: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A block without trouble leaves no warning in the host's log."""
-    caplog.set_level(logging.INFO)
-    with ProjectAgent(project, redis=redis_url).in_thread():
-        console.call(project, "ping")
-    warned = [r for r in caplog.records if r.levelno >= logging.WARNING]
-    assert not [r for r in warned if r.name.startswith("bls_agent")]
-
-
 async def test_another_loop_may_await_the_agent(project: str, redis_url: str) -> None:
     """Where a loop runs already (Jupyter) the agent's own coroutines cross over."""
     agent = ProjectAgent(project, redis=redis_url)
@@ -751,26 +673,6 @@ async def test_waiting_across_loops_ends_when_the_agent_does(project: str) -> No
             tasks.start_soon(agent.aclose)
             with pytest.raises((RedisUnavailableError, ConfigurationError)):
                 await agent.ready()
-
-
-def test_a_plain_handler_may_leave_the_block(
-    project: str, redis_url: str, console: SyncConsole
-) -> None:
-    """It begins the end, which waits for it, and does not wait for itself."""
-    agent = ProjectAgent(project, redis=redis_url)
-    life = contextlib.ExitStack()
-
-    @agent.command
-    def shut_down() -> str:
-        life.close()
-        return "good night"
-
-    with life:
-        life.enter_context(agent.in_thread())
-        outcome = console.call(project, "shut_down", timeout=5.0)
-        assert outcome.result == "good night"
-        until(lambda: not agent.stats().open)
-    assert console.status(project) is Status.OFFLINE
 
 
 ENTERING = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import signal
 import sys
 import threading
@@ -18,7 +17,6 @@ import anyio
 import anyio.abc
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from bls_agent import (
     CommandContext,
@@ -892,30 +890,6 @@ async def test_a_cancelled_one_goes_back_and_counts(
     assert agent.stats().outcomes == {"cancelled": 3, "dead_lettered": 1}
 
 
-@pytest.mark.parametrize("rounds", [40])
-@pytest.mark.parametrize("prefetch", [1, 8])
-async def test_cancelled_at_any_moment(
-    own_server: DevServer, admin: Redis, rounds: int, prefetch: int
-) -> None:
-    """Cancellations of a running agent race a producer: 0 lost, 0 twice, 0 counted."""
-    history = History()
-    rng = random.Random(20260112 + prefetch)
-    agent = make_agent(own_server, prefetch=prefetch)
-    history.attach(agent)
-    longest = 0.06
-    async with producing(history, admin, PROJECT, 0.0005):
-        for number in range(rounds):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(lambda: agent.run(handle_signals=False))
-                await anyio.sleep(rng.uniform(0, longest))
-                tasks.cancel_scope.cancel()
-            if len(history.handled) < number / 2:
-                longest *= 1.1  # a busy machine takes longer to begin
-    await history.check(admin, PROJECT)
-    assert len(history.handled) > rounds / 4
-    assert not await admin.exists(DELIVERIES, LISTS)
-
-
 async def test_connections_cut_under_load(own_server: DevServer, admin: Redis) -> None:
     """Every connection killed again and again: 0 lost, 0 twice, in order."""
     history = History()
@@ -955,32 +929,6 @@ async def test_frozen_server(own_server: DevServer, admin: Redis) -> None:
         await eventually(lambda: len(history.handled) >= 401, 15)
         await eventually(lambda: drained(admin))
     assert Counter(history.handled) == Counter(history.pushed)
-
-
-async def test_killed_server(own_server: DevServer, admin: Redis) -> None:
-    """The server killed under load, and back with its file: 0 lost of what it kept."""
-    history = History()
-    agent = make_agent(own_server, prefetch=4)
-    history.attach(agent)
-    async with agent:
-        await agent.ready(5)
-        for _ in range(3):
-            for _ in range(50):
-                await history.push(admin, PROJECT)
-            own_server.kill()
-            own_server.restart()
-            await eventually(lambda: _answers(admin))
-        await history.push(admin, PROJECT)
-        await eventually(lambda: set(history.handled) == set(history.pushed), 15)
-        await eventually(lambda: drained(admin))
-    assert not await admin.exists(DELIVERIES)
-
-
-async def _answers(redis: Redis) -> bool:
-    try:
-        return bool(await redis.ping())
-    except (OSError, RedisError):
-        return False
 
 
 async def test_frozen_process(own_server: DevServer, admin: Redis) -> None:

@@ -42,9 +42,11 @@ def test_every_history_of_an_agent_keeps_the_promises(
 
 
 @pytest.mark.parametrize("mode", ["blocking", "reliable"])
-async def test_outside_cancellations_in_every_way(redis_url: str, mode: Any) -> None:
-    """0 lost, every cancellation comes out, nothing is left."""
-    seed = 20260112
+@pytest.mark.parametrize("seed", [20260112, 20260114], ids=["prefetch-8", "one"])
+async def test_outside_cancellations_in_every_way(
+    redis_url: str, mode: Any, seed: int
+) -> None:
+    """0 lost, 0 twice, every cancellation comes out, nothing is left."""
     assert await cancel_outside(redis_url, 75, seed, mode) > 0
 
 

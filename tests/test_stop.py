@@ -20,29 +20,6 @@ from tests.kit import Cut, Direction, FaultProxy
 ROUNDS = 100  # `make chaos` makes ten thousand
 
 
-@pytest.mark.parametrize("prefetch", [1, 8], ids=["one", "prefetch-8"])
-async def test_outside_cancellations_lose_nothing(
-    redis_url: str, redis: Redis, project: str, prefetch: int
-) -> None:
-    """Cancellations of a running agent race a producer: 0 lost, 0 twice."""
-    history = History()
-    rng = random.Random(20260112)
-    agent = ProjectAgent(project, redis=redis_url, mode="blocking", prefetch=prefetch)
-    history.attach(agent)
-    async with producing(history, redis, project, 0.0005):
-        for number in range(ROUNDS):
-            before = len(history.handled)
-            task = asyncio.create_task(agent.run(handle_signals=False))
-            if number % 2:  # at work, however busy the machine is; else perhaps opening
-                await eventually(lambda n=before: len(history.handled) > n)  # type: ignore[misc]
-            await asyncio.sleep(rng.uniform(0, 0.02))
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-    await history.check(redis, project)
-    assert len(history.handled) > ROUNDS / 4
-
-
 async def test_clean_stops_under_load_lose_nothing(
     redis_url: str, redis: Redis, project: str
 ) -> None:

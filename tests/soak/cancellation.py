@@ -147,6 +147,7 @@ async def cancel_outside(
                 if number % 50 == 0:  # let it work, too
                     await _by_scope(agent, 0.05)
         await history.check(redis, project)
+        assert not await redis.exists(f"bls_agent:{{{project}_控制}}:deliveries")
         await eventually(lambda: held() <= before)
         stats = agent.stats()
         assert not stats.faults
