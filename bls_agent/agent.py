@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -110,8 +110,8 @@ class ProjectAgent:
             environment (``BLS_STATUS_TTL`` for ``status_ttl``, and so on).
 
     Raises:
-        ConfigurationError: An argument is wrong. The environment is checked when the
-            agent is opened.
+        ConfigurationError: An argument is wrong, or ``BLS_REDACT_KEYS``. All other
+            variables are checked when the agent is opened.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ProjectAgent:
             max_bytes=options.get("log_buffer_bytes", known.log_buffer_bytes),
         )
         stream.set_level(Level(options.get("log_level", known.log_level)))
-        stream.redactor = Redactor(options.get("redact_keys", known.redact_keys))
+        stream.redactor = Redactor(self._redact_keys())
         self._state = AgentState(
             project=self.project,
             clock=time.time,  # noqa: TID251 - as above
@@ -538,6 +538,15 @@ class ProjectAgent:
             return replace(self._given_settings, **options)
         return Settings.from_env(os.environ, **self._options)
 
+    def _redact_keys(self) -> Sequence[str]:
+        """Read the names of secrets at once, because a record is redacted when it is made."""
+        if self._given_settings is not None:
+            return self._settings().redact_keys
+        if "redact_keys" in self._options:
+            return self._options["redact_keys"]
+        name = "BLS_REDACT_KEYS"
+        return Settings.from_env({name: os.environ.get(name, "")}).redact_keys
+
     def _prepare(self, settings: Settings) -> None:
         """Apply the settings of the environment; add the built-in commands."""
         from bls_agent.project.stats import stats_source  # noqa: PLC0415 - 2 ms, not at import
@@ -547,7 +556,6 @@ class ProjectAgent:
         buffer.max_items = settings.log_buffer
         buffer.max_bytes = settings.log_buffer_bytes
         state.stream.set_level(Level(settings.log_level))
-        state.stream.redactor = Redactor(settings.redact_keys)
         state.name_process(settings.instance)
         if settings.builtins and not self._builtins_added:
             stats = stats_source(state, self._open_session)

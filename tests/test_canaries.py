@@ -32,7 +32,6 @@ from bls_agent import (
     Reject,
     Settings,
 )
-from bls_agent.core.redaction import Redactor
 from bls_agent.devserver import DevServer
 from bls_agent.project.commands.router import CallNext
 from tests.harness import eventually, execute
@@ -373,9 +372,8 @@ async def live(
     monkeypatch.setenv("BLS_REDACT_KEYS", "员工号,-session_id")
     url = f"redis://a:{password}@127.0.0.1:{server.port}/0"
     agent = ProjectAgent(project, redis=url, command_timeout=5.0)
-    early = garden.plant("before the environment is read")
+    early = garden.plant("before the agent is opened")
     agent.log.info("early", **{garden.name("员工号"): early})
-    agent.log._stream.redactor = Redactor(("员工号", "-session_id"))
     handler = BLSHandler(agent)
     logging.getLogger("shop").addHandler(handler)
     try:

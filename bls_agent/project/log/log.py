@@ -56,7 +56,6 @@ class LogStream:
         buffer: BoundedBuffer[AnyRecord] = BoundedBuffer(max_records, max_bytes, ranks)
         self.delivery = BatchWriter(buffer)
         self.failures: Counter[str] = Counter()  # reason → records not encoded
-        # Takes secrets out of every record, also of those that wait already.
         self.redactor: Redactor = DEFAULT
         self.id_room = LogRecord.ID_ROOM  # bytes of a record that its id may take
         # Called after each error record, in the thread that made it.
@@ -144,7 +143,7 @@ class LogStream:
     def report(self, outcome: Outcome) -> None:
         """Put a command's outcome record; a full buffer drops it last."""
         now = self.now()
-        record = SuccessRecord.of(outcome, now)
+        record = SuccessRecord.of(outcome, now, self.redactor)
         if record is not None:
             self.delivery.put(record)
             return
@@ -316,9 +315,7 @@ class LogSink:
     def prepare(self, items: Sequence[AnyRecord]) -> Sequence[AnyRecord]:
         """Number the records, after a record about those that had to be dropped."""
         batch = [*self._stream.report_drops(), *items]
-        redactor = self._stream.redactor
         for record in batch:
-            record.redact(redactor)
             record.number(self._id_prefix, next(self._numbers))
         return batch
 

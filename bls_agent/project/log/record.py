@@ -36,7 +36,7 @@ class LogRecord:
     """A record that is encoded and redacted when it is made, in the caller's thread."""
 
     __slots__ = (
-        "_body", "_has_agent", "_id_room", "_payload", "_place", "_redactor", "rank", "size"
+        "_body", "_has_agent", "_payload", "_place", "rank", "size"
     )  # fmt: skip
 
     OUTCOME_RANK: Final = 4
@@ -55,21 +55,6 @@ class LogRecord:
         redactor: Redactor = DEFAULT,
         id_room: int = ID_ROOM,
     ) -> None:
-        self._id_room = id_room
-        self._encode(level, message, metadata, now, redactor)
-        # A full buffer drops the lowest first: 0 debug … 3 error, 4 outcomes.
-        self.rank = level.rank if rank is None else rank
-        # Bytes on the wire, at most (for names of up to 100 bytes).
-        self.size = len(self._body) + self.MARK
-
-    def _encode(
-        self,
-        level: Level,
-        message: str,
-        metadata: Mapping[str, object],
-        now: float,
-        redactor: Redactor,
-    ) -> None:
         text = redactor.text(message)
         head = encode(
             {
@@ -83,31 +68,21 @@ class LogRecord:
             tail = encode(metadata)
             if not redactor.finds_nothing_in(metadata):
                 tail = _redact(tail, redactor)
-        self._redactor = redactor
-        self._has_agent = "agent" in metadata
-        self._payload: bytes | None = None
-        self._keep(head, tail, max(0, len(message) - len(text)))
-
-    def _keep(self, head: bytes, tail: bytes, lost: int = 0) -> None:
-        room = RECORD_LIMIT - self._id_room - len(_OPENS)
+        room = RECORD_LIMIT - id_room - len(_OPENS)
         if len(head) + len(tail) > room:
+            lost = max(0, len(message) - len(text))
             head, tail = _shorten(head, tail, len(head) + len(tail) + lost, room)
         # One copy of exact size: what orjson returns holds more memory than it shows.
         # It has room for the id where "metadata" opens; the comma is for what follows.
         rest = b"}}" if tail == b"{}" else b",%b}" % tail[1:]
         self._body = b"%b%b%b" % (head, _OPENS, rest)
         self._place = len(head) + len(_OPENS)
-
-    def redact(self, redactor: Redactor) -> None:
-        """Redact again with other names: those of the environment come later."""
-        if redactor is self._redactor or redactor.extra == self._redactor.extra:
-            return
-        self._redactor = redactor
-        fields = decode_object(self._body[: self._place - len(_OPENS)] + b"}")
-        fields["message"] = redactor.text(fields["message"])
-        tail = b"{" + (self._body[self._place + 1 : -1] or b"}")
-        tail = _redact(tail, redactor)
-        self._keep(encode(fields)[:-1], tail)
+        self._has_agent = "agent" in metadata
+        self._payload: bytes | None = None
+        # A full buffer drops the lowest first: 0 debug … 3 error, 4 outcomes.
+        self.rank = level.rank if rank is None else rank
+        # Bytes on the wire, at most (for names of up to 100 bytes).
+        self.size = len(self._body) + self.MARK
 
     def number(self, prefix: bytes, number: int = 0) -> None:
         """Set the record's id, ``<instance>#<number>``."""
@@ -139,21 +114,26 @@ class SuccessRecord:
     change no part of it until then, and its size is known.
     """
 
-    __slots__ = ("_now", "_outcome", "_record", "rank", "size")
+    __slots__ = ("_now", "_outcome", "_record", "_redactor", "rank", "size")
 
     SMALL: Final = 200  # characters of its command's name, id and source, at most
     FRAME: Final = 234  # bytes of all else, at most
     PLAIN: Final = frozenset({NoneType, bool, float})  # types of its result
 
-    def __init__(self, outcome: Outcome, now: float, size: int) -> None:
+    def __init__(
+        self, outcome: Outcome, now: float, size: int, redactor: Redactor
+    ) -> None:
         self._outcome = outcome
         self._now = now
+        self._redactor = redactor
         self._record: LogRecord | None = None
         self.rank = LogRecord.OUTCOME_RANK
         self.size = size  # bytes on the wire, at most
 
     @classmethod
-    def of(cls, outcome: Outcome, now: float) -> SuccessRecord | None:
+    def of(
+        cls, outcome: Outcome, now: float, redactor: Redactor = DEFAULT
+    ) -> SuccessRecord | None:
         """Make the record of an outcome; ``None`` if it has to be encoded at once."""
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             return None
@@ -167,20 +147,10 @@ class SuccessRecord:
             return None
         letters = len(outcome.command) + len(text)  # the name stands in it twice
         letters = letters if text.isascii() else 4 * letters
-        return cls(outcome, now, LogRecord.MARK + cls.FRAME + letters)
-
-    def redact(self, redactor: Redactor) -> None:
-        """Encode the record, without secrets."""
-        if self._record is None:
-            message, metadata = self._outcome.message, self._outcome.metadata
-            self._record = LogRecord(
-                Level.INFO, message, metadata, now=self._now, redactor=redactor
-            )
-        else:
-            self._record.redact(redactor)
+        return cls(outcome, now, LogRecord.MARK + cls.FRAME + letters, redactor)
 
     def number(self, prefix: bytes, number: int = 0) -> None:
-        """Set the record's id; it was encoded before."""
+        """Encode the record, unless that was done before, and set its id."""
         self._encoded.number(prefix, number)
 
     @property
@@ -195,7 +165,15 @@ class SuccessRecord:
 
     @property
     def _encoded(self) -> LogRecord:
-        return cast("LogRecord", self._record)
+        if self._record is None:
+            self._record = LogRecord(
+                Level.INFO,
+                self._outcome.message,
+                self._outcome.metadata,
+                now=self._now,
+                redactor=self._redactor,
+            )
+        return self._record
 
 
 # Either of them: what a buffer of records holds.
