@@ -343,27 +343,6 @@ async def test_a_hanging_plain_check(
         assert len(begun) > 1
 
 
-async def test_a_slow_call_of_the_former_life(redis_url: str, project: str) -> None:
-    """Opened again while a good call still takes its time, that is no failure."""
-    agent = ProjectAgent(project, redis=redis_url)
-    begun, running = list[int](), list[int]()
-
-    @agent.health_check("slow", interval=0.02, timeout=5, failures=1)
-    def slow() -> None:
-        begun.append(1)
-        running.append(1)
-        assert len(running) == 1
-        time.sleep(0.2)
-        running.pop()
-
-    for life in range(3):
-        async with agent:
-            await eventually(lambda times=life: len(begun) > times)  # type: ignore[misc]
-    async with agent:
-        await eventually(lambda: len(begun) > 3)
-        assert agent.status is Status.ONLINE
-
-
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_closing_does_not_wait_for_a_hanging_check(
     redis_url: str, redis: Redis, project: str, kind: str, released: threading.Event

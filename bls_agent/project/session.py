@@ -244,7 +244,6 @@ class AgentSession:
                 )
 
     def start(self) -> None:
-        """Start the session in a task outside of every scope of the host."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         self.loop = asyncio.get_running_loop()
@@ -417,7 +416,6 @@ class AgentSession:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether it is a parent process's."""
         return self.state is SessionState.INHERITED
 
     @property

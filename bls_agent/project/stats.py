@@ -110,10 +110,9 @@ def collect_stats(state: AgentState, session: AgentSession | None) -> AgentStats
 
 
 def _collect_kept(state: AgentState) -> AgentStats:
-    """Gather the counters that outlive a session."""
     delivery, now = state.stream.delivery, time.monotonic()
     logs = delivery.buffer.stats()
-    source, status = state.board.worst_source(now)
+    source, status, _ = state.board.worst_source(now)
     sources = state.board.list_sources(now)
     return AgentStats(
         project=state.project,

@@ -163,7 +163,7 @@ def test_the_worst_of_all_sources(
     board.set("health check 数据库", database)
     board.set("error window", window)
     board.set(StatusAggregator.HOST, host)
-    assert board.worst_source(0.0) == (speaker, status)
+    assert board.worst_source(0.0) == (speaker, status, "")
     assert board.status(0.0) is status
     assert board.list_sources(0.0) == {
         "host": host,

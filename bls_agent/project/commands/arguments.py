@@ -24,11 +24,9 @@ class Misfit(Exception):  # noqa: N818 - a signal inside this package
 
     @classmethod
     def none_of(cls, choices: Iterable[object]) -> Misfit:
-        """Make one that names the values that would fit."""
         return cls(f"must be one of {', '.join(map(repr, choices))}")
 
     def at(self, place: object) -> Misfit:
-        """Add the place inside of a value at which it does not fit."""
         return Misfit(f"at {str(place)[:60]!r}: {self}")
 
 
@@ -47,7 +45,6 @@ class Check:
 
 
 def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Check:
-    """Turn an annotation into a check."""
     if pydantic:
         return _by_pydantic(annotation, where)
     check = _plain_or_class(annotation, where) or _generic(annotation, where)

@@ -14,7 +14,6 @@ from bls_agent.project.messages import Command, Level
 
 
 def local_user() -> str:
-    """Return the user and host of this process."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's number without a name
@@ -42,13 +41,11 @@ class AuditRecord:
         self._source = command.source
 
     def before(self, now: float) -> bytes:
-        """Make the record that is written before the command."""
         message = f"command {self._name!r} sent by {cut_text(self._sent_by, 100)}"
         metadata = self._metadata | {"args": self._args, "source": self._source}
         return self._write(Level.INFO, message, metadata, now)
 
     def after(self, error: BlsError, now: float) -> bytes:
-        """Make the record that the command was not sent, or perhaps not."""
         unknown = isinstance(error, RedisUnavailableError) and error.ambiguous
         result = "may not have been sent" if unknown else "was not sent"
         message = f"command {self._name!r} {result}: {error}"

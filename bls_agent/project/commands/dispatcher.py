@@ -63,12 +63,15 @@ class Dispatcher:
         self._changed: anyio.Event | None = None  # set while a task waits for it
         self._handlers_scope = anyio.CancelScope()
         self.running = 0  # commands whose handler runs now
-        self.stopping = False  # no command is started any more
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no command is started any more."""
+        return self._runner.stopping
 
     def stop_starting(self) -> None:
         """Start no command any more; :meth:`stop` does the rest."""
-        self.stopping = True
-        self._runner.cancellations_are_ours = True
+        self._runner.stopping = True
 
     @property
     def stuck(self) -> int:
@@ -76,7 +79,6 @@ class Dispatcher:
         return self._threads.stuck + self._runner.resisting
 
     async def run(self) -> None:
-        """Take and run commands until :meth:`stop` has ended both."""
         self._threads.on_freed = self._announce_change
         with self._handlers_scope:
             while not self.stopping:  # a foreign cancellation may end the group

@@ -98,7 +98,6 @@ class Handler:
     description: str  # first paragraph of its docstring
 
     def bind(self, context: CommandContext) -> dict[str, Any]:
-        """Fit a command's arguments to the signature."""
         bound: dict[str, Any] = {}
         faults: dict[str, str] = {}
         for name, value in context.args.items():
@@ -157,7 +156,6 @@ class Router:
         timeout: float | Unset | None = UNSET,
         builtin: bool = False,
     ) -> None:
-        """Register a handler."""
         _refuse_unbound(function, name)
         table = self._builtins if builtin else self._handlers
         check_name("command", name)
@@ -169,7 +167,6 @@ class Router:
         table[name] = handler
 
     def set_fallback(self, call: CallNext) -> None:
-        """Register the handler of commands without one."""
         if self._fallback is not None:
             raise DuplicateHandlerError("fallback")
         self._fallback = call
@@ -179,7 +176,6 @@ class Router:
         self._middleware.append(middleware)
 
     def find(self, name: str) -> Handler | None:
-        """Return the handler of a command, or ``None``."""
         return self._handlers.get(name) or self._builtins.get(name)
 
     def list_handlers(self) -> list[Handler]:
@@ -318,8 +314,6 @@ def name_of(function: Callable[..., Any], kind: str) -> str:
 def add_builtins(
     router: Router, stream: LogStream, read_stats: Callable[[], JSONObject]
 ) -> None:
-    """Register the commands of :data:`BUILTINS`."""
-
     async def ping() -> JSONObject:
         """Answer, to show that commands arrive and are run."""
         return {"pong": True}

@@ -119,8 +119,9 @@ class CommandRunner:
         # Handlers that ignore their cancellation; their outcome was reported at the
         # deadline, and is not reported again when they end.
         self.resisting = 0
-        # A cancellation is the agent's end, and not a handler's own doing.
-        self.cancellations_are_ours = False
+        # Set by the dispatcher: no command is started any more, and a cancellation is the
+        # agent's end and not a handler's own doing.
+        self.stopping = False
 
     async def run(
         self, message: Message, on_overdue: Callable[[Message], None]
@@ -247,7 +248,7 @@ class CommandRunner:
         """Free the worker of a cancellation by which a handler hit its own task."""
         import asyncio  # noqa: PLC0415 - a yield, and no more
 
-        if self.cancellations_are_ours:
+        if self.stopping:
             return
         while task.cancelling():
             task.uncancel()
@@ -287,7 +288,7 @@ class CommandRunner:
                 end = OutcomeKind.TIMED_OUT, None, {}
             else:
                 await self._absorb_cancellation(task)
-                return _CANCELLED if self.cancellations_are_ours else _failure(error)
+                return _CANCELLED if self.stopping else _failure(error)
         else:
             end = OutcomeKind.SUCCEEDED, result, {}
         if task.cancelling():

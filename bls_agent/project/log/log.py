@@ -77,14 +77,12 @@ class LogStream:
 
     @property
     def level(self) -> Level:
-        """Lowest level that is shipped."""
         revert = self._revert  # read once: another thread may be here, too
         if revert is not None and time.monotonic() >= revert[0]:
             self._level, self._revert = revert[1], None
         return self._level
 
     def set_level(self, level: Level, seconds: float | None = None) -> None:
-        """Set the lowest level that is shipped, for some seconds or for good."""
         former = self._revert[1] if self._revert is not None else self._level
         self._level = level
         self._revert = None if seconds is None else (time.monotonic() + seconds, former)

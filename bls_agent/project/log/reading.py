@@ -23,7 +23,6 @@ _FORM: Final = struct.Struct(">IB4s8s")
 
 
 def gap_entry(missing: int | None) -> LogEntry:
-    """Make the entry that takes the place of missing records."""
     return LogEntry(
         timestamp="",
         level=Level.WARN,
@@ -175,13 +174,11 @@ class LogPlace:
 
     @classmethod
     def of(cls, window: Sequence[bytes], index: int) -> LogPlace:
-        """Make the place of a window's first record."""
         known = window[:ALIKE]
         return cls(index, len(known), _mark(known[:1], 4), _mark(known, 8))
 
     @classmethod
     def decode(cls, text: str) -> LogPlace:
-        """Read a place back."""
         with suppress(ValueError, struct.error):
             place = cls(*_FORM.unpack(urlsafe_b64decode(f"{text}=")))
             if 1 <= place.count <= ALIKE and place.encode() == text:

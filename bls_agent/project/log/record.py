@@ -101,7 +101,6 @@ class LogRecord:
 
     @property
     def payload(self) -> bytes:
-        """The bytes for RPUSH."""
         if self._payload is None:
             self.number(b"")
         return cast("bytes", self._payload)
@@ -155,12 +154,10 @@ class SuccessRecord:
 
     @property
     def has_id(self) -> bool:
-        """Whether its id distinguishes the record from every other one."""
         return self._encoded.has_id
 
     @property
     def payload(self) -> bytes:
-        """The bytes for RPUSH."""
         return self._encoded.payload
 
     @property

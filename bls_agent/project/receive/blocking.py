@@ -197,7 +197,6 @@ class BlockingReceiver(Receiver):
         await self._read.wait()
 
     def leftovers(self) -> list[Message]:
-        """Return what was taken, once."""
         messages: list[Message] = []
         for at, reply in enumerate(self._read.take_replies()):
             if isinstance(reply, RedisUnavailableError):
@@ -226,6 +225,5 @@ class BlockingReceiver(Receiver):
         return True
 
     async def stop(self) -> None:
-        """Release the parked read; what it brings is in :meth:`leftovers`."""
         self._stopping = True
         await self._read.release()

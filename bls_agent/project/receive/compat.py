@@ -19,8 +19,6 @@ from bls_agent.project.receive.receiver import Message, Receiver, Warn
 logger = logging.getLogger(__name__)
 
 POLL: Final = 0.1  # seconds between two polls
-QUIET_POLL: Final = 0.5  # … after a minute without a command
-QUIET_AFTER: Final = 60.0
 # "refused": an ACL that allows scripts and not what the script does.
 _WEAKENING: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 
@@ -43,7 +41,6 @@ class CompatReceiver(Receiver):
         self._stopping = anyio.Event()
         self._handled: Message | None = None
         self._in_doubt = False
-        self._quiet_since: float | None = None
         self._cuts: Sequence[Callable[[bytes], Awaitable[bool]]] = (
             self._cut_by_script,
             self._cut_by_value,
@@ -51,22 +48,14 @@ class CompatReceiver(Receiver):
         )
 
     async def receive(self, limit: int) -> Sequence[Message]:  # noqa: ARG002 - one
-        """Poll the head of the list until there is one or the receiver is stopped."""
         await self.finish()
         while not self._stopping.is_set():
             reply = await self._command("LRANGE", self._key, 0, 0)
             if reply:
-                self._quiet_since = None
                 return [Message(reply[0], mode=self.mode)]
-            with anyio.move_on_after(self._pause()):
+            with anyio.move_on_after(POLL):
                 await self._stopping.wait()
         return []
-
-    def _pause(self) -> float:
-        now = anyio.current_time()
-        if self._quiet_since is None:
-            self._quiet_since = now
-        return QUIET_POLL if now - self._quiet_since > QUIET_AFTER else POLL
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - cut at once
         """Cut the command that has ended; tried again if Redis is away."""
@@ -128,7 +117,6 @@ class CompatReceiver(Receiver):
         return True
 
     async def stop(self) -> None:
-        """End the polling; what is not settled is still in the list."""
         self._stopping.set()
 
     async def _command(self, *request: Argument) -> Reply:
@@ -152,7 +140,6 @@ class AutoReceiver(Receiver):
         self._refused_at = -1  # the connection over which compatibility mode began
 
     async def receive(self, limit: int) -> Sequence[Message]:
-        """Receive in the mode that works here."""
         if self._refused_at not in (-1, self._intake.generation):
             await self._compat.finish()
             self._refused_at = -1
@@ -178,7 +165,6 @@ class AutoReceiver(Receiver):
         self.mode, self.one_at_a_time = kind.mode, kind.one_at_a_time
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - cut at once
-        """Settle what compatibility mode took."""
         await self._compat.settle(message)
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
@@ -187,10 +173,8 @@ class AutoReceiver(Receiver):
         return await self._blocking.give_back(taken)
 
     def leftovers(self) -> list[Message]:
-        """Return what BLPOP took and never came out of :meth:`receive`."""
         return self._blocking.leftovers()
 
     async def stop(self) -> None:
-        """Stop both modes."""
         await self._compat.stop()
         await self._blocking.stop()

@@ -147,7 +147,6 @@ class InFlightList:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is taken, started or renewed any more."""
         return self.state is ListState.CLOSED
 
     @property
@@ -175,14 +174,12 @@ class InFlightList:
         return held.start
 
     def end(self, message: Message) -> None:
-        """Record that a message has ended, if it is held."""
         held = self._held.get(message)
         if held is not None:
             held.stage = Stage.ENDED
             self.ended[message] = None
 
     def drop(self, message: Message) -> None:
-        """Hold a message no longer."""
         self.ended.pop(message, None)
         held = self._held.pop(message, None)
         if held is not None and not held.reclaimed:
@@ -219,7 +216,6 @@ class InFlightList:
             del self._ids[held.id]
 
     def hold(self, message: Message, *, id: str, is_seen: bool = False) -> None:  # noqa: A002
-        """Hold a message that was taken; what becomes of it is known from now on."""
         start = Start.RUN
         if is_seen or (id and id in self._ids):
             start = Start.DUPLICATE
@@ -458,7 +454,6 @@ class InFlightList:
         self.lease.step_down()
 
     async def close(self) -> None:
-        """Take, start and renew nothing any more."""
         self.state = ListState.CLOSED
         async with self._renewing:
             pass

@@ -53,7 +53,6 @@ class ReliableKeys:
         return OWNER.locate(place=place_beside(inflight))
 
     def is_inflight(self, key: str) -> bool:
-        """Whether a name among the lists can be an in-flight list."""
         return key.startswith(self.inflight("")) and key != self.inflight("")
 
     def moving(self, inflight: str) -> tuple[str, ...]:

@@ -103,7 +103,6 @@ class ReliableReceiver(Receiver):
         self._pace = AckPace()
 
     def counts(self) -> ReceiverCounts:
-        """Count what is held, what was reclaimed and how often the lease was lost."""
         return ReceiverCounts(
             len(self.list), self._reclaimer.reclaimed, self.list.losses
         )
@@ -158,7 +157,6 @@ class ReliableReceiver(Receiver):
         return messages
 
     def begin(self, message: Message) -> Start:
-        """Decide whether a message may start, at the moment when it is to begin."""
         return self.list.begin(message)
 
     def mark_ended(self, message: Message) -> None:
@@ -343,19 +341,16 @@ class AckPace:
         self._overdue = anyio.Event()
 
     def record_sent(self) -> None:
-        """A fetch leaves, and all acks with it."""
         self._due = None
         self.defers = False
 
     def record_taken(self, *, may_defer: bool) -> None:
-        """A batch has come."""
         self._taken_at = time.monotonic()
         if may_defer:
             self.defers = True
             self.expect_fetch()
 
     def record_ended(self) -> None:
-        """A command has ended."""
         if self._taken_at is not None:
             self.is_quick = time.monotonic() - self._taken_at < ACK_WITHIN
             self._taken_at = None

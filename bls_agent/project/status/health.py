@@ -83,7 +83,6 @@ class StatusAggregator:
         self._sources.pop(source, None)
 
     def forget_sources(self) -> None:
-        """Remove every source but the host."""
         for source in self._sources.copy():
             if source != self.HOST:
                 self._sources.pop(source, None)
@@ -95,23 +94,22 @@ class StatusAggregator:
             for source, (status, until, _) in self._sources.copy().items()
         }
 
-    def worst_source(self, now: float) -> tuple[str, Status]:
-        """Return the first source with the worst status, and the status."""
-        sources = self.list_sources(now)
-        worst = (self.HOST, sources[self.HOST])
-        for source, status in sources.items():
-            if status is not Status.ONLINE and status.severity > worst[1].severity:
-                worst = (source, status)
-        return worst
+    def worst_source(self, now: float) -> tuple[str, Status, str]:
+        """Return the first source with the worst status, the status and its reason."""
+        sources = self._sources.copy()
+        name, (worst, _, reason) = self.HOST, sources[self.HOST]
+        for source, (status, until, why) in sources.items():
+            complains = now < until and status is not Status.ONLINE
+            if complains and status.severity > worst.severity:
+                name, worst, reason = source, status, why
+        return name, worst, reason
 
     def status(self, now: float) -> Status:
-        """Return the worst of all sources at this moment."""
         return self.worst_source(now)[1]
 
     def reason(self, now: float) -> str:
-        """Return why the status is what it is, as far as its source has said why."""
-        source, _ = self.worst_source(now)
-        return self._sources.copy().get(source, (None, 0.0, ""))[2]
+        """Return why the status is what it is, ``""`` if its source gave no reason."""
+        return self.worst_source(now)[2]
 
     def next_change(self, now: float) -> float:
         """Return when a source next changes by itself, or infinity."""
@@ -154,7 +152,6 @@ class HealthCheck:
 
     @property
     def source(self) -> str:
-        """Its name as a source of the status."""
         return f"health check {self.name}"
 
 
@@ -257,7 +254,6 @@ class HealthMonitor:
                     task.cancel()
 
     def close(self) -> None:
-        """Let idle threads end."""
         self._threads.close()
 
     async def _watch(self, check: HealthCheck) -> None:
@@ -314,7 +310,7 @@ class HealthMonitor:
         """Call a check once, unless a former call goes on; describe why it failed."""
         import asyncio  # noqa: PLC0415 - 20 ms; anyio has no task without a scope
 
-        since = await self._busy_since(check)
+        since = self._busy_since(check)
         if since is not None:
             text = f"it has not returned since {format_timestamp(since)}"
             return {"type": "StillRunning", "message": text}
@@ -333,17 +329,13 @@ class HealthMonitor:
             return {"type": "Cancelled", "message": "it was cancelled from inside"}
         return task.result()
 
-    async def _busy_since(self, check: HealthCheck) -> float | None:
+    def _busy_since(self, check: HealthCheck) -> float | None:
         """Unix seconds since when a former call goes on, if one does."""
-        call, going_on = self._calls.get(check.name), self._checks.going_on
+        call = self._calls.get(check.name)
         if call is not None and not call[0].done():
-            call[0].cancel()  # it has swallowed the one before
+            call[0].cancel()  # the task has swallowed the cancellation before
             return call[1]
-        if call is None:  # a thread from before the agent was opened again has its time
-            with anyio.move_on_after(check.timeout):
-                while check.name in going_on:  # noqa: ASYNC110 - a thread sets no event
-                    await anyio.sleep(0.01)
-        return going_on.get(check.name)
+        return self._checks.going_on.get(check.name)
 
     async def _attempt(self, check: HealthCheck, now: float) -> dict[str, str] | None:
         """Call a check; whatever it does ends here."""

@@ -107,7 +107,6 @@ def _key_of(project: str) -> str:
 
 
 async def read_replicas(connection: Connection, project: str) -> dict[str, Status]:
-    """Read the living instances of a project."""
     key = _key_of(project)
     requests = [("HGETALL", encode_key(key)), ("TIME",)]
     replies = await connection.read_many(requests)
@@ -148,7 +147,6 @@ class OutcomeCollector:
 
     @property
     def complete(self) -> bool:
-        """Whether every instance has answered."""
         return bool(self.outcomes) and self.expected <= self.outcomes.keys()
 
     def add(self, entries: Iterable[LogEntry]) -> None:

@@ -44,7 +44,6 @@ class ConflictDetector:
         self.forget()
 
     def forget(self) -> None:
-        """Begin afresh: what was written last is not known."""
         self._value, self._connection = b"", -1
         self._sightings = 0
 
@@ -232,7 +231,6 @@ class StatusReporter:
 
     @property
     def written(self) -> bool:
-        """Whether a status has been written since the agent was opened."""
         return self._writer.written is not None
 
     async def end(self, final_status: Status) -> None:
@@ -308,11 +306,9 @@ class StallStatusPublisher:
         self.interval = ttl / 4
 
     def on_stall(self) -> None:
-        """Turn the status to 故障."""
         self._aggregator.set(self.SOURCE, Status.FAULT)
 
     async def publish(self, connections: AgentConnections) -> None:
-        """Write the worst of all sources."""
         if self._writer is None or self._writer[0] is not connections:
             self._writer = connections, self._own_writer.over(connections)
         await self._writer[1].write(self._aggregator.status(time.monotonic()))
