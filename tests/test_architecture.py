@@ -55,7 +55,6 @@ FLOORS = [
 
 ENTRIES = 18  # in the package's root
 LINES = 600  # of a module
-STATEMENT_LINES = 35  # of a function: a budget that is printed
 ROOT = PACKAGE.parent
 PAGE = ROOT / "docs" / "architecture.md"
 CHINESE = re.compile(r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]")
@@ -324,33 +323,3 @@ def test_the_continuous_integration_names_tests_that_exist() -> None:
     named = [path for one in lists for word in one.split() for path in expand(word)]
     assert len(lists) == 2
     assert [path for path in named if not (ROOT / path).exists()] == []
-
-
-def statement_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Count the lines of a function's body that hold a part of a statement."""
-    body = function.body[1:] if ast.get_docstring(function) else function.body
-    return len(
-        {
-            line
-            for statement in body
-            for node in ast.walk(statement)
-            if isinstance(node, ast.expr | ast.stmt)
-            for line in (node.lineno, node.end_lineno)
-        }
-    )
-
-
-def test_functions_are_within_their_budget(
-    trees: Trees, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Functions beyond 35 lines of statements are shown, to be argued with."""
-    beyond = [
-        f"{module}.{node.name}: {size} lines, the budget is {STATEMENT_LINES}"
-        for module, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (size := statement_lines(node)) > STATEMENT_LINES
-    ]
-    if beyond:
-        with capsys.disabled():
-            print("", *beyond, sep="\n")  # noqa: T201 - a budget is shown

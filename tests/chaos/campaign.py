@@ -29,8 +29,6 @@ from tests.chaos.subjects import SUBJECTS, SubjectStage
 from tests.chaos.table import FAULTS, Fault
 from tests.kit import Event, Footprint, Tally, Violation, check_invariants
 
-__all__ = ["ALL_MODES", "FAMILIES", "Row", "play_all", "rows_of"]
-
 # Whoever adds rows: a module of faults, and its name here.
 FAMILIES = [
     server_faults,

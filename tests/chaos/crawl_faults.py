@@ -29,8 +29,6 @@ from tests.chaos.stage import DRAIN_LIMIT, Stage
 from tests.chaos.table import fault
 from tests.kit import Cut, Direction, Recovery, Step, Swallow, Violation
 
-__all__ = ["CrawlStage"]
-
 LONGEST = 0.03  # seconds that a request takes at most
 BUSY = 0.6  # the same for a crawler that is to be hurt with requests in its hands
 STALL = 0.5  # seconds, a quarter of a lease

@@ -17,16 +17,6 @@ from bls_agent.core.errors import BlsError
 from bls_agent.crawl import RequestQueue
 from tests.kit import Event, History, Step
 
-__all__ = [
-    "Damaged",
-    "Handling",
-    "crawl",
-    "crawl_with_all",
-    "find_handlings",
-    "find_leftovers",
-    "judge",
-]
-
 SLACK = 0.5  # seconds in which what a dying link still carried is worked on
 
 

@@ -12,8 +12,6 @@ from tests.chaos.campaign import Row
 from tests.chaos.soaks import SoakResult
 from tests.kit import HurtableServer
 
-__all__ = ["write_ledger"]
-
 ROOT = Path(__file__).parents[2]
 
 HEAD = """# Ledger

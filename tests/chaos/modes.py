@@ -9,8 +9,6 @@ from typing import Any
 from bls_agent.core.settings import rules
 from tests.kit import Promise
 
-__all__ = ["AGENT_MODES", "CRAWLERS", "MODES", "Damage", "Mode"]
-
 CRAWLERS = 3  # of a fleet, besides those that are killed
 
 

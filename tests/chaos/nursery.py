@@ -24,8 +24,6 @@ from bls_agent import ProjectAgent
 from tests.chaos.crawlers import crawl_with_all
 from tests.kit import History
 
-__all__ = ["Nursery"]
-
 RUNNING = 1_000  # no exit code
 ROOT = Path(__file__).parents[2]
 

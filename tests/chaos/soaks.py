@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["SOAKS", "Soak", "SoakResult", "play_soak"]
-
 ROOT = Path(__file__).parents[2]
 SOAK_LIMIT = 300.0  # seconds
 

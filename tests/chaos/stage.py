@@ -38,8 +38,6 @@ from tests.kit import (
     Violation,
 )
 
-__all__ = ["Stage"]
-
 PUSH_PAUSE = 0.05  # seconds between two commands
 CROWD = 20  # commands that wait while the producer goes on, in the suite
 HANDLER_TIME = 0.002  # seconds, at most, that a handler takes

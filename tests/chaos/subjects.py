@@ -27,8 +27,6 @@ from tests.chaos.modes import Damage, Mode
 from tests.chaos.stage import DRAIN_LIMIT, Stage
 from tests.kit import Promise, Step, Tally
 
-__all__ = ["SUBJECTS", "SubjectStage"]
-
 PAUSE = 0.03  # seconds between two pieces of work
 RUN = 7
 LONGEST_CALL = 15.0  # seconds that a cached call may take on a busy machine

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias, TypeVar
 from bls_agent.core.settings import rules
 from tests.chaos.stage import Stage
 
-__all__ = ["FAULTS", "Fault", "Play", "fault"]
-
 S = TypeVar("S", bound=Stage)
 Play: TypeAlias = Callable[[S], Awaitable[None]]
 

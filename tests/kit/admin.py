@@ -7,8 +7,6 @@ from typing import Final, TypeAlias
 
 from bls_agent.core.errors import RedisUnavailableError
 
-__all__ = ["ADMIN_TIMEOUT", "AdminConnection", "AdminReply"]
-
 ADMIN_TIMEOUT: Final = 10.0
 
 AdminReply: TypeAlias = "bytes | int | list[AdminReply] | None"

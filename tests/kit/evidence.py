@@ -17,15 +17,6 @@ from bls_agent.project.messages import Status
 from bls_agent.project.stats import AgentStats
 from tests.kit.admin import AdminConnection
 
-__all__ = [
-    "Evidence",
-    "Footprint",
-    "LogCount",
-    "Recovery",
-    "StatusSample",
-    "StatusSampler",
-]
-
 SAMPLE_INTERVAL: Final = 0.1
 SAMPLE_TIMEOUT: Final = 1.0
 STATM: Final = Path("/proc/self/statm")

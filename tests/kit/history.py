@@ -21,8 +21,6 @@ from bls_agent.project.commands.router import CommandContext
 from bls_agent.project.messages import LogEntry
 from tests.kit.evidence import Evidence
 
-__all__ = ["Event", "History", "Step"]
-
 
 class Step(StrEnum):
     """What can happen to a command or a record."""

@@ -14,8 +14,6 @@ from bls_agent.project.messages import Status
 from tests.kit.evidence import Footprint, LogCount, StatusSample
 from tests.kit.history import History, Step
 
-__all__ = ["Promise", "Tally", "Violation", "check_invariants"]
-
 SHOWN: Final = 10  # ids in a message
 
 

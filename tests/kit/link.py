@@ -26,8 +26,6 @@ from tests.kit.rules import (
     Swallow,
 )
 
-__all__ = ["Fired", "Link", "Weather"]
-
 C = TypeVar("C", bound=Condition)
 
 READ_SIZE: Final = 65_536

@@ -10,16 +10,12 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, Self, TypeVar
 from urllib.parse import urlsplit
 
-from bls_agent.core.errors import ConfigurationError
 from tests.kit.link import Fired, Link, Weather
 from tests.kit.rules import Armed, Condition, Refuse, Rule, RuleBook
-
-__all__ = ["FaultProxy"]
 
 C = TypeVar("C", bound=Condition)
 
 LOOPBACK: Final = "127.0.0.1"
-REDIS_PORT: Final = 6379
 
 
 class FaultProxy:
@@ -37,18 +33,13 @@ class FaultProxy:
     replies (RESP2 and RESP3), so that a rule can wait for those of one command.
 
     Args:
-        target: The server: its URL (``redis://``), or host and port.
+        target: The server's URL (``redis://host:port/0``), not under TLS, which would
+            show no requests.
         seed: For everything that is left to chance; made up if not given. Print
             :attr:`seed` where a test fails, to run it again.
-
-    Raises:
-        ConfigurationError: The target is no such address. A link under TLS would show
-            no requests: let the server listen without it.
     """
 
-    def __init__(
-        self, target: str | tuple[str, int], *, seed: int | None = None
-    ) -> None:
+    def __init__(self, target: str, *, seed: int | None = None) -> None:
         self.seed = secrets.randbits(32) if seed is None else seed
         self._host, self._server_port, self._around = _understand(target)
         self._weather = Weather(RuleBook(random.Random(self.seed)))
@@ -230,19 +221,11 @@ class FaultProxy:
             self._weather.book.forget([number])
 
 
-def _understand(target: str | tuple[str, int]) -> tuple[str, int, tuple[str, str]]:
-    """Give host, port, and what stands around them in the URL for clients."""
-    if not isinstance(target, str):
-        host, port = target
-        return host, port, ("redis://", "/0")
-    try:
-        parts = urlsplit(target)
-        port = parts.port or REDIS_PORT
-    except ValueError:
-        port, parts = 0, urlsplit("")
-    if parts.scheme != "redis" or not parts.hostname or not port:
-        rule = "a URL like redis://host:6379/0, or host and port"
-        raise ConfigurationError("target", target, rule)
+def _understand(target: str) -> tuple[str, int, tuple[str, str]]:
+    """Return host, port, and what stands around them in the URL for clients."""
+    parts = urlsplit(target)
+    assert parts.hostname, target
+    assert parts.port, target
     place, _, rest = target.removeprefix("redis://").partition("/")
     login, at, _ = place.rpartition("@")
-    return parts.hostname, port, (f"redis://{login}{at}", f"/{rest}")
+    return parts.hostname, parts.port, (f"redis://{login}{at}", f"/{rest}")

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["Conversation", "Direction", "Piece", "Scanner"]
-
 WORD_LIMIT: Final = 64  # bytes of a command's name that are kept
 LENGTHS: Final = {b"*": 1, b"~": 1, b">": 1, b"%": 2, b"|": 2}  # values per element
 BULKS: Final = frozenset({b"$", b"=", b"!"})

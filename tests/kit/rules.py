@@ -12,26 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from bls_agent.core.errors import ConfigurationError
 from tests.kit.resp import Direction, Piece
-
-__all__ = [
-    "Act",
-    "Armed",
-    "Condition",
-    "Cut",
-    "Delay",
-    "Flip",
-    "Hold",
-    "Late",
-    "Lose",
-    "Rate",
-    "Refuse",
-    "Rule",
-    "RuleBook",
-    "Slices",
-    "Swallow",
-]
 
 BREAK: Final = None
 
@@ -60,9 +41,6 @@ class Delay(Condition):
 
     seconds: float
 
-    def __post_init__(self) -> None:
-        _check_not_negative("seconds", self.seconds)
-
 
 @dataclass(frozen=True)
 class Rate(Condition):
@@ -70,18 +48,12 @@ class Rate(Condition):
 
     bytes_per_second: float
 
-    def __post_init__(self) -> None:
-        _check("bytes_per_second", self.bytes_per_second)
-
 
 @dataclass(frozen=True)
 class Slices(Condition):
     """Everything is written in slices of this size."""
 
     size: int = 1
-
-    def __post_init__(self) -> None:
-        _check("size", self.size)
 
 
 @dataclass(frozen=True)
@@ -120,12 +92,6 @@ class Rule:
     times: int | None = 1
     chance: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.chance <= 1:
-            raise ConfigurationError("chance", self.chance, "between 0 and 1")
-        if self.times is not None:
-            _check("times", self.times)
-
     def fits(self, piece: Piece) -> bool:
         """Tell whether the request or reply of this piece is concerned."""
         return piece.direction is self.direction and self.command in (
@@ -147,10 +113,6 @@ class Cut(Rule):
     """
 
     at: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_not_negative("at", self.at)
 
     def apply(self, piece: Piece) -> list[Act]:
         """Let the first bytes through, then break."""
@@ -200,10 +162,6 @@ class Late(Rule):
     """One request or reply, and with it what follows on its connection, is late."""
 
     seconds: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_not_negative("seconds", self.seconds)
 
     def apply(self, piece: Piece) -> list[Act]:
         """Wait before the first byte."""
@@ -274,13 +232,3 @@ class RuleBook:
         for connection in connections:
             for direction in Direction:
                 self._bound.pop((connection, direction), None)
-
-
-def _check(name: str, value: object) -> None:
-    if not (isinstance(value, int | float) and value > 0):
-        raise ConfigurationError(name, value, "a number above 0")
-
-
-def _check_not_negative(name: str, value: object) -> None:
-    if not (isinstance(value, int | float) and value >= 0):
-        raise ConfigurationError(name, value, "a number, 0 or more")

@@ -10,15 +10,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.devserver import DevServer
 from tests.kit.admin import AdminConnection, AdminReply
 
-__all__ = ["HurtableServer"]
-
 DEADLINE: Final = 20.0
 PROBE_INTERVAL: Final = 0.01
-LONGEST_LOADING: Final = 15.0
 TINY: Final = "1"  # bytes of memory: less than any server uses
 SNAPSHOT: Final = "dump.rdb"
 STOP_WRITES: Final = "stop-writes-on-bgsave-error"
@@ -70,26 +67,17 @@ class HurtableServer(DevServer):
             self.restart()
 
     @contextmanager
-    def paused(self, seconds: float, *, writes_only: bool = False) -> Generator[None]:
+    def paused(self, seconds: float) -> Generator[None]:
         """``CLIENT PAUSE``: connections live, requests wait.
 
-        Writes that wait can be let go; a full pause ends by itself only, because it
-        holds the order to end it, too: the block then ends when its time is over.
-
-        Args:
-            seconds: How long at most.
-            writes_only: Answer what only reads.
+        The block ends when the time is over, because the order to end a pause waits, too.
         """
-        mode = "WRITE" if writes_only else "ALL"
         over = time.monotonic() + seconds
-        self.ask("CLIENT", "PAUSE", round(seconds * 1000), mode)
+        self.ask("CLIENT", "PAUSE", round(seconds * 1000), "ALL")
         try:
             yield
         finally:
-            if writes_only:
-                self.ask("CLIENT", "UNPAUSE")
-            else:
-                time.sleep(max(0.0, over - time.monotonic()))
+            time.sleep(max(0.0, over - time.monotonic()))
 
     @contextmanager
     def loading(self, *, seconds: float = 10.0) -> Generator[None]:
@@ -99,16 +87,10 @@ class HurtableServer(DevServer):
         was there before is there again, also without ``append_only``.
 
         Args:
-            seconds: How long it takes if the block does not end before. Redis 6.2
+            seconds: How long it takes if the block does not end before, at most 15:
+                a server that takes longer counts as one that does not start. Redis 6.2
                 cannot be hurried: the block then ends when it has read all.
-
-        Raises:
-            ConfigurationError: It is not between 0 and 15 seconds; a server that takes
-                longer counts as one that does not start.
         """
-        if not 0 < seconds <= LONGEST_LOADING:
-            rule = f"more than 0 and at most {LONGEST_LOADING:g} seconds"
-            raise ConfigurationError("seconds", seconds, rule)
         options = self._options
         keys, slowly = self._write_ballast(seconds)
         self._options = (*options, *slowly)
@@ -173,21 +155,11 @@ class HurtableServer(DevServer):
         with self._configured({"maxclients": "1"}):
             yield
 
-    @contextmanager
-    def small_requests(self, limit: int = 1_048_576) -> Generator[None]:
-        """Values longer than this, 1 MiB at least, break the connection."""
-        with self._configured({"proto-max-bulk-len": str(limit)}):
-            yield
-
     # -- what it does to clients and data
 
     def disconnect_clients(self) -> None:
         """Close the connection of every client, as an administrator would."""
         self.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-
-    def forget_everything(self) -> None:
-        """Remove every key."""
-        self.ask("FLUSHALL")
 
     @contextmanager
     def _configured(self, values: dict[str, str]) -> Generator[None]:

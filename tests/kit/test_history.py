@@ -10,7 +10,6 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent, Status
@@ -128,15 +127,6 @@ def test_events_since_a_moment() -> None:
     assert history.total(Step.ENDED) == 0
 
 
-def test_a_closed_history_goes_on_in_memory(tmp_path: Path) -> None:
-    """Closing twice is fine, too."""
-    history = History(tmp_path / "history.jsonl")
-    history.close()
-    history.close()
-    history.note(Step.PUSHED, "1")
-    assert len(history) == 1
-
-
 async def test_the_sampler_sees_what_a_console_sees(
     own_server: DevServer, project: str
 ) -> None:
@@ -187,14 +177,3 @@ async def test_a_footprint_counts_what_is_there() -> None:
     thread.join()
     os.close(reader)
     os.close(writer)
-
-
-def test_without_a_loop_there_are_no_tasks() -> None:
-    """Plain programs may measure themselves, too."""
-    assert Footprint.take().tasks == 0
-
-
-def test_an_unfinished_step_is_a_known_word() -> None:
-    """Words of a file that this version does not know are refused."""
-    with pytest.raises(ValueError, match="verschwunden"):
-        Step("verschwunden")

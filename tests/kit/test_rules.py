@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
-from bls_agent import ConfigurationError
 from tests.kit import (
     Armed,
     Cut,
-    Delay,
-    Flip,
-    Late,
     Lose,
-    Rate,
     Rule,
-    Slices,
 )
 from tests.kit.resp import Direction, Piece
 from tests.kit.rules import Act, RuleBook
@@ -99,18 +92,6 @@ def test_connections_are_kept_apart() -> None:
     assert book.decide(1, mine[1])[0] == []
 
 
-def test_one_byte_is_flipped() -> None:
-    """Exactly one, wherever it lies."""
-    acts = run(Flip(at=5, mask=0x01), pieces(REPLY, 3))
-    assert sent(acts) == REPLY[:5] + bytes([REPLY[5] ^ 0x01]) + REPLY[6:]
-
-
-def test_late_waits_once() -> None:
-    """Before the first byte."""
-    acts = run(Late(seconds=2), pieces(REPLY, 10))
-    assert acts == [2.0, REPLY[:10], REPLY[10:]]
-
-
 def test_times_and_chance() -> None:
     """So often, and drawn from the generator that was given."""
     replies = [pieces(b"+OK\r\n", 9) for _ in range(100)]
@@ -125,23 +106,3 @@ def test_requests_and_replies_are_told_apart() -> None:
     """A rule for requests does not touch replies."""
     rule = Lose(direction=Direction.REQUESTS)
     assert sent(run(rule, pieces(REPLY, 100))) == REPLY
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: Delay(-1),
-        lambda: Late(seconds=-1),
-        lambda: Rate(0),
-        lambda: Slices(0),
-        lambda: Cut(at=-1),
-        lambda: Cut(at="7"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        lambda: Lose(times=0),
-        lambda: Lose(chance=2),
-    ],
-    ids=["delay", "late", "rate", "slices", "cut", "type", "times", "chance"],
-)
-def test_nonsense_is_refused(wrong: Callable[[], object]) -> None:
-    """At construction, with the name of the value."""
-    with pytest.raises(ConfigurationError):
-        wrong()

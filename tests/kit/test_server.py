@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bls_agent import ConfigurationError, RedisUnavailableError
+from bls_agent import RedisUnavailableError
 from tests.kit import AdminConnection, HurtableServer
 
 INJURIES = {
@@ -63,17 +63,6 @@ def test_it_hurts_and_heals(server: HurtableServer, injury: str) -> None:
     assert server.ask("DBSIZE") == (1 if forgets else 2)
 
 
-@pytest.mark.parametrize("seconds", [0, 16])
-def test_loading_has_its_limits(seconds: float) -> None:
-    """A server that reads for longer would count as one that does not start."""
-    with (
-        HurtableServer() as server,
-        pytest.raises(ConfigurationError, match="at most 15"),
-        server.loading(seconds=seconds),
-    ):
-        pass
-
-
 def test_a_killed_server_forgets_without_a_log(one_server: HurtableServer) -> None:
     """No injury before leaves a snapshot that would be read again."""
     for injury in (one_server.loading, one_server.without_disk):
@@ -96,38 +85,22 @@ def test_frozen_it_accepts_and_does_not_answer(one_server: HurtableServer) -> No
     assert one_server.ask("PING") == b"PONG"
 
 
-def test_paused_it_holds_what_it_should(one_server: HurtableServer) -> None:
-    """All requests, or those that write."""
-    with one_server.paused(5, writes_only=True):
-        assert one_server.ask("GET", "key") is None
-        late = AdminConnection(one_server.port, timeout=0.05)
-        with pytest.raises(RedisUnavailableError):
-            late.ask("SET", "key", "value")
-        late.close()
-    assert one_server.ask("SET", "key", "value") == b"OK"
+def test_paused_it_holds_requests(one_server: HurtableServer) -> None:
+    """All requests, until its time is over."""
     begin = time.monotonic()
     with one_server.paused(0.1):
         one_server.ask("PING")
     assert time.monotonic() - begin >= 0.1
 
 
-def test_long_values_break_the_connection(one_server: HurtableServer) -> None:
-    """The limit of 1 MiB is the smallest that servers take."""
-    with one_server.small_requests(), pytest.raises(RedisUnavailableError):
-        one_server.ask("SET", "key", "x" * 1_048_577)
-    assert one_server.ask("SET", "key", "x" * 1_048_577) == b"OK"
-
-
-def test_clients_are_disconnected_and_keys_removed(one_server: HurtableServer) -> None:
-    """As administrators do it."""
+def test_clients_are_disconnected(one_server: HurtableServer) -> None:
+    """As an administrator does it."""
     client = AdminConnection(one_server.port)
     client.ask("SET", "key", "value")
     one_server.disconnect_clients()
     with pytest.raises(RedisUnavailableError, match="closed"):
         client.ask("PING")
     client.close()
-    one_server.forget_everything()
-    assert one_server.ask("DBSIZE") == 0
 
 
 def test_replies_of_all_kinds_are_read(one_server: HurtableServer) -> None:

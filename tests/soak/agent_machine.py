@@ -29,8 +29,6 @@ from bls_agent.core.settings import Mode
 from bls_agent.devserver import DevServer
 from tests.harness import History, cut_connections, eventually, records
 
-__all__ = ["AgentMachine", "run"]
-
 PREFETCH = 3
 
 

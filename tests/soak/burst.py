@@ -16,8 +16,6 @@ from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from tests.soak.rounds import resident
 
-__all__ = ["Burst", "burst"]
-
 THREADS = 8
 SAMPLE = 64  # one call in so many is timed
 

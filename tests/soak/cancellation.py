@@ -24,8 +24,6 @@ from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from tests.harness import History, eventually, producing, status_of
 
-__all__ = ["cancel_outside", "held"]
-
 
 def held() -> tuple[int, int, int]:
     """Count tasks, threads and descriptors of this process."""

@@ -27,8 +27,6 @@ from tests.chaos.crawlers import Damaged, find_handlings, find_leftovers, judge
 from tests.chaos.nursery import Nursery
 from tests.kit import History
 
-__all__ = ["Crawled", "crawl_through_kills"]
-
 PROJECT = "抓取"
 CRAWLERS = 8
 TASKS = 16  # of each crawler

@@ -14,8 +14,6 @@ from redis.asyncio import Redis
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 
-__all__ = ["flood_while_closing"]
-
 THREADS = 4
 TIMEOUT = 0.3
 

@@ -17,8 +17,6 @@ from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore, StreamEvent
 from tests.kit import FaultProxy
 
-__all__ = ["Followed", "follow_through_cuts"]
-
 FOLLOWERS = 20
 LONGEST = 400  # events in one write
 

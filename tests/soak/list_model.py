@@ -21,8 +21,6 @@ from bls_agent.connection.reconnect import ReconnectGate
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError
 
-__all__ = ["ListServer", "ModelConnections", "ModelWire"]
-
 
 class Link:
     """One connection as the server sees it.

@@ -30,8 +30,6 @@ from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.runtime.batch_writer import BatchWriter
 from tests.soak.virtual_time import VirtualLoop
 
-__all__ = ["LogMachine", "run"]
-
 BATCH = 3  # items; the real number would make every example a long one
 LOOP = VirtualLoop()
 

@@ -29,8 +29,6 @@ from bls_agent.project.receive.receiver import Message, Receiver
 from tests.soak.list_model import ListServer, ModelConnections
 from tests.soak.virtual_time import VirtualLoop
 
-__all__ = ["BlockingMachine", "CompatMachine", "run"]
-
 LOOP = VirtualLoop()
 PREFETCH = 3
 

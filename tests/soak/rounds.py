@@ -15,8 +15,6 @@ from bls_agent.devserver import DevServer
 from tests.harness import eventually
 from tests.soak.cancellation import held
 
-__all__ = ["start_and_stop"]
-
 
 def resident() -> int:
     """Give the memory of this process in KiB."""

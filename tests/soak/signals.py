@@ -15,8 +15,6 @@ from redis.asyncio import Redis
 from bls_agent.devserver import DevServer
 from tests.harness import records, status_of
 
-__all__ = ["sweep"]
-
 SERVICE = """
 import os, sys, time, anyio
 from functools import partial

@@ -19,8 +19,6 @@ import anyio
 from bls_agent.devserver import DevServer
 from bls_agent.runs import EventStore
 
-__all__ = ["PACE", "WAYS", "Read", "read_in_a_loop"]
-
 ROOT: Final = Path(__file__).parents[2]
 PACE: Final = 500.0  # events in a second
 TICK: Final = 0.001  # seconds
