@@ -13,22 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import chosen
 from benchmarks.figures import FIGURES
-from benchmarks.figures.commands import check_outcomes, make_commands
+from benchmarks.figures.commands import check_outcomes
 from benchmarks.figures.idle import count_commands
 from benchmarks.figures.latency import P50, P99, WARM_UP, summarise
 from benchmarks.stage import BenchmarkError, Stage
 from benchmarks.summary import (
     Goal,
-    format_number,
     judge,
     quantile,
     show_goals,
-    show_values,
     spread_of,
 )
-from bls_agent.project.messages import Command
 
 ROOT = Path(__file__).parents[1]
 FASTER = Goal("faster", "ours", "rate", "at least", 2.0, ("bare", "other"))
@@ -62,32 +58,6 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_quantile_is_one_of_the_values(share: float, expected: float) -> None:
     """It is the smallest value that at least this share does not exceed."""
     assert quantile([10, 9, 8, 7, 6, 5, 4, 3, 2, 1], share) == expected
-
-
-def test_a_quantile_of_many_counts_exactly() -> None:
-    """One value in a hundred may be beyond the 99th percentile."""
-    assert quantile(range(1, 1_001), 0.99) == 990
-
-
-def test_a_spread_shows_its_ends() -> None:
-    """Median, least and greatest; a single value stands alone."""
-    assert str(spread_of([3.0, 1.0, 2.0])) == "2 (1 to 3)"
-    assert str(spread_of([1234.5])) == "1,234"
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0.0, "0"),
-        (0.12345, "0.123"),
-        (12.345, "12.3"),
-        (99.99, "100"),
-        (1e6, "1,000,000"),
-    ],
-)
-def test_numbers_are_short(value: float, shown: str) -> None:
-    """Three digits, and no exponent."""
-    assert format_number(value) == shown
 
 
 def test_the_best_of_the_others_counts() -> None:
@@ -133,20 +103,6 @@ def test_a_missed_goal_is_shown_as_missed(
     assert word != "not measured" or "| - |" in row
 
 
-def test_values_are_a_table_with_holes() -> None:
-    """A row for each subject, a column for each measure, a dash for what is not there."""
-    rounds = [
-        {"ours": {"rate": 1.0, "time": 5.0}, "bare": {"rate": 4.0}},
-        {"ours": {"rate": 3.0, "time": 5.0}, "bare": {"rate": 4.0}},
-    ]
-    assert show_values(rounds).splitlines() == [
-        "|  | rate | time |",
-        "| --- | ---: | ---: |",
-        "| ours | 2 (1 to 3) | 5 |",
-        "| bare | 4 | - |",
-    ]
-
-
 def test_the_first_commands_do_not_count() -> None:
     """Latencies are in microseconds, without those of the warm-up."""
     slow, fast = [9_000_000] * WARM_UP, [2_000, 1_000, 3_000]
@@ -163,13 +119,6 @@ def test_looking_at_redis_is_not_counted() -> None:
     }
     assert count_commands(before, after) == {"SET": 3, "BLPOP": 20}
     assert count_commands(after, after) == {}
-
-
-def test_the_commands_are_those_of_a_console() -> None:
-    """The agent takes them as they are, each with an id of its own."""
-    commands = [Command.decode(each, now=0.0, limit=1_000) for each in make_commands(3)]
-    assert {command.command for command in commands} == {"nothing"}
-    assert len({command.id for command in commands}) == 3
 
 
 def test_a_run_without_all_outcomes_does_not_count(stage: Stage) -> None:
@@ -207,18 +156,6 @@ def test_a_quick_figure_runs() -> None:
     verdicts = [line for line in shown if line.startswith("| records/s")]
     assert len(verdicts) == 1
     assert verdicts[0].endswith(("| reached |", "| **missed** |"))
-
-
-def test_a_family_of_figures_has_one_name() -> None:
-    """``runs`` is all that begin so; a name is itself alone."""
-    assert chosen(["shipping"]) == ["shipping"]
-    assert chosen(["runs"]) == [
-        "runs-writing",
-        "runs-following",
-        "runs-streaming",
-        "runs-crowd",
-    ]
-    assert chosen(["run"]) == []
 
 
 def test_an_unknown_figure_is_refused() -> None:

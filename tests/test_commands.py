@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import replace
@@ -394,37 +394,6 @@ async def test_a_forgotten_await_is_made_up_for(
     assert (outcome.kind, outcome.result) == (OutcomeKind.SUCCEEDED, 42)
     loaded = (await records(redis, project))[0]
     assert loaded["metadata"]["commandId"] == outcome.command_id
-
-
-async def test_what_a_handler_returns_is_no_generator(
-    redis_url: str, console: Console, project: str
-) -> None:
-    """Nobody would iterate over it; and what answers to every name is no coroutine."""
-    agent = ProjectAgent(project, redis=redis_url)
-
-    async def items() -> AsyncIterator[int]:
-        yield 1
-
-    class Anything:
-        def __getattr__(self, name: str) -> int:
-            return 5
-
-        def __repr__(self) -> str:
-            return "anything"
-
-    returned = {"async": items(), "plain": (x for x in "ab"), "odd": Anything()}
-
-    @agent.command
-    async def give(name: str) -> object:
-        return returned[name]
-
-    async with agent:
-        for name in ("async", "plain"):
-            outcome = await console.call(project, "give", {"name": name})
-            assert outcome.kind is OutcomeKind.FAILED
-            assert "it is no generator" in outcome.error["message"]
-        outcome = await console.call(project, "give", {"name": "odd"})
-    assert (outcome.kind, outcome.result) == (OutcomeKind.SUCCEEDED, "anything")
 
 
 async def test_one_at_a_time_keeps_the_order(

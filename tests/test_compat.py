@@ -111,32 +111,6 @@ async def test_a_cancelled_command_stays(
     assert started == 2
 
 
-async def test_a_foreign_trim_is_noticed_and_nothing_else_is_cut(
-    redis_url: str, redis: Redis, project: str
-) -> None:
-    """If somebody cuts our command while it runs, the next one is not cut unread."""
-    agent = ProjectAgent(project, redis=redis_url, mode="compat")
-    history = History()
-    history.attach(agent)
-    running, go_on = anyio.Event(), anyio.Event()
-
-    @agent.command
-    async def hold() -> None:
-        running.set()
-        await go_on.wait()
-
-    await redis.rpush(f"{project}_控制", b'{"command":"hold"}')
-    await history.push(redis, project)
-    async with agent:
-        await running.wait()
-        await redis.ltrim(f"{project}_控制", 1, -1)
-        go_on.set()
-        await eventually(lambda: history.handled == [0])
-        await agent.flush()
-    said = [r["message"] for r in await records(redis, project) if r["level"] == "warn"]
-    assert any("second consumer" in text for text in said)
-
-
 async def test_a_second_consumer_is_said_now_and_then(
     redis_url: str, redis: Redis, project: str
 ) -> None:

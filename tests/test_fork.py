@@ -7,22 +7,18 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
 from typing import Any
 
-import anyio
 import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
 from bls_agent.connection import after_fork
-from bls_agent.runtime.threads import HandlerThreads
-from tests.harness import eventually, records, status_of
+from tests.harness import records, status_of
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork") or not os.path.exists("/proc/self/fd"),  # noqa: PTH110
@@ -714,23 +710,6 @@ run_loop(main())
     run(code, project, redis_url)
 
 
-async def test_a_job_that_forks_in_its_thread() -> None:
-    """In the child its thread ends with it, tells no loop, and others are made anew."""
-    threads = HandlerThreads()
-    seen: list[threading.Thread] = []
-
-    def become_a_child() -> None:
-        seen.append(threading.current_thread())
-        threads._pool.reset_after_fork()
-
-    with anyio.move_on_after(0.1) as scope:
-        await threads.run(become_a_child)
-    assert scope.cancelled_caught
-    await eventually(lambda: not seen[0].is_alive())
-    assert await threads.run(threading.current_thread) is not seen[0]
-    threads.close()
-
-
 def test_registering_is_cheap_and_holds_nothing() -> None:
     """A thousand agents are nothing to speak of, and gone when nobody wants them."""
     gc.collect()
@@ -742,14 +721,3 @@ def test_registering_is_cheap_and_holds_nothing() -> None:
     del agents
     gc.collect()
     assert len(after_fork._FORK_AWARE) <= before
-
-
-def test_a_severed_connection() -> None:
-    """It is closed for the peer, and its number stays taken and harmless."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        after_fork.detach_fd(ours.fileno())
-        assert theirs.recv(1) == b""
-        with pytest.raises(OSError, match="ocket"):
-            ours.send(b"to nobody")
-    after_fork.detach_fd(-1)

@@ -33,6 +33,13 @@ class UnspeakableError(Exception):
     __repr__ = __str__
 
 
+class Anything:
+    """Has every attribute, also those by which a coroutine is recognised."""
+
+    def __getattr__(self, name: str) -> int:
+        return 5
+
+
 def dive() -> int:
     return dive()
 
@@ -72,6 +79,11 @@ async def blocks_the_loop() -> None:
 async def cancels_its_task() -> None:
     this_task().cancel()
     await anyio.sleep_forever()
+
+
+async def cancels_its_task_at_the_end() -> str:
+    this_task().cancel()
+    return "returned"
 
 
 async def closes_its_task() -> None:
@@ -123,6 +135,10 @@ async def dives_not() -> int:
     return 3
 
 
+def gives_anything() -> object:
+    return Anything()
+
+
 async def gives_a_circle() -> list[Any]:
     circle: list[Any] = []
     circle.append(circle)
@@ -165,12 +181,14 @@ HANDLERS: dict[str, tuple[Callable[[], Any], str]] = {
     "blocks": (blocks_the_loop, "timed_out"),
     "hangs": (anyio.sleep_forever, "timed_out"),
     "cancels its task": (cancels_its_task, "failed"),
+    "cancels its task at the end": (cancels_its_task_at_the_end, "succeeded"),
     "closes its task": (closes_its_task, "failed"),
     "takes back its cancellation": (takes_back_its_cancellation, "timed_out"),
     "takes back what nobody did": (takes_back_what_nobody_did, "succeeded"),
     "generator": (gives_a_generator, "failed"),
     "async generator": (gives_an_async_generator, "failed"),
     "coroutine": (gives_a_coroutine, "succeeded"),
+    "anything": (gives_anything, "succeeded"),
     "circle": (gives_a_circle, "succeeded"),
     "well": (gives_a_well, "succeeded"),
     "no JSON": (gives_the_unspeakable, "succeeded"),

@@ -12,27 +12,14 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import anyio
 import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, Console, ProjectAgent
-from bls_agent.core.settings import Mode
 from bls_agent.devserver import DevServer
-from tests.harness import History, eventually, producing, records, status_of
-
-
-async def test_the_body_s_exception_leaves_unchanged(
-    redis_url: str, project: str
-) -> None:
-    """A KeyError of the body is that KeyError outside, no ExceptionGroup."""
-    error = KeyError("库存")
-    with pytest.raises(KeyError) as caught:
-        async with ProjectAgent(project, redis=redis_url):
-            raise error
-    assert caught.value is error
+from tests.harness import eventually, records, status_of
 
 
 async def test_it_opens_again(redis_url: str, console: Console, project: str) -> None:
@@ -58,36 +45,6 @@ async def test_closed_from_another_task(
     await agent.aclose()
 
 
-async def test_the_host_s_scopes_work(
-    redis_url: str, redis: Redis, project: str
-) -> None:
-    """A host's anyio scope around the agent cancels the body and closes in order."""
-    agent = ProjectAgent(project, redis=redis_url)
-    with anyio.move_on_after(0.2) as scope:
-        async with agent:
-            await anyio.sleep_forever()
-    assert scope.cancelled_caught
-    assert await status_of(redis, project) == "离线"
-
-
-async def test_cancelled_while_it_opens(
-    redis_url: str, redis: Redis, project: str
-) -> None:
-    """Cancelled at any moment of its opening, the agent is closed and opens again."""
-    agent = ProjectAgent(project, redis=redis_url)
-    for steps in range(5):
-        task = asyncio.create_task(agent.__aenter__())
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-            await agent.aclose()  # it was open before it could be cancelled
-        assert agent.stats().mode == "closed"
-    async with agent:
-        await agent.ready(5)
-
-
 async def test_run_in_a_task_group(redis_url: str, redis: Redis, project: str) -> None:
     """``await tg.start(agent.run)`` returns when the agent is online."""
     agent = ProjectAgent(project, redis=redis_url)
@@ -96,32 +53,6 @@ async def test_run_in_a_task_group(redis_url: str, redis: Redis, project: str) -
         assert await status_of(redis, project) == "在线"
         tasks.cancel_scope.cancel()
     assert await status_of(redis, project) == "离线"
-
-
-async def test_nothing_is_left_behind(redis_url: str, project: str) -> None:
-    """Twenty rounds leave no task, no thread and no descriptor."""
-    agent = ProjectAgent(project, redis=redis_url)
-
-    @agent.command
-    def plain() -> None: ...
-
-    async def one_round(console: Console) -> None:
-        async with agent:
-            await console.call(project, "plain")
-
-    async with Console(redis_url) as console:
-        await one_round(console)
-        gc.collect()
-        before = _held()
-        for _ in range(20):
-            await one_round(console)
-    await eventually(lambda: _held() <= before)
-
-
-def _held() -> tuple[int, int, int]:
-    folder = Path("/proc/self/fd")
-    descriptors = len(list(folder.iterdir())) if folder.exists() else 0
-    return (len(asyncio.all_tasks()), threading.active_count(), descriptors)
 
 
 async def test_four_descriptors_at_most(
@@ -247,21 +178,6 @@ async def test_the_environment_is_read_at_opening(
             pass
 
 
-async def test_a_busy_consumer_can_be_cancelled(
-    redis_url: str, redis: Redis, project: str
-) -> None:
-    """No cancellation is swallowed while commands pour in (they are on Python 3.11)."""
-    history = History()
-    agent = ProjectAgent(project, redis=redis_url)
-    history.attach(agent)
-    async with producing(history, redis, project, 0):
-        for _ in range(20):
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await agent.run(handle_signals=False)
-    await history.check(redis, project)
-
-
 async def test_the_host_s_log_tells_nothing_of_a_good_life(
     redis_url: str, console: Console, project: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -278,39 +194,6 @@ async def test_repr_is_a_diagnostic(project: str) -> None:
     assert repr(agent) == (
         f"<ProjectAgent {project!r} closed, 在线, 0 running, 0 queued, 0 dropped>"
     )
-
-
-@pytest.mark.parametrize("mode", ["blocking", "compat"])
-async def test_a_handler_that_cancels_its_own_task(
-    redis_url: str, console: Console, project: str, mode: Mode
-) -> None:
-    """It fails, once, and the next command runs."""
-    agent = ProjectAgent(project, redis=redis_url, mode=mode)
-    runs: list[str] = []
-
-    def cancel_self() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-
-    @agent.command
-    async def suicide() -> None:
-        runs.append("suicide")
-        cancel_self()
-        await asyncio.sleep(1)
-
-    @agent.command
-    async def late() -> str:
-        runs.append("late")
-        cancel_self()
-        return "returned"
-
-    async with agent:
-        assert (await console.call(project, "suicide")).kind == "failed"
-        assert (await console.call(project, "late")).result == "returned"
-        for _ in range(3):
-            assert (await console.call(project, "ping")).succeeded
-    assert runs == ["suicide", "late"]
 
 
 async def test_a_handler_that_resists_cancellation(

@@ -160,24 +160,6 @@ print("exits", flush=True)
     assert [one["message"] for one in found].count("after") == 2
 
 
-async def test_its_connections_end_with_it(redis_url: str, project: str) -> None:
-    """The server does not go on serving a loop that was closed."""
-    code = """
-loop = open_by_hand()
-loop.close()
-asyncio.run(agent.aclose())
-
-async def look():
-    async with Console(url) as console:
-        shown = await console._pool.pick().call("CLIENT", "LIST")
-    assert f"name=bls-agent:{agent.stats().instance}:".encode() not in shown
-
-asyncio.run(look())
-print("exits", flush=True)
-"""
-    assert run(code, project, redis_url) == (0, "")
-
-
 async def test_its_descriptors_end_with_it(redis_url: str, project: str) -> None:
     """However often a loop is closed under it, no socket stays behind."""
     code = """
