@@ -60,7 +60,6 @@ from bls_agent.project.status.health import (
     HealthCheckDecorator,
 )
 from bls_agent.runtime.batch_writer import Flushed
-from bls_agent.runtime.tasks import start_soon
 from bls_agent.runtime.threads import is_coroutine_function
 
 if TYPE_CHECKING:
@@ -466,9 +465,9 @@ class ProjectAgent:
                     task_status.started()
 
                 async with anyio.create_task_group() as tasks:
-                    start_soon(tasks, announce_ready)
+                    tasks.start_soon(announce_ready)
                     if handle_signals:
-                        start_soon(tasks, obey_signals, session)
+                        tasks.start_soon(obey_signals, session)
                     await session.closed.wait()
                     tasks.cancel_scope.cancel()
         return session.ended_by()
