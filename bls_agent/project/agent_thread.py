@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
@@ -33,20 +33,10 @@ HURRY: Final = 1.0  # seconds for the end after handlers were cut short
 ANSWER_GRACE: Final = 0.5  # seconds beyond a timeout until the loop counts as hung
 
 
-class _Agent(Protocol):
+class _Agent(AbstractAsyncContextManager[object], Protocol):
     """The methods of an agent that its thread calls."""
 
-    @property
-    def project(self) -> str: ...
-
-    async def __aenter__(self) -> object: ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    project: str
 
     async def flush(self, timeout: float = ...) -> Flushed: ...
 

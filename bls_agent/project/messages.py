@@ -401,12 +401,10 @@ class Command:
         What is missing or wrong is empty. Of a message that is too long, or no JSON,
         only an ``id`` in the first place is read.
         """
-        fields: JSONObject = {}
-        leading = _FIRST_ID.match(payload)
-        for text in (payload, leading[1] + b"}" if leading else b""):
-            with suppress(DecodeError):
-                fields = decode_object(text, limit=PEEKED)
-                break
+        try:
+            fields = decode_object(payload, limit=PEEKED)
+        except DecodeError:
+            return cls._of({}, leading_id(payload))
         return cls._of(fields, id_of(fields))
 
     @classmethod

@@ -62,16 +62,11 @@ AWAY_GRACE: Final = 0.5  # seconds that each step waits for a Redis that is away
 class SessionState(Enum):
     """The life of a session, in this order; INHERITED may follow each of the others."""
 
-    OPENING = "opening"
-    """It is made, and its loops have not begun."""
-    RUNNING = "running"
-    """The loops run."""
-    STOPPING = "stopping"
-    """The end was asked for, or the session was cancelled: it ends in order."""
-    CLOSED = "closed"
-    """All that it held is released."""
-    INHERITED = "inherited"
-    """This process is a forked child; the session goes on in the parent alone."""
+    OPENING = "opening"  # its loops have not begun
+    RUNNING = "running"  # its loops run
+    STOPPING = "stopping"  # the end was asked for, or the session was cancelled
+    CLOSED = "closed"  # all that it held is released
+    INHERITED = "inherited"  # this is a forked child: the parent alone goes on with it
 
 
 class AgentSession:
@@ -150,6 +145,7 @@ class AgentSession:
             backoff=self._backoff(),
             throttled_log=self.connections.throttled_log,
         )
+        self._write_log = partial(state.stream.delivery.run, self.sink, self._backoff())
 
     def _connect(self, endpoint: Endpoint, use: str = "") -> AgentConnections:
         return AgentConnections(
@@ -355,7 +351,7 @@ class AgentSession:
             self.watch.begin()
         self._state.stream.on_error = self.status.open_error_window(window)
         loops: list[Callable[[], Awaitable[None]]] = [
-            self._ship,
+            self._write_log,
             self.status.run,
             self.health.run,
             self.connections.monitor_failover,
@@ -463,9 +459,6 @@ class AgentSession:
             else:
                 return
 
-    async def _ship(self) -> None:
-        await self._state.stream.delivery.run(self.sink, self._backoff())
-
     async def _end(self) -> None:
         end = anyio.current_time() + self._settings.shutdown_timeout + END_GRACE
         with anyio.CancelScope(deadline=end):
@@ -497,7 +490,7 @@ class AgentSession:
         )
         async with anyio.create_task_group() as tasks:
             if not delivery.running:
-                tasks.start_soon(self._ship)
+                tasks.start_soon(self._write_log)
                 await anyio.lowlevel.checkpoint()  # it is running now
             await delivery.flush(timeout)
             tasks.cancel_scope.cancel()
