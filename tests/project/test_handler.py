@@ -7,11 +7,9 @@ import logging.handlers
 import os
 import queue
 import re
-import signal
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -401,19 +399,6 @@ def test_a_repr_that_logs_on_both_ways(
     assert refused(agent)["recursion"] > 0
 
 
-def test_a_filter_that_logs(agent: ProjectAgent, handler: BLSHandler) -> None:
-    """It ends as well."""
-
-    def audit(record: logging.LogRecord) -> bool:
-        logger_with(handler, "audit").info("saw %s", record.name)
-        return True
-
-    handler.addFilter(audit)
-    logger_with(handler).info("outside")
-    assert shipped(agent)[-1]["message"] == "outside"
-    assert refused(agent) == {"recursion": 1}
-
-
 # --- nobody waits
 
 
@@ -453,25 +438,6 @@ def test_no_lock(agent: ProjectAgent, handler: BLSHandler) -> None:
     stuck.join(DEADLINE)
     assert found == ["meanwhile", "closed, and goes on"]
     assert only(agent)["message"] == "at last"
-
-
-def test_a_signal_in_the_midst_of_a_record(
-    agent: ProjectAgent, handler: BLSHandler
-) -> None:
-    """What a signal handler logs there is shipped: it may be the last that is heard."""
-
-    class Interrupted:
-        def __str__(self) -> str:
-            signal.raise_signal(signal.SIGUSR1)
-            return "outside"
-
-    signals = logger_with(handler, "signals")
-    former = signal.signal(signal.SIGUSR1, lambda *_: signals.warning("got it"))
-    try:
-        logger_with(handler).info("%s", Interrupted())
-    finally:
-        signal.signal(signal.SIGUSR1, former)
-    assert [record["message"] for record in shipped(agent)] == ["got it", "outside"]
 
 
 STRESS = """
@@ -591,34 +557,6 @@ def test_a_queue_in_front(agent: ProjectAgent, handler: BLSHandler) -> None:
     assert record["message"].endswith("ValueError: 库存不足")
     assert record["metadata"] == {"logger": "shop.orders", "商品": "茶"}
     assert record["timestamp"] >= time.strftime("%FT%T", time.gmtime(before))
-
-
-def test_a_memory_handler_in_front(agent: ProjectAgent, handler: BLSHandler) -> None:
-    """Records that were held back arrive with their own time."""
-    memory = logging.handlers.MemoryHandler(10, target=handler)
-    logger_with(memory).info("held back")
-    assert shipped(agent) == []
-    memory.close()
-    assert only(agent)["message"] == "held back"
-
-
-def test_captured_warnings(agent: ProjectAgent, handler: BLSHandler) -> None:
-    """logging.captureWarnings brings what `warnings` says."""
-    logger = logging.getLogger("py.warnings")
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            logging.captureWarnings(capture=True)
-            warnings.warn("库存 is deprecated", DeprecationWarning, stacklevel=1)
-            logging.captureWarnings(capture=False)
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = True
-    record = only(agent)
-    assert record["level"] == "warn"
-    assert "DeprecationWarning: 库存 is deprecated" in record["message"]
 
 
 def test_as_last_resort(

@@ -113,23 +113,6 @@ def test_a_name_is_registered_once() -> None:
     assert checks.all == {"数据库": first}
 
 
-def test_a_plain_call_is_known_as_long_as_it_lasts() -> None:
-    """Also one that raises is over at its end, and a forked child has none."""
-    checks, seen = HealthChecks(), list[dict[str, float]]()
-
-    def look() -> None:
-        seen.append({**checks.going_on})
-        checks.reset_after_fork()
-        seen.append({**checks.going_on})
-        raise KeyError
-
-    check = HealthCheck(name="数据库", function=look)
-    with pytest.raises(KeyError):
-        checks.call(check, 7.0)
-    assert seen == [{"数据库": 7.0}, {}]
-    assert checks.going_on == {}
-
-
 # --- who speaks on the board
 
 ONLINE, OFFLINE, ERROR, FAULT = (
@@ -194,12 +177,3 @@ def test_a_timed_word_ends_by_itself() -> None:
     ]
     board.set("error window", ERROR, until=20.0)
     assert board.status(10.0) is ERROR
-
-
-def test_a_new_life_begins_with_the_host_alone() -> None:
-    """What the host has set stands, everything else is forgotten."""
-    board = StatusAggregator()
-    board.set("health check 数据库", FAULT)
-    board.set(StatusAggregator.HOST, ERROR)
-    board.forget_sources()
-    assert board.list_sources(0.0) == {"host": ERROR}

@@ -75,14 +75,6 @@ def start_of(inflight: InFlightList, own_id: str) -> Start:
     return start
 
 
-def test_an_id_in_work_counts_as_long_as_it_stands_in_our_list() -> None:
-    """A reclaimed command does not make a duplicate of the one that comes again."""
-    inflight, _ = holding(b"a")
-    assert start_of(inflight, "a") is Start.DUPLICATE
-    inflight.mark_missing([b"a"])
-    assert start_of(inflight, "a") is Start.RUN
-
-
 def test_an_id_that_several_have_counts_until_the_last_of_them() -> None:
     """Twins of one id are held one by one, whatever becomes of each."""
     inflight, messages = holding(b"a", b"a", b"a")
@@ -95,28 +87,6 @@ def test_an_id_that_several_have_counts_until_the_last_of_them() -> None:
     inflight.drop(messages[2])
     assert start_of(inflight, "a") is Start.RUN
     assert not len(inflight)
-
-
-def test_commands_without_an_id_are_no_duplicates() -> None:
-    """However many of them are held."""
-    inflight = make_list()
-    inflight.hold(Message(b"a"), id="")
-    assert start_of(inflight, "") is Start.RUN
-
-
-@pytest.mark.parametrize(
-    ("on_redelivery", "start"), [("run", Start.RUN), ("skip", Start.ABANDONED)]
-)
-def test_a_redelivery_is_run_or_skipped(on_redelivery: str, start: Start) -> None:
-    """As the setting has it; a first delivery is run in any case."""
-    inflight = make_list(on_redelivery)
-    first, second = Message(b"a"), Message(b"b", delivery=2)
-    inflight.hold(first, id="a")
-    inflight.hold(second, id="b")
-    inflight.state = ListState.OURS
-    inflight.lease.record_renewed(float("inf"))
-    assert inflight.begin(first) is Start.RUN
-    assert inflight.begin(second) is start
 
 
 @pytest.mark.parametrize("state", ListState)
@@ -136,15 +106,3 @@ def test_nothing_starts_behind_the_end_of_the_lease() -> None:
     inflight.state = ListState.OURS
     assert inflight.begin(message) is Start.SKIP
     assert inflight.state is ListState.IN_DOUBT
-
-
-def test_stages() -> None:
-    """What goes back and what stays is chosen by how far it has come."""
-    inflight, messages = holding(b"a", b"b", b"c")
-    inflight.state = ListState.OURS
-    inflight.lease.record_renewed(float("inf"))
-    inflight.begin(messages[1])
-    inflight.end(messages[2])
-    assert list(inflight.ended) == messages[2:]
-    assert inflight.payloads(Stage.STARTED) == [b"b"]
-    assert inflight.payloads(Stage.TAKEN, Stage.STARTED) == [b"a", b"b"]

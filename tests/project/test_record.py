@@ -150,13 +150,6 @@ def test_all_other_outcomes_are_encoded_at_once(changes: dict[str, Any]) -> None
     assert read(record.payload)["metadata"]["outcome"] == changed.kind
 
 
-@pytest.mark.parametrize("level", Level)
-def test_the_level_is_the_rank(level: Level) -> None:
-    """A full buffer gives up the lowest level first, unless told otherwise."""
-    assert LogRecord(level, "a", {}, now=NOW).rank == level.rank
-    assert LogRecord(level, "a", {}, now=NOW, rank=4).rank == 4
-
-
 @pytest.mark.parametrize("identity", ["", IDENTITY], ids=["no id", "id"])
 @pytest.mark.parametrize("metadata", [{}, {"a": 1}], ids=["bare", "metadata"])
 def test_the_size_is_an_upper_bound(metadata: dict[str, int], identity: str) -> None:

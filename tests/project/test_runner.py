@@ -38,37 +38,6 @@ async def run_one(
     return deadline.end(), cancelled
 
 
-async def test_who_is_late_is_cancelled_and_free_again_afterwards() -> None:
-    with anyio.fail_after(5):
-        assert await run_one(0.02, anyio.sleep_forever) == (True, True)
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
-    await anyio.sleep(0)  # nothing is left that would arrive here
-
-
-async def test_who_is_in_time_is_left_alone() -> None:
-    for limit in (5.0, None):
-        assert await run_one(limit, anyio.lowlevel.checkpoint) == (
-            False,
-            False,
-        )
-
-
-async def test_a_shorter_limit_does_not_wait_behind_a_longer_one() -> None:
-    ended: list[str] = []
-
-    async def run(name: str, seconds: float) -> None:
-        await run_one(seconds, anyio.sleep_forever)
-        ended.append(name)
-
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
-            for name, seconds in (("long", 0.2), ("short", 0.02), ("middle", 0.1)):
-                tasks.start_soon(run, name, seconds)
-    assert ended == ["short", "middle", "long"]
-
-
 async def test_who_goes_on_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INSIST_EVERY", 0.02)
     swallowed = 0

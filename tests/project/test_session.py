@@ -46,19 +46,3 @@ async def test_a_session_that_is_cancelled_before_it_began(
     await opening
     async with agent:
         await agent.ready(10)
-
-
-async def test_an_inherited_session_stays_inherited(
-    redis_url: str, project: str
-) -> None:
-    """What is told in a forked child releases nothing twice and never ends in order."""
-    agent = ProjectAgent(project, redis=redis_url)
-    await agent.__aenter__()
-    session = agent._session
-    assert session is not None
-    await agent.aclose()
-    session.reset_after_fork()
-    session.detach()
-    assert state_of(session) is SessionState.INHERITED
-    assert session.is_gone
-    assert session.is_inherited
