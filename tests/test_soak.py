@@ -12,9 +12,7 @@ from bls_agent.devserver import DevServer
 from tests.soak import agent_machine, log_machine, receiver_machine
 from tests.soak.burst import THREADS, burst
 from tests.soak.cancellation import cancel_outside
-from tests.soak.flood import TIMEOUT, flood_while_closing
 from tests.soak.rounds import start_and_stop
-from tests.soak.signals import sweep
 from tests.soak.single_reads import WAYS, read_in_a_loop
 
 
@@ -60,16 +58,6 @@ async def test_a_burst_is_counted_exactly(redis_url: str) -> None:
     done = await burst(redis_url, 60_000)
     assert done.accepted == 60_000 // THREADS * THREADS + 1
     assert done.grown_kib < 28 * 1024
-
-
-async def test_closing_in_a_flood(redis_url: str) -> None:
-    """Within its time, and without an exception in any thread."""
-    assert await flood_while_closing(redis_url, 5) < TIMEOUT + 2
-
-
-async def test_signals_around_the_pop(redis_url: str) -> None:
-    """SIGTERM, SIGINT, and each of them twice."""
-    assert await sweep(redis_url, 4) == 0
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -60,7 +60,6 @@ async def stalled_loop(stage: Stage) -> None:
     "F20-watchdog",
     "the event loop stands still for longer than stall_after and the TTL",
     alone=True,
-    needs="stall_after",
 )
 async def watched_stall(stage: Stage) -> None:
     stage.damage.vanished = 0
@@ -108,6 +107,9 @@ async def flood_at_the_end(stage: Stage) -> None:
             stage.healed_at = time.monotonic()
             await stage.recovered("opening")
             stage.count_logs(agent)
+            began = time.monotonic()
+        if time.monotonic() - began > stage.pick(15, 7):  # shutdown_timeout is 5 s
+            stage.complain("closing took longer than shutdown_timeout + 2 s")
         stage.count_logs(agent)
     over.set()
     for thread in threads:
@@ -187,7 +189,6 @@ async def two_agents(stage: Stage) -> None:
     "F23-replicas",
     "replicas that come and go while one lives",
     modes=("blocking", "prefetch", "reliable", "reliable, prefetch 8"),
-    needs="replicas",
 )
 async def replicas(stage: Stage) -> None:
     async with stage.load(replicas=True):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bls_agent.core.settings import rules
 from tests.kit import Promise
 
 CRAWLERS = 3  # of a fleet, besides those that are killed
@@ -112,12 +111,7 @@ _AGENT_MODES = [
     ),
 ]
 
-# Those that this version of the package has.
-AGENT_MODES = {
-    mode.name: mode
-    for mode in _AGENT_MODES
-    if mode.options["mode"] in rules()["mode"].choices
-}
+AGENT_MODES = {mode.name: mode for mode in _AGENT_MODES}
 
 # No agent: a fleet of crawlers that share one queue.
 CRAWL = Mode(

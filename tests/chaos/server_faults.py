@@ -13,7 +13,7 @@ import anyio.to_thread
 from bls_agent import Status
 from bls_agent.core.keys import PROJECT_STATUS
 from tests.chaos.stage import Stage
-from tests.chaos.table import fault
+from tests.chaos.table import Play, fault
 
 
 @fault("F1", "SIGKILL of the server, restart with its log (AOF)", subjects=True)
@@ -104,14 +104,27 @@ async def full(stage: Stage) -> None:
             await stage.recovered("OOM")
 
 
-@fault("F9", "demotion while a read waits (UNBLOCKED, READONLY)", subjects=True)
-async def demoted(stage: Stage) -> None:
-    async with stage.load():
-        for _ in range(stage.pick(1, 5)):
-            await stage.busy()
-            async with stage.hurt(stage.server.demoted()):
-                await anyio.sleep(stage.pick(0.3, 3))
-            await stage.recovered("demotion")
+def refuses(injury: str, rounds: int, seconds: float) -> Play[Stage]:
+    """Play a server that refuses for a while, again and again."""
+
+    async def play(stage: Stage) -> None:
+        async with stage.load():
+            for _ in range(stage.pick(1, rounds)):
+                await stage.busy()
+                async with stage.hurt(getattr(stage.server, injury)()):
+                    await anyio.sleep(stage.pick(0.3, seconds))
+                await stage.recovered(injury)
+
+    return play
+
+
+REFUSALS = {
+    "F9": ("demotion while a read waits (UNBLOCKED, READONLY)", "demoted", 5, 3),
+    "F11": ("-MISCONF (snapshots fail)", "without_disk", 3, 5),
+    "F12": ("-NOREPLICAS", "without_replicas", 3, 5),
+}
+for name, (title, injury, rounds, seconds) in REFUSALS.items():
+    fault(name, title, subjects=True)(refuses(injury, rounds, seconds))
 
 
 @fault("F10", "-LOADING (a server that reads its data)", subjects=True)
@@ -123,26 +136,6 @@ async def loading(stage: Stage) -> None:
                 await anyio.sleep(seconds)
             stage.damage.links += 1
             await stage.recovered("loading")
-
-
-@fault("F11", "-MISCONF (snapshots fail)", subjects=True)
-async def without_disk(stage: Stage) -> None:
-    async with stage.load():
-        for _ in range(stage.pick(1, 3)):
-            await stage.busy()
-            async with stage.hurt(stage.server.without_disk()):
-                await anyio.sleep(stage.pick(0.3, 5))
-            await stage.recovered("MISCONF")
-
-
-@fault("F12", "-NOREPLICAS", subjects=True)
-async def without_replicas(stage: Stage) -> None:
-    async with stage.load():
-        for _ in range(stage.pick(1, 3)):
-            await stage.busy()
-            async with stage.hurt(stage.server.without_replicas()):
-                await anyio.sleep(stage.pick(0.3, 5))
-            await stage.recovered("NOREPLICAS")
 
 
 @fault("F12-maxclients", "connections cut while maxclients is reached", subjects=True)

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from bls_agent.core.settings import rules
 from tests.chaos.stage import Stage
 
 S = TypeVar("S", bound=Stage)
@@ -47,14 +46,11 @@ def fault(
     subjects: bool = False,
     alone: bool = False,
     in_short: bool = True,
-    needs: str | None = None,
 ) -> Callable[[Play[S]], Play[S]]:
-    """Add a row to the table, if this version of the package has the setting it needs."""
+    """Add a row to the table."""
 
     def add(play: Play[S]) -> Play[S]:
         assert name not in FAULTS
-        if needs is not None and needs not in rules():
-            return play
         FAULTS[name] = Fault(name, title, play, modes, subjects, alone, in_short)
         return play
 
