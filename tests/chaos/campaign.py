@@ -98,7 +98,7 @@ def rows_of(
 
 def concerns(fault: Fault, mode: str) -> bool:
     """Return whether a fault is played in a mode, or on a subject."""
-    if mode in SUBJECTS:
+    if mode not in AGENT_MODES:
         return fault.subjects or mode in fault.modes
     return mode in (fault.modes or AGENT_MODES)
 

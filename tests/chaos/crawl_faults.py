@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any
 
 import anyio
 
@@ -27,7 +28,7 @@ from tests.chaos.modes import CRAWLERS
 from tests.chaos.process_faults import Children, children_of
 from tests.chaos.stage import DRAIN_LIMIT, Stage
 from tests.chaos.table import fault
-from tests.kit import Cut, Direction, Recovery, Step, Swallow, Violation
+from tests.kit import Cut, Recovery, Step, Violation
 
 LONGEST = 0.03  # seconds that a request takes at most
 BUSY = 0.6  # the same for a crawler that is to be hurt with requests in its hands
@@ -44,9 +45,9 @@ class CrawlStage(Stage):
         self._names = 0
 
     @asynccontextmanager
-    async def crawling(
-        self, url: str | None = None, *, longest: float = LONGEST
-    ) -> AsyncGenerator[None]:
+    async def load(
+        self, *, url: str | None = None, longest: float = LONGEST, **_: Any
+    ) -> AsyncGenerator[Any]:
         """Run the crawlers while requests keep coming; then wait until all are handled.
 
         Args:
@@ -69,7 +70,7 @@ class CrawlStage(Stage):
                 tasks.start_soon(crawl_with_all, options, self.history, who, self.rng)
             tasks.start_soon(self._push_all, queue)
             tasks.start_soon(self._note_stalls)
-            yield
+            yield None
             self._producing = False
             await self._produced.wait()
             await self._drain(queue)
@@ -123,13 +124,13 @@ class CrawlStage(Stage):
         self.complain(f"requests still wait after {DRAIN_LIMIT:g} s")
 
     @asynccontextmanager
-    async def harm(
+    async def hurt(
         self, *injuries: AbstractContextManager[None], who: str = ""
     ) -> AsyncGenerator[None]:
         """Hurt the server, the link of all crawlers, or one of them, during the block."""
         begin = time.monotonic()
         try:
-            async with self.hurt(*injuries):
+            async with super().hurt(*injuries):
                 yield
         finally:
             self.damaged.append(Damaged(begin, self.healed_at, who))
@@ -151,94 +152,33 @@ class CrawlStage(Stage):
             if harm.who and again:
                 late = max(0.0, *again)
                 self.history.evidence.recoveries.append(Recovery("a lease", late))
+        if self.damage.server_forgets:
+            return []
         told = judge(self.history, self.damaged)
         return [Violation("C1", text) for text in told]
 
 
 @fault("F30-cut", "cut at random bytes of the replies", modes=CRAWL)
 async def cut(stage: CrawlStage) -> None:
-    async with stage.crawling():
+    async with stage.load():
         for _ in range(stage.pick(3, 60)):
             await stage.busy(stage.rng.randrange(1, 20))
             at = stage.rng.choice([0, 1, stage.rng.randrange(2, 200)])
             armed = stage.proxy.arm(Cut(command="EVALSHA", at=at))
-            async with stage.harm():
+            async with stage.hurt():
                 if not await stage.wait(lambda armed=armed: bool(armed.fired), 10):  # type: ignore[misc]
                     stage.complain("no script was run")
             await stage.recovered(f"a reply cut at {at}")
-
-
-@fault("F30-all", "every connection cut at random moments", modes=CRAWL, in_short=False)
-async def cut_all(stage: CrawlStage) -> None:
-    async with stage.crawling():
-        for number in range(stage.pick(3, 60)):
-            await anyio.sleep(stage.rng.uniform(0, 0.2))
-            async with stage.harm():
-                stage.proxy.break_all(reset=number % 2 == 0)
-            await stage.recovered("a cut")
-
-
-@fault("F30-swallowed", "replies are swallowed, connections stay", modes=CRAWL)
-async def swallowed(stage: CrawlStage) -> None:
-    stage.damage.recovery = stage.pick(20, 10)
-    async with stage.crawling():
-        for _ in range(stage.pick(1, 4)):
-            await stage.busy()
-            async with stage.harm():
-                only = stage.rng.choice([None, *Direction])
-                async with stage.proxy.during(Swallow(direction=only)):
-                    await anyio.sleep(0.3)
-            await stage.recovered("swallowed replies")
-
-
-@fault(
-    "F30-frozen",
-    "SIGSTOP of the server, for longer than a lease",
-    modes=CRAWL,
-    in_short=False,
-)
-async def frozen(stage: CrawlStage) -> None:
-    async with stage.crawling():
-        for seconds in stage.pick([0.5], [0.5, 1.5, 3, 7]):
-            await stage.busy()
-            async with stage.harm(stage.server.frozen()):
-                await anyio.sleep(seconds)
-            await stage.recovered(f"{seconds} s frozen")
-
-
-@fault(
-    "F30-killed",
-    "SIGKILL of the server, restart with its log (AOF)",
-    modes=CRAWL,
-    in_short=False,
-)
-async def killed(stage: CrawlStage) -> None:
-    async with stage.crawling():
-        for seconds in stage.pick([0.2], [0.2, 0.2, 1, 1, 3]):
-            await stage.busy(stage.rng.randrange(3, 30))
-            async with stage.harm(stage.server.killed()):
-                await anyio.sleep(seconds)
-            await stage.recovered("a restart")
-
-
-@fault("F30-oom", "-OOM (maxmemory), for longer than a lease", modes=CRAWL)
-async def full(stage: CrawlStage) -> None:
-    async with stage.crawling():
-        for seconds in stage.pick([0.5], [1, 3, 5]):
-            await stage.busy()
-            async with stage.harm(stage.server.full()):
-                await anyio.sleep(seconds)
-            await stage.recovered("OOM")
 
 
 @fault("F30-rights", "the crawlers' rights withdrawn for a while", modes=CRAWL)
 async def rights(stage: CrawlStage) -> None:
     stage.server.ask("ACL", "SETUSER", "crawler", "on", ">word", "~*", "&*", "+@all")
     _, _, place = stage.proxy.url.partition("://")
-    async with stage.crawling(f"redis://crawler:word@{place}"):
+    async with stage.load(url=f"redis://crawler:word@{place}"):
         for rule in stage.pick(["-@all"], ["-@all", "resetkeys", "-@all", "-evalsha"]):
             await stage.busy()
-            async with stage.harm(without(stage, rule)):
+            async with stage.hurt(without(stage, rule)):
                 await anyio.sleep(stage.pick(0.5, 3))
             await stage.recovered("rights withdrawn")
 
@@ -261,7 +201,7 @@ def without(stage: CrawlStage, rule: str) -> Generator[None]:
 )
 async def dead(stage: CrawlStage) -> None:
     stage.damage.recovery = stage.pick(20, 5)
-    async with children_of(stage) as children, stage.crawling():
+    async with children_of(stage) as children, stage.load():
         for _ in range(stage.pick(2, 60)):
             await kill_one(stage, children)
             await stage.recovered("SIGKILL")
@@ -271,11 +211,11 @@ async def dead(stage: CrawlStage) -> None:
 async def stopped(stage: CrawlStage) -> None:
     """It goes on while another crawler has its requests: it must not end their leases."""
     stage.damage.recovery = stage.pick(20, 5)
-    async with children_of(stage) as children, stage.crawling(longest=BUSY):
+    async with children_of(stage) as children, stage.load(longest=BUSY):
         for seconds in stage.pick([2.0], [0.5, *[2.0] * 6, 5]):
             pid = await begin(stage, children)
             stage.resting = True  # what comes back would wait behind all others
-            async with stage.harm(who=str(pid)):
+            async with stage.hurt(who=str(pid)):
                 os.kill(pid, signal.SIGSTOP)
                 await anyio.sleep(seconds)
                 os.kill(pid, signal.SIGCONT)
@@ -287,7 +227,7 @@ async def kill_one(stage: CrawlStage, children: Children) -> None:
     """Let one more crawler begin, and kill it at any moment of its work."""
     pid = await begin(stage, children)
     await anyio.sleep(stage.rng.uniform(0, BUSY / 2))
-    async with stage.harm(who=str(pid)):
+    async with stage.hurt(who=str(pid)):
         os.kill(pid, signal.SIGKILL)
         await children.wait(pid)
 
@@ -312,7 +252,7 @@ async def begin(stage: CrawlStage, children: Children) -> int:
 )
 async def both(stage: CrawlStage) -> None:
     stage.damage.recovery = 20.0
-    async with children_of(stage) as children, stage.crawling():
+    async with children_of(stage) as children, stage.load():
         for _ in range(stage.pick(1, 20)):
             await stage.busy()
             async with anyio.create_task_group() as tasks:
@@ -326,7 +266,7 @@ async def hurt_all(stage: CrawlStage) -> None:
     await anyio.sleep(stage.rng.uniform(0, BUSY))
     name = stage.rng.choice(["frozen", "killed", "full", "demoted", "link"])
     injuries = [getattr(stage.server, name)()] if name != "link" else []
-    async with stage.harm(*injuries):
+    async with stage.hurt(*injuries):
         if name == "link":
             stage.proxy.break_all()
         await anyio.sleep(stage.rng.uniform(0, 1))

@@ -104,9 +104,9 @@ async def cut_all(stage: Stage) -> None:
     async with stage.load():
         for number in range(stage.pick(4, 100)):
             await anyio.sleep(stage.rng.uniform(0, 0.2))
-            stage.proxy.break_all(reset=number % 2 == 0)
+            async with stage.hurt():
+                stage.proxy.break_all(reset=number % 2 == 0)
             stage.damage.links += 1
-            stage.healed_at = time.monotonic()
         await stage.recovered("cuts")
 
 
@@ -131,9 +131,9 @@ async def silence(stage: Stage, direction: Direction | None) -> None:
     async with stage.load(redis_timeout=stage.pick(0.5, 5.0)):
         for _ in range(stage.pick(1, 4)):
             await stage.busy()
-            async with stage.proxy.during(Swallow(direction=direction)):
+            swallow = Swallow(direction=direction)
+            async with stage.hurt(), stage.proxy.during(swallow):
                 await anyio.sleep(stage.pick(0.1, 0.5))
-            stage.healed_at = time.monotonic()
             stage.damage.links += 1
             await stage.recovered("a half-open link")
 
@@ -143,9 +143,8 @@ async def held(stage: Stage) -> None:
     async with stage.load():
         for seconds in stage.pick([0.5], [1, 2.5, 5, 10]):
             await stage.busy()
-            async with stage.proxy.during(Hold()):
+            async with stage.hurt(), stage.proxy.during(Hold()):
                 await anyio.sleep(seconds)
-            stage.healed_at = time.monotonic()
             await stage.recovered("a partition")
 
 
@@ -154,11 +153,10 @@ async def refused(stage: Stage) -> None:
     async with stage.load():
         for seconds in stage.pick([0.3], [1, 5, 20]):
             await stage.busy()
-            async with stage.proxy.during(Refuse()):
+            async with stage.hurt(), stage.proxy.during(Refuse()):
                 stage.proxy.break_all()
                 stage.damage.links += 1
                 await anyio.sleep(seconds)
-            stage.healed_at = time.monotonic()
             await stage.recovered("refused connections")
 
 
@@ -222,9 +220,8 @@ add_narrow_links()
 @fault("F6-slices", "one byte at a time", subjects=True)
 async def sliced(stage: Stage) -> None:
     async with stage.load():
-        async with stage.proxy.during(Slices()):
+        async with stage.hurt(), stage.proxy.during(Slices()):
             await stage.busy(stage.pick(5, 100))
-        stage.healed_at = time.monotonic()
         await stage.recovered("slices")
 
 
@@ -232,10 +229,10 @@ async def sliced(stage: Stage) -> None:
 async def late(stage: Stage) -> None:
     stage.damage.recovery += LATE  # the last of them arrives so long after the end
     async with stage.load():
-        armed = stage.proxy.arm(Late(seconds=LATE, chance=0.1, times=None))
-        await anyio.sleep(20)
-        stage.proxy.disarm(armed)
-        stage.healed_at = time.monotonic()
+        async with stage.hurt():
+            armed = stage.proxy.arm(Late(seconds=LATE, chance=0.1, times=None))
+            await anyio.sleep(20)
+            stage.proxy.disarm(armed)
         await stage.recovered("late replies")
 
 

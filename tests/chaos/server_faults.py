@@ -155,8 +155,8 @@ async def killed_connections(stage: Stage) -> None:
     async with stage.load():
         for _ in range(stage.pick(2, 50)):
             await stage.busy(stage.rng.randrange(1, 10))
-            stage.server.disconnect_clients()
-            stage.healed_at = time.monotonic()
+            async with stage.hurt():
+                stage.server.disconnect_clients()
             stage.damage.links += 1
             await stage.recovered("CLIENT KILL")
 

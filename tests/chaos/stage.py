@@ -240,7 +240,10 @@ class Stage:
     async def hurt(
         self, *injuries: AbstractContextManager[None]
     ) -> AsyncGenerator[None]:
-        """Hurt the server while the block runs; in a thread, because that blocks."""
+        """Hurt the server while the block runs; in a thread, because that blocks.
+
+        Without an injury the block itself hurts the link.
+        """
         for injury in injuries:
             await anyio.to_thread.run_sync(injury.__enter__)
         try:

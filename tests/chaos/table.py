@@ -21,7 +21,8 @@ class Fault:
         title: For the ledger.
         play: Does it.
         modes: Names of the modes it concerns; empty for all of an agent's.
-        subjects: Whether it concerns what is no agent, too: runs, heartbeat, cache, sync.
+        subjects: Whether it concerns what is no agent, too: runs, heartbeat, cache, sync,
+            crawlers.
         alone: Whether it blocks the event loop, and with it everybody else's row.
         in_short: Whether it is in the short form, too.
     """
