@@ -25,6 +25,7 @@ from bls_agent import (
     RedisUnavailableError,
 )
 from bls_agent.connection.agent_connections import AgentConnections
+from bls_agent.connection.blocking import BlockingConnection
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.devserver import DevServer
 from bls_agent.project.receive import (
@@ -649,7 +650,7 @@ async def test_a_swallowed_reply(
     await admin.rpush(CONTROL, command_bytes(0))
     first = (await receiver.receive(1))[0]
     request = ("BLMOVE", CONTROL, inflight("a"), "LEFT", "RIGHT", 2)
-    await connections.blocking.post([request])
+    await BlockingConnection(connections.blocking).post([request])
     await admin.rpush(CONTROL, command_bytes(1))
     await eventually(lambda: _has_length(admin, inflight("a"), 2))
     await connections.blocking.drop()

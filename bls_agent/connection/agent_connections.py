@@ -114,11 +114,7 @@ class AgentConnections:
         return await connection.orphans.kill_all(connection, self, kill=kill)
 
     async def monitor_failover(self) -> None:
-        """Leave servers from which another one has taken over, until cancelled.
-
-        One that was killed or demoted ends its connections. One that hangs, or is cut off
-        from the others, does not: what is written there is lost when it comes back.
-        """
+        """Leave servers from which another one has taken over, until cancelled."""
         topology = self.endpoint.topology
         if topology is None:
             return
@@ -138,25 +134,20 @@ class AgentConnections:
                     await connection.route.aclose()
 
     async def leave_wrong_servers(self) -> None:
-        """Ask where each connection should lead to, and drop those that lead elsewhere."""
-        found: dict[Route, Endpoint] = {}
-        wrong: list[Connection] = []
-        ways: dict[tuple[str, str], None] = {}
+        """Drop the connections to servers from which another one has taken over."""
+        right: dict[Route, Endpoint] = {}
         for connection in self.all:
             route, server = connection.route, connection.server
-            if server is None or not connection.engaged:
-                continue
-            if route not in found:
-                found[route] = await route.resolve(server)
-            right = found[route]
-            if right.address != connection.address:
-                ways[connection.address, right.address] = None
-                wrong.append(connection)
-        for way in ways:  # several connections may go the same one
-            logger.warning("leaving %s for %s", *way)
-        for connection in wrong:
-            await connection.drop()
-        if wrong:
+            if server is not None and connection.engaged and route not in right:
+                right[route] = await route.resolve(server)
+        left: set[tuple[str, str]] = set()
+        for connection in self.all:
+            server, former = right.get(connection.route), connection.address
+            if server is not None and await connection.leave_for(server):
+                left.add((former, server.address))
+        for addresses in left:
+            logger.warning("leaving %s for %s", *addresses)
+        if left:
             self.gate.on_connected()  # what it writes went to the old server
 
     def detach(self) -> None:

@@ -1,13 +1,12 @@
 """One connection to Redis for any number of tasks: opened, lost, opened again.
 
 * Requests go out at once and have a deadline each (see ``transport.py``); cancelling a
-  caller affects no other caller, and no connection. Nothing is repeated by itself.
-* A posted request has no deadline, and its reply stays *pending*: cancelling a read
-  loses nothing, the next read gets it.
+  caller affects no other caller, and no connection. No request is repeated by itself.
 * Every error is one of ours (``faults.py`` translates those of redis-py).
-* A request that another node should have got is sent there, unless it was posted.
+* A request that belongs to another node of a cluster is sent to that node.
 
 Each connect finds its server anew (see ``route.py``), and a gate paces the tries.
+Blocking reads stand in ``blocking.py``.
 """
 
 from __future__ import annotations
@@ -40,14 +39,22 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
 logger = logging.getLogger(__name__)
 
-ASKING: Final = ("ASKING",)  # says that a slot on its way is meant
-REDIRECTS: Final = 3  # that one request follows before its caller is told
+REDIRECTS: Final = 3  # that one request follows without a pause
+ASK_AGAIN: Final = 0.25  # seconds until a request is sent again whose slot is moving
 
 
 class Connection:
     """One connection, opened on first use and again after a loss.
 
-    A blocking reader uses :meth:`post` and :meth:`collect`, and has it for itself.
+    The time of a request, in seconds after :meth:`call`:
+
+    * until the connection is open: at most ``CONNECT_TIMEOUT`` to find the server, and
+      ``patience`` to connect. A gate may pace the try, without a limit.
+    * while large requests before it leave: at most ``timeout``; behind a gate without
+      a limit.
+    * from then on its deadline runs (``Pace`` in ``transport.py``): ``timeout``, more
+      for a long request, and again ``timeout`` after each part of a reply.
+    * while its slot of a cluster moves: at most ``timeout`` until the last try.
     """
 
     def __init__(
@@ -70,23 +77,20 @@ class Connection:
         such connections share.
         """
         self.route = Route(where) if isinstance(where, Endpoint) else where
-        self.use = name.rpartition(":")[2]  # the last part of the name
         self.name = client_name(name)
         self.server: Endpoint | None = None  # connected to, or tried last
         self.orphans = OrphanedConnections()
         self.generation = 0  # how often it was opened
         self.retired = False  # it never connects again: callers wait for ever
-        self._timeout = timeout
         self._patience = patience
         self._pace = Pace(timeout, strict=strict)
         self._gate = gate
         self._outage = gate.outage if gate else outage or Outage()
         self._opening = anyio.Lock(fast_acquire=True)
-        self._greeting: Channel | None = None  # while we introduce ourselves
         self._attempt: anyio.CancelScope | None = None
         self._connecting_since: float | None = None
-        self._channel: Channel | None = None
-        self._draining: list[Channel] = []
+        self.channel: Channel | None = None  # that requests leave by
+        self._others: list[Channel] = []  # greeting or draining
 
     def __repr__(self) -> str:
         state = "open" if self.connected else "closed"
@@ -94,55 +98,53 @@ class Connection:
 
     def __del__(self) -> None:
         """Close what no caller can use any more, in whatever thread this is."""
-        channel: Channel | None = getattr(self, "_channel", None)
+        channel: Channel | None = getattr(self, "channel", None)
         if channel is not None:
             channel.close_from_anywhere()
 
     # --- its state
 
     @property
+    def use(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition(":")[2]
+
+    @property
     def connected(self) -> bool:
         """Whether the connection is open as far as we know."""
-        return (
-            self._channel is not None and self._channel.state is not ChannelState.ENDED
-        )
+        return self.channel is not None and self.channel.state is not ChannelState.ENDED
 
     @property
     def ready(self) -> bool:
         """Whether a request would leave at once."""
-        return self._channel is not None and self._channel.state is ChannelState.OPEN
+        return self.channel is not None and self.channel.state is ChannelState.OPEN
 
     @property
     def engaged(self) -> bool:
         """Whether the connection is open or being opened."""
-        return self._channel is not None or self._connecting_since is not None
+        return self.channel is not None or self._connecting_since is not None
 
     @property
     def unanswered(self) -> bool:
         """Whether the server may still work on a request."""
-        return self._channel is not None and self._channel.unanswered
+        return self.channel is not None and self.channel.unanswered
 
     @property
     def waiting_since(self) -> float | None:
         """When the oldest request, or the connecting that is under way, began."""
-        if self._connecting_since is not None or self._channel is None:
+        if self._connecting_since is not None or self.channel is None:
             return self._connecting_since
-        return self._channel.waiting_since
-
-    @property
-    def received(self) -> int | None:
-        """Bytes that have arrived over the connection."""
-        return None if self._channel is None else self._channel.received
+        return self.channel.waiting_since
 
     @property
     def client_id(self) -> int | None:
         """The connection's id at the server, if the server gave it."""
-        return self._channel.client_id if self._channel and self.connected else None
+        return self.channel.client_id if self.channel and self.connected else None
 
     @property
     def pending(self) -> int:
-        """Replies to posted requests that are not collected yet."""
-        return 0 if self._channel is None else self._channel.pending
+        """Replies to posted requests that their reader has not collected yet."""
+        return 0 if self.channel is None else self.channel.pending
 
     @property
     def address(self) -> str:
@@ -174,30 +176,38 @@ class Connection:
         """
         if not requests:
             return []
-        channel = self._channel
+        channel = self.channel
         if channel is None or channel.state is not ChannelState.OPEN:
             channel = await self._prepare()
         batch = channel.send(requests)
         replies = await batch.future
         if batch.refused:
-            self._note_refused(channel, requests, replies)
+            self.note_refused(channel, requests, replies)
             await self._follow(requests, replies)
         return replies
 
     async def _follow(self, requests: Sequence[Request], replies: list[Reply]) -> None:
-        """Ask where redirections point to; other error replies stay as they are."""
-        for _ in range(REDIRECTS):
-            # Some keys of a slot that migrates may have arrived already.
+        """Send redirected requests again; none of them was executed.
+
+        1. ``MOVED``: at once, to the node that the route has learnt from the reply.
+        2. ``ASK``: the key is absent here, because its slot is on its way. The request
+           is sent to the same node again, until the answer is ``MOVED``.
+        3. A route to one node follows nothing, and a request that is redirected for
+           ``timeout`` keeps its error reply. Other error replies stay as they are.
+        """
+        end = anyio.current_time() + self._pace.timeout
+        moves = 0
+        while self.route.follows:
+            # Of several keys of a slot some may have left already.
             again = [at for at, reply in enumerate(replies) if redirects(reply)]
-            target = self.route.target_of(replies[again[0]]) if again else None
-            if target is None:
-                break
+            if not again or anyio.current_time() > end:
+                return
+            moves += 1
+            if moves > REDIRECTS or any(replies[at].kind == "ask" for at in again):
+                await anyio.sleep(ASK_AGAIN)
             asked = [requests[at] for at in again]
             try:
-                if replies[again[0]].kind == "ask":
-                    answers = await self._ask_guest(target, asked)
-                else:
-                    answers = await self._ask_elsewhere(asked)
+                answers = await self._send_again(asked)
             except RedisUnavailableError as error:
                 if len(again) == len(replies):
                     raise
@@ -205,30 +215,12 @@ class Connection:
             for at, answer in zip(again, answers, strict=True):
                 replies[at] = answer
 
-    async def _ask_elsewhere(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests to the node that serves them now: the route knows of MOVED."""
+    async def _send_again(self, requests: Sequence[Request]) -> list[Reply]:
         channel = await self._prepare()
         batch = channel.send(requests)
         replies = await batch.future
-        self._note_refused(channel, requests, replies)
+        self.note_refused(channel, requests, replies)
         return replies
-
-    async def _ask_guest(
-        self, server: Endpoint, requests: Sequence[Request]
-    ) -> list[Reply]:
-        """Send requests to the node that their slot is moving to, behind ASKING.
-
-        Over a connection of their own: other keys of the slot have not arrived there.
-        """
-        where, timeout = Route(server, of_cluster=True), self._timeout
-        guest = Connection(where, self.name, timeout=timeout, patience=self._patience)
-        asked = [words for request in requests for words in (ASKING, request)]
-        try:
-            return (await guest.call_many(asked))[1::2]
-        finally:
-            for orphan in guest.orphans.waiting:
-                self.orphans.add(orphan)
-            await guest.aclose()
 
     async def read(self, *request: Argument) -> Reply:
         """Send a request that changes nothing; once more after a loss."""
@@ -249,7 +241,7 @@ class Connection:
     async def _prepare(self) -> Channel:
         """Return the open connection when large requests before this one have left."""
         while True:
-            channel = await self._opened()
+            channel = await self.open()
             if channel.error is not None:  # it ended before this caller's turn came
                 raise translate(channel.error, self.address)
             if channel.state is not ChannelState.CONGESTED:
@@ -261,102 +253,78 @@ class Connection:
         self, wait: Callable[[], Awaitable[object]], text: str
     ) -> None:
         """Wait for other callers, behind a gate without a deadline."""
-        most = self._timeout if self._gate is None else None
+        most = self._pace.timeout if self._gate is None else None
         with anyio.move_on_after(most) as scope:
             await wait()
         if scope.cancelled_caught:
             reason = text.format(f"{most:g}")
             raise RedisUnavailableError("timeout", reason, address=self.address)
 
-    def _note_refused(
+    def note_refused(
         self, channel: Channel, requests: Sequence[Request], replies: Sequence[Reply]
     ) -> None:
         """Record error replies; one may mean that this is the wrong server."""
         if self._gate is not None:
             self._gate.throttled_log.note_denied(requests, replies)
         final = next(filter(ends_connection, replies), None)
-        if final is None or channel is not self._channel:
+        if final is None or channel is not self.channel:
             return
         self.route.invalidate(final)
-        if channel.pending:
-            channel.stop_sending()  # what is pending is still read
-            return
-        self._leave(channel)
-
-    def _leave(self, channel: Channel) -> None:
-        """Open another connection for what comes next; this one answers its requests."""
-        if channel is self._channel:
-            self._channel = None
         channel.drain()
-        self._draining = [c for c in (*self._draining, channel) if c.unanswered]
-
-    # --- blocking reads
-
-    async def post(self, requests: Sequence[Request]) -> None:
-        """Send requests without waiting; their replies are pending."""
-        channel = self._channel
-        if channel is None or channel.state is ChannelState.ENDED:
-            channel = await self._opened()
-        channel.post(requests)
-
-    async def collect(self, patience: float | None = None) -> Reply:
-        """Wait for the next pending reply; cancelling loses nothing.
-
-        RedisUnavailableError for an error reply or a lost connection; TimeoutError if
-        nothing has come after ``patience`` seconds.
-        """
-        channel = self._channel
-        if channel is None:
-            raise RedisUnavailableError(
-                "connection", "the connection is closed", address=self.address
-            )
-        try:
-            reply, request = await channel.collect(patience)
-        except Exception as error:
-            if channel.state is not ChannelState.ENDED:
-                raise
-            if channel is self._channel:
-                self._channel = None
-            raise translate(error, self.address, ambiguous=True) from error
-        # Else another task has dropped the connection, and its pending replies.
-        if channel is self._channel:
-            self._note_collected(channel, request, reply)
-        if isinstance(reply, RedisUnavailableError):
-            raise reply
-        return reply
-
-    def _note_collected(self, channel: Channel, request: Request, reply: Reply) -> None:
-        channel.pending -= 1
-        if isinstance(reply, RedisUnavailableError):
-            self._note_refused(channel, [request], [reply])
-        if (
-            channel.state is ChannelState.DRAINING
-            and not channel.pending
-            and channel is self._channel
-        ):
-            self._channel = None
-            channel.drain()
+        if not channel.pending:  # else a reader collects it from this channel
+            self.channel = None
+            self._others = [c for c in (*self._others, channel) if c.unanswered]
 
     # --- opening and closing
 
-    async def open(self) -> None:
+    async def open(self) -> Channel:
         """Connect if the connection is not connected."""
-        await self._opened()
+        if (channel := self.channel) is not None and channel.usable:
+            return channel
+        opening = self._opening
+        await self._await_others(opening.acquire, "connecting takes more than {} s")
+        try:
+            channel = self.channel
+            if channel is None or not channel.usable:
+                self.channel = None
+                channel = await (self._gate or self._outage).enter(self._connect)
+            return channel
+        finally:
+            opening.release()
 
     async def drop(self) -> None:
         """Drop the connection, also one that is being opened; its id counts as lost."""
-        channel = self._let_go()
+        channel = self._cut_short()
         if channel is not None and channel.state is not ChannelState.ENDED:
             channel.fail(ConnectionError("the connection was given up"))
         else:
             self.route.invalidate()
 
+    async def leave_for(self, right: Endpoint) -> bool:
+        """Drop the connection unless it leads to the right server, and return whether.
+
+        A server that was killed or demoted ends its connections. A server that hangs, or
+        is cut off from the others, does not, and what is written there is lost when it
+        comes back.
+        """
+        if not self.engaged or self.address == right.address:
+            return False
+        await self.drop()
+        return True
+
     async def aclose(self) -> None:
         """Close the connection in order; it may be used again and then opens anew."""
-        draining, self._draining = self._draining, []
-        for channel in (self._let_go(), *draining):
+        others, self._others = self._others, []
+        for channel in (self._cut_short(), *others):
             if channel is not None:
                 channel.close()
+
+    def _cut_short(self) -> Channel | None:
+        """End the try to connect, and return the channel, which is not used again."""
+        if self._attempt is not None:
+            self._attempt.deadline = -math.inf
+        channel, self.channel = self.channel, None
+        return channel
 
     def note_lost(self, channel: Channel) -> None:
         """Remember a connection that ended without our will."""
@@ -368,44 +336,22 @@ class Connection:
 
     def reset_after_fork(self) -> None:
         """In a forked child: become as never opened; open sockets stay the parent's."""
-        for channel in self._forget():
+        for channel in self._reset():
             channel.reset_after_fork()
 
     def detach(self) -> None:
-        """Become as never opened: the loop was closed under the connection."""
-        for channel in self._forget():
+        """Become as never opened, because the loop was closed under the connection."""
+        for channel in self._reset():
             channel.detach()
 
-    def _forget(self) -> list[Channel]:
-        """Let go without calling server and loop, and give what was open."""
-        channels = [*self._draining, self._channel, self._greeting]
-        self._channel = self._greeting = self._attempt = None
-        self._connecting_since = None
-        self._draining = []
+    def _reset(self) -> list[Channel]:
+        """Return what was open; neither the server nor the loop is called."""
+        channels = [*self._others, self.channel]
+        self.channel = self._attempt = self._connecting_since = None
+        self._others = []
         self.orphans.clear()
         self._opening = anyio.Lock(fast_acquire=True)
         return [channel for channel in channels if channel is not None]
-
-    def _let_go(self) -> Channel | None:
-        """Become as never opened, and give what was open."""
-        if self._attempt is not None:
-            self._attempt.deadline = -math.inf
-        channel, self._channel = self._channel, None
-        return channel
-
-    async def _opened(self) -> Channel:
-        if (channel := self._channel) is not None and channel.usable:
-            return channel
-        opening = self._opening
-        await self._await_others(opening.acquire, "connecting takes more than {} s")
-        try:
-            channel = self._channel
-            if channel is None or not channel.usable:
-                self._channel = None
-                channel = await (self._gate or self._outage).enter(self._connect)
-            return channel
-        finally:
-            opening.release()
 
     async def _connect(self) -> Channel:
         if self.retired:
@@ -433,7 +379,7 @@ class Connection:
             with anyio.fail_after(self._patience) as self._attempt:
                 await raw.connect()
                 channel = Channel(raw, weakref.ref(self), self._pace)
-                self._greeting = channel
+                self._others.append(channel)
                 await self._introduce(channel)
         except BaseException as error:
             await self._discard(raw, channel)
@@ -442,10 +388,10 @@ class Connection:
                 raise translate(error, self.address, connecting=True) from cause
             raise
         finally:
-            self._greeting = None
+            self._others = [one for one in self._others if one is not channel]
         channel.server = server
         channel.record_greeted()
-        self._channel = channel
+        self.channel = channel
         self.generation += 1
         return channel
 

@@ -75,17 +75,11 @@ class ConnectionPool:
             await self._close_surplus()
 
     async def _leave_deposed(self, connection: Connection) -> None:
-        """Ask once a second whether a server that still answers has been replaced.
-
-        Writes to a master that was deposed and does not know it yet are lost.
-        """
+        """Ask once a second whether a server that still answers has been replaced."""
         now, server = anyio.current_time(), connection.server
-        if server is None or not connection.connected or now < self._glance_at:
-            return
-        self._glance_at = now + GLANCE
-        right = await connection.route.resolve(server)
-        if right.address != server.address:
-            await connection.drop()
+        if server is not None and connection.connected and now >= self._glance_at:
+            self._glance_at = now + GLANCE
+            await connection.leave_for(await connection.route.resolve(server))
 
     def pick(self, key: str = "") -> Connection:
         """Return the connection to a key's server; on a cluster it may soon be closed."""
@@ -196,14 +190,28 @@ class ConnectionPool:
                 found = [error] * len(asked)
             for at, reply in zip(places, found, strict=True):
                 replies[at] = reply
-                if not redirects(reply):
-                    continue
-                try:
-                    async with self.to(_key_of(requests[at])) as connection:
-                        replies[at] = (await ask(connection, [requests[at]]))[0]
-                except RedisUnavailableError as error:
-                    replies[at] = failure = error
-        return replies, failure
+        return replies, await self._follow(ask, requests, replies) or failure
+
+    async def _follow(
+        self, ask: _Ask, requests: Sequence[Request], replies: list[Reply]
+    ) -> RedisUnavailableError | None:
+        """Send redirected requests again, those of one slot together."""
+        redirected: dict[int, list[int]] = {}
+        failure: RedisUnavailableError | None = None
+        for at, reply in enumerate(replies):
+            if redirects(reply):
+                redirected.setdefault(slot_of(_key_of(requests[at])), []).append(at)
+        for places in redirected.values():
+            asked = [requests[at] for at in places]
+            try:
+                async with self.to(_key_of(asked[0])) as connection:
+                    found = await ask(connection, asked)
+            except RedisUnavailableError as error:
+                failure = error
+                found = [error] * len(asked)
+            for at, reply in zip(places, found, strict=True):
+                replies[at] = reply
+        return failure
 
     def _node(self, cluster: ClusterMap, node: Node) -> Connection:
         """Return the connection to a node, which stays open until the pool is closed."""

@@ -23,9 +23,11 @@ class Route:
     Attributes:
         address: For messages while no server is known, without credentials.
         greeting: What is sent on each new connection before anything else.
+        follows: Whether the route leads elsewhere after a redirection.
     """
 
     greeting: tuple[Request, ...] = ()
+    follows = False
 
     def __init__(self, endpoint: Endpoint, *, of_cluster: bool = False) -> None:
         self.address = endpoint.address
@@ -40,11 +42,7 @@ class Route:
         """Check the replies to the greeting; RedisUnavailableError: wrong server."""
 
     def invalidate(self, error: RedisUnavailableError | None = None) -> None:
-        """Trust what is known no more; MOVED says where to go instead."""
-
-    def target_of(self, redirection: RedisUnavailableError) -> Endpoint | None:  # noqa: ARG002
-        """Return the server that a redirection names, where that is of use."""
-        return None
+        """Find the server anew at the next connect; MOVED names it."""
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
         """Explain a redirection to a caller that knows one server only."""
@@ -56,8 +54,8 @@ class Route:
         return RedisRefusedError("cluster_node", reason, address=error.address)
 
     async def resolve(self, server: Endpoint) -> Endpoint:
-        """Find the server that has taken over from this one, or give it; never raises."""
+        """Return the server that has taken over from this one, or this one; never raises."""
         return server
 
     async def aclose(self) -> None:
-        """Close the connection that :meth:`look` has kept open."""
+        """Close the connection that :meth:`resolve` has kept open."""

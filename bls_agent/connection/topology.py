@@ -163,7 +163,7 @@ def read_slots(reply: Reply, asked: str) -> list[SlotRange]:
 
 
 def read_redirection(reason: str, asked: str) -> Node | None:
-    """Read the target of MOVED or ASK: ``3999 127.0.0.1:6381``, maybe without host."""
+    """Read the target of MOVED: ``3999 127.0.0.1:6381``, maybe without host."""
     host, _, port = reason.rpartition(" ")[2].rpartition(":")
     return (host or asked, int(port)) if port.isdecimal() else None
 
@@ -245,6 +245,8 @@ class ClusterMap:
 class KeyRoute(Route):
     """The route to the node that serves one slot."""
 
+    follows = True
+
     def __init__(self, slots: ClusterMap, slot: int) -> None:
         super().__init__(slots.endpoint, of_cluster=True)
         self._map = slots
@@ -259,13 +261,10 @@ class KeyRoute(Route):
     def invalidate(self, error: RedisUnavailableError | None = None) -> None:
         """Distrust the map; remember where the slot has moved to."""
         self._map.distrust()
-        moved = error is not None and error.kind == "moved"
-        self._moved_to = self.target_of(error) if error is not None and moved else None
-
-    def target_of(self, redirection: RedisUnavailableError) -> Endpoint | None:
-        """Return the node that MOVED or ASK names."""
-        node = read_redirection(redirection.reason, _host_of(redirection.address))
-        return None if node is None else self._map.node(*node)
+        self._moved_to = None
+        if error is not None and error.kind == "moved":
+            node = read_redirection(error.reason, _host_of(error.address))
+            self._moved_to = None if node is None else self._map.node(*node)
 
     async def resolve(self, server: Endpoint) -> Endpoint:
         """Ask the cluster which node serves the slot now."""

@@ -143,7 +143,11 @@ class ChannelState(Enum):
 
 
 class Channel:
-    """One open connection, as a protocol of asyncio; never opens again."""
+    """One open connection, as a protocol of asyncio; never opens again.
+
+    It has many attributes, because each request and each reply passes through it: a
+    class more is a call more for every one of them.
+    """
 
     def __init__(
         self, raw: RawConnection, owner: Callable[[], Owner | None], pace: Pace
@@ -242,9 +246,12 @@ class Channel:
             finally:
                 if timer is not None:
                     timer.cancel()
-        if self._arrived:
-            return self._arrived.popleft()
-        raise self.error or TimeoutError
+        if not self._arrived:
+            raise self.error or TimeoutError
+        self.pending -= 1
+        if self.state is ChannelState.DRAINING:
+            self.drain()
+        return self._arrived.popleft()
 
     def record_greeted(self) -> None:
         """Record that the server has answered the greeting."""
@@ -254,16 +261,12 @@ class Channel:
         """Wait until it is congested no more."""
         await self._left.wait()
 
-    def stop_sending(self) -> None:
-        """Send nothing more; its user drains it when the pending replies are collected."""
+    def drain(self) -> None:
+        """Send nothing more, and close when everything is answered and collected."""
         if self.usable:
             self.state = ChannelState.DRAINING
             self._left.set()
-
-    def drain(self) -> None:
-        """Send nothing more, and close when everything is answered."""
-        self.stop_sending()
-        if not self._batches:
+        if not self._batches and not self.pending:
             self.close()
 
     def close(self) -> None:
@@ -297,9 +300,11 @@ class Channel:
         owner = self._owner()
         address = "" if owner is None else owner.address
         self.ended_at = now = self._loop.time()
-        pending = self._let_go()
+        unanswered = self._clear()
+        self._wake()
+        self._left.set()
         self._transport.abort()  # what is not sent yet must not arrive later
-        for batch in pending:
+        for batch in unanswered:
             if not (batch.posted or batch.future.done()):
                 is_overdue = now - batch.sent_at >= self._pace.timeout
                 reason = oldest if oldest is not None and is_overdue else error
@@ -313,31 +318,28 @@ class Channel:
         """In a forked child: leave what is open to the parent, and wake no caller."""
         found = self.socket
         descriptor = -1 if found is None else int(found.fileno())
-        self._forget("the connection belongs to another process")
+        self._end_silently("the connection belongs to another process")
         never_finalize(self)  # no finaliser may run
         detach_fd(descriptor)
 
     def detach(self) -> None:
         """Drop the connection, because its loop was closed."""
-        self._forget("the event loop of the connection was closed")
+        self._end_silently("the event loop of the connection was closed")
         _close_without_loop(self._transport)
 
-    def _forget(self, reason: str) -> None:
+    def _end_silently(self, reason: str) -> None:
         if self.state is not ChannelState.ENDED:
             self.state, self.error = ChannelState.ENDED, ConnectionError(reason)
-            self._let_go(wake=False)
+            self._clear()
 
-    def _let_go(self, *, wake: bool = True) -> list[Batch]:
-        """Stop watching and sending, and give what is unanswered."""
+    def _clear(self) -> list[Batch]:
+        """Stop watching and sending, and return the unanswered requests."""
         self._stop_timer()
-        pending = list(self._batches)
+        unanswered = list(self._batches)
         self._batches.clear()
         self._outbox.clear()
         self._outbox_size = 0
-        if wake:
-            self._wake()
-            self._left.set()
-        return pending
+        return unanswered
 
     # --- writing
 

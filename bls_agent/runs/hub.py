@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from bls_agent.connection.after_fork import never_finalize, register
+from bls_agent.connection.blocking import BlockingConnection
 from bls_agent.connection.endpoint import Request
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
@@ -69,6 +70,7 @@ class StreamReader:
     ) -> None:
         self.topics: dict[int, RunTopic] = {}  # the runs, by their ids
         self.connection = pool.waiting(key)
+        self._blocking = BlockingConnection(self.connection)
         self._pool = pool
         self._key = key
         self._wake = wake
@@ -136,9 +138,9 @@ class StreamReader:
         return bool(self.topics)
 
     async def _read(self) -> None:
-        if self._is_stale and self.connection.pending:
+        if self._is_stale and self._blocking.pending:
             await self._release()
-        if not self.connection.pending:
+        if not self._blocking.pending:
             await self._post()
         reply, has_come = await self._collect(self._posted.at + BLOCK + self._margin)
         if has_come:
@@ -165,7 +167,7 @@ class StreamReader:
             at=anyio.current_time(),
         )
         wait = ("BLOCK", int(BLOCK * 1000), "COUNT", self._posted.count)
-        await self.connection.post([("XREAD", *wait, "STREAMS", *keys, *places)])
+        await self._blocking.post([("XREAD", *wait, "STREAMS", *keys, *places)])
 
     def _set_outage(self, outage: RedisUnavailableError | None) -> None:
         self._outage = outage
@@ -185,13 +187,13 @@ class StreamReader:
 
     async def _collect(self, until: float) -> tuple[Any, bool]:
         """Wait for the reply; cancelling that loses nothing."""
-        self._posted.received = self.connection.received
+        self._posted.received = self._blocking.received
         with anyio.CancelScope(deadline=until) as scope:
             self._scope = scope
             if self._is_stale:
                 scope.cancel()
             try:
-                return await self.connection.collect(), True
+                return await self._blocking.collect(), True
             finally:
                 self._scope = None
         return None, False
@@ -199,7 +201,7 @@ class StreamReader:
     async def _check_silence(self) -> None:
         """Drop a connection over which nothing has come for too long."""
         # It may be a large reply over a narrow link.
-        if self.connection.received != self._posted.received:
+        if self._blocking.received != self._posted.received:
             self._posted.at = anyio.current_time() - BLOCK
             return
         await self.connection.drop()
@@ -212,28 +214,24 @@ class StreamReader:
     async def _release(self) -> None:
         """Make the server end the blocking read, or drop the connection."""
         pause, end = FIRST_PAUSE, anyio.current_time() + GRACE
-        while self.connection.pending:
+        while self._blocking.pending:
             released = await self._unblock()
             if not released or anyio.current_time() > end:
                 self._given_up = True
                 await self.connection.drop()
                 return
             with anyio.move_on_after(pause):
-                await self._deliver(await self.connection.collect())
+                await self._deliver(await self._blocking.collect())
             pause *= 2
 
     async def _unblock(self) -> bool:
-        number = self.connection.client_id
-        if number is None:
-            return False
         try:
             async with self._pool.to(self._key) as data:
                 if data.server is not None and not self.connection.is_at(data.server):
                     return False  # there the id is another connection's
-                await data.call("CLIENT", "UNBLOCK", number)
+                return await self._blocking.unblock(data)
         except RedisUnavailableError:
             return False
-        return True
 
     async def _deliver(self, reply: Any) -> None:
         jumps: list[tuple[RunTopic, list[StreamEvent], list[int]]] = []

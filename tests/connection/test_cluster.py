@@ -29,6 +29,7 @@ from bls_agent import (
 )
 from bls_agent.connection.access import Access
 from bls_agent.connection.agent_connections import AgentConnections
+from bls_agent.connection.blocking import BlockingConnection
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.faults import ends_connection, translate
@@ -36,7 +37,6 @@ from bls_agent.connection.orphans import OrphanedConnection
 from bls_agent.connection.pool import KEPT
 from bls_agent.connection.scripts import END_LEASE
 from bls_agent.connection.topology import (
-    Routes,
     SlotRange,
     read_redirection,
     read_slots,
@@ -61,8 +61,6 @@ from tests.engines import (
     SLOTS,
     ClusterTopology,
     ask,
-    free_ports,
-    until,
 )
 from tests.harness import History, eventually
 from tests.load import MODES, Load, check_end, under_load
@@ -328,7 +326,7 @@ async def test_a_doctor_examines_every_node(
 async def test_a_fleet_while_slots_move(
     topology: ClusterTopology, project: str
 ) -> None:
-    """Keys on their way, or just moved away from what the map says, are read all the same."""
+    """Keys that wait for the end of a move, or have just moved, are read all the same."""
     client = RedisCluster(LOOPBACK, topology.nodes[1].port)
     await client.set(f"{project}_项目状态", "在线")
     slot = slot_of(f"{project}_项目状态")
@@ -337,45 +335,48 @@ async def test_a_fleet_while_slots_move(
         assert (await fleet.look())[project].status is Status.ONLINE
         assert fleet._pool._routes.cluster
         fleet._pool._routes.cluster._fetched = float("inf")  # it does not ask again
-        for step in (
-            lambda: topology.begin_migration(slot, target),
-            lambda: topology.move_keys(slot, source, target),
-            lambda: topology.end_migration(slot, target),
-        ):
-            await to_thread.run_sync(step)
-            await client.set(f"{project}_项目状态", "报错")
-            track = fleet._projects[project]
+        track = fleet._projects[project]
+
+        async def read_status() -> None:
             async with fleet._turn:
                 await fleet._read_statuses([track], fleet._now())
-            assert track.view(fleet._now()).status is Status.ERROR
-            await client.set(f"{project}_项目状态", "在线")
-            async with fleet._turn:
-                await fleet._read_statuses([track], fleet._now())
-            assert track.view(fleet._now()).status is Status.ONLINE
+
+        await to_thread.run_sync(topology.begin_migration, slot, target)
+        await read_status()
+        assert track.view(fleet._now()).status is Status.ONLINE
+        await client.set(f"{project}_项目状态", "报错")
+        await to_thread.run_sync(topology.move_keys, slot, source, target)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read_status)
+            await to_thread.run_sync(topology.end_migration, slot, target)
+        assert track.view(fleet._now()).status is Status.ERROR
         fleet._pool._routes.cluster.distrust()
-        assert (await fleet.look())[project].status is Status.ONLINE
+        assert (await fleet.look())[project].status is Status.ERROR
     await client.aclose()
 
 
 async def test_many_writes_while_slots_move(
     topology: ClusterTopology, project: str
 ) -> None:
-    """Each key is written once, on whatever server; a script that none knew runs, too."""
+    """Each key is written once, when its slot has arrived; a script that none knew runs."""
     client = RedisCluster(LOOPBACK, topology.nodes[1].port)
     names = [f"{project}:{number}" for number in range(60)]
     slot = slot_of(names[0])
     source, target = (owner := topology.owner(slot)), topology.other_master(owner)
     access = Access(topology.url, "test")
-    await access.pool.call_many([("INCR", name) for name in names])
-    for step in (
-        lambda: topology.begin_migration(slot, target),
-        lambda: topology.move_keys(slot, source, target),
-        lambda: topology.end_migration(slot, target),
-    ):
-        await to_thread.run_sync(step)
-        counted = await access.pool.call_many([("INCR", name) for name in names])
-        assert len(set(counted)) == 1, counted
-    assert [await client.get(name) for name in names] == [b"4"] * 60
+    requests = [("INCR", name) for name in names]
+    assert await access.pool.call_many(requests) == [1] * 60
+    await to_thread.run_sync(topology.begin_migration, slot, target)
+    assert await access.pool.call_many(requests) == [2] * 60
+    await to_thread.run_sync(topology.move_keys, slot, source, target)
+    async with anyio.create_task_group() as tasks:
+
+        async def write() -> None:
+            assert await access.pool.call_many(requests) == [3] * 60
+
+        tasks.start_soon(write)
+        await to_thread.run_sync(topology.end_migration, slot, target)
+    assert [await client.get(name) for name in names] == [b"3"] * 60
     runs = [([f"{{{name}}}:owner"], ["token"]) for name in names]
     assert await END_LEASE.run_many(access.pool, runs) == [0] * 60
     await access.aclose()
@@ -417,12 +418,8 @@ async def test_slots_move_under_load(topology: ClusterTopology, project: str) ->
             sources[slot] = await to_thread.run_sync(
                 topology.begin_migration, slot, target
             )
-        # Of several keys, some of which are absent, nobody serves such a slot, and no
-        # blocking read follows an ASK.
-        await load.alive(time.monotonic(), OUTAGE, but="blocking auto reliable")
         for slot, target in moves:
             await to_thread.run_sync(topology.move_keys, slot, sources[slot], target)
-        await load.alive(time.monotonic(), OUTAGE, but="blocking auto reliable")
         for slot, target in moves:
             await to_thread.run_sync(topology.move_keys, slot, sources[slot], target)
             await to_thread.run_sync(topology.end_migration, slot, target)
@@ -502,35 +499,10 @@ async def test_replicas_and_broadcasts(topology: ClusterTopology, project: str) 
         assert await console.status(project) is Status.OFFLINE
 
 
-async def test_a_batch_of_which_one_part_is_elsewhere() -> None:
-    """That the other node cannot be reached does not hide what was executed here."""
-    options = ("--cluster-enabled", "yes")
-    port, other = free_ports(2)
-    with DevServer(port=port, options=options) as here:
-        ask(port, "CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
-        with DevServer(port=other, options=options):
-            ask(port, "CLUSTER", "MEET", LOOPBACK, other)
-            name = ask(other, "CLUSTER", "MYID")
-            await until(lambda: b"handshake" not in ask(port, "CLUSTER", "NODES"))
-            await until(lambda: name in ask(port, "CLUSTER", "NODES"))
-            await until(lambda: ask(port, "RPUSH", "{a}here", 1) == 1)
-            ask(port, "CLUSTER", "SETSLOT", slot_of("{a}"), "MIGRATING", name)
-        url = here.url.replace("redis://", "redis+cluster://")
-        connection = Connection(Routes(Endpoint.of(url)).to("{a}"), "test", timeout=1)
-        requests = [("RPUSH", "{a}here", 2), ("RPUSH", "{a}there", 1)]
-        pushed, failure = await connection.call_many(requests)
-        assert pushed == 2
-        assert failure.connecting
-        with pytest.raises(RedisUnavailableError) as caught:
-            await connection.call_many(requests[1:])
-        assert caught.value.connecting
-        await connection.aclose()
-
-
 async def test_keys_of_one_slot_on_its_way(
     topology: ClusterTopology, project: str
 ) -> None:
-    """Each is served where it is; none is made where it has not arrived yet."""
+    """What has not left is served; what is absent is refused, or waits for the move."""
     here, there = (f"{{{project}}}{name}" for name in ("here", "there"))
     slot = slot_of(here)
     source = topology.owner(slot)
@@ -542,27 +514,29 @@ async def test_keys_of_one_slot_on_its_way(
         reconnect_max=1,
         keys={"control": here, "data": here, "liveness": here},
     )
-    connection, waiting = connections.control, connections.blocking
+    connection = connections.control
+    waiting = BlockingConnection(connections.blocking)
     await connection.call("RPUSH", here, 1)
     await to_thread.run_sync(topology.begin_migration, slot, target)
-    assert await connection.call("RPUSH", there, 1) == 1
     assert await connection.call("RPUSH", here, 2) == 2
     requests = [("RPUSH", name, 0) for name in (here, there, here)]
-    assert await connection.call_many(requests) == [3, 2, 4]
-    assert await connection.call_many(requests) == [5, 3, 6]
+    first, refused, last = await connection.call_many(requests)
+    assert (first, refused.kind, refused.ambiguous, last) == (3, "ask", False, 4)
+    with pytest.raises(RedisUnavailableError, match=r"\(ask\)"):
+        await connection.call("RPUSH", there, 0)
     for _ in range(2):
         await waiting.post([("LLEN", there), ("LLEN", here)])
         with pytest.raises(RedisUnavailableError, match=r"\(ask\)"):
             await waiting.collect()
-        assert await waiting.collect() == 6
+        assert await waiting.collect() == 4
     await to_thread.run_sync(topology.move_keys, slot, source, target)
     await to_thread.run_sync(topology.end_migration, slot, target)
-    assert await connection.call("LLEN", here) == 6
-    await waiting.post([("LLEN", there)])
+    assert await connection.call_many([("LLEN", here), ("LLEN", there)]) == [4, 0]
+    await waiting.post([("LLEN", here)])
     with pytest.raises(RedisUnavailableError, match=r"\(moved\)"):
         await waiting.collect()
-    await waiting.post([("LLEN", there)])
-    assert await waiting.collect() == 3
+    await waiting.post([("LLEN", here)])
+    assert await waiting.collect() == 4
     await connections.aclose()
 
 
@@ -590,8 +564,9 @@ async def test_tasks_ask_for_keys_of_one_slot_on_its_way(
     async with anyio.create_task_group() as tasks:
         for key in (here, here, *(f"{{{project}}}there{n}" for n in range(4))):
             tasks.start_soon(push, key)
-    await to_thread.run_sync(topology.move_keys, slot, source, target)
-    await to_thread.run_sync(topology.end_migration, slot, target)
+        await eventually(lambda: done[here] == 21)
+        await to_thread.run_sync(topology.move_keys, slot, source, target)
+        await to_thread.run_sync(topology.end_migration, slot, target)
     assert {key: await connection.call("LLEN", key) for key in done} == done
     assert connection.generation <= 3
     await connections.aclose()
@@ -703,7 +678,7 @@ async def test_the_rights_of_the_docs_are_enough(
 ) -> None:
     """With those of docs/rights.md and docs/engines.md nothing is ever refused."""
     rules = acl_rules(project, mode, replicas=True)
-    rules += ["+cluster|slots", "+asking", "+client|list"]
+    rules += ["+cluster|slots", "+client|list"]
     for node in topology.nodes:
         ask(node.port, "ACL", "SETUSER", "agent", "reset", "on", ">geheim", *rules)
         ask(node.port, "ACL", "LOG", "RESET")
@@ -717,8 +692,6 @@ async def test_the_rights_of_the_docs_are_enough(
     ):
         await agent.ready(10)
         await to_thread.run_sync(topology.begin_migration, slot, target)
-        if mode == "compat":  # the others wait until the slot has moved
-            assert (await console.call(project, "ping")).succeeded
         await to_thread.run_sync(topology.move_keys, slot, source, target)
         await to_thread.run_sync(topology.end_migration, slot, target)
         assert (await console.call(project, "ping")).succeeded
@@ -772,7 +745,7 @@ async def test_what_was_lost_is_let_go_where_it_was(
     server = Endpoint.of(f"redis://{LOOPBACK}:{elsewhere.port}/0")
     zombie = Connection(server, "test:blocking", timeout=1)
     await zombie.open()
-    await zombie.post([("BLPOP", f"{own}_控制", 30)])
+    await BlockingConnection(zombie).post([("BLPOP", f"{own}_控制", 30)])
     connections = AgentConnections(
         Endpoint.of(topology.url),
         "test",
@@ -784,7 +757,7 @@ async def test_what_was_lost_is_let_go_where_it_was(
     connections.blocking.orphans.add(OrphanedConnection(zombie.client_id, "", server))
     assert await connections.kill_orphans(connections.blocking, kill=False)
     with anyio.fail_after(5):
-        assert await zombie.collect() is None
+        assert await BlockingConnection(zombie).collect() is None
     await zombie.aclose()
     await connections.aclose()
 

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 from bls_agent import Console, ProjectAgent, RedisRefusedError, RedisUnavailableError
 from bls_agent.connection import orphans
 from bls_agent.connection.agent_connections import AgentConnections
+from bls_agent.connection.blocking import BlockingConnection
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.orphans import OrphanedConnection
@@ -45,26 +46,16 @@ async def test_a_cancelled_read_stays_owed(
     connection: Connection, admin: Redis
 ) -> None:
     """Cancelling a parked read loses nothing: the next collect gets the reply."""
-    await connection.post([("BLPOP", "队列", 5)])
+    reader = BlockingConnection(connection)
+    await reader.post([("BLPOP", "队列", 5)])
     for _ in range(100):
         with anyio.move_on_after(0.001):
-            await connection.collect()
-    assert connection.pending == 1
-    await admin.rpush("队列", "一")
-    assert await connection.collect() == ["队列".encode(), "一".encode()]
-    assert connection.pending == 0
-
-
-async def test_an_impatient_read_stays_pending(
-    connection: Connection, admin: Redis
-) -> None:
-    """When the patience is over the reply is still pending, and comes to the next."""
-    await connection.post([("BLPOP", "队列", 5)])
+            await reader.collect()
     with pytest.raises(TimeoutError):
-        await connection.collect(0.01)
-    assert connection.pending == 1
+        await reader.collect(0.01)
+    assert reader.pending == 1
     await admin.rpush("队列", "一")
-    assert await connection.collect(5) == ["队列".encode(), "一".encode()]
+    assert await reader.collect(5) == ["队列".encode(), "一".encode()]
     assert connection.pending == 0
 
 
@@ -97,9 +88,10 @@ async def test_a_reply_that_arrives_while_the_connection_is_left(
     connection: Connection, monkeypatch: pytest.MonkeyPatch, *, reconnects: bool
 ) -> None:
     """As in a failover: the reply counts, and nothing is owed of what was left."""
+    reader = BlockingConnection(connection)
 
     async def leave_while_reading() -> None:
-        channel: Any = connection._channel
+        channel: Any = connection.channel
         read = channel.collect
 
         async def read_and_leave(patience: float | None = None) -> Any:
@@ -108,24 +100,24 @@ async def test_a_reply_that_arrives_while_the_connection_is_left(
             finally:
                 await connection.drop()
                 if reconnects:
-                    await connection.post([("ECHO", "新")])
+                    await reader.post([("ECHO", "新")])
 
         monkeypatch.setattr(channel, "collect", read_and_leave)
 
     async def check() -> None:
-        assert connection.pending == reconnects
+        assert reader.pending == reconnects
         if reconnects:
-            assert await connection.collect() == "新".encode()
-        assert connection.pending == 0
+            assert await reader.collect() == "新".encode()
+        assert reader.pending == 0
 
-    await connection.post([("ECHO", "旧")])
+    await reader.post([("ECHO", "旧")])
     await leave_while_reading()
-    assert await connection.collect() == "旧".encode()
+    assert await reader.collect() == "旧".encode()
     await check()
-    await connection.post([("NO-SUCH",)])
+    await reader.post([("NO-SUCH",)])
     await leave_while_reading()
     with pytest.raises(RedisRefusedError):
-        await connection.collect()
+        await reader.collect()
     await check()
 
 
@@ -372,12 +364,12 @@ async def test_lost_connections_are_let_go_at_the_server(
     stranger = Connection(Endpoint.of(own_server.url), "test:blocking", timeout=1)
     other = Connection(Endpoint.of(own_server.url), "other", timeout=1)
     await other.open()
-    await stranger.post([("BLPOP", "队列", 30)])
+    await BlockingConnection(stranger).post([("BLPOP", "队列", 30)])
     await eventually(lambda: are_blocked(admin, 1))
     connections.blocking.orphans.add(OrphanedConnection(stranger.client_id, ""))
     assert await connections.kill_orphans(connections.blocking, kill=False)
     await eventually(lambda: are_blocked(admin, 0))
-    assert await stranger.collect() is None
+    assert await BlockingConnection(stranger).collect() is None
     connections.blocking.orphans.add(OrphanedConnection(other.client_id, ""))
     assert await connections.kill_orphans(connections.blocking, kill=True)
     assert await other.call("PING") == b"PONG"
@@ -446,7 +438,7 @@ async def test_a_lost_connection_without_the_right_to_look(
     url = await url_with_rights(admin, own_server, "~*", "+@all", "-client|list")
     connections = AgentConnections(Endpoint.of(url), "test", timeout=1, reconnect_max=1)
     zombie = Connection(Endpoint.of(url), "test:blocking", timeout=1)
-    await zombie.post([("BLPOP", project, 30)])
+    await BlockingConnection(zombie).post([("BLPOP", project, 30)])
     await eventually(lambda: are_blocked(admin, 1))
     name = await zombie_address(admin, zombie)
     connections.blocking.orphans.add(

@@ -14,6 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import RedisUnavailableError
+from bls_agent.connection.blocking import BlockingConnection
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint, packer
 from bls_agent.connection.route import Route
@@ -56,12 +57,13 @@ async def test_a_blocking_read_cancelled_at_random_loses_nothing(
 ) -> None:
     """Three thousand elements against random cancellations: all come, in order."""
     rng, found = random.Random(7), list[int]()
+    reader = BlockingConnection(connection)
 
     async def pop() -> None:
         if not connection.pending:
-            await connection.post([("BLPOP", "队列", 5), ("LPOP", "队列", 3)])
+            await reader.post([("BLPOP", "队列", 5), ("LPOP", "队列", 3)])
         while connection.pending:
-            reply = await connection.collect() or []
+            reply = await reader.collect() or []
             found.extend(int(one) for one in reply if one.isdigit())
 
     async with Redis.from_url(own_server.url) as producer:
@@ -84,7 +86,7 @@ async def test_what_is_asked_meanwhile_leaves_in_one_write(
 ) -> None:
     """Fifty callers cost two writes, not fifty."""
     await connection.open()
-    channel: Any = connection._channel
+    channel: Any = connection.channel
     sizes: list[int] = []
     write = channel._transport.write
     channel._transport = _Watched(channel._transport, sizes)
@@ -158,7 +160,7 @@ async def test_what_was_not_sent_is_not_ambiguous(connection: Connection) -> Non
     first = asyncio.create_task(connection.call("PING"))
     second = asyncio.create_task(connection.call("PING"))
     await asyncio.sleep(0)
-    channel: Any = connection._channel
+    channel: Any = connection.channel
     channel.fail(ConnectionError("cut"))
     replies = await asyncio.gather(first, second, return_exceptions=True)
     assert [getattr(one, "ambiguous", None) for one in replies] == [True, False]
@@ -197,7 +199,7 @@ async def test_garbage_ends_the_connection(own_server: DevServer) -> None:
             await connection.call("ECHO", "a")
         assert caught.value.kind in ("garbled", "timeout")
         assert await connection.call("ECHO", "b") == b"b"
-        channel: Any = connection._channel
+        channel: Any = connection.channel
         channel.data_received(b"+unasked\r\n")
         assert not connection.connected
         assert await connection.call("ECHO", "c") == b"c"
@@ -207,7 +209,7 @@ async def test_garbage_ends_the_connection(own_server: DevServer) -> None:
 async def test_a_push_is_no_reply(connection: Connection) -> None:
     """What a server sends unasked in front of a reply ends the connection."""
     await connection.open()
-    channel: Any = connection._channel
+    channel: Any = connection.channel
     asking = asyncio.create_task(connection.call("ECHO", "a"))
     await asyncio.sleep(0)
     channel.data_received(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\na\r\n")
@@ -237,7 +239,7 @@ async def test_large_requests_wait_for_one_another(own_server: DevServer) -> Non
     async with FaultProxy(own_server.url, seed=5) as proxy:
         connection = Connection(Endpoint.of(proxy.url), "test", timeout=2)
         await connection.open()
-        channel: Any = connection._channel
+        channel: Any = connection.channel
         async with proxy.during(Rate(2_000_000)), anyio.create_task_group() as tasks:
             for number in range(12):
                 tasks.start_soon(connection.call, "SET", f"键{number}", LONG)
@@ -254,7 +256,7 @@ async def test_a_server_that_reads_nothing_gets_no_heap_of_requests(
     """However many ask at once, little more than one request is on its way."""
     connection = Connection(Endpoint.of(own_server.url), "test", timeout=10)
     await connection.open()
-    channel: Any = connection._channel
+    channel: Any = connection.channel
     own_server.freeze()
     try:
         async with anyio.create_task_group() as tasks:
@@ -277,7 +279,7 @@ async def test_what_has_not_left_is_not_executed_later(
     """A request of which the server has read one half when its connection ends."""
     connection = Connection(Endpoint.of(own_server.url), "half", timeout=10)
     await connection.open()
-    channel: Any = connection._channel
+    channel: Any = connection.channel
     own_server.freeze()
     asking = asyncio.create_task(connection.call("SET", "键", bytes(48_000_000)))
     try:
@@ -302,7 +304,7 @@ async def test_a_dead_link_is_noticed_soon_after_a_long_request(
     """The time that a long request had is not the next one's."""
     connection = Connection(Endpoint.of(own_server.url), "test", timeout=0.2)
     await connection.open()
-    channel: Any = connection._channel
+    channel: Any = connection.channel
     await eventually(lambda: channel._timer is None)  # nobody waits for anything
     await connection.call("SET", "键", LONG)  # had 4.7 seconds
     own_server.freeze()
@@ -388,10 +390,10 @@ async def test_closing_tells_whoever_waits(
     connection: Connection, admin: Redis
 ) -> None:
     """In order: nobody is left waiting, and nothing is remembered as lost."""
-    await connection.open()
-    await connection.post([("BLPOP", "队列", 30)])
+    reader = BlockingConnection(connection)
+    await reader.post([("BLPOP", "队列", 30)])
     await eventually(lambda: are_blocked(admin, 1))
-    reading = asyncio.create_task(connection.collect())
+    reading = asyncio.create_task(reader.collect())
     await asyncio.sleep(0)
     await connection.aclose()
     with pytest.raises(RedisUnavailableError, match="closed"):
@@ -473,6 +475,7 @@ def test_under_uvloop(redis_url: str) -> None:
 
     async def main() -> None:
         connection = Connection(Endpoint.of(redis_url), "test", timeout=2)
+        reader = BlockingConnection(connection)
         replies = await asyncio.gather(
             *(connection.call("ECHO", n) for n in range(500))
         )
@@ -480,9 +483,9 @@ def test_under_uvloop(redis_url: str) -> None:
         for _ in range(20):
             with anyio.move_on_after(0.001):
                 if not connection.pending:
-                    await connection.post([("BLPOP", "uvloop-nichts", 1)])
-                await connection.collect()
-        assert await connection.collect() is None
+                    await reader.post([("BLPOP", "uvloop-nichts", 1)])
+                await reader.collect()
+        assert await reader.collect() is None
         await connection.call("SET", "uvloop-lang", LONG, "EX", 5)
         assert await connection.call("GET", "uvloop-lang") == LONG
         await connection.drop()

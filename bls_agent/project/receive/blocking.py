@@ -10,6 +10,7 @@ from typing import Final
 import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
+from bls_agent.connection.blocking import BlockingConnection
 from bls_agent.connection.endpoint import CONNECT_TIMEOUT, Reply, Request
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import checked_reply
@@ -33,13 +34,14 @@ class BlockingRead:
     def __init__(self, connections: AgentConnections) -> None:
         self._connections = connections
         self._connection = connections.blocking
+        self._blocking = BlockingConnection(connections.blocking)
         # Of the requests sent last, in their order: replies, error replies and, at the
         # end, the error of a lost connection.
         self.replies: list[Reply] = []
 
     async def send(self, requests: Sequence[Request]) -> None:
         """Send requests; their replies come in :meth:`wait`."""
-        await self._connection.post(requests)
+        await self._blocking.post(requests)
 
     def take_replies(self) -> list[Reply]:
         """Return what has been read, once."""
@@ -55,15 +57,15 @@ class BlockingRead:
         """
         link = self._connections.gate.connect_time  # a slow one is not a dead one
         deadline = BLOCK + MARGIN + link
-        released, received = False, self._connection.received
-        while self._connection.pending:
+        released, received = False, self._blocking.received
+        while self._blocking.pending:
             try:
                 await self._read_one(deadline)
             except TimeoutError:
                 deadline = BLOCK + MARGIN
             else:
                 continue
-            before, received = received, self._connection.received
+            before, received = received, self._blocking.received
             if received != before:
                 continue
             if await self._server_answers():
@@ -76,7 +78,7 @@ class BlockingRead:
     async def _read_one(self, patience: float) -> None:
         """Read one pending reply; TimeoutError if it takes ``patience`` seconds."""
         try:
-            self.replies.append(await self._connection.collect(patience))
+            self.replies.append(await self._blocking.collect(patience))
         except RedisUnavailableError as error:
             self.replies.append(error)
 
@@ -107,16 +109,11 @@ class BlockingRead:
         return False
 
     async def _unblock(self) -> bool:
-        """End the block at the server; false if it could not be asked to."""
-        number = self._connection.client_id
-        if number is None:
-            return False
         with suppress(RedisUnavailableError):
             async with self._connections.admin_connection(
                 self._connection.server
             ) as admin:
-                await admin.call("CLIENT", "UNBLOCK", number)
-            return True
+                return await self._blocking.unblock(admin)
         return False
 
     async def _give_up(self) -> None:
@@ -136,7 +133,7 @@ class BlockingRead:
         """
         grace = MARGIN + self._connections.gate.connect_time
         pause, waited = FIRST_PAUSE, 0.0
-        while self._connection.pending:
+        while self._blocking.pending:
             released = await self._unblock()
             # Where it cannot be released the block ends by itself.
             wait = pause if released else BLOCK + MARGIN

@@ -1,0 +1,77 @@
+"""Blocking reads: requests that wait at the server, for receivers and followed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bls_agent.connection.connection import Connection
+from bls_agent.connection.endpoint import Reply, Request
+from bls_agent.connection.faults import translate
+from bls_agent.connection.transport import ChannelState
+from bls_agent.core.errors import RedisUnavailableError
+
+
+class BlockingConnection:
+    """The posted requests of one reader, which has the connection for itself.
+
+    A posted request has no deadline, and its reply stays pending. Cancelling a read
+    loses nothing, because the next read gets the reply. A posted request is not sent
+    to another node: its reader gets the redirection.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    @property
+    def pending(self) -> int:
+        """Replies that are not collected yet."""
+        return self.connection.pending
+
+    @property
+    def received(self) -> int | None:
+        """Bytes that have arrived over the connection."""
+        channel = self.connection.channel
+        return None if channel is None else channel.received
+
+    async def post(self, requests: Sequence[Request]) -> None:
+        """Send requests without waiting for replies."""
+        channel = self.connection.channel
+        if channel is None or channel.state is ChannelState.ENDED:
+            channel = await self.connection.open()
+        channel.post(requests)
+
+    async def collect(self, patience: float | None = None) -> Reply:
+        """Wait for the next pending reply; cancelling loses nothing.
+
+        RedisUnavailableError for an error reply or a lost connection; TimeoutError if
+        nothing has come after ``patience`` seconds.
+        """
+        connection, channel = self.connection, self.connection.channel
+        if channel is None:
+            reason = "the connection is closed"
+            raise RedisUnavailableError(
+                "connection", reason, address=connection.address
+            )
+        try:
+            reply, request = await channel.collect(patience)
+        except Exception as error:
+            if channel.state is not ChannelState.ENDED:
+                raise
+            if channel is connection.channel:
+                connection.channel = None
+            raise translate(error, connection.address, ambiguous=True) from error
+        if isinstance(reply, RedisUnavailableError):
+            connection.note_refused(channel, [request], [reply])
+            raise reply
+        return reply
+
+    async def unblock(self, admin: Connection) -> bool:
+        """End the block at the server; return whether the server could be asked to."""
+        number = self.connection.client_id
+        if number is None:
+            return False
+        try:
+            await admin.call("CLIENT", "UNBLOCK", number)
+        except RedisUnavailableError:
+            return False
+        return True
