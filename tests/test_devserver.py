@@ -111,8 +111,14 @@ def test_stop_leaves_nothing() -> None:
         _ = server.port
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("then", ["", "server.restart()", "server.freeze()"])
+@pytest.mark.parametrize(
+    ("number", "then"),
+    [
+        (signal.SIGKILL, ""),
+        (signal.SIGTERM, "server.restart()"),
+        (signal.SIGINT, "server.freeze()"),
+    ],
+)
 def test_the_parent_is_killed(number: signal.Signals, then: str) -> None:
     """However the process that started it ends, server and folder are gone soon."""
     with start_parent(then) as parent:

@@ -1,19 +1,30 @@
 """A bounded buffer that decides what to drop when it is full. No I/O.
 
-Count and bytes are bounded, items in flight included. When it is full, the lowest rank
-is dropped first and, within a rank, the oldest item.
+Count and bytes are bounded, items in flight included. When the buffer is full, the
+lowest rank is dropped first and, within a rank, the oldest item.
 
-``put`` may be called from any thread, signal handler or finaliser: it appends to a
-lock-free intake, and a thread that gets the lock drains a few items of it, so that no
-thread ever waits for another one. ``take`` drains the rest.
+========== ================== ==========================================================
+an item is it stands in       the next state, and who moves the item there
+========== ================== ==========================================================
+new        ``_intake``        waiting: ``_drain``
+refused    ``_refused``       dropped: ``_drain``
+waiting    ``_waiting[rank]`` in flight: ``take``; dropped: ``_evict``, ``empty``
+in flight  ``_in_flight``     delivered: ``done``; dropped: ``give_up``
+delivered  ``_delivered``     none, it is only counted
+dropped    ``_dropped``       none, it is only counted
+========== ================== ==========================================================
+
+``put`` may be called in any thread, and by a signal handler or a finaliser in the middle
+of any other call. It makes an item new (or refused) without a lock. All other moves are
+made by the thread that holds the lock.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, deque
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import merge
 from typing import Final, Generic, Protocol, TypeVar
@@ -60,20 +71,16 @@ class BoundedBuffer(Generic[T]):
         self._begin(ranks)
 
     def _begin(self, ranks: int) -> None:
+        self._lock = threading.Lock()
         self._intake: deque[T] = deque()
-        self._refused: deque[None] = deque()  # as many as had no room in the intake
-        # A signal handler may interrupt this very thread inside: it must not wait for
-        # itself, so the lock is reentrant, and must not change what is half changed.
-        self._lock = threading.RLock()
-        self._inside = False
+        self._refused: deque[None] = deque()  # a count that needs no lock
         self._waiting: tuple[deque[tuple[int, T]], ...] = tuple(
             deque() for _ in range(ranks)
-        )
-        self._sequence = 0
-        self._queued = 0
+        )  # with the number of each item, from 1
+        self._in_flight: deque[int] = deque()  # their numbers
+        self._accepted = 0  # the number of the newest item that is not new
+        self._queued = 0  # waiting or in flight
         self._queued_bytes = 0
-        self._in_flight: deque[int] = deque()  # their sequences
-        self._accepted = 0
         self._delivered = 0
         self._dropped: Counter[str] = Counter()
 
@@ -82,7 +89,7 @@ class BoundedBuffer(Generic[T]):
         left = len(self._intake) + sum(map(len, self._waiting)) + len(self._in_flight)
         left += len(self._refused)
         self._begin(len(self._waiting))
-        self._accepted = self._sequence = left
+        self._accepted = left
         if left:
             self._dropped["forked"] = left
 
@@ -98,13 +105,12 @@ class BoundedBuffer(Generic[T]):
 
     def _is_overfull(self, item: T) -> bool:
         """Guess whether the intake has no room for an item; higher ranks have more."""
-        length, ranks = len(self._intake), len(self._waiting)
-        items = self.max_items // SPARE * (item.rank + 1) // ranks
-        size = self.max_bytes // SPARE * (item.rank + 1) // ranks
+        length = len(self._intake)
+        share = 1 + (item.rank + 1) / len(self._waiting) / SPARE
         coming = length * (item.size + OVERHEAD_BYTES)
         return length > DRAIN_LIMIT and (
-            self._queued + length > self.max_items + items
-            or self._queued_bytes + coming > self.max_bytes + size
+            self._queued + length > self.max_items * share
+            or self._queued_bytes + coming > self.max_bytes * share
         )
 
     def __len__(self) -> int:
@@ -117,15 +123,15 @@ class BoundedBuffer(Generic[T]):
         More may be taken while others are in flight; they end in that order. A single
         item larger than ``max_bytes`` is taken alone.
         """
-        with self._holding():
+        with self._lock:
             self._drain(max_items - self._queued + len(self._in_flight) + DRAIN_LIMIT)
             taken: list[T] = []
             size = 0
-            for sequence, item in merge(*self._waiting):  # no two sequences are equal
+            for number, item in merge(*self._waiting):  # no two numbers are equal
                 size += item.size
                 if len(taken) == max_items or (taken and size > max_bytes):
                     break
-                self._in_flight.append(sequence)
+                self._in_flight.append(number)
                 taken.append(item)
             for item in taken:
                 self._waiting[item.rank].popleft()
@@ -133,20 +139,20 @@ class BoundedBuffer(Generic[T]):
 
     def done(self, items: Sequence[T]) -> None:
         """Count items in flight as delivered."""
-        with self._holding():
+        with self._lock:
             self._leave(items)
             self._delivered += len(items)
 
     def give_up(self, items: Sequence[T], reason: str) -> None:
         """Count items in flight as dropped."""
-        with self._holding():
+        with self._lock:
             self._leave(items)
             self._dropped[reason] += len(items)
 
     def empty(self, reason: str) -> int:
-        """Drop all that waits (not what is in flight) and give the number of items."""
-        with self._holding():
-            self._drain_all()
+        """Drop the waiting items and return their number; items in flight stay."""
+        with self._lock:
+            self._drain()
             count = 0
             for rank in self._waiting:
                 for _, item in rank:
@@ -158,99 +164,69 @@ class BoundedBuffer(Generic[T]):
                 self._dropped[reason] += count
             return count
 
-    def settled_to(self, sequence: int) -> bool:
+    def count_accepted(self) -> int:
+        """Count the items that were ever put; waits for a change in another thread."""
+        with self._lock:
+            return self._accepted + len(self._intake) + len(self._refused)
+
+    def settled_to(self, number: int) -> bool:
         """Return whether the first so many items have all been delivered or dropped."""
-        with self._holding():
-            self._drain_all()
+        with self._lock:
+            self._drain()
             left = [rank[0][0] for rank in self._waiting if rank]
             if self._in_flight:
                 left.append(self._in_flight[0])
-            return min(left, default=self._sequence + 1) > sequence
+            return min(left, default=self._accepted + 1) > number
 
     def stats(self) -> BufferStats:
-        """Return a consistent snapshot, from anywhere.
+        """Return counts that add up, from anywhere; never waits.
 
-        In a signal handler that has interrupted a change it may be one item off.
+        While a call changes the buffer, the counts may be some items behind.
         """
-        with self._lock:
-            if self._inside:
-                return self._snapshot()
-            with self._holding():
-                self._drain_all()
-                return self._snapshot()
-
-    def _snapshot(self) -> BufferStats:
-        refused = len(self._refused)
+        self._try_drain(math.inf)
+        # The items that have ended are counted first: none of them is missing in the
+        # items that were accepted, whatever other threads do meanwhile.
+        delivered, dropped = self._delivered, dict(self._dropped)
+        queued_bytes, refused = self._queued_bytes, len(self._refused)
         accepted = self._accepted + len(self._intake) + refused
-        dropped = dict(self._dropped)
         if refused:
             dropped["buffer_full"] = dropped.get("buffer_full", 0) + refused
-        queued = accepted - self._delivered - sum(dropped.values())
-        return BufferStats(
-            accepted, self._delivered, dropped, queued, self._queued_bytes
-        )
+        queued = accepted - delivered - sum(dropped.values())
+        return BufferStats(accepted, delivered, dropped, queued, queued_bytes)
 
-    @contextmanager
-    def _holding(self) -> Generator[None]:
-        """Keep out other threads, and the signal handlers of this one."""
-        with self._lock:
-            self._inside = True
-            try:
-                yield
-            finally:
-                self._inside = False
+    def _try_drain(self, left: float = DRAIN_LIMIT) -> None:
+        """Drain at most so many items.
 
-    def _try_drain(self) -> None:
-        """Drain a few items, unless the holder of the lock does so.
+        There are three cases:
 
-        There are four cases:
-
-        1. No thread holds the lock: drain.
-        2. Another thread holds it: return, because that thread or the next call drains.
-        3. This thread holds it and was interrupted inside of a change, by a signal
-           handler or a finaliser: return, because the change must end first.
-        4. This thread holds it and was interrupted outside of a change: drain.
+        1. Nobody holds the lock: drain, also what comes meanwhile.
+        2. Another thread holds the lock: return, so that nobody waits for a long change.
+           A later call drains.
+        3. This thread holds the lock, and a signal handler or a finaliser interrupts it
+           inside of a change: return, because the change must end first.
         """
-        left = DRAIN_LIMIT
         while left > 0 and (self._intake or self._refused):
-            try:  # around acquire, too: a signal's exception may come right behind it
-                if not self._lock.acquire(blocking=False):
-                    return
-                if self._inside:
-                    return  # this thread was interrupted there, and goes on afterwards
-                self._inside = True
-                try:
-                    left -= self._drain(left)
-                finally:
-                    self._inside = False
-            finally:
-                try:  # noqa: SIM105 - each call more would be a place to be interrupted
-                    self._lock.release()
-                except RuntimeError:  # not ours
-                    pass
+            if self._lock.locked():
+                return
+            with self._lock:
+                left -= self._drain(left)
 
-    def _drain_all(self) -> None:
-        while self._intake or self._refused:
-            self._drain(self.max_items)
-
-    def _drain(self, most: int) -> int:
-        """Move at most so many items out of the intake and give their number."""
+    def _drain(self, most: float = math.inf) -> int:
+        """Move at most so many items out of the intake and return their number."""
         count = 0
         while count < most and self._intake:
             count += 1
             item = self._intake.popleft()
-            self._sequence += 1
             self._accepted += 1
             self._queued += 1
             self._queued_bytes += item.size + OVERHEAD_BYTES
-            self._waiting[item.rank].append((self._sequence, item))
+            self._waiting[item.rank].append((self._accepted, item))
             while self._queued > self.max_items or self._queued_bytes > self.max_bytes:
                 if not self._evict():
                     break  # all of it is in flight
         while count < most and self._refused:
             count += 1
             self._refused.popleft()
-            self._sequence += 1
             self._accepted += 1
             self._dropped["buffer_full"] += 1
         return count
@@ -266,8 +242,7 @@ class BoundedBuffer(Generic[T]):
         return False
 
     def _leave(self, items: Sequence[T]) -> None:
-        size = sum(item.size for item in items)
-        for _ in items:
+        for item in items:
             self._in_flight.popleft()
-        self._queued -= len(items)
-        self._queued_bytes -= size + OVERHEAD_BYTES * len(items)
+            self._queued -= 1
+            self._queued_bytes -= item.size + OVERHEAD_BYTES

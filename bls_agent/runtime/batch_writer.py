@@ -269,9 +269,9 @@ class BatchWriter(Generic[T]):
         A batch that Redis has refused is tried once more at once, and not waited for
         when it is refused again.
         """
+        target = self.buffer.count_accepted()
         before = self.buffer.stats()
         dropped_before = sum(before.dropped.values())
-        target = before.accepted
         self._flushing += 1
         self._hurried.set()
         self.refused = False

@@ -211,9 +211,7 @@ def check_account(buffer: BoundedBuffer[Item]) -> BufferStats:
     with buffer._lock:  # the intake may grow, nothing else may change
         sorted_in = sum(map(len, buffer._waiting)) + len(buffer._in_flight)
         at_least = sorted_in + len(buffer._intake)
-        buffer._inside = True  # as a signal handler would look: nothing is sorted in
-        stats = buffer.stats()
-        buffer._inside = False
+        stats = buffer.stats()  # as a signal handler would ask: nothing is sorted in
         at_most = sorted_in + len(buffer._intake)
     assert at_least <= stats.queued <= at_most
     assert (
@@ -357,7 +355,7 @@ def test_what_a_forked_child_inherits() -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with buffer._holding():
+        with buffer._lock:
             held.set()
             done.wait()
 
@@ -465,7 +463,7 @@ def held_up(buffer: BoundedBuffer[Item]) -> Iterator[None]:
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with buffer._holding():
+        with buffer._lock:
             held.set()
             release.wait(10)
 

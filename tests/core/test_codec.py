@@ -107,6 +107,7 @@ plain_json: st.SearchStrategy[JSONValue] = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | texts,
     lambda inner: st.lists(inner) | st.dictionaries(texts, inner),
+    max_leaves=12,
 )
 
 
@@ -311,21 +312,15 @@ nasty = st.recursive(
     | st.dictionaries(
         st.text() | st.integers() | st.binary() | st.none(), inner, max_size=4
     ),
+    max_leaves=12,
 )  # fmt: skip
 
 
-@given(nasty)
-def test_encode_takes_everything(value: object) -> None:
-    """No object makes encode raise, and what it writes is always valid JSON."""
+@given(nasty, st.text())
+def test_encode_takes_everything(value: object, name: str) -> None:
+    """No object makes encode raise; what it writes is valid JSON, and a dict is an object."""
     strict_json(codec.encode(value))
-
-
-@given(st.dictionaries(st.text(), nasty, max_size=4))
-def test_an_object_stays_an_object(value: dict[str, object]) -> None:
-    """A dict of anything is written as a JSON object with as many fields at most."""
-    written = strict_json(codec.encode(value))
-    assert isinstance(written, dict)
-    assert len(written) <= len(value)
+    assert isinstance(strict_json(codec.encode({name: value})), dict)
 
 
 STRICT: dict[str, Callable[[], object]] = {
@@ -371,7 +366,7 @@ def test_what_is_too_large_is_cut_to_fit(value: JSONValue, limit: int) -> None:
 
 
 @given(
-    st.dictionaries(texts, plain_json | texts.map(lambda text: text * 100)),
+    st.dictionaries(texts, plain_json | texts.map(lambda text: text * 100), max_size=8),
     st.integers(256, 2_000),
 )
 def test_the_limit_always_holds(value: dict[str, JSONValue], limit: int) -> None:

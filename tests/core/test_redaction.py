@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import orjson
 import pydantic
@@ -22,7 +21,7 @@ from bls_agent.core.errors import (
 )
 from bls_agent.core.redaction import Redactor, Verdict, redact
 from bls_agent.core.redaction.patterns import is_kept, redact_text
-from bls_agent.project.log.log import LogSink, LogStream
+from bls_agent.project.log.log import LogStream
 from bls_agent.project.log.record import LogRecord
 from bls_agent.project.messages import Level, Outcome, OutcomeKind
 
@@ -599,24 +598,6 @@ def test_outcomes_leave_without_secrets() -> None:
     assert not stream.failures
 
 
-def test_names_that_come_later_count_for_what_waits() -> None:
-    """A record made before the environment was read is looked at again when it leaves."""
-    stream = LogStream(lambda: 0.0, max_records=10, max_bytes=1_000_000)
-    stream.emit(Level.INFO, f"员工号={SECRET}", {"员工号": SECRET, "a": [{"ssn": 5}]})
-    stream.emit(Level.INFO, "plain", {"a": 1})
-    stream.redactor = own
-    numbers = itertools.count(1)
-    nowhere = cast("Any", None)
-    sink = LogSink(
-        nowhere, stream, key="k", identity="i", list_limit=9, numbers=numbers
-    )
-    records = sink.prepare(stream.delivery.buffer.take(10, 1_000_000))
-    first, second = (orjson.loads(record.payload) for record in records)
-    assert first["message"] == f"员工号={GONE}"
-    assert first["metadata"] == {"agent": "i#1", "员工号": GONE, "a": [{"ssn": GONE}]}
-    assert second["metadata"] == {"agent": "i#2", "a": 1}
-
-
 # --- errors
 
 ERRORS: dict[str, BlsError] = {
@@ -649,7 +630,6 @@ fragments = st.sampled_from(
 texts = st.text() | st.lists(fragments, max_size=14).map("".join)
 
 
-@settings(deadline=None, max_examples=200)
 @given(texts)
 def test_the_quick_look_misses_nothing(text: str) -> None:
     """A text is let through at once only if the closer look would change nothing."""
@@ -672,7 +652,6 @@ trees = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.dictionaries(names | texts, trees, max_size=4))
 def test_a_quick_look_at_metadata_misses_nothing(metadata: dict[str, object]) -> None:
     """What is encoded without a closer look is what a closer look would leave."""
@@ -689,7 +668,6 @@ secrets_of_any_letters = st.text(
 ).filter(lambda text: any(map(str.isalpha, text)) and len(set(text)) > 3)  # fmt: skip
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     secrets_of_any_letters,
     st.sampled_from(
@@ -733,7 +711,7 @@ def test_no_text_takes_long(unit: str) -> None:
         assert take_time(around + text + around) < PATIENCE
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(st.sampled_from(ADVERSARIES), min_size=2, max_size=4).map("".join))
 def test_no_mixture_takes_long(unit: str) -> None:
     """Nor do pieces that make each other slow."""
