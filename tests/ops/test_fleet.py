@@ -41,7 +41,7 @@ class Watching:
             async for change in self.fleet.watch():
                 self.changes.append(change)
                 self.views.update(change.views)
-                for project in change.gone:
+                for project in change.removed:
                     del self.views[project]
                 self._wake()
         except RedisRefusedError as error:
@@ -230,7 +230,7 @@ async def test_an_outage_is_told_once(
         await watching.until(lambda: watching.changes[-1].unavailable)
         last = watching.changes[-1]
         assert last.unavailable
-        assert (dict(last.views), last.gone) == ({}, frozenset())
+        assert (dict(last.views), last.removed) == ({}, frozenset())
         tried = len(tries)
         await eventually(lambda: len(tries) >= tried + 4)  # noqa: B023 - of this turn
         assert watching.outages == number
@@ -337,7 +337,7 @@ async def test_projects_come_and_go(
     await admin.delete(*[f"{name}_项目状态" for name in names])
     await watching.until(lambda: set(watching.views) == {"长命"})
     assert list(watching.fleet._projects) == ["长命"]
-    gone = [name for change in watching.changes for name in change.gone]
+    gone = [name for change in watching.changes for name in change.removed]
     assert sorted(gone) == sorted(names)
 
 
@@ -483,24 +483,3 @@ async def test_many_floods_share_what_may_be_read(
     assert read < 2_500_000
     assert all(views[name].at_least for name in names)
     assert {sum(views[name].rates) for name in names} == {40}  # what fits into 2 MB
-
-
-async def test_a_flood_costs_little(own_server: DevServer, admin: Redis) -> None:
-    """Of ten thousand records between two looks few are read, and the counts are lower bounds."""
-    agent = ProjectAgent(
-        "洪水", redis=own_server.url, log_list_limit=1_000, log_buffer=50_000
-    )
-    async with agent, Fleet(own_server.url, interval=QUICK) as fleet:
-        agent.log.info("begin")
-        await agent.flush(10)
-        assert (await fleet.look())["洪水"].records == 1
-        for number in range(10_000):
-            (agent.log.error if number % 2 else agent.log.info)(f"line {number}")
-        await agent.flush(20)
-        before = (await admin.info("stats"))["total_net_output_bytes"]
-        view = (await fleet.look())["洪水"]
-        read = (await admin.info("stats"))["total_net_output_bytes"] - before
-    assert view.at_least
-    assert 100 < sum(view.rates) < 1_000
-    assert 50 < view.errors < 1_000
-    assert read < 150_000

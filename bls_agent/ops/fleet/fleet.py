@@ -46,7 +46,7 @@ FIRST_BYTES: Final = 32 * 1024 * 1024  # of records that the first look reads, a
 BYTES: Final = 2 * 1024 * 1024  # that each later one reads
 BYTES_EACH: Final = 64 * 1024  # of one project's
 WINDOWS: Final = 50  # projects whose records are read in one write
-NO_KEY: Final = -2  # what PTTL says
+NO_KEY: Final = -2  # of PTTL
 WRONG: Final = "wrong_type"
 FORBIDDEN: Final = "no_permission"
 
@@ -80,7 +80,6 @@ class Fleet:
     def __init__(
         self, redis: object = None, *, interval: float = 0.5, timeout: float = 5.0
     ) -> None:
-        """Remember where Redis is; nothing is opened yet."""
         self._endpoint = None if redis is None else Endpoint.of(redis)
         self._interval = check_seconds("interval", interval)
         self._timeout = check_seconds("timeout", timeout)
@@ -104,11 +103,9 @@ class Fleet:
         return ConnectionPool(self._endpoint, "bls-fleet", timeout=self._timeout)
 
     async def __aenter__(self) -> Self:
-        """Open nothing: the first look does."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the connection."""
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -155,7 +152,7 @@ class Fleet:
 
         The first change is complete. An outage is one change, with ``unavailable``;
         then the fleet tries again with growing pauses, up to 2 s, and the first change
-        after it says that Redis answers again, also if nothing else has changed.
+        after it reports that Redis answers again, also if nothing else has changed.
 
         A view is given again when anything in it has changed but what time does by
         itself: a caller that lets the ages grow, and ``ttl`` shrink, is right to 5 s.
@@ -182,7 +179,7 @@ class Fleet:
                 continue
             backoff.succeeded()
             change = self._differences(yielded)
-            if silent or change.views or change.gone:
+            if silent or change.views or change.removed:
                 yield change
             silent = down = False
             await anyio.sleep(max(0.0, began + self._interval - anyio.current_time()))
@@ -193,7 +190,6 @@ class Fleet:
             self._projects.pop(project, None)
 
     def _differences(self, yielded: dict[str, tuple[object, ...]]) -> FleetChange:
-        """Compare with the change before, and remember this one."""
         shown, at = self._shown(), self._now()
         marks = {project: state.mark for project, state in shown.items()}
         changed = [name for name, mark in marks.items() if yielded.get(name) != mark]
@@ -201,10 +197,9 @@ class Fleet:
         yielded.clear()
         yielded.update(marks)
         views = {project: shown[project].view(at) for project in changed}
-        return FleetChange(views=views, gone=removed)
+        return FleetChange(views=views, removed=removed)
 
     async def _advance(self) -> None:
-        """Read what is due."""
         now = anyio.current_time()
         if self._offset is None or now - self._lists_at >= LISTS:
             await self._set_clock()
@@ -343,7 +338,7 @@ class Fleet:
     async def _read_windows(
         self, windows: Sequence[_Window], at: Moment
     ) -> list[_Window]:
-        """Read ends of logs; give those of which a longer one is wanted."""
+        """Read the ends of logs; return those of which a longer end is wanted."""
         requests: list[Request] = []
         for state, count in windows:
             # The length first: it must not count what the window does not show.
@@ -367,7 +362,6 @@ def _parts(whole: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
 def _record_status(
     state: ProjectState, value: Reply, left: Reply, at: Moment
 ) -> RedisUnavailableError | None:
-    """Record the replies; give the error if this project may not be read."""
     for reply in (value, left):
         if isinstance(reply, RedisUnavailableError) and reply.kind == FORBIDDEN:
             return reply

@@ -79,6 +79,5 @@ class LogTail:
 
 
 def written_at(entry: LogEntry) -> float | None:
-    """Return the Unix seconds of a record's timestamp."""
     moment = parse_timestamp(entry.timestamp)
     return None if moment is None else moment.timestamp()

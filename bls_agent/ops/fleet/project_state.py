@@ -63,7 +63,7 @@ class Condition(StrEnum):
 
     @property
     def place(self) -> int:
-        """The worse the lower."""
+        """The rank in this list: the worse the lower."""
         return tuple(Condition).index(self)
 
 
@@ -137,13 +137,13 @@ class FleetChange:
 
     Attributes:
         views: Project → how it is now, of those that changed.
-        gone: Projects of which nothing is left.
+        removed: Projects of which nothing is left.
         unavailable: Why Redis cannot answer; the views before are the latest known.
             ``None``: it answers (again).
     """
 
     views: Mapping[str, ProjectView] = field(default_factory=dict[str, ProjectView])
-    gone: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
     unavailable: RedisUnavailableError | None = None
 
 
@@ -194,7 +194,6 @@ class ProjectState:
     def record_lengths(
         self, queue: int | None, records: int | None, now: float
     ) -> None:
-        """Record the lengths of the lists; ``None`` for a key that is no list."""
         self._queue, self.log.length = queue, records
         self._was_seen |= records != 0
         if self.status.exists or queue != 0 or records != 0:
@@ -203,13 +202,11 @@ class ProjectState:
             self.empty_since = now
 
     def is_forgotten(self, now: float) -> bool:
-        """Return whether nothing has been left of the project for a while."""
         if self.empty_since is None:
             return False
         return not self._was_seen or now - self.empty_since >= KEPT
 
     def view(self, at: Moment) -> ProjectView:
-        """Return the project as it is now."""
         status, text = self.status.read()
         freshness, log = self.status.freshness, self.log
         return ProjectView(
@@ -258,7 +255,6 @@ class StatusState:
 
     @property
     def reason(self) -> str:
-        """Why the status is bad, as far as it is known."""
         return self._reason[1] if self._value in BAD else ""
 
     def record(
@@ -279,7 +275,6 @@ class StatusState:
             self._shown_written = written
 
     def record_change(self, at: Moment) -> None:
-        """Record that status or presence is another one than at the look before."""
         if self.looks > 1:
             self.changed_at = at.unix
             if self._value not in BAD:
@@ -307,7 +302,7 @@ class LogState:
     """What the looks have found in one console list."""
 
     def __init__(self, at: Moment, status: StatusState) -> None:
-        self._status = status  # some records tell why it is bad
+        self._status = status  # some records hold the reason why it is bad
         self.length: int | None = 0
         self.activity = Activity(at.now)
         self.newest: LogEntry | None = None
@@ -443,7 +438,6 @@ class Freshness:
             self.exact = False
 
     def left(self, now: float) -> float | None:
-        """Return the seconds until the status expires; ``None`` if it does not."""
         return None if self.ttl is None else max(0.0, self.ttl - (now - self._at))
 
     def age(self, now: float) -> float | None:
@@ -484,12 +478,10 @@ class Activity:
 
     @property
     def rates(self) -> tuple[int, ...]:
-        """Records in each bucket, oldest first."""
         return tuple(self._records)
 
     @property
     def errors(self) -> int:
-        """Error records in all buckets."""
         return sum(self._errors)
 
     def rate(self, now: float) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -25,6 +24,7 @@ from bls_agent.ops.web.feeds.watch import SharedWatch, later
 from bls_agent.ops.web.requests import (
     ANY_ASSET,
     ANY_NAME,
+    OPENAPI,
     CommandRequest,
     FieldError,
     convert,
@@ -54,14 +54,13 @@ from bls_agent.runs import RunSummary
 from bls_agent.runs.events import check_id
 from bls_agent.workers import Worker
 
-OPENAPI: Final = Path(__file__).with_name("openapi.json")
 SLICE: Final = 25  # projects that are written without letting other tasks run
 ASSETS: Final = 500  # of them
 FIRST_WAIT: Final = 5.0  # seconds for the first look at a list
 
 
 async def _post_command(request: Request) -> Response:
-    """``POST /api/commands``: send a command; with ``wait``, give its outcome."""
+    """``POST /api/commands``: send a command; with ``wait``, return its outcome."""
     if media_type(request) != "application/json":
         raise HTTPException(415, "the body has to be application/json")
     asked = read_command(await request.body())
@@ -121,7 +120,6 @@ def _describe_outcome(outcome: Outcome) -> JSONObject:
 
 
 async def _get_commands(request: Request) -> Response:
-    """``GET /api/commands``: the commands that wait, the next one first."""
     limit = read_limit(request.query_params.get("limit"))
     project = project_in_query(request.scope)
     check_project(request, project)
@@ -191,8 +189,6 @@ async def _get_logs(request: Request) -> Response:
 def _list_at(
     path: str, name: str, feed: str, describe: Callable[[Any, float], JSONObject]
 ) -> Route:
-    """Make the list of everything that a watch has seen."""
-
     async def show(request: Request) -> Response:
         watch: SharedWatch[Any] = getattr(web_state(request), feed)
         await watch.fresh()
@@ -216,7 +212,7 @@ async def _get_project(request: Request) -> Response:
 
 
 def _describe_project(view: ProjectView, elapsed: float) -> JSONObject:
-    """Describe a project as seen ``late`` seconds ago; ``null`` where unknown."""
+    """Describe a project as seen ``elapsed`` seconds ago; ``null`` where unknown."""
     return {
         "projectName": show_name(view.project),
         "status": view.status and view.status.value,
@@ -239,7 +235,6 @@ def _describe_project(view: ProjectView, elapsed: float) -> JSONObject:
 
 
 async def _get_changes(request: Request) -> Response:
-    """``GET /api/changes``: which statuses have changed since the console began."""
     fields = request.query_params
     limit, after = read_limit(fields.get("limit")), read_number(fields.get("after"))
     state = web_state(request)
@@ -255,7 +250,7 @@ async def _get_changes(request: Request) -> Response:
 
 
 def _describe_worker(worker: Worker, elapsed: float) -> JSONObject:
-    """Describe a worker as seen ``late`` seconds ago; ``null`` where unknown."""
+    """Describe a worker as seen ``elapsed`` seconds ago; ``null`` where unknown."""
     beat = worker.heartbeat
     return {
         "kind": worker.kind,
@@ -271,7 +266,6 @@ def _describe_worker(worker: Worker, elapsed: float) -> JSONObject:
 
 
 async def _get_runs(request: Request) -> Response:
-    """``GET /api/runs``: the runs there are, the one with the newest event first."""
     limit = read_limit(request.query_params.get("limit"))
     watch = web_state(request).runs
     await watch.fresh()
@@ -305,12 +299,11 @@ async def _get_run(request: Request) -> Response:
 
 
 async def _get_events(request: Request) -> Response:
-    """``GET /api/runs/{run}/events``: a page of events after or before an id."""
     run_id = run_in_path(request)
     limit = read_limit(request.query_params.get("limit"))
     after, before = map(request.query_params.get, ("after", "before"))
     if after is not None and before is not None:
-        raise FieldError({"before": "give it, or after, and not both"})
+        raise FieldError({"before": "send it, or after, and not both"})
     store = web_state(request).store
     place = check_id("before", before) if before is not None else None
     place = check_id("after", after) if after is not None else place
@@ -322,7 +315,6 @@ async def _get_events(request: Request) -> Response:
 
 
 async def _get_assets(request: Request) -> Response:
-    """``GET /api/assets``: the index of the library, and its last synchronisation."""
     feed = web_state(request).assets
     await feed.fresh()
     written = await convert(feed.assets, _write_asset, ASSETS)

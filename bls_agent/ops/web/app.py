@@ -38,7 +38,6 @@ class ConsoleApp(Starlette):
     web: WebState
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, always with the security headers."""
         if scope["type"] == "http":
             send = with_headers(send)
         await super().__call__(scope, receive, send)

@@ -46,7 +46,6 @@ def hash_password(password: str) -> str:
 
 
 def user_line(name: str, password: str) -> str:
-    """Make the line of a user for the file."""
     return f"{_check_user(name)}:{hash_password(password)}"
 
 
@@ -124,7 +123,6 @@ class Verifier:
         self._hasher = PasswordHasher()
 
     async def check(self, user: str, password: str) -> bool:
-        """Whether a password is the user's."""
         return await anyio.to_thread.run_sync(
             self._verify, user, password, limiter=self._limiter
         )
@@ -172,14 +170,13 @@ class Sessions:
         return len(self._sessions)
 
     def start(self, user: str, now: float, token: str = "") -> str:
-        """Begin a session and give its token, by default a new one."""
+        """Begin a session; return its token, by default a new one."""
         self._make_room(user, now)
         token = token or secrets.token_urlsafe(TOKEN_BYTES)
         self._sessions[self._digest(token)] = Session(user, now, now)
         return token
 
     def find(self, token: str, now: float) -> Session | None:
-        """Return the session of a token; this counts as a use."""
         key = self._digest(token)
         session = self._sessions.pop(key, None)
         if session is None:
@@ -192,13 +189,11 @@ class Sessions:
         return session
 
     def end(self, token: str) -> None:
-        """End a session, if there is one."""
         session = self._sessions.pop(self._digest(token), None)
         if session is not None:
             session.over = True
 
     def is_over(self, session: Session, now: float) -> bool:
-        """Whether a session has ended or timed out."""
         idle, age = now - session.seen, now - session.since
         return session.over or idle > self._idle or age > self._lifetime
 

@@ -196,8 +196,6 @@ _NUMBERS: Final = (FieldKind.INTEGER, FieldKind.NUMBER)
 
 
 def _limits_of(schema: _Schema) -> str:
-    """Write the limits of a number as an interval."""
-
     def find(words: Mapping[str, str]) -> str:
         limits = ((_number(schema, word), form) for word, form in words.items())
         return next((form.format(n) for n, form in limits if n is not None), "")
@@ -260,7 +258,6 @@ class Manual:
 
 
 def read_manual(result: JSONValue) -> tuple[Entry, ...]:
-    """Read the answer to ``help``; empty if it is no list of commands."""
     if not isinstance(result, list):
         return ()
     entries: dict[str, Entry] = {}
@@ -286,7 +283,6 @@ def _read_entry(item: JSONValue) -> Entry | None:
 
 
 def find_manual(log: Sequence[LogEntry]) -> tuple[Entry, ...]:
-    """Find the newest answer to ``help`` among records; empty if there is none."""
     for entry in reversed(log):
         outcome = entry.outcome
         if outcome is not None and outcome.succeeded and outcome.command == HELP:
@@ -301,7 +297,6 @@ class HelpCache:
         self._manuals: OrderedDict[str, Manual] = OrderedDict()
 
     def get(self, project: str, now: float) -> Manual | None:
-        """Return a cached answer that is not too old."""
         manual = self._manuals.get(project)
         if manual is None or now - manual.answered_at > KEPT:
             return None
@@ -320,7 +315,7 @@ class HelpCache:
 class MisfitError(Exception):
     """A text does not fit its field: ``code`` and ``values`` are of the catalogue.
 
-    ``place`` says where inside of a list or object: numbers from 1, or names.
+    ``place`` is the way into a list or object: numbers from 1, or names.
     """
 
     def __init__(self, code: str, **values: object) -> None:
@@ -488,8 +483,3 @@ def _misfit_of(error: ValidationError) -> MisfitError:
     inside = list(error.absolute_path)[1:]
     misfit.place = tuple(str(at + 1 if isinstance(at, int) else at) for at in inside)
     return misfit
-
-
-def is_same(one: JSONValue, other: JSONValue) -> bool:
-    """Compare as JSON does: ``true`` is not ``1``, ``1`` is not ``1.0``."""
-    return type(one) is type(other) and one == other

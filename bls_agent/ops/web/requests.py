@@ -5,18 +5,27 @@ Addresses carry a project's name as bytes: it may hold ``/`` or be no UTF-8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
 
 import anyio.lowlevel
+from jsonschema import Draft202012Validator, FormatChecker
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bls_agent.core.codec import decode, encode, encode_within, parse_timestamp
+from bls_agent.core.codec import (
+    decode,
+    decode_object,
+    encode,
+    encode_within,
+    parse_timestamp,
+)
 from bls_agent.core.errors import (
     BlsError,
     CommandTooLargeError,
@@ -30,24 +39,19 @@ from bls_agent.core.errors import (
 )
 from bls_agent.runs.events import check_run_id
 
+OPENAPI: Final = Path(__file__).with_name("openapi.json")
 PROJECTS: Final = "/projects/"
 FIELD: Final = "projectName"
 UNSPEAKABLE: Final = frozenset({"", ".", ".."})  # a browser takes them out of a path
 MOST_FIELDS: Final = 50
 MOST_LOGS: Final = 1_000
-DIGITS: Final = 4
-LONGEST_NUMBER: Final = 15  # digits
+_NUMBER: Final = re.compile("[0-9]{1,15}")
 DEFAULT_LOGS: Final = 200
-LONGEST_WAIT: Final = 30.0  # seconds
-LONGEST_ID: Final = 200  # characters
-LONGEST_PROJECT: Final = 512
-LONGEST_COMMAND: Final = 1_000
 FORM_FIELDS: Final = 500
 RETRY_AFTER: Final = "2"  # seconds, while Redis is away
 
 
 def quote_name(name: str) -> str:
-    """Write a name for a part of an address."""
     return quote(name.encode("utf-8", "surrogateescape"), safe="")
 
 
@@ -57,7 +61,6 @@ def show_name(name: str) -> str:
 
 
 def project_path(name: str) -> str:
-    """Return the address of a project's page."""
     quoted = quote_name(name)
     if name in UNSPEAKABLE:
         return f"{PROJECTS}?{FIELD}={quoted}"
@@ -65,7 +68,6 @@ def project_path(name: str) -> str:
 
 
 def project_in_path(scope: Mapping[str, Any]) -> str:
-    """Read the name from the address of a project's page."""
     raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     path = raw.partition(b"?")[0].decode("ascii", "replace")
     path = path.removeprefix(scope.get("root_path", ""))
@@ -76,7 +78,6 @@ def project_in_path(scope: Mapping[str, Any]) -> str:
 
 
 def project_in_query(scope: Mapping[str, Any]) -> str:
-    """Read ``projectName`` of a query, ``""`` if there is none."""
     query: bytes = scope.get("query_string", b"")
     try:
         fields = parse_qsl(
@@ -149,13 +150,20 @@ class CommandRequest:
 
 
 _PROJECT: Final = ("targetProjectName", "projectName")
-_COMMAND_FIELDS: Final = frozenset(
-    {*_PROJECT, "command", "args", "id", "wait", "source", "timestamp", "record"}
+_FORMATS: Final = FormatChecker(())
+_FORMATS.checks("date-time")(
+    lambda stamp: not isinstance(stamp, str) or parse_timestamp(stamp) is not None
 )
+_RULES: Final[Mapping[str, Any]] = decode_object(OPENAPI.read_bytes())["components"][
+    "schemas"
+]["CommandRequest"]["properties"]
 
 
 def read_command(body: bytes) -> CommandRequest:
-    """Read the body of ``POST /api/commands``, or name every field that is wrong."""
+    """Read the body of ``POST /api/commands``, or name every field that is wrong.
+
+    The rules are those of the document of the interface.
+    """
     try:
         decoded = decode(body)
     except DecodeError as error:
@@ -163,13 +171,23 @@ def read_command(body: bytes) -> CommandRequest:
     if not isinstance(decoded, dict):
         raise FieldError({"body": "it has to be a JSON object"})
     fields: dict[str, Any] = dict(decoded)
-    wrong = {name[:60]: "unknown" for name in fields.keys() - _COMMAND_FIELDS}
-    wrong |= _wrong_project(fields)
-    wrong |= {name: rule for name, good, rule in _checks(fields) if not good}
+    wrong = {name[:60]: "unknown" for name in fields.keys() - _RULES.keys()}
+    wrong |= {
+        name: f"it has to fit {encode(rule).decode()}"
+        for name, rule in _RULES.items()
+        if name in fields and not _fits(fields[name], rule)
+    }
+    if "command" not in fields:
+        wrong["command"] = "it is missing"
+    names = [name for name in _PROJECT if name in fields]
+    if not names:
+        wrong["targetProjectName"] = "it is missing"
+    elif len(names) > 1:
+        wrong["projectName"] = "it is another name of targetProjectName: send one"
     if wrong:
         raise FieldError(wrong)
     return CommandRequest(
-        project=next(fields[name] for name in _PROJECT if name in fields),
+        project=fields[names[0]],
         command=fields["command"],
         args=fields.get("args") or {},
         id=fields.get("id"),
@@ -180,70 +198,28 @@ def read_command(body: bytes) -> CommandRequest:
     )
 
 
-def _wrong_project(fields: Mapping[str, object]) -> dict[str, str]:
-    """Check the project's name, under either of its keys."""
-    names = [name for name in _PROJECT if name in fields]
-    if not names:
-        return {"targetProjectName": "it is missing"}
-    if len(names) > 1:
-        return {"projectName": "it is another name of targetProjectName: give one"}
-    good, rule = _check_text(fields[names[0]], LONGEST_PROJECT)
-    return {} if good else {names[0]: rule}
-
-
-def _checks(fields: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """Yield each other field's name, whether it is good, and what it has to be."""
-    good, rule = _check_text(fields.get("command"), LONGEST_COMMAND)
-    yield "command", good, rule if "command" in fields else "it is missing"
-    args, record = fields.get("args"), fields.get("record")
-    yield "args", isinstance(args, dict | None), "it has to be an object"
-    for name in ("id", "source"):
-        if fields.get(name) is not None:
-            yield name, *_check_text(fields[name], LONGEST_ID)
-    stamp = fields.get("timestamp")
-    rule = "it has to be a time like 2026-01-12T12:35:00.000Z"
-    yield "timestamp", stamp is None or parse_timestamp(stamp) is not None, rule
-    yield "record", isinstance(record, bool | None), "it has to be true or false"
-    wait = fields.get("wait")
-    if wait is None:
-        return
-    if isinstance(wait, bool) or not isinstance(wait, int | float):
-        yield "wait", False, "it has to be a number of seconds"
-    else:
-        rule = f"it has to be between 0 and {LONGEST_WAIT:g} seconds"
-        yield "wait", 0 <= wait <= LONGEST_WAIT, rule
-
-
-def _check_text(value: object, longest: int) -> tuple[bool, str]:
-    good = isinstance(value, str) and bool(value.strip()) and len(value) <= longest
-    return good, f"it has to be a text of 1 to {longest} characters"
+def _fits(value: object, rule: Mapping[str, Any]) -> bool:
+    return Draft202012Validator(rule, format_checker=_FORMATS).is_valid(value)
 
 
 def read_limit(value: str | None) -> int:
-    """Read the number of wanted records."""
     if value is None:
         return DEFAULT_LOGS
-    if _is_number(value, DIGITS) and 1 <= int(value) <= MOST_LOGS:
+    if _NUMBER.fullmatch(value) and 1 <= int(value) <= MOST_LOGS:
         return int(value)
     rule = f"it has to be a whole number from 1 to {MOST_LOGS}"
     raise FieldError({"limit": rule})
 
 
 def read_number(value: str | None) -> int:
-    """Read the number of a change, 0 if there is none."""
     if not value:
         return 0
-    if _is_number(value, LONGEST_NUMBER):
+    if _NUMBER.fullmatch(value):
         return int(value)
     raise FieldError({"after": "it has to be the id of a change"})
 
 
-def _is_number(text: str, digits: int) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= digits
-
-
 def media_type(request: Request) -> str:
-    """Return the media type of a body, without parameters; ``""`` if it has none."""
     kind = request.headers.get("content-type", "")
     return kind.partition(";")[0].strip().lower()
 
@@ -272,7 +248,6 @@ def route_path(request: Request) -> str:
 
 
 def is_data(request: Request) -> bool:
-    """Whether the path gives data and no page."""
     path = route_path(request)
     return path == "/api" or path.startswith(("/api/", "/events/"))
 
@@ -312,7 +287,6 @@ def error_answer(
     fields: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Answer with an error in JSON."""
     content: dict[str, Any] = {"error": reason}
     if fields:
         content["fields"] = dict(fields)
@@ -328,7 +302,6 @@ def list_answer(
 
 
 def status_of(error: BlsError) -> int:
-    """Return the HTTP status of an error of ours."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 

@@ -68,7 +68,6 @@ class HostRule:
     names: Collection[str] = ()
 
     def allows(self, header: str) -> bool:
-        """Whether a ``Host`` header names us."""
         found = split_host(header)
         if found is None:
             return False
@@ -103,10 +102,9 @@ def refuse(
 ) -> str:
     """Return the reason to refuse a request, ``""`` if it may pass.
 
-    ``own`` is our origin as this request sees it, ``origin`` what ``Origin`` says,
-    ``site`` and ``mode`` what ``Sec-Fetch-Site`` and ``Sec-Fetch-Mode`` say. ``json``:
-    the body is declared as JSON, which no form can do. ``data``: the path gives data
-    and no page.
+    ``own`` is our origin as this request sees it; ``origin``, ``site`` and ``mode`` are
+    the headers ``Origin``, ``Sec-Fetch-Site`` and ``Sec-Fetch-Mode``. ``json``: the body
+    is declared as JSON, which no form can do. ``data``: the path returns no page.
 
     Programs such as curl send neither header: they may read, and post JSON. A browser
     always names the origin of a POST.
@@ -139,7 +137,7 @@ def _canonical(origin: str) -> tuple[str, str, str] | str:
 
 
 def local_target(path: str, *, default: str = "/") -> str:
-    """Return the path to go to after the login, never one that leads to another site."""
+    """Return the path to open after the login, never one of another site."""
     plain = path.startswith("/") and path.isprintable() and path.isascii()
     if not plain or path[1:2] in {"/", "\\"} or "\\" in path:
         return default
@@ -156,7 +154,7 @@ class Buckets:
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def take(self, client: str, now: float) -> float:
-        """Take a token of a client, or give the seconds until it has one."""
+        """Take a token of a client, or return the seconds until it has one."""
         full_at = max(now, self._full_at.get(client, now))
         wait = full_at - now - (self._size - 1) / self._rate
         if wait <= ROUNDING:
@@ -168,7 +166,6 @@ class Buckets:
         return wait
 
     def give_back(self, client: str) -> None:
-        """Put a token of a client back."""
         if client in self._full_at:
             self._full_at[client] -= 1 / self._rate
 
@@ -184,7 +181,6 @@ class StreamQuota:
 
     @property
     def open(self) -> int:
-        """Streams that are open now."""
         return self._open.total()
 
     @contextmanager

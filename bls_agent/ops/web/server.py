@@ -52,7 +52,6 @@ class _Server(uvicorn.Server):
         self.interrupted = False  # by SIGINT
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Remember a signal, which ends the server."""
         self.interrupted = self.interrupted or sig == signal.SIGINT
         super().handle_exit(sig, frame)
 
@@ -91,7 +90,6 @@ def make_server(
     sockets: Sequence[socket.socket],
     ready: Callable[[Sequence[str]], None] | None = None,
 ) -> _Server:
-    """Make the server of a console for open sockets."""
     urls = urls_of(app.web.config, sockets)
     return _Server(_uvicorn_config(app), app, lambda: ready(urls) if ready else None)
 
@@ -234,7 +232,6 @@ def _answers(path: Path) -> bool:
 
 
 def urls_of(config: WebConfig, sockets: Sequence[socket.socket]) -> list[str]:
-    """Return the addresses to open in a browser."""
     scheme = "https" if config.tls else "http"
     if config.unix_socket is not None:
         return [f"unix:{config.unix_socket}"]

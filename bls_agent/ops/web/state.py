@@ -44,7 +44,11 @@ LONGEST: Final = 512  # bytes of a project's name
 
 
 class WebState:
-    """The state of one running console."""
+    """The state of one running console.
+
+    It has many attributes, because it is the place where the console is composed: one
+    attribute for each thing that requests use, set once.
+    """
 
     def __init__(self, config: WebConfig) -> None:
         limits, redis = config.limits, config.redis
@@ -90,22 +94,18 @@ class WebState:
 
     @property
     def watches(self) -> tuple[SharedWatch[Any], ...]:
-        """The watches of the pages."""
         return self.fleet, self.workers, self.runs, self.assets, self.crawl
 
     def now(self) -> float:
-        """Seconds of a clock that never jumps."""
         return time.monotonic()
 
 
 def web_state(request: Request) -> WebState:
-    """Return the console's state of a request."""
     state: WebState = request.app.state.web
     return state
 
 
 def client_address(request: Request) -> str:
-    """Name the address of a request's client."""
     return request.client.host if request.client and request.client.host else "unix"
 
 
@@ -117,25 +117,21 @@ def requester(request: Request) -> str:
 
 
 def is_secure(request: Request) -> bool:
-    """Whether the browser uses TLS, to us or to a trusted proxy."""
     return str(request.scope["scheme"]) == "https"
 
 
 async def existing_project(request: Request, project: str) -> str:
-    """Return the name of an existing project, or raise 404."""
     if not await is_known(request, project):
         raise HTTPException(404, "there is no such project")
     return project
 
 
 async def is_known(request: Request, project: str) -> bool:
-    """Whether a project has any of its three keys at this moment."""
     check_project(request, project)
     return await web_state(request).console.exists(project)
 
 
 def check_project(request: Request, project: str) -> None:
-    """Refuse an invalid project name."""
     if not project:
         raise FieldError({"projectName": "it is missing"})
     if len(project.encode("utf-8", "surrogateescape")) > LONGEST:
@@ -197,13 +193,12 @@ async def forget_project(
 
 
 def crawl_queue(request: Request, shown: str) -> RequestQueue:
-    """Return a crawl queue by its name in addresses: ``project:spider``."""
     name = Namespace.parse(shown)
     return RequestQueue(web_state(request).config.redis, name.project, name.spider)
 
 
 async def requeue_failed(request: Request, shown: str) -> int:
-    """Queue the failed requests of a crawl queue once more; give their number."""
+    """Queue the failed requests of a crawl queue once more; return their number."""
     sent_by = _count_command(request)
     async with crawl_queue(request, shown) as queue:
         count = await queue.requeue_failed()
@@ -212,7 +207,7 @@ async def requeue_failed(request: Request, shown: str) -> int:
 
 
 def _count_command(request: Request) -> str:
-    """Count a command of a user, or raise 429; give the user for the audit record."""
+    """Count a command of a user, or raise 429; return the user for the audit record."""
     state = web_state(request)
     wait = state.commands.take(requester(request), state.now())
     if wait:

@@ -73,7 +73,6 @@ class _Stream(EventSourceResponse):
         scope.cancel()
 
     async def _ending(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield events until the session is over."""
         yield RETRY
         session, state = self._session, self._state
         try:
@@ -96,8 +95,6 @@ def _write_event(kind: str, data: bytes) -> bytes:
 
 
 def _pictures_at(name: str, kind: str) -> Route:
-    """Make ``GET /events/…``: the picture of a watch, then its changes."""
-
     async def follow(request: Request) -> Response:
         watch: SharedWatch[Any] = getattr(web_state(request), name)
         heartbeat = web_state(request).config.limits.heartbeat
@@ -218,7 +215,7 @@ class _RunStream:
                 await follower.aclose()
 
     async def _newest(self) -> tuple[list[bytes], str]:
-        """Write the newest events, at most a page, and give the last one's id."""
+        """Write the newest events, at most a page; return the id of the last, too."""
         found: list[StreamEvent] = []
         before, size = None, 0
         pages = read_pages(self.state.store, self.run_id, None, WHOLE, back=True)
@@ -234,7 +231,6 @@ class _RunStream:
         return frames, found[-1].id if found else BEGINNING
 
     async def _follow(self, follower: Follower) -> AsyncGenerator[bytes]:
-        """Yield what follows, until the run ends or the console does."""
         heartbeat = self.state.config.limits.heartbeat
         looked = beaten = anyio.current_time()
         away = False

@@ -213,16 +213,3 @@ def test_the_table_is_bounded() -> None:
         sessions.start("operator", float(n) / 10)
     assert len(sessions) == USER_SESSIONS + 1
     assert sessions.find(other, 10.0) is not None
-
-
-def test_a_program_has_a_session_of_its_own() -> None:
-    """Under what it sends each time, which is kept as a digest."""
-    sessions = Sessions(most=3, idle=60.0, lifetime=100.0)
-    token = f"basic\0operator\0{PASSWORD}"
-    assert sessions.find(token, 0.0) is None
-    assert sessions.start("operator", 0.0, token) == token
-    found = sessions.find(token, 59.0)
-    assert found is not None
-    assert found.user == "operator"
-    assert sessions.find(f"{token}x", 59.0) is None
-    assert PASSWORD not in repr(vars(sessions))

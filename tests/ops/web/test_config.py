@@ -50,8 +50,6 @@ def test_a_good_configuration(options: dict[str, Any]) -> None:
         ({"allowed_hosts": ("https://a",), "users": USERS}, "allowed_hosts"),
         ({"port": -1}, "port"),
         ({"port": 65_536}, "port"),
-        ({"port": "8765"}, "port"),
-        ({"port": True}, "port"),
         ({"root_path": "console"}, "root_path"),
         ({"root_path": "/console/"}, "root_path"),
         ({"root_path": "//evil.example"}, "root_path"),
@@ -76,13 +74,6 @@ def test_whoever_exposes_it_is_told_what_to_do() -> None:
     """The remedy is a command."""
     with pytest.raises(ConfigurationError, match="console password"):
         WebConfig(host="0.0.0.0")
-
-
-@pytest.mark.parametrize("value", [0, -1, "many", True, float("nan"), None])
-def test_a_limit_is_a_number_above_zero(value: Any) -> None:
-    """Nothing is unlimited by mistake."""
-    with pytest.raises(ConfigurationError, match="body"):
-        Limits(body=value)
 
 
 def test_secrets_stay_out_of_the_repr() -> None:

@@ -12,12 +12,10 @@ from bls_agent.ops.web.forms import (
     Field,
     FieldKind,
     Form,
-    is_same,
     read_form,
     read_submission,
 )
 from bls_agent.project.commands.router import Router, add_builtins
-from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
 
 def form_of(properties: dict[str, Any], *required: str, **more: Any) -> Form:
@@ -37,7 +35,11 @@ def show_value(field: Field, value: JSONValue) -> str:
     """Write a value as a person types it."""
     if field.kind is FieldKind.CHOICE:
         places = enumerate(field.choices)
-        return next(str(place) for place, one in places if is_same(one, value))
+        return next(
+            str(place)
+            for place, choice in places
+            if (type(choice), choice) == (type(value), value)
+        )
     if field.kind is FieldKind.TEXT and isinstance(value, str):
         return value
     return encode(value).decode()
@@ -289,22 +291,6 @@ def test_plain_json() -> None:
 def test_what_is_no_form(schema: Any) -> None:
     """What is no object of few printable names gets one field for JSON."""
     assert read_form(schema) is None
-
-
-def test_hostile_texts_are_kept() -> None:
-    """Hostile texts stay what they are; the page shows them, nobody obeys them."""
-    for text in HOSTILE_TEXTS.values():
-        schema = {
-            "title": text,
-            "description": text,
-            "default": text,
-            "enum": [text, 1],
-        }
-        field = one(schema)
-        assert field.choices == (text, 1)
-        assert (field.title, field.description) == (text[:500], text[:500])
-        assert field.default == text
-        assert typed({"type": "string"}, text) == text.replace("\r\n", "\n")
 
 
 def test_deep_schemas() -> None:

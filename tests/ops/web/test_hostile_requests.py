@@ -109,55 +109,6 @@ async def test_questions_have_no_body(client: httpx.AsyncClient) -> None:
     assert answer.status_code == 400
 
 
-async def test_a_body_has_one_length(client: httpx.AsyncClient) -> None:
-    """Transfer-Encoding beside Content-Length is refused: a proxy may believe the other."""
-
-    async def parts() -> AsyncIterator[bytes]:
-        yield b"{}"
-
-    for method in ("POST", "DELETE"):
-        answer = await client.request(
-            method,
-            "/api/commands",
-            content=parts(),
-            headers={"transfer-encoding": "chunked", "content-length": "2"},
-        )
-        assert answer.status_code == 400
-        assert "told twice" in answer.text
-        assert answer.headers["connection"] == "close"
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "http://evil.example"},
-        {"origin": OWN, "sec-fetch-site": "cross-site"},
-        {},
-    ],
-)
-async def test_a_foreign_page_changes_nothing(
-    client: httpx.AsyncClient, redis: Redis, project: str, headers: dict[str, str]
-) -> None:
-    """A form of another origin, or of none, sends no command and deletes no project."""
-    await redis.set(f"{project}_项目状态", "离线")
-    query = {"projectName": project}
-    for path in ("send", "forget"):
-        answer = await client.post(
-            f"/fragments/{path}",
-            params=query,
-            data={"payload": '{"command": "x"}'},
-            headers=headers,
-        )
-        assert answer.status_code == 403
-    told = {"targetProjectName": project, "command": "x"}
-    if headers:
-        answer = await client.post("/api/commands", json=told, headers=headers)
-        assert answer.status_code == 403
-    assert [key async for key in redis.scan_iter(f"{project}_*")] == [
-        f"{project}_项目状态".encode()
-    ]
-
-
 @pytest.mark.parametrize(
     ("path", "back"),
     [

@@ -20,13 +20,14 @@ from bls_agent.ops.fleet import Condition
 from bls_agent.ops.web import api, streams
 from bls_agent.ops.web.app import create_app
 from bls_agent.ops.web.config import Limits, WebConfig
+from bls_agent.ops.web.requests import OPENAPI
 from bls_agent.project.messages import OutcomeKind, Status
 from bls_agent.runs import RunState
 from bls_agent.workers import WorkerStatus
 from bls_agent.workers.worker import HEARTBEATS
 from tests.ops.web.serving import OWN, PASSWORD, USERS, asking
 
-DOCUMENT: dict[str, Any] = orjson.loads(api.OPENAPI.read_bytes())
+DOCUMENT: dict[str, Any] = orjson.loads(OPENAPI.read_bytes())
 OPERATIONS = [
     (method.upper(), path)
     for path, item in DOCUMENT["paths"].items()

@@ -15,7 +15,6 @@ from bls_agent.ops.web.security import (
     refuse,
     split_host,
 )
-from tests.ops.web.serving import console_of
 
 OWN = "http://127.0.0.1:8765"
 
@@ -103,40 +102,6 @@ def test_what_changes_something_comes_from_our_pages(
     for method in ("POST", "PUT", "DELETE", "PATCH", "FROB"):
         told = refuse(method, OWN, **headers)  # type: ignore[arg-type]
         assert (told == "") is good, method
-
-
-@pytest.mark.parametrize(
-    ("headers", "good"),
-    [
-        ({}, True),
-        ({"site": "none"}, True),
-        ({"site": "same-origin"}, True),
-        ({"site": "cross-site", "mode": "navigate"}, True),  # a link to a page
-        ({"site": "cross-site", "mode": "navigate", "data": True}, False),
-        ({"site": "cross-site", "mode": "no-cors"}, False),
-        ({"site": "same-site", "mode": "cors", "data": True}, False),
-        ({"site": "cross-site"}, False),
-    ],
-)
-def test_foreign_pages_may_link_and_no_more(
-    headers: dict[str, str | bool], good: bool
-) -> None:
-    """No image, script or stream of ours is given to another site."""
-    told = refuse("GET", OWN, **headers)  # type: ignore[arg-type]
-    assert (told == "") is good
-
-
-@pytest.mark.parametrize(
-    ("origin", "status"), [("http://evil.example", 403), ("null", 403), (OWN, 503)]
-)
-async def test_the_console_asks_for_the_origin(origin: str, status: int) -> None:
-    """A request that changes something is refused before anything is done for it."""
-    told = {"targetProjectName": "orders", "command": "x"}
-    async with console_of("redis://127.0.0.1:1") as client:
-        answer = await client.post(
-            "/api/commands", json=told, headers={"origin": origin}
-        )
-    assert answer.status_code == status
 
 
 def test_the_default_port_may_be_left_out() -> None:

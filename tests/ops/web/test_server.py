@@ -22,7 +22,6 @@ import pytest
 import trustme
 
 from bls_agent import ConfigurationError
-from bls_agent.devserver import DevServer
 from bls_agent.ops.cli import main
 from bls_agent.ops.texts import load_texts
 from bls_agent.ops.web.auth import parse_users
@@ -76,13 +75,6 @@ def test_a_signal_ends_it_where_it_was_to_be_ignored(redis_url: str) -> None:
             assert process.wait(10) == 130
     finally:
         signal.signal(signal.SIGINT, usual)
-
-
-def test_it_starts_without_redis() -> None:
-    """And says so to everybody who asks."""
-    with running("--redis", "redis://127.0.0.1:1") as (_, url):
-        assert httpx.get(f"{url}api/health").status_code == 503
-        assert httpx.get(f"{url}static/favicon.svg").status_code == 200
 
 
 def test_it_says_where_it_is_and_who_may_come_in(
@@ -352,9 +344,3 @@ def test_a_missing_extra_is_said_in_one_line(
     )
     assert main(["console"]) == 2
     assert ".[web]" in capsys.readouterr().err
-
-
-def test_a_server_of_its_own(own_server: DevServer) -> None:
-    """What the command is given is what it uses."""
-    with running("--redis", own_server.url) as (_, url):
-        assert httpx.get(f"{url}api/projects").json() == {"projects": []}

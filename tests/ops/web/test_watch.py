@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import anyio
-import pytest
 
 from bls_agent.core.codec import decode_object, encode
-from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.fleet import FleetChange, ProjectView
-from bls_agent.ops.web.feeds.assets import AssetFeed
-from bls_agent.ops.web.feeds.crawl import CrawlFeed
 from bls_agent.ops.web.feeds.fleet import FleetFeed
-from bls_agent.ops.web.feeds.runs import RunFeed
-from bls_agent.ops.web.feeds.watch import Item, Ring, Shared, SharedWatch
-from bls_agent.ops.web.feeds.workers import WorkerFeed
+from bls_agent.ops.web.feeds.watch import Item, Ring, Shared
 from bls_agent.ops.web.requests import project_path
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
@@ -115,26 +108,12 @@ async def test_what_has_ended_does_not_begin_again_for_who_leaves() -> None:
     assert (once.runs, once.running) == (1, False)
 
 
-@pytest.mark.parametrize("feed", [AssetFeed, CrawlFeed, FleetFeed, RunFeed, WorkerFeed])
-async def test_an_outage_is_no_empty_picture(
-    feed: Callable[[Any], SharedWatch[Any]],
-) -> None:
-    """It has a name, for those who follow and for those who begin to."""
-    watch = feed(NOBODY)
-    watch._take_outage(RedisUnavailableError("timeout", "gone"))
-    items, _ = watch.ring.since(0)
-    for told in (items[-1].payload, watch.picture()):
-        assert decode_object(told)["away"] == "timeout"
-        assert decode_object(told)[watch.kind] == []
-    assert watch.away == "timeout"
-
-
 async def test_a_project_that_is_gone_is_told_by_its_page() -> None:
     """Whatever its name holds, and that Redis answers."""
     watch = FleetFeed(NOBODY)
     for text in HOSTILE_TEXTS.values():
         seen = FleetChange(
-            views={text: ProjectView(project=text)}, gone=frozenset({text})
+            views={text: ProjectView(project=text)}, removed=frozenset({text})
         )
         watch._take(seen, whole=False)
         told = decode_object(watch.ring.since(0)[0][-1].payload)

@@ -18,7 +18,6 @@ from bls_agent.ops.web.feeds.workers import STATES, make_worker_card
 from bls_agent.ops.web.requests import quote_name
 from bls_agent.workers import Worker, WorkerStatus
 from tests.corpus.heartbeats import HEARTBEATS
-from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import eventually
 from tests.ops.web.serving import console_of, served, told_in
 from tests.ops.web.test_streams import following, next_of
@@ -73,18 +72,6 @@ def test_whatever_stands_there_is_a_card() -> None:
         assert len(orjson.dumps(card)) < 8_000, name
         figures = [text for pair in card["figures"] for text in pair]
         assert all(text.isprintable() for text in (card["id"], card["said"], *figures))
-
-
-def test_a_hostile_id() -> None:
-    """It is shown, and its card is found again by a key of plain letters."""
-    for text in HOSTILE_TEXTS.values():
-        key = (KEY + text).encode("utf-8", "surrogateescape")
-        card = make_worker_card(
-            Worker.read("backtest_worker_heartbeat", key, b"x", 25.0)
-        )
-        assert card["id"].isprintable()
-        assert card["key"] == quote_name(KEY + text)
-        assert card["key"].isascii()
 
 
 @pytest.fixture

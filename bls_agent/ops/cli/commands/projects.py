@@ -166,7 +166,7 @@ async def top(invocation: Invocation, *, once: bool = False) -> Exit:
         async for change in fleet.watch():
             table.record(change.unavailable)
             views.update(change.views)
-            for project in change.gone:
+            for project in change.removed:
                 views.pop(project, None)
             fill(views)
             redraw()

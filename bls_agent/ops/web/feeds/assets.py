@@ -45,7 +45,6 @@ _T = TypeVar("_T")
 
 
 def make_asset_card(one: AssetSummary, fault: str = "") -> JSONObject:
-    """Make the card of an asset, or of an entry of the index with a fault."""
     if not fault and one.category not in CATEGORIES:
         fault = f"category: {one.category}"
     state = "broken" if fault else one.category
@@ -168,7 +167,6 @@ class AssetFeed(SharedWatch[JSONObject]):
 
     @staticmethod
     def place_of(card: JSONObject) -> tuple[bool, str]:
-        """Order: entries that cannot be read first, then by id."""
         return card["state"] != "broken", card["id"]
 
     async def _watch_once(self) -> None:

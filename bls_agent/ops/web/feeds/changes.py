@@ -67,7 +67,6 @@ class StatusChange:
     at: float  # Unix time by the clock of Redis, as far as it was watched
 
     def to_dict(self) -> JSONObject:
-        """Describe the change for JSON."""
         return {
             "id": self.number,
             "projectName": show_name(self.project),
@@ -105,7 +104,6 @@ class Journal:
 
     @property
     def forgotten(self) -> int:
-        """The number of changes that were recorded and are not kept any more."""
         return self._count - len(self._changes)
 
     def changes(self, project: str, after: int, limit: int) -> list[StatusChange]:
@@ -118,7 +116,6 @@ class Journal:
         return found[-limit:]
 
     async def run(self) -> None:
-        """Watch until the console ends."""
         place = 0
         with self._fleet.wanted():
             while not self._fleet.closed:
@@ -130,7 +127,6 @@ class Journal:
                     logger.exception("the journal of status changes missed a look")
 
     def check(self, now: float) -> None:
-        """Compare the fleet with what was recorded."""
         if self._fleet.unavailable is not None:
             self._away = True
         elif self._fleet.looked:
@@ -161,7 +157,6 @@ class Journal:
         self._begun = True
 
     def _is_lost(self, project: str, view: ProjectView) -> bool:
-        """Whether a status was there at the look before and is gone."""
         known = self._known.get(project, Condition.NEVER)
         new = not self._doubtful.get(project, (False, 0.0))[0]
         return new and view.condition in ABSENT and known not in ABSENT
@@ -170,7 +165,7 @@ class Journal:
         """Whether to record a change: at once, or what is doubtful a little later.
 
         1. A status that is absent: after a while, as it may have been written late.
-        2. 故障 or 报错 without a reason: when the log, which tells it, was read again.
+        2. 故障 or 报错 without a reason: when the log, which holds the reason, was read again.
         """
         is_absent = view.condition in ABSENT
         if is_absent:
@@ -208,7 +203,7 @@ class Webhook:
 
     A post is repeated with growing pauses until it is answered with 2xx; after an hour
     it is dropped. Redirections are not followed. At most 1,000 changes wait: of more
-    the oldest are dropped, and the next post says how many.
+    the oldest are dropped, and the next post holds their number.
     """
 
     def __init__(
@@ -238,7 +233,6 @@ class Webhook:
         self._more.set()
 
     async def run(self) -> None:
-        """Post until it is cancelled."""
         try:
             while True:
                 if not self._waiting:
@@ -294,7 +288,7 @@ class Webhook:
         logger.warning(text, place, reason, waiting, self._dropped)
 
     async def _post(self, name: str, body: bytes) -> str:
-        """Post once; give the fault, ``""`` if the post was accepted."""
+        """Post once; return the fault, ``""`` if the post was accepted."""
         try:
             with anyio.fail_after(DEADLINE):
                 status = await self._send(self._sign(name, body), body)

@@ -132,7 +132,6 @@ class CrawlFeed(SharedWatch[SeenQueue]):
 
     @staticmethod
     def place_of(card: JSONObject) -> tuple[int, str, str]:
-        """Order: the worst first, by name among equals."""
         return _RANKS[card["state"]], card["project"], card["spider"]
 
     def _differs(self, one: SeenQueue, before: SeenQueue) -> bool:

@@ -19,7 +19,7 @@ KINDS: Final = tuple(condition.value for condition in Condition)
 
 
 def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
-    """Make the card of a project that was seen ``late`` seconds ago.
+    """Make the card of a project that was seen ``elapsed`` seconds ago.
 
     ``odd`` is the value of a status key that is no status, ``queue`` ``None`` where
     the key holds another type.
@@ -59,7 +59,6 @@ class FleetFeed(SharedWatch[ProjectView]):
 
     @staticmethod
     def place_of(card: JSONObject) -> tuple[int, str]:
-        """Order: worst first, by name among equals."""
         return KINDS.index(card["kind"]), card["name"]
 
     @property
@@ -68,10 +67,11 @@ class FleetFeed(SharedWatch[ProjectView]):
         return None if self.away == "no_permission" else self.unavailable
 
     async def forget(self, project: str) -> None:
-        """Leave out a project whose keys were deleted."""
         await self._fleet.forget(project)
         removed = frozenset({project})
-        self._take(FleetChange(gone=removed, unavailable=self.unavailable), whole=False)
+        self._take(
+            FleetChange(removed=removed, unavailable=self.unavailable), whole=False
+        )
 
     async def _watch_once(self) -> None:
         complete = False  # the first change that is no outage is complete
@@ -80,7 +80,7 @@ class FleetFeed(SharedWatch[ProjectView]):
             complete = complete or change.unavailable is None
 
     def _take(self, change: FleetChange, *, whole: bool) -> None:
-        removed = change.gone
+        removed = change.removed
         if whole and change.unavailable is None:
             removed = frozenset(self.found.keys() - change.views.keys())
         self.unavailable = change.unavailable

@@ -31,7 +31,6 @@ AGAIN: Final = 1.0  # seconds between two looks for an outage
 
 
 async def encode_records(entries: Sequence[LogEntry]) -> list[bytes]:
-    """Encode many records, and let other tasks run in between."""
     return await convert(entries, encode_record, 50)
 
 
@@ -68,7 +67,6 @@ class LogFeed(Shared):
         self.begun = anyio.Event()  # set when the records there already are in the ring
 
     def close(self) -> None:
-        """End every follower."""
         self.begun.set()
         super().close()
 
@@ -113,7 +111,6 @@ class LogFeed(Shared):
         return page, self.ring.end if known else place
 
     async def _watch_for_outages(self) -> None:
-        """Report to the followers when Redis goes away, and when it is back."""
         away = False
         while True:
             fault = self._feeds.fleet.outage
@@ -138,17 +135,14 @@ class LogFeeds:
         return len(self._feeds)
 
     def open(self, tasks: TaskGroup) -> None:
-        """Set the task group of the readers."""
         self._tasks = tasks
 
     def close(self) -> None:
-        """End every follower of every list."""
         for feed in self._feeds.values():
             feed.close()
 
     @contextmanager
     def join(self, project: str) -> Generator[LogFeed]:
-        """Return the feed of a project's log, for as long as the block lasts."""
         feed = self._feeds.get(project)
         if feed is None or feed.error is not None:
             feed = self._feeds[project] = LogFeed(self, project)

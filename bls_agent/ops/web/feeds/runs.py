@@ -134,7 +134,6 @@ def encode_event(event: StreamEvent) -> bytes:
 async def read_pages(
     store: EventStore, run_id: int, place: str | None, limit: int, *, back: bool
 ) -> AsyncGenerator[EventPage]:
-    """Read the events behind an id, or before it, page by page."""
     left, size = limit, PageSize(FIRST_PORTION, PORTION, PAGE_BYTES // 4)
     while left > 0:
         count = min(size.count, left)

@@ -4,8 +4,8 @@ A follower of a ring is a number, its place. One so slow that its place was over
 learns how many items it missed; no memory grows for it.
 
 A card is made once for all followers, and its texts are safe to show
-(:func:`~bls_agent.ops.terminal.visible`): ``state`` or ``kind`` says how the thing
-stands, ``kind`` is its colour and shape, ``key``, ``id`` or ``path`` identifies it.
+(:func:`~bls_agent.ops.terminal.visible`): ``state`` or ``kind`` is how the thing
+stands, ``kind`` also its colour and shape, ``key``, ``id`` or ``path`` identifies it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class Ring:
 
     @property
     def begin(self) -> int:
-        """The place of the oldest item that is kept."""
         return self.end - len(self._items)
 
     def add(self, *items: Item) -> None:
@@ -107,7 +106,6 @@ class Ring:
             await self._more.wait()
 
     def wake(self) -> None:
-        """Wake every follower."""
         self._more.set()
         self._more = anyio.Event()
 
@@ -129,7 +127,6 @@ class Shared(ABC):
         """Fill the ring until cancelled."""
 
     def open(self, tasks: TaskGroup | None) -> None:
-        """Set the task group in which it runs."""
         self._tasks = tasks
 
     def close(self) -> None:
@@ -139,7 +136,6 @@ class Shared(ABC):
 
     @contextmanager
     def wanted(self) -> Generator[None]:
-        """Keep it running while the block lasts."""
         self._followers += 1
         self._keep_running()
         try:
@@ -189,7 +185,7 @@ class SharedWatch(Shared, Generic[_Thing]):
 
     @abstractmethod
     def _card(self, thing: _Thing, elapsed: float) -> JSONObject:
-        """Make the card of what was seen ``late`` seconds ago."""
+        """Make the card of what was seen ``elapsed`` seconds ago."""
 
     @staticmethod
     @abstractmethod
@@ -204,12 +200,11 @@ class SharedWatch(Shared, Generic[_Thing]):
         return {}
 
     def seconds_since(self, key: str) -> float:
-        """Return the age of what was seen, which its own ages do not include."""
+        """Return the time since the look; the ages of what it found are older by it."""
         now = anyio.current_time()
         return now - self._seen_at.get(key, now)
 
     def card_of(self, key: str) -> JSONObject | None:
-        """Make the card of one thing, as of now."""
         thing = self.found.get(key)
         return None if thing is None else self._card(thing, self.seconds_since(key))
 
@@ -219,7 +214,6 @@ class SharedWatch(Shared, Generic[_Thing]):
         return self.unavailable.kind if self.unavailable else ""
 
     async def aclose(self) -> None:
-        """Close the source of the watch."""
         await self._source.aclose()
 
     async def ready(self, timeout: float = 2.0) -> None:
@@ -335,7 +329,6 @@ def pause_after(began: float, least: float) -> float:
 
 
 def clock() -> float:
-    """Return the seconds since 1970, as the ids of events count them."""
     return time.time()  # noqa: TID251 - the outermost place
 
 

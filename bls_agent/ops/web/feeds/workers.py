@@ -37,7 +37,7 @@ INTERVAL: Final = 1.0  # seconds between two looks
 
 
 def make_worker_card(worker: Worker, elapsed: float = 0.0) -> JSONObject:
-    """Make the card of a worker that was seen ``late`` seconds ago.
+    """Make the card of a worker that was seen ``elapsed`` seconds ago.
 
     ``figures`` are pairs of a name and a text, ``said`` is the raw value where it is
     not understood.
@@ -89,7 +89,6 @@ def _figures_of(worker: Worker) -> list[tuple[str, str]]:
 
 
 def _unread_text(worker: Worker) -> str:
-    """Return the raw value, unless the figures cover it."""
     if worker.heartbeat is not None or not worker.raw:
         return ""
     raw: Any = worker.raw.get("raw") if worker.raw.keys() == {"raw"} else worker.raw
@@ -116,7 +115,6 @@ class WorkerFeed(SharedWatch[Worker]):
 
     @staticmethod
     def place_of(card: JSONObject) -> tuple[int, int, str]:
-        """Order: by kind, the worst first, by id among equals."""
         return GROUPS.index(card["group"]), _RANKS[card["state"]], card["id"]
 
     def _differs(self, one: Worker, before: Worker) -> bool:

@@ -68,8 +68,6 @@ def _again_at(
     template: str,
     describe: Callable[[Request], Awaitable[dict[str, Any]]],
 ) -> Route:
-    """Make the part of a page that the page asks for again and again."""
-
     async def show(request: Request) -> Response:
         return render_if_new(request, template, **await describe(request))
 

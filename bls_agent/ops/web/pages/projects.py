@@ -1,7 +1,7 @@
 """The pages of one project with its command form, and of the changes of all statuses.
 
-htmx fetches and sends parts of the command form: choosing a command gives its form,
-checking gives what would be sent, sending sends exactly that.
+htmx fetches and sends parts of the command form: choosing a command returns its form,
+checking returns what would be sent, sending sends exactly that.
 """
 
 from __future__ import annotations
@@ -159,7 +159,6 @@ def _note(manual: Manual, texts: Texts) -> str:
 
 
 def _find_chosen(manual: Manual, chosen: str) -> tuple[int, Entry | None]:
-    """Find the chosen command and its place in the manual; -1 if none is chosen."""
     usable = chosen.isascii() and chosen.isdecimal() and len(chosen) < len("1000")
     place = int(chosen) if usable else -1
     if 0 <= place < len(manual.entries):
@@ -188,7 +187,7 @@ async def _ask_help(request: Request) -> Response:
 
 
 async def _review(request: Request) -> Response:
-    """Read the form: give what would be sent, or the form with its errors."""
+    """Read the form; return what would be sent, or the form with its errors."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
     typed = await read_form(request)
@@ -331,7 +330,6 @@ async def _show_queue(request: Request) -> Response:
 
 
 async def _withdraw(request: Request) -> Response:
-    """Withdraw a command, and give those that still wait."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
     number = (await read_form(request)).get("id", "")
@@ -346,7 +344,6 @@ async def _withdraw(request: Request) -> Response:
 
 
 async def _forget(request: Request) -> Response:
-    """Delete all keys of an offline project, and leave its page."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
     try:

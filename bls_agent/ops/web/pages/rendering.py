@@ -49,7 +49,6 @@ YEAR: Final = 31_536_000  # seconds
 def choose_page_language(
     query: Mapping[str, str], cookies: Mapping[str, str], accepted: str, fallback: str
 ) -> str:
-    """Choose ``zh`` or ``en`` by address, cookie, ``Accept-Language``, or otherwise."""
     for chosen in (query.get("lang"), cookies.get("lang")):
         if chosen in LANGUAGES:
             return chosen
@@ -57,22 +56,10 @@ def choose_page_language(
 
 
 def _by_header(accepted: str) -> str:
-    """Return the language of ours with the highest weight, ``""`` if there is none."""
-    weighed: list[tuple[float, str]] = []
-    for wanted in accepted.split(",")[:MOST_RANGES]:
-        tag, _, parameter = wanted.partition(";")
-        language = tag.strip().lower().partition("-")[0]
-        if language in LANGUAGES:
-            weighed.append((-_weight(parameter), language))
-    return min(weighed, key=lambda pair: pair[0])[1] if weighed else ""
-
-
-def _weight(parameter: str) -> float:
-    name, _, value = parameter.strip().partition("=")
-    try:
-        return float(value) if name.strip() == "q" else 1.0
-    except ValueError:
-        return 0.0
+    """Return the first language of ours; browsers list the preferred one first."""
+    tags = [wanted.partition(";")[0] for wanted in accepted.split(",")[:MOST_RANGES]]
+    spoken = (tag.strip().lower().partition("-")[0] for tag in tags)
+    return next((language for language in spoken if language in LANGUAGES), "")
 
 
 def in_other_language(query: str, language: str) -> str:
@@ -97,7 +84,6 @@ class CachedFiles(StaticFiles):
     """Files that a browser keeps, and asks each time whether they have changed."""
 
     def file_response(self, *args: Any, **more: Any) -> Response:
-        """Answer with a file, or that it has not changed."""
         answer = super().file_response(*args, **more)
         answer.headers["cache-control"] = "no-cache"
         return answer
@@ -152,7 +138,6 @@ def _language_of(request: Request) -> str:
 
 
 def texts_of(request: Request) -> Texts:
-    """Return the catalogue in the language of an answer."""
     return _texts(_language_of(request))
 
 
@@ -245,7 +230,6 @@ def error_page(
 
 
 def _find_list(request: Request) -> tuple[str, str]:
-    """Return the path of the list that a page belongs to, and its link's text."""
     path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
     first = f"/{path.split('/')[1]}" if path.startswith("/") else "/"
     return (first, _LISTS[first]) if first in _LISTS else ("/", "to_wallboard")
