@@ -193,7 +193,7 @@ class ProjectAgent:
         self._state.set_status(Status.of(status), reason)
         session = self._open_session()
         if session is not None:
-            session.status.check()
+            session.status.changed()
 
     @overload
     def command(self, function: Callable[P, R], /) -> Callable[P, R]: ...

@@ -132,7 +132,7 @@ class AgentSession:
             state.board,
             state.stream,
             project=state.project,
-            check=self.status.check,
+            on_change=self.status.changed,
         )
         runner = self._build_runner()
         self.receiver = self._build_receiver(runner)
@@ -193,7 +193,7 @@ class AgentSession:
                 state.stall_counts,
                 project=state.project,
                 connect=lambda: self._connect(silent, ":watchdog"),
-                changed=self.status.changed,
+                rewrite=self.status.rewrite,
                 stall_after=self._settings.stall_after,
                 ttl=self._settings.status_ttl,
             )
@@ -283,7 +283,7 @@ class AgentSession:
             connection.generation > connection.connected
             for connection in self.connections.all
         ):
-            self.status.changed()
+            self.status.rewrite()
 
     async def _log_start(self) -> None:
         project, mode = self._state.project, self._settings.mode

@@ -223,13 +223,13 @@ class HealthMonitor:
         stream: LogStream,
         *,
         project: str,
-        check: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self._checks = checks
         self._aggregator = aggregator
         self._stream = stream
         self._project = project
-        self._check_status = check
+        self._on_change = on_change
         # Name → the task of a call, and the Unix second at which it began.
         self._calls: dict[str, tuple[asyncio.Task[dict[str, str] | None], float]] = {}
         self._threads = HandlerThreads()
@@ -287,7 +287,7 @@ class HealthMonitor:
         self._stream.emit(
             Level.ERROR, text, {**metadata, "error": error}, is_alarm=True
         )
-        self._check_status()
+        self._on_change()
         trace = redact(error.get("traceback", ""))
         logger.error("%s: %s", self._project, f"{redact(text)}\n{trace}".rstrip())
 
@@ -303,7 +303,7 @@ class HealthMonitor:
             STATUS_REASON: self._aggregator.reason(time.monotonic()),
         }
         self._stream.emit(Level.INFO, text, metadata)
-        self._check_status()
+        self._on_change()
         logger.info("%s: %s", self._project, text)
 
     async def _call(self, check: HealthCheck) -> dict[str, str] | None:

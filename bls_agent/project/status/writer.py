@@ -197,20 +197,20 @@ class StatusReporter:
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
         self._wakeup = ThreadSafeEvent()
         self._counts = counts
+        self._write_at = 0.0  # monotonic seconds of the next write, changed or not
         self.published = anyio.Event()
 
     def changed(self) -> None:
-        """Have the status written soon; from any thread, never waits."""
+        """Have the sources compared with what was written; from any thread, never waits.
+
+        A source sets its status first, and then calls this.
+        """
         self._wakeup.set()
 
-    def check(self) -> None:
-        """Have the status written soon if it differs from the one that stands there.
-
-        A source sets its status and then checks here, :meth:`run` writes and then
-        checks the sources: one of them sees the other.
-        """
-        if self._aggregator.status(time.monotonic()) is not self._writer.written:
-            self._wakeup.set()
+    def rewrite(self) -> None:
+        """Have the status written soon, changed or not; from any thread, never waits."""
+        self._write_at = 0.0
+        self._wakeup.set()
 
     def open_error_window(self, seconds: float | None) -> Callable[[], None] | None:
         """Turn 在线 into 报错 until some seconds have passed without an error record.
@@ -225,7 +225,7 @@ class StatusReporter:
         def record_error() -> None:
             until = time.monotonic() + seconds
             self._aggregator.set(ERROR_WINDOW, Status.ERROR, until=until)
-            self.check()
+            self.changed()
 
         return record_error
 
@@ -243,29 +243,30 @@ class StatusReporter:
         self._wakeup.bind()
         try:
             while not self._writer.ended:
-                try:
-                    status = self._aggregator.status(time.monotonic())
-                    await self._writer.write(status)
-                    self._counts.writes += 1
-                except (RedisUnavailableError, WrongTypeError) as error:
-                    self._counts.failures += 1
-                    text = "the status cannot be written"
-                    await wait_after_failure(
-                        error, text, self._backoff, self._throttled_log
-                    )
+                now = time.monotonic()
+                status = self._aggregator.status(now)
+                if status is self._writer.written and now < self._write_at:
+                    until = min(self._write_at, self._aggregator.next_change(now))
+                    await self._wakeup.wait(until - now)
                 else:
-                    self._backoff.succeeded()
-                    self.published.set()
-                    await self._wait()
+                    await self._write(status)
         finally:
             self._wakeup.unbind()
 
-    async def _wait(self) -> None:
-        now = time.monotonic()
-        if self._aggregator.status(now) is not self._writer.written:
-            return  # it has changed while it was written
-        refresh = jittered(self._interval, self._rng)
-        await self._wakeup.wait(min(refresh, self._aggregator.next_change(now) - now))
+    async def _write(self, status: Status) -> None:
+        # Set before the write: a call of rewrite() meanwhile counts.
+        self._write_at = time.monotonic() + jittered(self._interval, self._rng)
+        try:
+            await self._writer.write(status)
+        except (RedisUnavailableError, WrongTypeError) as error:
+            self._write_at = 0.0
+            self._counts.failures += 1
+            text = "the status cannot be written"
+            await wait_after_failure(error, text, self._backoff, self._throttled_log)
+        else:
+            self._counts.writes += 1
+            self._backoff.succeeded()
+            self.published.set()
 
 
 class StallStatusPublisher:
@@ -288,7 +289,7 @@ class StallStatusPublisher:
         *,
         project: str,
         connect: Callable[[], AgentConnections],
-        changed: Callable[[], None],
+        rewrite: Callable[[], None],
         stall_after: float,
         ttl: int,
     ) -> None:
@@ -299,7 +300,7 @@ class StallStatusPublisher:
         self.counts = counts
         self.name = project
         self.connect = connect
-        self._changed = changed
+        self._rewrite = rewrite
         self.stall_after = stall_after  # seconds of standing still that are a stall
         self.publish_after = ttl / 3  # seconds after which the status needs a refresh
         # Seconds between two refreshes: less than a third of the TTL.
@@ -318,7 +319,7 @@ class StallStatusPublisher:
         self._writer = None
         self._aggregator.withdraw(self.SOURCE)
         self._own_writer.conflicts.forget()
-        self._changed()
+        self._rewrite()
         if not seconds:
             return
         self._stream.emit(
