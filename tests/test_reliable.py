@@ -27,12 +27,13 @@ from bls_agent import (
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.blocking import BlockingConnection
 from bls_agent.connection.endpoint import Endpoint
+from bls_agent.core.settings import Settings
 from bls_agent.devserver import DevServer
 from bls_agent.project.receive import (
     reclaimer as reclaimer_module,
     reliable as reliable_module,
 )
-from bls_agent.project.receive.inflight import ListState, ReliableOptions
+from bls_agent.project.receive.inflight import ListState
 from bls_agent.project.receive.receiver import Start
 from bls_agent.project.receive.reliable import ReliableReceiver
 from tests.corpus.loader import load_commands
@@ -90,14 +91,8 @@ def make_receiver(
         connections,
         CONTROL,
         lambda *_: None,
-        ReliableOptions(
-            instance=instance,
-            concurrency=concurrency,
-            lease_ttl=lease_ttl,
-            window=600.0,
-            on_redelivery="run",
-            size_limit=1_000_000,
-        ),
+        Settings(concurrency=concurrency, lease_ttl=lease_ttl),
+        instance=instance,
         report=ignore,
     )
     return connections, receiver

@@ -140,8 +140,7 @@ class AgentSession:
             self.receiver,
             runner,
             state.threads,
-            concurrency=settings.concurrency,
-            prefetch=settings.prefetch,
+            settings,
             backoff=self._backoff(),
             throttled_log=self.connections.throttled_log,
         )
@@ -205,9 +204,7 @@ class AgentSession:
             state.router,
             state.stream,
             state.outcomes,
-            timeout=settings.command_timeout,
-            max_age=settings.command_max_age,
-            size_limit=settings.command_size_limit,
+            settings,
             clock=state.clock,
             pass_on=self._broadcasts.pass_on if settings.replicas else None,
         )
@@ -223,20 +220,15 @@ class AgentSession:
                 return AutoReceiver(connections, key, self._warn)
             case "reliable":
                 # 3 ms, only where it is used.
-                from bls_agent.project.receive.inflight import ReliableOptions  # noqa: PLC0415
                 from bls_agent.project.receive.reliable import ReliableReceiver  # noqa: PLC0415
 
-                options = ReliableOptions(
-                    instance=self._state.instance,
-                    concurrency=settings.concurrency,
-                    lease_ttl=settings.lease_ttl,
-                    window=settings.dedup_window,
-                    on_redelivery=settings.on_redelivery,
-                    size_limit=settings.command_size_limit,
-                )
-                report = runner.report_unstarted
                 return ReliableReceiver(
-                    connections, key, self._warn, options, report=report
+                    connections,
+                    key,
+                    self._warn,
+                    settings,
+                    instance=self._state.instance,
+                    report=runner.report_unstarted,
                 )
 
     def start(self) -> None:

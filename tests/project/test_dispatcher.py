@@ -13,6 +13,7 @@ import anyio.lowlevel
 
 from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.core.backoff import Backoff
+from bls_agent.core.settings import Settings
 from bls_agent.project.commands.dispatcher import BROADCAST_MODE, Dispatcher
 from bls_agent.project.commands.router import Router
 from bls_agent.project.commands.runner import CommandRunner
@@ -59,14 +60,11 @@ async def test_a_fetch_that_ends_although_it_was_cancelled_cancels_no_handler() 
             router,
             stream,
             outcomes,
-            timeout=5.0,
-            max_age=None,
-            size_limit=1_000,
+            Settings(),
             clock=time.time,
         ),
         HandlerThreads(),
-        concurrency=1,
-        prefetch=1,
+        Settings(),
         backoff=Backoff(),
         throttled_log=ThrottledLog(),
     )

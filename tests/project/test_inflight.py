@@ -6,25 +6,27 @@ import pytest
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
+from bls_agent.core.settings import Settings
 from bls_agent.project.receive.inflight import (
     InFlightList,
     ListState,
-    ReliableOptions,
     Stage,
 )
 from bls_agent.project.receive.receiver import Message, Start
 from bls_agent.project.receive.reclaimer import Reclaimer, ReliableKeys
 
 
-def make_list(on_redelivery: str = "run") -> InFlightList:
+def make_list() -> InFlightList:
     """A list of which no server is asked."""
     endpoint = Endpoint.of("redis://127.0.0.1:1/0")
     connections = AgentConnections(endpoint, "x", timeout=1, reconnect_max=1)
     keys = ReliableKeys("订单系统_控制")
     control, throttled_log = connections.control, connections.throttled_log
-    options = ReliableOptions("a", 1, 15.0, 600.0, on_redelivery, 1_000)  # type: ignore[arg-type]
     reclaimer = Reclaimer(control, keys, 15.0, lambda _: None, throttled_log)
-    return InFlightList(connections, keys, options, reclaimer, lambda _: None)
+    settings = Settings(mode="reliable")
+    return InFlightList(
+        connections, keys, settings, reclaimer, lambda _: None, instance="a"
+    )
 
 
 def holding(*payloads: bytes) -> tuple[InFlightList, list[Message]]:

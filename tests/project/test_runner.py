@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from bls_agent.core.codec import format_timestamp
+from bls_agent.core.settings import Settings
 from bls_agent.project.commands import runner as module
 from bls_agent.project.commands.router import Router
 from bls_agent.project.commands.runner import CommandRunner, Deadline
@@ -87,9 +88,7 @@ async def test_a_command_is_too_old_beyond_its_greatest_age(
         router,
         LogStream(time.time, max_records=100, max_bytes=100_000),
         Counter(),
-        timeout=5.0,
-        max_age=60.0,
-        size_limit=1_000,
+        Settings(command_max_age=60.0),
         clock=lambda: now,
     )
     command = Command.create("mark", now=now, timestamp=format_timestamp(now - age))

@@ -14,6 +14,7 @@ from bls_agent.connection.reconnect import ThrottledLog, wait_after_failure
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.redaction import redact_traceback
+from bls_agent.core.settings import Settings
 from bls_agent.project.commands.runner import CommandRunner
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.receive.receiver import Message, Receiver, Start
@@ -44,17 +45,16 @@ class Dispatcher:
         receiver: Receiver,
         runner: CommandRunner,
         threads: HandlerThreads,
+        settings: Settings,
         *,
-        concurrency: int,
-        prefetch: int,
         backoff: Backoff,
         throttled_log: ThrottledLog,
     ) -> None:
         self._receiver = receiver
         self._runner = runner
         self._threads = threads
-        self._concurrency = concurrency
-        self._intake = Intake(receiver, prefetch, backoff, throttled_log)
+        self._concurrency = settings.concurrency
+        self._intake = Intake(receiver, settings.prefetch, backoff, throttled_log)
         self._pending: deque[Message] = deque()
         self._idle: deque[anyio.Event] = deque()
         self._workers = 0

@@ -25,6 +25,7 @@ from bls_agent.core.errors import (
     UnknownCommandError,
     preview,
 )
+from bls_agent.core.settings import Settings
 from bls_agent.project.commands.router import UNSET, CommandContext, Handler, Router
 from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream, describe_error
 from bls_agent.project.messages import (
@@ -95,10 +96,8 @@ class CommandRunner:
         router: Router,
         stream: LogStream,
         outcomes: Counter[OutcomeKind],
+        settings: Settings,
         *,
-        timeout: float | None,
-        max_age: float | None,
-        size_limit: int,
         clock: Callable[[], float],
         pass_on: Callable[[Message, Command], Awaitable[None]] | None = None,
     ) -> None:
@@ -110,9 +109,7 @@ class CommandRunner:
         self._router = router
         self._stream = stream
         self._outcomes = outcomes
-        self._timeout = timeout
-        self._max_age = max_age
-        self._size_limit = size_limit
+        self._settings = settings
         self._clock = clock
         self._context = copy_context()  # each command gets a copy of its own
         self._pass_on = pass_on
@@ -151,7 +148,7 @@ class CommandRunner:
             command = self._decode(message)
         except DecodeError as error:
             return _discarded(error, message)
-        limit = self._max_age
+        limit = self._settings.command_max_age
         sent = None if limit is None else parse_timestamp(command.timestamp)
         if sent is not None and limit is not None:
             age = self._clock() - sent.timestamp()
@@ -187,7 +184,7 @@ class CommandRunner:
         return _ended(kind, command, 0.0, {"type": name, "message": text})
 
     def _decode(self, message: Message) -> Command:
-        fields = message.read(self._size_limit)
+        fields = message.read(self._settings.command_size_limit)
         return Command.from_fields(fields, message.payload, now=self._clock())
 
     async def _run_command(
@@ -199,7 +196,7 @@ class CommandRunner:
         began = time.monotonic()
         handler = self._router.find(command.command)
         own = UNSET if handler is None else handler.timeout
-        timeout = self._timeout if own is UNSET else own
+        timeout = self._settings.command_timeout if own is UNSET else own
         context = CommandContext(
             id=command.id,
             command=command.command,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from typing import Final, Literal, NamedTuple, cast
+from typing import Final, cast
 
 import anyio
 
@@ -18,6 +18,7 @@ from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument
 from bls_agent.connection.scripts import EXCHANGE, HAND_BACK
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
+from bls_agent.core.settings import Settings
 from bls_agent.project.messages import id_of
 from bls_agent.project.receive.receiver import Message, Start
 from bls_agent.project.receive.reclaimer import (
@@ -34,17 +35,6 @@ logger = logging.getLogger(__name__)
 SEEN_LIMIT: Final = 100_000
 LONGEST_ID: Final = 200  # bytes that are kept of an id; exchange.lua knows it, too
 ACKS_AT_ONCE: Final = 1_000  # so that a script is short
-
-
-class ReliableOptions(NamedTuple):
-    """The settings of mode ``reliable``."""
-
-    instance: str
-    concurrency: int
-    lease_ttl: float  # seconds
-    window: float  # seconds for which an id counts as seen
-    on_redelivery: Literal["run", "skip"]
-    size_limit: int  # bytes of a message that is parsed
 
 
 class ListState(Enum):
@@ -111,18 +101,20 @@ class InFlightList:
         self,
         connections: AgentConnections,
         keys: ReliableKeys,
-        options: ReliableOptions,
+        settings: Settings,
         reclaimer: Reclaimer,
         report_dead: Callable[[bytes], None],
+        *,
+        instance: str,
     ) -> None:
         self._connections = connections
         self._keys = keys
-        self._options = options
-        self._window_ms = int(options.window * 1000)
+        self._settings = settings
+        self._instance = instance
         self._reclaimer = reclaimer
         self._report_dead = report_dead
         self._renewing = anyio.Lock()
-        self.lease = self._make_lease(options.instance)
+        self.lease = self._make_lease(instance)
         self.state = ListState.UNKNOWN
         self.losses = 0  # how often the lease was interrupted
         self._doubts = 0  # changes of state that a running comparison has not seen
@@ -219,7 +211,7 @@ class InFlightList:
         start = Start.RUN
         if is_seen or (id and id in self._ids):
             start = Start.DUPLICATE
-        elif message.delivery > 1 and self._options.on_redelivery == "skip":
+        elif message.delivery > 1 and self._settings.on_redelivery == "skip":
             start = Start.ABANDONED
         self._held[message] = HeldCommand(id, start)
         self._ids[id] += 1
@@ -235,7 +227,8 @@ class InFlightList:
         if that is more than ``concurrency``. If the request fails, the list is in doubt,
         unless the server refused it: it does so before anything is done.
         """
-        connections, options, lease = self._connections, self._options, self.lease
+        connections, lease = self._connections, self.lease
+        concurrency = self._settings.concurrency
         ended = list(islice(self.ended, acks))
         acknowledged: list[Argument] = []
         for message in ended:
@@ -255,9 +248,9 @@ class InFlightList:
                     *EXCHANGE.order(
                         token=lease.token or "?",
                         limit=limit,
-                        concurrency=options.concurrency,
-                        startable=max(startable, options.concurrency),
-                        window=self._window_ms,
+                        concurrency=concurrency,
+                        startable=max(startable, concurrency),
+                        window=int(self._settings.dedup_window * 1000),
                         ids=SEEN_LIMIT,
                     ),
                     *acknowledged,
@@ -314,7 +307,8 @@ class InFlightList:
             if isinstance(reply, RedisUnavailableError):
                 raise reply
         clock, *found = replies
-        since = int(clock[0]) * 1000 + int(clock[1]) // 1000 - self._window_ms
+        now = int(clock[0]) * 1000 + int(clock[1]) // 1000
+        since = now - int(self._settings.dedup_window * 1000)
         return {
             one: score is not None and float(score) > since
             for one, score in zip(ids, found, strict=True)
@@ -322,10 +316,10 @@ class InFlightList:
 
     def _id_of(self, message: Message) -> str:
         """Return the id under which the end is remembered; of a long id, its digest."""
-        if not self._window_ms:
+        if not self._settings.dedup_window:
             return ""
         try:
-            given = id_of(message.read(self._options.size_limit))
+            given = id_of(message.read(self._settings.command_size_limit))
         except DecodeError:
             return ""
         encoded = given.encode()
@@ -428,7 +422,7 @@ class InFlightList:
             self._record_doubt()  # more stands there than is held here
 
     async def _take_another_list(self) -> None:
-        name = f"{self._options.instance}~{secrets.token_hex(4)}"
+        name = f"{self._instance}~{secrets.token_hex(4)}"
         fresh = self._make_lease(name)
         for held in self._held.values():
             if not held.reclaimed:
@@ -437,7 +431,7 @@ class InFlightList:
         await fresh.acquire()
 
     def _make_lease(self, name: str) -> Lease:
-        key, ttl = self._keys.inflight(name), self._options.lease_ttl
+        key, ttl = self._keys.inflight(name), self._settings.lease_ttl
         control = self._connections.control
         return Lease(control, key, ttl, is_dead=_is_waited_for)
 

@@ -18,9 +18,10 @@ from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.scripts import find_wrong_type
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
+from bls_agent.core.settings import Settings
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.receive.blocking import BLOCK, BlockingRead
-from bls_agent.project.receive.inflight import InFlightList, ReliableOptions, Stage
+from bls_agent.project.receive.inflight import InFlightList, Stage
 from bls_agent.project.receive.receiver import (
     Message,
     Receiver,
@@ -72,25 +73,31 @@ class ReliableReceiver(Receiver):
         connections: AgentConnections,
         key: str,
         warn: Warn,
-        options: ReliableOptions,
+        settings: Settings,
         *,
+        instance: str,
         report: Callable[[Message, OutcomeKind], object],
     ) -> None:
         self._connections = connections
         self._warn = warn
         self._report = report
-        self._ttl = options.lease_ttl
-        self._concurrency = options.concurrency
+        self._ttl = settings.lease_ttl
+        self._concurrency = settings.concurrency
         self._keys = ReliableKeys(key)
         self._reclaimer = Reclaimer(
             connections.control,
             self._keys,
-            options.lease_ttl,
+            settings.lease_ttl,
             self._report_dead,
             connections.throttled_log,
         )
         self.list = InFlightList(
-            connections, self._keys, options, self._reclaimer, self._report_dead
+            connections,
+            self._keys,
+            settings,
+            self._reclaimer,
+            self._report_dead,
+            instance=instance,
         )
         self._read = BlockingRead(connections)
         # Held while something is taken, acknowledged or compared.
