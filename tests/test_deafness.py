@@ -16,7 +16,6 @@ from redis.asyncio import Redis
 from bls_agent import Console, ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.project.receive import blocking
-from bls_agent.project.receive.blocking import BLOCK
 from tests.harness import (
     PASSWORD,
     History,
@@ -27,7 +26,8 @@ from tests.harness import (
 )
 from tests.kit import FaultProxy, Rate
 
-NOTICED = BLOCK + 5  # seconds after the cut
+BLOCK, MARGIN = 1, 0.5  # seconds, shorter than in life
+NOTICED = BLOCK + 3  # seconds after the cut
 SPARE = 15  # seconds more on a busy machine
 
 
@@ -109,7 +109,10 @@ async def half_open(project: str, ways: tuple[str, ...], prefetch: int) -> None:
     """All connections deaf at once during BLPOP, liveness, too: a new one in time."""
     async with linked() as (_, admin, link):
         agent = ProjectAgent(
-            project, redis=f"redis://127.0.0.1:{link.port}/0", prefetch=prefetch
+            project,
+            redis=f"redis://127.0.0.1:{link.port}/0",
+            prefetch=prefetch,
+            redis_timeout=1,
         )
         history = History()
         history.attach(agent)
@@ -137,7 +140,9 @@ async def refused(project: str) -> None:
     async with linked() as (server, admin, link):
         await url_with_rights(admin, server, "~*", "+@all", "-client", "-ping")
         agent = ProjectAgent(
-            project, redis=f"redis://agent:{PASSWORD}@127.0.0.1:{link.port}/0"
+            project,
+            redis=f"redis://agent:{PASSWORD}@127.0.0.1:{link.port}/0",
+            redis_timeout=1,
         )
         history = History()
         history.attach(agent)
@@ -206,8 +211,12 @@ async def frozen(project: str) -> None:
 WAYS = (("requests",), ("replies",), ("requests", "replies"))
 
 
-async def test_each_way_to_be_deaf(project: str) -> None:
+async def test_each_way_to_be_deaf(
+    project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All at the same time, because each of them takes its seconds."""
+    monkeypatch.setattr(blocking, "BLOCK", BLOCK)
+    monkeypatch.setattr(blocking, "MARGIN", MARGIN)
     failed: dict[str, str] = {}
 
     async def note(name: str, scenario: Awaitable[None]) -> None:
@@ -222,7 +231,7 @@ async def test_each_way_to_be_deaf(project: str) -> None:
                 name = f"half open: {ways}, prefetch {prefetch}"
                 tasks.start_soon(note, name, half_open(project, ways, prefetch))
         tasks.start_soon(note, "refused", refused(project))
-        tasks.start_soon(note, "slow link", slow_link(project, 0.5))
+        tasks.start_soon(note, "slow link", slow_link(project, 0.3))
         tasks.start_soon(note, "frozen", frozen(project))
     assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())
 

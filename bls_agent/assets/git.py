@@ -279,7 +279,7 @@ class GitSource:
 
 
 def _check_url(url: str) -> str:
-    """Refuse what is no address of a Git server; give the password as it is written."""
+    """Refuse what is no address of a Git server; return the password, still quoted."""
     rule = "it is written https://host/repo.git, ssh://user@host/repo.git or user@host:path"
     try:
         parts = urlsplit(url)

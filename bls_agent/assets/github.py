@@ -52,7 +52,7 @@ MAX_JSON: Final = 32 * 2**20  # bytes; GitHub's lists end at 7 MB
 ATTEMPTS: Final = 4
 REDIRECTS: Final = 5
 SLOWEST: Final = 2_000  # bytes a second: a narrow link, not a dead one
-UNTOLD: Final = 60.0  # seconds: GitHub's advice where a limit does not say how long
+DEFAULT_WAIT: Final = 60.0  # seconds: GitHub's advice for a limit without a time
 OK: Final = 200
 NOT_MODIFIED: Final = 304
 REDIRECTED: Final = (301, 302, 307, 308)  # the same request, to another place
@@ -122,14 +122,14 @@ class _Answer:
         if self.headers.get("x-ratelimit-remaining") == "0":
             return self._until(self.headers.get("x-ratelimit-reset", "")) + 1
         is_limit = self.status == 429 or "rate limit" in self.message.lower()  # noqa: PLR2004 - a status
-        return UNTOLD if is_limit else None
+        return DEFAULT_WAIT if is_limit else None
 
     def _until(self, time: str) -> float:
         try:
             end = float(time) if time.isdecimal() else _parse_date(time)
             return max(0.0, end - _parse_date(self.headers.get("date", "")))
         except ValueError:
-            return UNTOLD
+            return DEFAULT_WAIT
 
 
 def _parse_date(text: str) -> float:
@@ -153,9 +153,9 @@ class GitHubSource:
     compared with its own SHA. Twenty files or more come as one archive, fewer singly.
 
     Server errors, timeouts and torn answers are tried again, four times in all. A rate
-    limit is waited for if it ends within ``max_wait``; otherwise the error says when it
-    ends. Redirects are followed to the same host only; an archive may come from the
-    host's neighbour ``codeload.``, which is not given the token.
+    limit is waited for if it ends within ``max_wait``; otherwise the error names its
+    end. Redirects are followed to the same host only; an archive may come from the
+    host's neighbour ``codeload.``, which does not get the token.
 
     Args:
         repo: ``owner/name``.
@@ -341,7 +341,7 @@ class GitHubSource:
             raise _PassingError(self.name, f"broken answer: {error}") from None
 
     def _refusal(self, answer: _Answer) -> SourceError:
-        """Translate a status; the token is not in it, whatever the server says."""
+        """Translate a status; the token is removed from the message of the server."""
         status, message = answer.status, answer.message
         if self._token:
             message = message.replace(self._token, "***")
@@ -437,7 +437,7 @@ def _check_sha(text: object) -> str:
 
 
 def _read_tree(answer: _Answer) -> _Listing:
-    """Read a list of files; one that does not say that it is complete is refused."""
+    """Read a list of files; ValueError if it does not state whether it is complete."""
     listing = decode_object(answer.body)
     files: list[SourceFile] = []
     folders: dict[str, str] = {}

@@ -108,7 +108,7 @@ class AssetLibrary(Store):
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         super().__init__(redis, timeout=timeout)
-        self._has_scripts = True  # and streams, until the server says otherwise
+        self._has_scripts = True  # and streams, until the server refuses one as unknown
         self._throttled_log = ThrottledLog()
 
     @property
@@ -225,9 +225,12 @@ class AssetLibrary(Store):
         return await self._write_one(AssetWrite.of(manifest, path=path, sha=sha))
 
     async def delete(self, asset_id: str) -> bool:
-        """Delete one asset, also what is left of one; tell whether there was anything.
+        """Delete one asset, also what is left of one.
 
         After an error deleting again is safe.
+
+        Returns:
+            Whether there was anything to delete.
 
         Raises:
             ConfigurationError: No asset can have this id.
@@ -387,7 +390,7 @@ class AssetLibrary(Store):
         """Yield the ids of assets as they are created, updated or deleted.
 
         Begins with the first change after the iteration has begun, and resumes after an
-        outage where it stopped. A change is given at least once: at once if it was made
+        outage where it stopped. A change is yielded at least once: at once if it was made
         through this class, within five seconds if by another program that keeps to the
         protocol. A reader that falls behind by more than 1,000 changes misses the
         oldest.

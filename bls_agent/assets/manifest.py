@@ -37,7 +37,7 @@ _ID: Final = re.compile(ID)
 
 
 def path_fault(path: str) -> str:
-    """Name the rule that a path inside of a repository breaks; ``""`` if none."""
+    """Return the rule that a path inside of a repository breaks; ``""`` if none."""
     fault = ""
     if not path or len(path) > MAX_PATH:
         fault = f"a path has 1 to {MAX_PATH} characters"
@@ -166,7 +166,7 @@ class ConfigItem(_Part):
 
 
 class AgentSpecs(_Part):
-    """What a language model is told of the asset; a tool needs all three."""
+    """How a language model sees the asset; a tool needs all three fields."""
 
     function_name: Annotated[
         str | None,

@@ -25,7 +25,7 @@ class KnownAsset:
     """What Redis holds of an asset, as far as a plan needs it."""
 
     id: str  # which one
-    path: str = ""  # its manifest, ``""`` if nothing says so
+    path: str = ""  # its manifest, ``""`` if it is unknown
     sha: str = ""  # of that manifest
     is_sound: bool = True  # whether hash, index and category sets agree
 

@@ -175,7 +175,7 @@ class SyncState:
         last_commit_sha: The commit that the library is equal to, or ``""``.
         synced_count: Assets after the last complete synchronisation, or ``None``.
         sync_status: ``idle``, ``syncing``, ``failed``, ``""`` before the first one.
-        is_interrupted: Whether it says ``syncing`` though no synchronisation is alive.
+        is_interrupted: Whether the status is ``syncing`` although no synchronisation runs.
         report: What the last synchronisation did, if it wrote that.
     """
 

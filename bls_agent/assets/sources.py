@@ -1,4 +1,4 @@
-"""Where manifests come from: what every source gives, and a folder as a source."""
+"""Where manifests come from: the methods of a source, and a folder as a source."""
 
 from __future__ import annotations
 
