@@ -26,7 +26,6 @@ from bls_agent.core.errors import (
     SourceError,
     UnknownCommandError,
     WrongTypeError,
-    preview,
 )
 
 CLASSES = {
@@ -181,14 +180,6 @@ def test_a_payload_is_not_kept_at_length() -> None:
     """A refused payload of any size costs 64 bytes, but its size is told."""
     error = DecodeError("too_large", b"{" * 1_000_000)
     assert (len(error.payload), error.size) == (64, 1_000_000)
-
-
-@given(st.binary(max_size=100))
-def test_a_preview_is_one_line_of_ascii(payload: bytes) -> None:
-    """Whatever bytes a peer sent, their preview cannot steer a terminal."""
-    shown = preview(payload)
-    assert shown.isascii()
-    assert shown.isprintable()
 
 
 @settings(deadline=None)

@@ -17,7 +17,6 @@ from bls_agent.core.keys import (
     PROJECT_STATUS,
     KeyTemplate,
     check_name,
-    escape_glob,
     find_templates,
     hash_tag,
     place_beside,
@@ -214,15 +213,6 @@ def test_a_key_is_read_back(sample: tuple[str, dict[str, str]]) -> None:
             assert KEYS[row].parse(written) == values
 
 
-@given(keys())
-def test_a_key_is_found_in_the_table(sample: tuple[str, dict[str, str]]) -> None:
-    """Every row that a key may belong to is named, the exact ones first."""
-    row, values = sample
-    found = find_templates(KEYS[row].build(**values))
-    assert row in found
-    assert found == sorted(found, key=lambda name: KEYS[name].ambiguous)
-
-
 @pytest.mark.parametrize("template", CONSOLE_ROWS.values(), ids=list(CONSOLE_ROWS))
 @given(project=nasty_names(colon=True))
 def test_the_keys_of_a_project_are_not_confused(
@@ -329,11 +319,6 @@ def test_a_pattern_knows_its_fields() -> None:
     """A misspelt field does not silently widen a pattern to every project."""
     with pytest.raises(ConfigurationError):
         CONTROL.pattern(projcet="订单系统")
-
-
-def test_a_pattern_escapes_what_redis_reads_as_a_wildcard() -> None:
-    """Each special character of a glob has a backslash before it, the rest has none."""
-    assert escape_glob(r"a*b?c[d]e\f^g{h}-:订") == r"a\*b\?c\[d\]e\\f\^g{h}-:订"
 
 
 def test_no_key_is_declared_twice() -> None:

@@ -411,37 +411,6 @@ async def test_blpop_refused_and_lpop_not(project: str) -> None:
             await history.check(admin, project)
 
 
-async def test_lpop_refused(own_server: DevServer, admin: Redis, project: str) -> None:
-    """prefetch without the right to LPOP takes commands one by one."""
-    url = await url_with_rights(admin, own_server, "~*", "+@all", "-lpop")
-    history = History()
-    agent = ProjectAgent(project, redis=url, prefetch=8)
-    history.attach(agent)
-    for _ in range(20):
-        await history.push(admin, project)
-    async with agent:
-        await eventually(lambda: history.handled == history.pushed)
-        assert agent.stats().mode == "blocking"
-
-
-@needs_selectors
-async def test_status_without_the_right_to_read(
-    own_server: DevServer, admin: Redis, project: str
-) -> None:
-    """A status key that may only be written is written all the same."""
-    url = await url_with_rights(admin, own_server, "%W~*", "+@all")
-    agent = ProjectAgent(project, redis=url, mode="compat")
-    async with agent:
-        await agent.ready(5)
-        agent.set_status(Status.ERROR)
-        await eventually(lambda: _is(admin, project, "报错"))
-    assert await status_of(admin, project) == "离线"
-
-
-async def _is(redis: Redis, project: str, status: str) -> bool:
-    return await status_of(redis, project) == status
-
-
 async def test_lpush_refused_at_the_stop(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
@@ -463,24 +432,6 @@ async def test_lpush_refused_at_the_stop(
     async with agent:
         await eventually(lambda: started.handled == [0])
     assert history.handled == history.pushed
-    await history.check(admin, project)
-
-
-async def test_client_commands_refused(
-    own_server: DevServer, admin: Redis, project: str
-) -> None:
-    """Without CLIENT a stop waits for the end of the block, and loses nothing."""
-    url = await url_with_rights(admin, own_server, "~*", "+@all", "-client")
-    history = History()
-    agent = ProjectAgent(project, redis=url)
-    history.attach(agent)
-    async with agent:
-        await agent.ready(5)
-        for _ in range(3):
-            await history.push(admin, project)
-        await eventually(lambda: len(history.handled) == 3)
-        began = time.perf_counter()
-    assert time.perf_counter() - began < 6
     await history.check(admin, project)
 
 
@@ -521,37 +472,3 @@ async def test_a_record_that_is_refused_for_good_does_not_hold_the_stop(
         assert not await agent.flush(5)
     assert time.perf_counter() - began < 4
     assert await status_of(admin, project) == "离线"
-
-
-async def test_a_script_that_may_not_look(
-    own_server: DevServer, admin: Redis, project: str
-) -> None:
-    """compat where EVAL is allowed and what the script does is not: LREM cuts."""
-    url = await url_with_rights(admin, own_server, "~*", "+@all", "-lindex")
-    history = History()
-    agent = ProjectAgent(project, redis=url, mode="compat")
-    history.attach(agent)
-    for _ in range(3):
-        await history.push(admin, project)
-    async with agent:
-        await eventually(lambda: len(history.handled) == 3)
-    await history.check(admin, project)
-
-
-@needs_selectors
-async def test_an_idle_stop_without_the_right_to_unblock(
-    own_server: DevServer,
-    admin: Redis,
-    project: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It takes the rest of the block, and the host is told why."""
-    url = await url_with_rights(admin, own_server, "~*", "+@all", "-client|unblock")
-    async with ProjectAgent(project, redis=url) as agent:
-        await eventually(lambda: is_parked(admin))
-        began = time.perf_counter()
-        assert not agent.stats().faults
-    assert time.perf_counter() - began < 6
-    (said,) = [r.getMessage() for r in caplog.records]
-    assert "CLIENT UNBLOCK" in said
-    assert PASSWORD not in said

@@ -84,12 +84,6 @@ def test_where_a_setting_comes_from(name: str) -> None:
         assert (value, type(value)) == (expected, type(expected)), environ
 
 
-@pytest.mark.parametrize("name", ["command_timeout", "instance"])
-def test_none_can_be_said_in_the_environment(name: str) -> None:
-    """The word none stands for no limit and no name."""
-    assert getattr(Settings.from_env({f"BLS_{name.upper()}": "None"}), name) is None
-
-
 def test_only_the_given_mapping_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process's own environment is left to whoever passes it in."""
     monkeypatch.setenv("BLS_STATUS_TTL", "90")
