@@ -71,7 +71,8 @@ class BoundedBuffer(Generic[T]):
         self._begin(ranks)
 
     def _begin(self, ranks: int) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler must not wait for its thread
+        self._changing = threading.Lock()  # held inside of a change, never waited for
         self._intake: deque[T] = deque()
         self._refused: deque[None] = deque()  # a count that needs no lock
         self._waiting: tuple[deque[tuple[int, T]], ...] = tuple(
@@ -123,7 +124,7 @@ class BoundedBuffer(Generic[T]):
         More may be taken while others are in flight; they end in that order. A single
         item larger than ``max_bytes`` is taken alone.
         """
-        with self._lock:
+        with self._lock, self._changing:
             self._drain(max_items - self._queued + len(self._in_flight) + DRAIN_LIMIT)
             taken: list[T] = []
             size = 0
@@ -139,19 +140,19 @@ class BoundedBuffer(Generic[T]):
 
     def done(self, items: Sequence[T]) -> None:
         """Count items in flight as delivered."""
-        with self._lock:
+        with self._lock, self._changing:
             self._leave(items)
             self._delivered += len(items)
 
     def give_up(self, items: Sequence[T], reason: str) -> None:
         """Count items in flight as dropped."""
-        with self._lock:
+        with self._lock, self._changing:
             self._leave(items)
             self._dropped[reason] += len(items)
 
     def empty(self, reason: str) -> int:
         """Drop the waiting items and return their number; items in flight stay."""
-        with self._lock:
+        with self._lock, self._changing:
             self._drain()
             count = 0
             for rank in self._waiting:
@@ -166,12 +167,12 @@ class BoundedBuffer(Generic[T]):
 
     def count_accepted(self) -> int:
         """Count the items that were ever put; waits for a change in another thread."""
-        with self._lock:
+        with self._lock, self._changing:
             return self._accepted + len(self._intake) + len(self._refused)
 
     def settled_to(self, number: int) -> bool:
         """Return whether the first so many items have all been delivered or dropped."""
-        with self._lock:
+        with self._lock, self._changing:
             self._drain()
             left = [rank[0][0] for rank in self._waiting if rank]
             if self._in_flight:
@@ -195,21 +196,29 @@ class BoundedBuffer(Generic[T]):
         return BufferStats(accepted, delivered, dropped, queued, queued_bytes)
 
     def _try_drain(self, left: float = DRAIN_LIMIT) -> None:
-        """Drain at most so many items.
+        """Drain at most so many items; never waits.
 
         There are three cases:
 
-        1. Nobody holds the lock: drain, also what comes meanwhile.
-        2. Another thread holds the lock: return, so that nobody waits for a long change.
-           A later call drains.
-        3. This thread holds the lock, and a signal handler or a finaliser interrupts it
-           inside of a change: return, because the change must end first.
+        1. No other thread holds the lock, and no change is under way: drain, also what
+           comes meanwhile.
+        2. Another thread holds the lock: return. A later call drains.
+        3. This thread is inside of a change, which a signal handler or a finaliser
+           interrupts: return, because the change must end first.
         """
         while left > 0 and (self._intake or self._refused):
-            if self._lock.locked():
+            if self._changing.locked():
                 return
-            with self._lock:
-                left -= self._drain(left)
+            try:  # around acquire, too: a signal's exception may come right behind it
+                if not self._lock.acquire(blocking=False):
+                    return
+                with self._changing:
+                    left -= self._drain(left)
+            finally:
+                try:  # noqa: SIM105 - each call more would be a place to be interrupted
+                    self._lock.release()
+                except RuntimeError:  # another thread's
+                    pass
 
     def _drain(self, most: float = math.inf) -> int:
         """Move at most so many items out of the intake and return their number."""

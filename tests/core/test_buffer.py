@@ -111,7 +111,7 @@ def check_account(buffer: BoundedBuffer[Item]) -> BufferStats:
 
     Other threads go on putting: what they put while we look makes two counts differ.
     """
-    with buffer._lock:  # the intake may grow, nothing else may change
+    with buffer._lock, buffer._changing:  # the intake may grow, nothing else changes
         sorted_in = sum(map(len, buffer._waiting)) + len(buffer._in_flight)
         at_least = sorted_in + len(buffer._intake)
         stats = buffer.stats()  # as a signal handler would ask: nothing is sorted in
