@@ -15,12 +15,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Self
 
 from bls_agent.core.errors import (
@@ -356,11 +354,6 @@ def _answers(port: int, pid: int) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until SIGINT or SIGTERM."""
-    over = threading.Event()
-
-    def finish(_number: int, _frame: FrameType | None) -> None:
-        over.set()
-
     given = sys.argv[1:] if arguments is None else arguments
     texts = load_texts("demo", find_language(given, os.environ))
     parser = make_parser(PROGRAM, texts["server_help"], texts)
@@ -368,17 +361,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, metavar="PORT", help=help_text)
     options = parser.parse_args(given)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, finish)
-    try:
-        server = start_for_user(options.port, texts)
-    except BlsError as error:
-        sys.exit(str(error))
-    try:
-        print(server.url, flush=True)
-        print(texts["ctrl_c_ends"], file=sys.stderr, flush=True)
-        over.wait()
-    finally:
-        server.stop()
+        signal.signal(number, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        try:
+            server = start_for_user(options.port, texts)
+        except BlsError as error:
+            sys.exit(str(error))
+        try:
+            print(server.url, flush=True)
+            print(texts["ctrl_c_ends"], file=sys.stderr, flush=True)
+            signal.pause()
+        finally:
+            server.stop()
 
 
 if __name__ == "__main__":
