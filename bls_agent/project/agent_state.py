@@ -28,10 +28,10 @@ from bls_agent.runtime.watchdog import StallCounts
 
 @dataclass(eq=False)
 class AgentState:
-    """What an agent keeps from one session to the next."""
+    """Counters, handlers and the log of an agent; each session uses the same ones."""
 
     project: str
-    clock: Callable[[], float]  # gives Unix seconds
+    clock: Callable[[], float]  # returns Unix seconds
     router: Router
     stream: LogStream
     board: StatusAggregator = field(default_factory=StatusAggregator)

@@ -287,7 +287,7 @@ class AgentSession:
             logger.info("%s: connected, the status is %s", project, now)
 
     def _warn(self, text: str, metadata: dict[str, object]) -> None:
-        """Warn operator and host, of the same thing once a minute."""
+        """Warn in the console list and in the host's log; the same text once a minute."""
         if not self._reminders.is_due(f"{text} {metadata}"):
             return
         self._state.stream.emit(Level.WARN, text, metadata)

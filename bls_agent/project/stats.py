@@ -140,7 +140,7 @@ def _collect_kept(state: AgentState) -> AgentStats:
 def stats_source(
     state: AgentState, session_of: Callable[[], AgentSession | None]
 ) -> Callable[[], JSONObject]:
-    """Make a function that gives the counters, without holding an unclosed agent."""
+    """Make a function that returns the counters and keeps no unclosed agent alive."""
     reference = weakref.WeakMethod(session_of)
 
     def collect() -> JSONObject:

@@ -68,7 +68,7 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """Begin, or go on: the task waits for something now."""
+        """Set the timer, because the task waits for something now."""
         if self._deadline is not None and self._timer is None:
             self._timer = self._task.get_loop().call_at(self._deadline, self._cancel)
 
@@ -259,7 +259,7 @@ class CommandRunner:
         handler: Handler | None,
         on_resisted: Callable[[], None],
     ) -> _End:
-        """Run the handler; whatever it does ends here as an outcome."""
+        """Run the handler and return how it ended; raises only Ctrl-C."""
         variables = self._context.copy()
         variables.run(CURRENT_COMMAND.set, context.id)
         process = os.getpid()

@@ -107,7 +107,7 @@ class Follower:
         return LogEntry.decode(self._anchor[-1]).number is not None
 
     def _is_old(self, payload: bytes, entry: LogEntry) -> bool:
-        """Whether it is old, and not of a process that counts from 1 again."""
+        """Whether a record was seen before; a process may count from 1 again."""
         if payload in self._anchor:
             return True
         number, timestamp = self._latest.get(entry.instance, (0, ""))

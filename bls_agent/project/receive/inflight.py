@@ -458,5 +458,5 @@ def _is_running(item: tuple[Message, HeldCommand]) -> bool:
 
 
 def _is_waited_for(_: str) -> bool:
-    """Wait for the end of a dead owner's lease, too: its list is to be emptied first."""
+    """Return false, because a dead owner's list is emptied before its lease is taken."""
     return False

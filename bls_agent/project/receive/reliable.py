@@ -166,7 +166,7 @@ class ReliableReceiver(Receiver):
         return self.list.begin(message)
 
     def mark_ended(self, message: Message) -> None:
-        """Acknowledge with the next request what has ended although it goes on."""
+        """Acknowledge with the next request a command whose handler goes on regardless."""
         self.list.end(message)
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:
@@ -230,7 +230,7 @@ class ReliableReceiver(Receiver):
         return True
 
     async def stop(self) -> None:
-        """Release the parked read; what came half-way goes back."""
+        """Release the parked read and give back commands whose reply was lost."""
         self._stopped.set()
         await self._read.release()
         is_open = self._opened and self._connections.control.connected
@@ -312,7 +312,7 @@ class ReliableReceiver(Receiver):
         self._report(dead, OutcomeKind.DEAD_LETTERED)
 
     async def _explain(self, error: RedisUnavailableError) -> BlsError:
-        """Name what is wrong or missing behind a refusal: a script does not."""
+        """Return an error that names the key or the right at which a script failed."""
         if not isinstance(error, RedisRefusedError) or error.connecting:
             return error
         types = self._keys.types(self.list.lease.key)
@@ -362,14 +362,14 @@ class AckPace:
             self._taken_at = None
 
     def expect_fetch(self) -> None:
-        """Acks wait: for the next fetch, or until their time is over."""
+        """Let acks wait for the next fetch, for 5 ms at most."""
         if self._due is None:
             self._due = time.monotonic() + ACK_WITHIN
             if self._timer is None:
                 self._watch(ACK_WITHIN)
 
     def stop_deferring(self) -> None:
-        """Acks leave alone; those of what ends from now on, too."""
+        """Let no ack of this batch wait for a fetch any more."""
         self.defers = False
 
     async def overdue(self) -> None:

@@ -75,11 +75,11 @@ class StatusAggregator:
         until: float = math.inf,
         reason: str = "",
     ) -> None:
-        """Set a source's status until that monotonic second; from anywhere."""
+        """Set a source's status until a monotonic second; never waits, never raises."""
         self._sources[source] = (status, until, reason)
 
     def withdraw(self, source: str) -> None:
-        """Remove a source; from anywhere, never waits."""
+        """Remove a source; never waits, never raises."""
         self._sources.pop(source, None)
 
     def forget_sources(self) -> None:
@@ -338,7 +338,7 @@ class HealthMonitor:
         return self._checks.going_on.get(check.name)
 
     async def _attempt(self, check: HealthCheck, now: float) -> dict[str, str] | None:
-        """Call a check; whatever it does ends here."""
+        """Call a check and describe why it failed; never raises."""
         function: Callable[[], Any] = check.function
         if not is_coroutine_function(function):
             function = self._threads.wrap(partial(self._checks.call, check, now))

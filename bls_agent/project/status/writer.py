@@ -133,7 +133,7 @@ class StatusWriter:
                     return
 
     async def _report(self, status: Status, ttl: int) -> bool:
-        """Report as one of several; false if alone, or from now on where refused."""
+        """Report to the registry of replicas; return false if it is not used or refused."""
         if self._replicas is None:
             return False
         if await self._replicas.report(self._connections.liveness, status, ttl):
