@@ -7,15 +7,14 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
@@ -33,6 +32,7 @@ from tests.harness import (
     status_of,
     url_with_rights,
 )
+from tests.kit import HurtableServer
 
 PAYLOAD = "内容-nobody-may-see-this"
 WINDOW = 2.0  # seconds that a fault lasts
@@ -44,10 +44,9 @@ class Scene:
     """One server, what is wrong with it, and what an agent made of it."""
 
     name: str
-    server: DevServer
+    server: HurtableServer
     admin: Redis
     project: str
-    others: list[DevServer] = field(default_factory=list)
 
     async def config(self, *words: object) -> None:
         await execute(self.admin, "CONFIG", "SET", *words)
@@ -83,56 +82,27 @@ def fault(kinds: str) -> Callable[[Fault], Fault]:
     return note
 
 
-@fault("out_of_memory")
-async def out_of_memory(scene: Scene) -> AsyncIterator[None]:
-    await scene.config("maxmemory", 1)
-    yield
-    await scene.config("maxmemory", 0)
+def injure(name: str) -> Fault:
+    """Make a fault of an injury of the server, which blocks for a moment."""
+
+    async def hurt(scene: Scene) -> AsyncIterator[None]:
+        injury = getattr(scene.server, name)()
+        await anyio.to_thread.run_sync(injury.__enter__)
+        if name == "crowded":
+            await cut_connections(scene.admin)
+        yield
+        await anyio.to_thread.run_sync(injury.__exit__, None, None, None)
+
+    return hurt
 
 
-@fault("disk")
-async def disk(scene: Scene) -> AsyncIterator[None]:
-    """A snapshot that cannot be written: a folder stands in its place."""
-    in_the_way = scene.server.folder / "dump.rdb"
-    await scene.config("save", "3600 1000000")
-    in_the_way.mkdir()
-    await snapshot(scene, "err")
-    yield
-    in_the_way.rmdir()
-    await snapshot(scene, "ok")
-
-
-async def snapshot(scene: Scene, outcome: str) -> None:
-    await scene.admin.bgsave()
-
-    async def is_over() -> bool:
-        found = await scene.admin.info("persistence")
-        return bool(found["rdb_last_bgsave_status"] == outcome)
-
-    await eventually(is_over)
-
-
-@fault("role_changed|read_only")
-async def read_only(scene: Scene) -> AsyncIterator[None]:
-    """Demoted while BLPOP waits."""
-    await execute(scene.admin, "REPLICAOF", "127.0.0.1", 1)
-    yield
-    await execute(scene.admin, "REPLICAOF", "NO", "ONE")
-
-
-@fault("no_replicas")
-async def no_replicas(scene: Scene) -> AsyncIterator[None]:
-    await scene.config("min-replicas-to-write", 1)
-    yield
-    await scene.config("min-replicas-to-write", 0)
-
-
-@fault(CUT + "max_clients")
-async def max_clients(scene: Scene) -> AsyncIterator[None]:
-    await scene.config("maxclients", 1)
-    await cut_connections(scene.admin)
-    yield
-    await scene.config("maxclients", 100)
+FAULTS |= {
+    "full": (["out_of_memory"], injure("full")),
+    "without_disk": (["disk"], injure("without_disk")),
+    "demoted": (["role_changed|read_only"], injure("demoted")),
+    "without_replicas": (["no_replicas"], injure("without_replicas")),
+    "crowded": ([*CUT.split(), "max_clients"], injure("crowded")),
+}
 
 
 @fault("busy")
@@ -260,7 +230,7 @@ async def test_each_fault_of_a_server(
     failed: dict[str, str] = {}
 
     async def try_one(name: str) -> None:
-        with DevServer() as server:
+        with HurtableServer() as server:
             async with Redis.from_url(server.url, protocol=2) as admin:
                 scene = Scene(name, server, admin, project)
                 try:
@@ -438,45 +408,6 @@ async def watching(admin: Redis, project: str) -> AsyncIterator[set[str | None]]
         tasks.start_soon(look)
         yield seen
         tasks.cancel_scope.cancel()
-
-
-async def test_loading(project: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A server that still reads its file: said once, few tries, then all is well."""
-    with DevServer(append_only=True) as server:
-        async with Redis.from_url(server.url, protocol=2) as admin:
-            pipeline: Any = admin.pipeline(transaction=False)
-            for number in range(6_000):
-                pipeline.set(f"filler:{number}", "x")
-            await pipeline.execute()
-        slow = DevServer(
-            append_only=True,
-            port=server.port,
-            options=("--dir", str(server.folder), "--key-load-delay", "400"),
-        )
-        server.kill()
-        agent = ProjectAgent(project, redis=server.url)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(anyio.to_thread.run_sync, slow.start)
-            try:
-                await eventually(lambda: is_loading(server.url))
-                async with agent:
-                    await eventually(lambda: bool(caplog.records))
-                    await agent.ready(8)
-                    assert agent.stats().status_failures < 15
-            finally:
-                await anyio.to_thread.run_sync(slow.stop)
-    (said,) = [r.getMessage() for r in caplog.records]
-    assert "(loading)" in said
-
-
-async def is_loading(url: str) -> bool:
-    once = Retry(NoBackoff(), 0)
-    async with Redis.from_url(url, protocol=2, retry=once) as client:
-        try:
-            await client.ping()
-        except (RedisError, OSError) as error:
-            return "loading" in str(error).lower()
-    return False
 
 
 async def test_a_command_that_is_longer_than_the_server_takes(
