@@ -56,6 +56,14 @@ async def eventually(
             await anyio.sleep(min(max(0.005, waited / 10), 0.05))
 
 
+def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
+    """Wait in a thread until a condition holds, or fail after the deadline."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
 async def parked(redis: Redis) -> bool:
     """Return whether a connection waits in a blocking read."""
     return any("b" in client["flags"] for client in await redis.client_list())

@@ -34,6 +34,7 @@ TWO_LANGUAGES = (
     "README",
     "docs/console-python",
     "docs/crawl",
+    "docs/embedding",
     "docs/service",
     "docs/troubleshooting",
     "docs/tutorial",

@@ -310,15 +310,6 @@ def blocks(page: Path, title: str = "") -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def test_the_pages_have_the_same_code() -> None:
-    """Both languages show the same programs, comments aside."""
-    english, chinese = (
-        [re.sub(r"\s+#.*", "", block) for block in blocks(page)] for page in PAGES
-    )
-    assert english == chinese
-    assert len(chinese) > 10
-
-
 async def test_asyncio_program_of_the_page(
     stage: Stage, console: Console, redis: Redis
 ) -> None:

@@ -33,6 +33,7 @@ from bls_agent import (
 from bls_agent.project.agent_thread import AgentThread
 from bls_agent.runtime import loop_thread
 from bls_agent.runtime.batch_writer import Flushed
+from tests.harness import until
 
 AWAY = "redis://127.0.0.1:1/0"
 KEYS = ("项目状态", "项目控制台", "控制")
@@ -45,14 +46,6 @@ def console(redis_url: str, project: str) -> Iterator[SyncConsole]:
         yield opened
     with Redis.from_url(redis_url) as client:
         client.delete(*(f"{project}_{suffix}" for suffix in KEYS))
-
-
-def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
-    """Wait until a condition holds, or fail after the deadline."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def interrupt_when(condition: Callable[[], object]) -> threading.Thread:

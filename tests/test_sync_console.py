@@ -29,6 +29,7 @@ from bls_agent import (
     UnknownProjectError,
     WrongTypeError,
 )
+from tests.harness import until
 
 AWAY = "redis://127.0.0.1:1/0"
 REQUESTS = [
@@ -45,14 +46,6 @@ def console(redis_url: str, project: str) -> Iterator[SyncConsole]:
         yield opened
     with Redis.from_url(redis_url) as client:
         client.delete(*(f"{project}_{s}" for s in ("项目状态", "项目控制台", "控制")))
-
-
-def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
-    """Wait until a condition holds, or fail after the deadline."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def console_threads() -> list[threading.Thread]:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -596,46 +595,6 @@ async def test_the_link_is_cut(
         assert await ids(direct) == "abcdefghi"
 
 
-async def test_redis_is_out_of_memory(
-    sync: AssetSync, source: MemorySource, admin: Redis
-) -> None:
-    """The library stays as it was; with memory again the next run does all of it."""
-    await sync.run()
-    commit = await commit_of(sync)
-    source.files["a.yaml"] = manifest("a", "2.0.0")
-    await admin.config_set("maxmemory", 1)
-    with pytest.raises(RedisUnavailableError) as caught:
-        await sync.run()
-    assert caught.value.kind == "out_of_memory"
-    assert await commit_of(sync) == commit
-    await admin.config_set("maxmemory", 0)
-    assert (await sync.run()).updated == ("a",)
-
-
-async def test_redis_is_restarted(own_server: DevServer, source: MemorySource) -> None:
-    """In the middle of it: the run fails or goes on, the next one completes."""
-
-    class Restarting(MemorySource):
-        async def tree(self, head: Head) -> Sequence[SourceFile]:
-            own_server.kill()
-            own_server.restart()
-            return await super().tree(head)
-
-    async with AssetSync(own_server.url, source, wait=5, lease=0.5) as sync:
-        await sync.run()
-        source.files["a.yaml"] = manifest("a", "2.0.0")
-        sync.source = Restarting(source.files)
-        with suppress(RedisUnavailableError):
-            await sync.run()
-        sync.source = source
-        await sync.run()
-        assert await commit_of(sync) == (await source.head()).commit
-        asset = await sync.library.get("a")
-        assert asset is not None
-        assert asset.version == "2.0.0"
-        assert await ids(sync) == "abcdefghij"
-
-
 async def test_redis_forgets(
     sync: AssetSync, source: MemorySource, admin: Redis
 ) -> None:
@@ -643,19 +602,6 @@ async def test_redis_forgets(
     await sync.run()
     await admin.flushall()
     assert len((await sync.run()).created) == 10
-
-
-async def test_a_folder(tmp_path: Path, own_server: DevServer) -> None:
-    """From files to assets; an edit is noticed without any commit."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/manifest.yaml").write_bytes(manifest("a"))
-    (tmp_path / "a/data.yaml").write_text("no manifest")
-    (tmp_path / "b.yml").write_bytes(manifest("b"))
-    async with AssetSync(own_server.url, DirectorySource(tmp_path)) as sync:
-        assert (await sync.run()).created == ("a", "b")
-        assert (await sync.run()).status == "unchanged"
-        (tmp_path / "b.yml").write_bytes(manifest("b", "2.0.0"))
-        assert (await sync.run()).updated == ("b",)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
