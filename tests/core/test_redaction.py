@@ -554,7 +554,7 @@ def test_a_message_leaves_without_secrets() -> None:
     assert SECRET not in str(record)
 
 
-@pytest.mark.parametrize("size", [20_000, 70_000, 2_000_000])
+@pytest.mark.parametrize("size", [20_000, 70_000])
 def test_secrets_go_before_anything_is_cut(size: int) -> None:
     """No half of a secret is left where a long record was shortened."""
     for before in range(32_740, 32_790, 7):

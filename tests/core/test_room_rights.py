@@ -42,7 +42,13 @@ from bls_agent.workers import (
     WorkerRegistry,
 )
 from tests.assets.memory_source import MemorySource, manifest
-from tests.harness import eventually, execute, needs_selectors, url_with_rights
+from tests.harness import (
+    PASSWORD,
+    eventually,
+    execute,
+    needs_selectors,
+    url_with_rights,
+)
 
 DOCUMENT = Path(__file__).parents[2] / "docs/rights.md"
 RUN, OTHER = 2**63 - 1, 7
@@ -306,6 +312,10 @@ async def _odd_key(admin: Redis) -> None:
     await admin.set("crawlo:news:odd:queue:requests", "x")
 
 
+# What a tour meets that lacks a right.
+FAILURES = (BlsError, AssertionError, pytest.fail.Exception)
+
+
 async def refused(admin: Redis) -> list[Any]:
     """What was refused to anybody."""
     return [one[one.index(b"object") + 1] for one in await execute(admin, "ACL", "LOG")]
@@ -380,12 +390,20 @@ async def test_a_reader_cannot_write(
     assert caught.value.kind == "no_permission"
 
 
-def each_right() -> Iterator[object]:
-    """Every command on keys, with its room and its row."""
+def commands_of(room: Room, *, write: bool) -> list[tuple[KeyAccess, str]]:
+    """Every command on keys, with its row."""
+    return [
+        (right, command)
+        for right in room.rights
+        if right.keys and right.writes is write
+        for command in right.commands.split()
+    ]
+
+
+def each_writing() -> Iterator[object]:
     for name, room in ROOMS.items():
-        for place, right in enumerate(room.rights):
-            for command in right.commands.split() if right.keys else ():
-                yield pytest.param(room, right, command, id=f"{name}-{place}-{command}")
+        for place, (right, command) in enumerate(commands_of(room, write=True)):
+            yield pytest.param(room, right, command, id=f"{name}-{place}-{command}")
 
 
 def rules_without(room: Room, right: KeyAccess, command: str) -> list[str]:
@@ -406,18 +424,43 @@ def rules_without(room: Room, right: KeyAccess, command: str) -> list[str]:
 
 @pytest.mark.usefixtures("_odd_key")
 @needs_selectors
-@pytest.mark.parametrize(("room", "right", "command"), [*each_right()])
-async def test_no_right_is_too_many(
+@pytest.mark.parametrize(("room", "right", "command"), [*each_writing()])
+async def test_no_right_of_a_writer_is_too_many(
     room: Room, right: KeyAccess, command: str, own_server: DevServer, admin: Redis
 ) -> None:
-    """Without any one of them something is refused to a writer, or to a reader."""
+    """Without any one of them something is refused."""
     rules = rules_without(room, right, command)
     url = await url_with_rights(admin, own_server, *rules)
-    if not right.writes:
-        await room.write(own_server.url)
-    with contextlib.suppress(BlsError, AssertionError, pytest.fail.Exception):
-        await (room.write if right.writes else room.read)(url)
+    with contextlib.suppress(*FAILURES):
+        await room.write(url)
     assert await refused(admin) != []
+
+
+@pytest.mark.usefixtures("_odd_key")
+@needs_selectors
+@pytest.mark.parametrize("room", [RUNS, ASSETS, CRAWL], ids=["runs", "assets", "crawl"])
+async def test_no_right_of_a_reader_is_too_many(
+    room: Room, own_server: DevServer, admin: Redis
+) -> None:
+    """Each of many readers lacks one of them, and something is refused to each."""
+    await (room.leave or room.write)(own_server.url)
+    users: set[str] = set()
+
+    async def read_without(right: KeyAccess, command: str) -> None:
+        user = f"reader-{len(users)}-{command}"
+        users.add(user)
+        rules = rules_without(room, right, command)
+        await execute(
+            admin, "ACL", "SETUSER", user, "reset", "on", f">{PASSWORD}", *rules
+        )
+        with contextlib.suppress(*FAILURES):
+            await room.read(f"redis://{user}:{PASSWORD}@127.0.0.1:{own_server.port}/0")
+
+    async with anyio.create_task_group() as readers:
+        for right, command in commands_of(room, write=False):
+            readers.start_soon(read_without, right, command)
+    log = await execute(admin, "ACL", "LOG", 1_000)
+    assert {one[one.index(b"username") + 1].decode() for one in log} == users
 
 
 # Which keys are a writer's own, and what nobody may do with another one.

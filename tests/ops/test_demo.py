@@ -42,7 +42,7 @@ def environment(changes: Mapping[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("language", "columns", "encoding"),
-    [("en", 80, "ascii"), ("zh", 40, "utf-8"), ("zh", 80, "gbk")],
+    [("en", 80, "ascii"), ("zh", 40, "gbk")],
 )
 def test_everything_happens(language: str, columns: int, encoding: str) -> None:
     """The whole story, in both languages, on any terminal; nothing in it is obeyed there."""
