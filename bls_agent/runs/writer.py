@@ -65,7 +65,6 @@ AT_EXIT: Final = 1.5  # seconds that the exit of the interpreter waits at most
 THREAD: Final = SharedThread("bls-agent runs", at_exit=AT_EXIT)
 
 NEW, OPEN, CLOSED, FORKED = "not_open", "open", "closed", "forked"  # states
-BATCH_BYTES: Final = 128 * 1024  # all writers of a store wait for each other's batches
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ class RunWriter:
         buffer: BoundedBuffer[PendingEvent] = BoundedBuffer(
             options.buffer, options.buffer_bytes, RANKS
         )
-        self._delivery = BatchWriter(buffer, pace=options.pace, batch_bytes=BATCH_BYTES)
+        self._delivery = BatchWriter(buffer, pace=options.pace)
         self._state = NEW
         self._outside = Counter[str]()  # dropped before they reached the buffer
         self._lock = threading.RLock()  # of the counter

@@ -73,6 +73,8 @@ class _Batch(Generic[T]):
     items: Sequence[T]  # as they were put
     prepared: Sequence[T] | None = None  # made by the sink, to be written
     faults: int = 0  # failures of ours, no failure of Redis, that it has met
+    is_ambiguous: bool = False  # it may be written already
+    is_carried: bool = False  # another run has begun it, with another sink
 
 
 class BatchWriter(Generic[T]):
@@ -81,15 +83,9 @@ class BatchWriter(Generic[T]):
     Nothing is written twice, except where :meth:`Sink.was_written` cannot find out.
     """
 
-    def __init__(
-        self,
-        buffer: BoundedBuffer[T],
-        *,
-        pace: float = PACE,
-        batch_bytes: int = BATCH_BYTES,
-    ) -> None:
+    def __init__(self, buffer: BoundedBuffer[T], *, pace: float = PACE) -> None:
         self.buffer = buffer
-        self._batch_bytes = self._most = batch_bytes
+        self._most = BATCH_BYTES
         self._pace = pace
         self.resent = 0  # items written again after an ambiguous failure
         self.maybe_repeated = 0  # of these, items that may have been written twice
@@ -97,15 +93,17 @@ class BatchWriter(Generic[T]):
         self._settled = anyio.Event()
         self._batch: _Batch[T] | None = None
         self._next: _Batch[T] | None = None
-        self._ambiguous = False
-        self._carried = False
         self._paced_until = 0.0
         self._flushing = 0  # callers that wait: no batch grows then
         self._hurried = anyio.Event()
-        self._runs = 0
-        self.running = False  # whether :meth:`run` is at work
+        self._run: object = None  # the run that is at work
         # Whether Redis refuses the batch for good; it is tried again slowly.
         self.refused = False
+
+    @property
+    def running(self) -> bool:
+        """Whether :meth:`run` is at work."""
+        return self._run is not None
 
     def put(self, item: T) -> None:
         """Take an item; never waits, never raises, from any thread."""
@@ -114,11 +112,10 @@ class BatchWriter(Generic[T]):
 
     async def run(self, sink: Sink[T], backoff: Backoff) -> None:
         """Write until cancelled; what was under way is finished by the next run."""
-        self._runs += 1
-        this_run = self._runs
+        this_run = self._run = object()
         self._wakeup.bind()
-        self.running = True
-        self._carried = self._batch is not None  # this sink has not seen it leave
+        if self._batch is not None:
+            self._batch.is_carried = True
         try:
             while True:
                 if self._batch is None:
@@ -127,23 +124,22 @@ class BatchWriter(Generic[T]):
                     if self._batch is None:
                         await self._wakeup.wait()
                         continue
-                    self._ambiguous = self._carried = False
                     self._paced_until = anyio.current_time() + self._pace
                 await self._settle(sink, backoff, self._batch)
                 self._batch = None
                 self._announce()
         finally:
-            if this_run == self._runs:  # else collected with a loop that was closed
-                self.running = False
+            if this_run is self._run:  # else collected with a loop that was closed
+                self._run = None
                 self._wakeup.unbind()
                 self._announce()
 
     def detach(self) -> None:
         """Reset what belonged to a closed loop, in which :meth:`run` was."""
-        self._runs += 1
+        self._run = None
         self._paced_until = 0.0
         self._flushing, self._hurried = 0, anyio.Event()
-        self.running = self.refused = False
+        self.refused = False
         self._wakeup.unbind()
         self._settled = anyio.Event()
 
@@ -152,7 +148,6 @@ class BatchWriter(Generic[T]):
         self.detach()
         self.buffer.reset_after_fork()
         self._batch = self._next = None
-        self._ambiguous = self._carried = False
         self.resent = self.maybe_repeated = 0
 
     def give_up(self, reason: str) -> int:
@@ -183,7 +178,7 @@ class BatchWriter(Generic[T]):
         try:
             if batch.prepared is None:
                 batch.prepared = sink.prepare(batch.items)
-            await self._write(sink, backoff, batch.prepared, len(batch.items))
+            await self._write(sink, backoff, batch, batch.prepared)
         except Exception:
             batch.faults += 1
             if batch.faults == FAULTS:
@@ -204,25 +199,27 @@ class BatchWriter(Generic[T]):
                     self._next.prepared = sink.prepare(self._next.items)
 
     async def _write(
-        self, sink: Sink[T], backoff: Backoff, batch: Sequence[T], count: int
+        self, sink: Sink[T], backoff: Backoff, batch: _Batch[T], prepared: Sequence[T]
     ) -> None:
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         loop = asyncio.get_running_loop()
         while True:
             try:
-                if self._ambiguous and await self._was_written(sink, batch):
+                if batch.is_ambiguous and await self._was_written(
+                    sink, batch, prepared
+                ):
                     return
                 # Until the answer is there, a cancelled write may have been executed.
-                self._ambiguous = True
+                batch.is_ambiguous = True
                 began = anyio.current_time()
-                soon = loop.call_soon(self._prepare_next, sink, count)
+                soon = loop.call_soon(self._prepare_next, sink, len(batch.items))
                 try:
-                    await sink.write(batch)
+                    await sink.write(prepared)
                 finally:
                     soon.cancel()
             except RedisUnavailableError as error:
-                self._ambiguous = error.ambiguous
+                batch.is_ambiguous = error.ambiguous
                 permanent = isinstance(error, RedisRefusedError)
                 delay = backoff.failed(permanent=permanent)
                 if not error.connecting:  # the gate has paced those
@@ -235,7 +232,7 @@ class BatchWriter(Generic[T]):
     def _fit(self, took: float) -> None:
         """Make the next batch smaller after a slow write: other requests wait."""
         change = self._most // 2 if took > SLOW else self._most * 2
-        self._most = min(max(change, LEAST_BYTES), self._batch_bytes)
+        self._most = min(max(change, LEAST_BYTES), BATCH_BYTES)
 
     async def _pause(self, delay: float, *, refused: bool) -> None:
         if not refused:
@@ -246,17 +243,19 @@ class BatchWriter(Generic[T]):
         await self._wait_for_flush(delay)
         self.refused = False
 
-    async def _was_written(self, sink: Sink[T], batch: Sequence[T]) -> bool:
+    async def _was_written(
+        self, sink: Sink[T], batch: _Batch[T], prepared: Sequence[T]
+    ) -> bool:
         try:
-            written = await sink.was_written(batch)
+            written = await sink.was_written(prepared)
         except RedisUnavailableError as error:
             error.ambiguous = True  # of the write before, still
             raise
         if written:
             return True
-        self.resent += len(batch)
-        if written is None or self._carried:
-            self.maybe_repeated += len(batch)
+        self.resent += len(prepared)
+        if written is None or batch.is_carried:
+            self.maybe_repeated += len(prepared)
         return False
 
     def _announce(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import anyio
 import pytest
 from redis.asyncio import Redis
 
@@ -47,16 +46,6 @@ def test_refused_at_construction() -> None:
         Access("redis://127.0.0.1", "test", timeout=-1)
 
 
-async def test_an_outage_raises(own_server: DevServer) -> None:
-    """Down is not empty."""
-    access = Access(own_server.url, "test", timeout=0.5)
-    assert await ping(access) == b"OK"
-    own_server.kill()
-    with pytest.raises(RedisUnavailableError):
-        await ping(access)
-    await access.aclose()
-
-
 async def test_many_requests_in_several_writes(own_server: DevServer) -> None:
     """A failure of a later write tells that an earlier one was executed."""
     access = Access(own_server.url, "test", timeout=0.5)
@@ -78,24 +67,6 @@ async def test_many_requests_in_several_writes(own_server: DevServer) -> None:
             await access.pool.call_many(requests)
     assert caught.value.ambiguous
     await access.aclose()
-
-
-def test_each_loop_has_its_own_connections(own_server: DevServer) -> None:
-    """A store outlives event loops; the connections of a closed one are left behind quietly."""
-    access = Access(own_server.url, "test")
-    used: list[object] = []
-
-    async def use(*, close: bool) -> None:
-        assert await ping(access) == b"OK"
-        used.append(access.pool)
-        assert access.pool is used[-1]
-        if close:
-            await access.aclose()
-
-    anyio.run(lambda: use(close=False))
-    anyio.run(lambda: use(close=True))
-    anyio.run(lambda: use(close=True))
-    assert len({id(pool) for pool in used}) == 3
 
 
 async def test_closing_is_no_end(own_server: DevServer, admin: Redis) -> None:

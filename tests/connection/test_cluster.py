@@ -720,21 +720,6 @@ async def test_a_slot_that_nobody_serves(
         assert agent.stats().faults == 0
 
 
-async def test_each_wire_leads_to_its_key(
-    topology: ClusterTopology, project: str
-) -> None:
-    """The connections of an agent begin at the node of their key, without a redirection."""
-    keys = dict(zip(("control", "liveness", "data"), keys_of(project), strict=True))
-    connections = AgentConnections(
-        Endpoint.of(topology.url), "test", timeout=1, reconnect_max=1, keys=keys
-    )
-    for connection in connections.all:
-        key = keys["control" if connection is connections.blocking else connection.use]
-        server = await connection.route.find()
-        owner = topology.owner(slot_of(key))
-        assert server.address == f"redis://{LOOPBACK}:{owner.port}/0"
-
-
 async def test_what_was_lost_is_let_go_where_it_was(
     topology: ClusterTopology, project: str
 ) -> None:

@@ -189,20 +189,6 @@ async def test_a_read_is_repeated_once_after_a_loss(own_server: DevServer) -> No
         await connection.aclose()
 
 
-async def test_a_frozen_server_meets_the_deadline(
-    connection: Connection, own_server: DevServer
-) -> None:
-    """A request to a frozen server fails at its deadline and is ambiguous."""
-    await connection.call("PING")
-    own_server.freeze()
-    began = time.perf_counter()
-    with pytest.raises(RedisUnavailableError) as caught:
-        await connection.call("RPUSH", "队列", "x")
-    own_server.thaw()
-    assert 0.9 < time.perf_counter() - began < 4
-    assert (caught.value.kind, caught.value.ambiguous) == ("timeout", True)
-
-
 async def test_long_requests_and_replies_have_time(own_server: DevServer) -> None:
     """No link is too narrow for them, and a dead one is noticed at the deadline."""
     long = b"x" * 20_000

@@ -87,18 +87,6 @@ def test_a_cached_function_in_many_loops(own_server: DevServer) -> None:
     assert in_many_loops(use) == []
 
 
-@pytest.mark.usefixtures("_hasty")
-def test_heartbeats_in_many_loops(own_server: DevServer) -> None:
-    """Opened and closed in many threads at once."""
-
-    async def use(number: int) -> None:
-        said = BacktestWorkerHeartbeat.create(f"回测-{number}")
-        async with Heartbeat(own_server.url, said):
-            pass
-
-    assert in_many_loops(use) == []
-
-
 def test_loops_that_end_under_heartbeats_are_not_kept(own_server: DevServer) -> None:
     """The end of a loop cancels the task that beats before the one that would close it."""
 

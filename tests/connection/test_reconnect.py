@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from bls_agent.connection.reconnect import REMIND_EVERY, ThrottledLog
-from bls_agent.core.backoff import PERMANENT_DELAY, Backoff
 from bls_agent.core.errors import (
     RedisRefusedError,
     RedisUnavailableError,
@@ -69,12 +68,6 @@ def test_a_missing_right_is_said_by_name(caplog: pytest.LogCaptureFixture) -> No
     assert throttled_log.warn(
         "", RedisRefusedError("no_permission", "", connecting=True)
     )
-
-
-def test_a_password_is_tried_once_a_minute() -> None:
-    """Never sooner than the longest delay of what is permanent: accounts get locked."""
-    backoff = Backoff()
-    assert backoff.failed(permanent=True, longest=True) == PERMANENT_DELAY[1] == 60
 
 
 def test_what_was_said_long_ago_is_forgotten() -> None:

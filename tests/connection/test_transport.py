@@ -21,7 +21,7 @@ from bls_agent.connection.route import Route
 from bls_agent.connection.transport import FAST, SLOWEST, ChannelState, Pace
 from bls_agent.devserver import DevServer
 from tests.harness import are_blocked, eventually, execute
-from tests.kit import Cut, FaultProxy, Flip, Rate, Slices, Swallow
+from tests.kit import Cut, FaultProxy, Flip, Rate
 
 LONG = b"x" * 300_000
 
@@ -219,21 +219,6 @@ async def test_a_push_is_no_reply(connection: Connection) -> None:
     assert connection.generation == 2
 
 
-async def test_a_swallowed_reply_meets_the_deadline(own_server: DevServer) -> None:
-    """A half-open link is given up at the deadline, and the next request has a new one."""
-    async with FaultProxy(own_server.url, seed=4) as proxy:
-        connection = Connection(Endpoint.of(proxy.url), "test", timeout=0.3)
-        await connection.open()
-        async with proxy.during(Swallow()):
-            began = anyio.current_time()
-            with pytest.raises(RedisUnavailableError, match="timeout"):
-                await connection.call("PING")
-            assert 0.25 < anyio.current_time() - began < 2
-            proxy.break_all()
-        assert await connection.call("PING") == b"PONG"
-        await connection.aclose()
-
-
 async def test_large_requests_wait_for_one_another(own_server: DevServer) -> None:
     """On a narrow link what waits is not buffered, and small requests come through."""
     async with FaultProxy(own_server.url, seed=5) as proxy:
@@ -335,21 +320,6 @@ async def test_a_connection_that_ends_with_its_first_replies() -> None:
         await connection.call("PING")
     await connection.aclose()
     server.close()
-
-
-async def test_replies_in_pieces(own_server: DevServer) -> None:
-    """Byte by byte they are the same."""
-    async with FaultProxy(own_server.url, seed=6) as proxy:
-        connection = Connection(Endpoint.of(proxy.url), "test", timeout=5)
-        async with proxy.during(Slices(1)):
-            replies = await connection.call_many(
-                [("ECHO", "一"), ("NO-SUCH",), ("COMMAND", "COUNT"), ("GET", "nichts")]
-            )
-        assert replies[0] == "一".encode()
-        assert replies[1].kind == "unknown_command"
-        assert replies[2] > 50
-        assert replies[3] is None
-        await connection.aclose()
 
 
 async def test_strict_means_no_extension(own_server: DevServer) -> None:

@@ -148,20 +148,6 @@ async def test_the_next_full_batch_is_made_while_the_answer_is_awaited() -> None
     assert buffer.stats().delivered == 3 * BATCH_ITEMS
 
 
-async def test_a_flush_waits_for_what_was_made_ahead() -> None:
-    async with delivering() as (delivery, notebook):
-        released = anyio.Event()
-        notebook.answer = released.wait
-        for number in range(3 * BATCH_ITEMS):
-            delivery.put(Item(number))
-        await a_few_cycles()
-        assert notebook.prepared == 2
-        assert not await delivery.flush(0.01)
-        released.set()
-        assert await delivery.flush(5.0)
-        assert notebook.numbers() == list(range(3 * BATCH_ITEMS))
-
-
 @dataclass
 class Faulty(Notebook):
     """A sink with a fault of ours: it cannot cope with some of the numbers."""

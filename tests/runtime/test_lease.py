@@ -285,30 +285,6 @@ async def test_nothing_stays_behind_a_clean_end(
     assert await bare.exists(key, owner_of(key)) == 0
 
 
-def test_valid_by_our_own_clock() -> None:
-    """Valid from before it was asked, not from when the answer came; a margin early."""
-    claim = ValueLease("k", 10)
-    assert not claim.is_valid(0.0)
-    claim.handle_reply(LeaseReply("written"), sent_at=100.0, now=105.0)
-    assert claim.is_valid(108.9)
-    assert not claim.is_valid(109.1)
-    claim.handle_reply(LeaseReply("held", 3.0), sent_at=101.0, now=106.0)
-    assert not claim.is_valid(106.0)
-
-
-def test_only_a_take_in_doubt_leaves_a_word() -> None:
-    """A lost write that keeps can do no harm and needs none."""
-    claim = ValueLease("k", 10)
-    claim.handle_reply(LeaseReply("written"), sent_at=0.0, now=0.0)
-    claim.record_failure(ambiguous=True)
-    assert claim.end_request(0.0)[1] == (claim.token, 0)
-    claim = ValueLease("k", 10)
-    claim.record_failure(ambiguous=False)
-    assert claim.end_request(0.0)[1] == (claim.token, 0)
-    claim.record_failure(ambiguous=True)
-    assert claim.end_request(1e9)[1] == (claim.token, 25_000)
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 def test_a_dead_process_is_known_by_its_mark() -> None:
     """Alive, dead, reaped, frozen, and the mark of another machine."""

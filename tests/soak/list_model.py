@@ -18,6 +18,7 @@ from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Endpoint, Request
 from bls_agent.connection.orphans import OrphanedConnection, OrphanedConnections
 from bls_agent.connection.reconnect import ReconnectGate
+from bls_agent.connection.transport import ChannelState
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisUnavailableError
 
@@ -152,6 +153,7 @@ class ModelWire:
     address = "model"
     server = None  # there is but one
     received = None  # nobody counts bytes
+    state = ChannelState.OPEN  # a cut shows when it is used
     waiting_since = None  # the model answers at once
 
     def __init__(self, server: ListServer, name: str) -> None:
@@ -210,7 +212,15 @@ class ModelWire:
         self.pending = 0
         return RedisUnavailableError("connection", "cut", ambiguous=True)
 
-    async def post(self, requests: Sequence[Request]) -> None:
+    @property
+    def channel(self) -> ModelWire:
+        """What requests leave by: the model needs no second object for it."""
+        return self
+
+    def note_refused(self, *_: object) -> None:
+        """Nothing: an error reply of the model never ends the connection."""
+
+    def post(self, requests: Sequence[Request]) -> None:
         """Send requests whose replies are owed."""
         link = self._opened()
         self.pending += len(requests)
@@ -224,10 +234,10 @@ class ModelWire:
         if cut == "after":
             self.break_link()
 
-    async def collect(self, patience: float | None = None) -> Any:
+    async def collect(self, patience: float | None = None) -> tuple[Any, Request]:
         """Wait for the next owed reply."""
         with anyio.fail_after(patience):
-            return await self._next_reply()
+            return await self._next_reply(), ()
 
     async def _next_reply(self) -> Any:
         while True:
