@@ -36,11 +36,8 @@ USER_SESSIONS: Final = 50  # of one user; the one used longest ago makes room
 
 def hash_password(password: str) -> str:
     """Make the hash of a new password (argon2id, the library's defaults)."""
-    if len(password) < SHORTEST:
-        rule = f"a password has at least {SHORTEST} characters"
-        raise ConfigurationError("password", "***", rule)
-    if len(_bytes(password)) > LONGEST:
-        rule = f"a password has at most {LONGEST} bytes"
+    if len(password) < SHORTEST or len(_bytes(password)) > LONGEST:
+        rule = f"a password has at least {SHORTEST} characters, at most {LONGEST} bytes"
         raise ConfigurationError("password", "***", rule)
     return PasswordHasher().hash(_bytes(password))
 

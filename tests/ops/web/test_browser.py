@@ -18,6 +18,7 @@ from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds import (
     assets as asset_feed,
+    changes,
     crawl as crawl_feed,
     workers as worker_feed,
 )
@@ -461,9 +462,14 @@ def test_a_flood_of_records(
 
 
 def test_status_history_and_replicas(
-    browser: Any, server: DevServer, foreign: Foreign
+    browser: Any,
+    server: DevServer,
+    foreign: Foreign,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The page shows what the console has seen since it began."""
+    monkeypatch.setattr(changes, "TICK", 0.05)
+    monkeypatch.setattr(changes, "EXPLAINED_IN", 0.1)
     foreign.status("在线")
     with (
         served(WebConfig(redis=server.url, port=0)) as console,

@@ -126,14 +126,6 @@ async def test_an_error_leads_back_to_its_list(path: str, back: str) -> None:
     assert f'<a class="main button" href="{back}">' in answer.text
 
 
-async def test_a_page_that_is_missing_among_the_files_leads_back(
-    client: httpx.AsyncClient,
-) -> None:
-    """Its links and files are those of every page."""
-    answer = await client.get("/static/nothing.js")
-    assert 'data-root=""' in answer.text
-
-
 def test_a_console_may_stand_below_a_path_called_projects() -> None:
     """What a proxy cuts off is no part of a name."""
     scope = {"raw_path": b"/projects/projects/a", "root_path": "/projects"}

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 import pytest
 
 import bls_agent.ops.web
-from bls_agent.ops.fleet import Presence, ProjectView
+from bls_agent.ops.fleet import ProjectView
 from bls_agent.ops.terminal import visible_lines
 from bls_agent.ops.texts import load_texts
 from bls_agent.ops.web.feeds.assets import COLUMNS, STATES as ASSETS, SYNC_STATES
 from bls_agent.ops.web.feeds.crawl import FIGURES, STATES as QUEUES, TOTALS
-from bls_agent.ops.web.feeds.fleet import KINDS, FleetFeed, make_card
+from bls_agent.ops.web.feeds.fleet import KINDS, make_card
 from bls_agent.ops.web.feeds.workers import STATES
 from bls_agent.ops.web.forms import KEPT, HelpCache, find_manual, read_manual
 from bls_agent.ops.web.pages.rendering import (
@@ -32,7 +32,7 @@ from bls_agent.ops.web.requests import (
     project_path,
     quote_name,
 )
-from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind, Status
+from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind
 from bls_agent.runs import EventCategory, GapReason, RunState
 from bls_agent.workers.worker import HEARTBEATS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
@@ -78,18 +78,6 @@ def record(message: str, level: Level = Level.ERROR, **metadata: Any) -> LogEntr
     """Give a record."""
     stamp = "2026-01-12T12:34:56.789Z"
     return LogEntry(timestamp=stamp, level=level, message=message, metadata=metadata)
-
-
-def test_worst_first() -> None:
-    """The worst stand first, and names decide among equals."""
-    views = [
-        view("b", status=Status.ONLINE),
-        view("z", status=Status.FAULT),
-        view("a", status=Status.ONLINE),
-        view("c", presence=Presence.STALE),
-    ]
-    cards = sorted(map(make_card, views), key=FleetFeed.place_of)
-    assert [card["name"] for card in cards] == ["z", "c", "a", "b"]
 
 
 def test_ages_go_on() -> None:

@@ -24,7 +24,7 @@ from bls_agent.ops.web.feeds.runs import (
     encode_event,
     make_run_card,
 )
-from bls_agent.ops.web.streams import EVENT_SIZE, count_rows, write_followed
+from bls_agent.ops.web.streams import EVENT_SIZE, write_followed
 from bls_agent.runs import (
     EventStore,
     Gap,
@@ -36,7 +36,6 @@ from bls_agent.runs import (
     gaps,
 )
 from bls_agent.runs.reading import RunKeys
-from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import eventually
 from tests.ops.web.serving import Served, console_of, served, told_in
 from tests.ops.web.test_streams import following, next_of
@@ -86,19 +85,6 @@ def test_order_of_cards() -> None:
     assert [card["id"] for card in cards] == ["4", "1", "5", "3", "2"]
 
 
-def test_a_card_holds_nothing_to_obey() -> None:
-    """Whatever an event says; and it stays short."""
-    for text in HOSTILE_TEXTS.values():
-        source = {"agent_name": text}
-        run = RunSummary(
-            1, RunState.FAILED, 1, task=text, error=text, source=source, last=text
-        )
-        card = make_run_card(run, 0.0)
-        told = [str(card[name]) for name in ("task", "error", "source", "last")]
-        assert all(one.isprintable() for one in told)
-        assert len(orjson.dumps(card)) < 8_000
-
-
 def test_events_share_frames() -> None:
     """In their order, the place behind each frame; gaps and losses stand between."""
     found: list[Any] = [
@@ -122,15 +108,6 @@ def test_events_share_frames() -> None:
     assert write_followed([]) == []
 
 
-def test_frames_cannot_be_broken() -> None:
-    """No text of an event ends a line of the stream."""
-    for text in (*HOSTILE_TEXTS.values(), "\n\nevent: end\ndata: {}\n\n"):
-        one = event("a.b", 1, **{text: text})
-        (frame,) = write_followed([one])
-        assert frame.count(b"\n") == 4, text
-        assert b"\r" not in frame
-
-
 def test_an_event_has_a_bound_and_says_what_is_wrong() -> None:
     """What is long is cut, what is no event shows what stands there."""
     plain = event("a.b", 1, n=1)
@@ -143,14 +120,6 @@ def test_an_event_has_a_bound_and_says_what_is_wrong() -> None:
     assert told["raw"] == {"\\xff": "\\xfe", "data": "[1]"}
     assert "data" in told["faults"]
     assert told["data"] == {}
-
-
-def test_rows() -> None:
-    """Streamed text of one speaker shares a row, up to what stands between."""
-    names = ["a.b", "llm.stream", "llm.stream", "a.b", "llm.stream"]
-    assert count_rows([event(name, 1) for name in names]) == 4
-    told = [event("llm.stream", 1, source) for source in "aabb"]
-    assert count_rows(told) == 2
 
 
 # --- pages and interface
@@ -284,7 +253,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 async def test_runs_are_followed(own_server: DevServer) -> None:
-    """The whole picture, what comes, changes and goes; and an outage."""
+    """The whole picture, what comes, changes and goes."""
     async with EventStore(own_server.url) as store:
         await store.add(1, "lifecycle", "started")
         with served(WebConfig(redis=own_server.url, port=0)) as console:
@@ -298,12 +267,6 @@ async def test_runs_are_followed(own_server: DevServer) -> None:
                 assert (await told(events, "1"))["state"] == "completed"
                 await store.delete(2)
                 while "2" not in (await next_of(events, "runs"))[1]["gone"]:
-                    pass
-                own_server.kill()
-                while not (await next_of(events, "runs"))[1]["away"]:
-                    pass
-                own_server.restart()
-                while (await next_of(events, "runs"))[1]["away"]:
                     pass
             await eventually(lambda: console.app.web.streams.open == 0, 10)
 
@@ -429,9 +392,9 @@ async def test_a_long_run_begins_with_its_newest_rows(
                 assert len(await numbers_until(events, 1_000)) == 1_000
 
 
-async def test_streams_have_a_quota_beats_and_an_end(own_server: DevServer) -> None:
+async def test_streams_have_beats_and_an_end(own_server: DevServer) -> None:
     """As every stream of the console; one connection waits for all of them."""
-    limits = Limits(user_streams=6, heartbeat=0.2)
+    limits = Limits(heartbeat=0.2)
     async with EventStore(own_server.url) as store:
         await store.add(1, "a", "b")
         with served(WebConfig(redis=own_server.url, port=0, limits=limits)) as console:
@@ -441,9 +404,6 @@ async def test_streams_have_a_quota_beats_and_an_end(own_server: DevServer) -> N
                 await eventually(lambda: console.app.web.streams.open == 5, 10)
                 async with following(url_of(console, 1)) as events:
                     assert await next_of(events, "beat") == ("beat", {})
-                    async with httpx.AsyncClient() as client:
-                        answer = await client.get(url_of(console, 1))
-                        assert answer.status_code == 429
                 console.app.close_streams()
             await eventually(lambda: console.app.web.streams.open == 0, 10)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -26,6 +26,13 @@ from tests.harness import eventually
 from tests.ops.web.serving import PASSWORD, USERS, Served, served
 
 Event = tuple[str, Any]
+WATCHES = {  # the last part of the address → the kind of its events
+    "fleet": "fleet",
+    "workers": "workers",
+    "runs": "runs",
+    "assets": "assets",
+    "crawl": "queues",
+}
 
 
 @pytest.fixture
@@ -172,33 +179,6 @@ async def test_a_slow_follower_gets_a_gap(
             assert console.app.web.counts["log_records_missed"] == 450
 
 
-async def test_the_fleet_is_followed(
-    console: Served, redis: Redis, project: str
-) -> None:
-    """The whole picture first, then changes; one watch for all, none for nobody."""
-    await redis.set(f"{project}_项目状态", "在线")
-    await eventually(lambda: project in console.app.web.fleet.found)
-    async with (
-        following(f"{console.url}events/fleet") as events,
-        following(f"{console.url}events/fleet") as others,
-    ):
-        for follower in (events, others):
-            _, picture = await next_of(follower, "fleet")
-            assert picture["whole"]
-            assert project in [card["name"] for card in picture["cards"]]
-        await redis.set(f"{project}_项目状态", "故障")
-        for follower in (events, others):
-            while True:
-                _, change = await next_of(follower, "fleet")
-                kinds = {card["name"]: card["kind"] for card in change["cards"]}
-                if kinds.get(project) == "fault":
-                    break
-        clients = await redis.client_list()
-        mine = [one for one in clients if one["name"] == "bls-fleet"]
-        assert len(mine) >= 1
-        assert console.app.web.fleet.running
-
-
 async def test_the_watch_ends_after_the_last_follower(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,28 +196,38 @@ async def test_the_watch_ends_after_the_last_follower(
 async def test_an_outage_is_told_and_outlived(
     own_server: DevServer, project: str
 ) -> None:
-    """Both streams stay open, say that Redis is away, and go on when it is back."""
+    """All streams stay open, report that Redis is away, and go on when it is back."""
     redis = Redis.from_url(own_server.url, protocol=2)
     await write(redis, project, "before")
     with served(WebConfig(redis=own_server.url, port=0)) as console:
-        async with (
-            following(log_url(console, project)) as records,
-            following(f"{console.url}events/fleet") as fleet,
-        ):
+        async with AsyncExitStack() as stack:
+            records = await stack.enter_async_context(
+                following(log_url(console, project))
+            )
+            watches = {
+                kind: await stack.enter_async_context(
+                    following(f"{console.url}events/{name}")
+                )
+                for name, kind in WATCHES.items()
+            }
             assert await messages_until(records, "before") == ["before"]
-            await next_of(fleet, "fleet")
+            for kind, events in watches.items():
+                _, picture = await next_of(events, kind)
+                assert (picture["whole"], picture["away"]) == (True, None)
             own_server.kill()
             _, away = await next_of(records, "unavailable")
             assert away["kind"]
-            while not (await next_of(fleet, "fleet"))[1]["away"]:
-                pass
+            for kind, events in watches.items():
+                while not (await next_of(events, kind))[1]["away"]:
+                    pass
             own_server.restart()
             await write(redis, project, "before", "after")
             kind, _ = await next_of(records, "available", "log")
             if kind == "available":
                 assert "after" in await messages_until(records, "after")
-            while (await next_of(fleet, "fleet"))[1]["away"]:
-                pass
+            for kind, events in watches.items():
+                while (await next_of(events, kind))[1]["away"]:
+                    pass
     await redis.aclose()
 
 

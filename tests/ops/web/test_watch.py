@@ -66,30 +66,6 @@ def test_short_items_take_little_memory() -> None:
     assert held < 2_000 * 500
 
 
-async def test_waiting_ends_with_more_or_with_its_time() -> None:
-    """Who waits is woken by what comes, by a call, and by the clock."""
-    ring = Ring(most=3, size=1_000)
-    woken: list[int] = []
-
-    async def wait(timeout: float) -> None:
-        await ring.wait(ring.end, timeout)
-        woken.append(ring.end)
-
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
-            for _ in range(5):
-                tasks.start_soon(wait, 60)
-            await anyio.wait_all_tasks_blocked()
-            ring.add(Item(b"a"))
-        assert woken == [1] * 5
-        await ring.wait(0, 60)  # it is there already
-        await ring.wait(1, 0.01)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait, 60)
-            await anyio.wait_all_tasks_blocked()
-            ring.wake()
-
-
 class _Once(Shared):
     runs = 0
 

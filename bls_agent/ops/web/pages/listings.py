@@ -56,7 +56,7 @@ async def _show_run(request: Request) -> Response:
         request,
         "run.html",
         card=card,
-        told=encode(card).decode(),
+        card_json=encode(card).decode(),
         there=found is not None,
         states=runs.STATES,
         categories=[category.value for category in EventCategory],

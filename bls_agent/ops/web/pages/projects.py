@@ -87,7 +87,7 @@ async def _show_project(request: Request) -> Response:
         request,
         "project.html",
         card=card,
-        told=encode(card).decode(),
+        card_json=encode(card).decode(),
         query=f"{FIELD}={quote_name(project)}",
         kinds=KINDS,
         away=fleet.away,
@@ -257,7 +257,7 @@ async def _send(request: Request) -> Response:
         note = texts["not_sent"].format(reason=visible(str(error)))
         if isinstance(error, RedisUnavailableError) and error.ambiguous:
             note = texts["perhaps_sent"]
-    return render(request, "told.html", sent=sent, told=note)
+    return render(request, "note.html", sent=sent, note=note)
 
 
 def _as_sent(command: Command, request: Request) -> str:
