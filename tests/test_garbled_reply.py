@@ -7,13 +7,10 @@ import re
 import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
-from redis.asyncio import Redis
 from redis.exceptions import InvalidResponse
 
-from bls_agent import Console, ProjectAgent, RedisRefusedError, RedisUnavailableError
+from bls_agent import Console, RedisRefusedError, RedisUnavailableError
 from bls_agent.connection.faults import translate
-from tests.harness import History, eventually
-from tests.kit import FaultProxy, Flip
 
 
 def test_what_never_was_redis_is_refused_for_good() -> None:
@@ -81,26 +78,3 @@ async def test_another_protocol_is_recognised(answer: bytes, advice: str) -> Non
             with pytest.raises(RedisUnavailableError, match=re.escape(advice)):
                 await console.projects()
         tasks.cancel_scope.cancel()
-
-
-async def test_a_garbled_reply_costs_one_connection(
-    redis_url: str, redis: Redis, project: str
-) -> None:
-    """The next command runs soon, not when a wrong address would be tried again."""
-    history = History()
-    async with FaultProxy(redis_url, seed=1) as proxy:
-        agent = ProjectAgent(project, redis=proxy.url, mode="blocking")
-        history.attach(agent)
-        async with agent:
-            await agent.ready(5)
-            for command in ("BLPOP", "RPUSH"):
-                armed = proxy.arm(Flip(command=command, mask=0x80))
-                agent.log.info("something to write")
-                await history.push(redis, project)
-                await eventually(lambda armed=armed: bool(armed.fired))  # type: ignore[misc]
-                await history.push(redis, project)
-                await eventually(
-                    lambda: history.handled[-1:] == history.pushed[-1:], 15
-                )
-            assert await agent.flush(15)
-    assert len(history.pushed) - len(history.handled) <= 1
