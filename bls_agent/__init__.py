@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from bls_agent.core.settings import Settings
     from bls_agent.project.commands.router import CallNext, CommandContext
+    from bls_agent.project.console.search import LogFilter, LogSearch
     from bls_agent.project.log.handler import BLSHandler
     from bls_agent.project.messages import (
         Command,
@@ -73,6 +74,8 @@ __all__ = [
     "LeaseHeldError",
     "Level",
     "LogEntry",
+    "LogFilter",
+    "LogSearch",
     "ManifestError",
     "ManifestFault",
     "MissingExtraError",
@@ -102,6 +105,8 @@ _HOMES = {
     "EventStore": "runs.store",
     "Level": "project.messages",
     "LogEntry": "project.messages",
+    "LogFilter": "project.console.search",
+    "LogSearch": "project.console.search",
     "Outcome": "project.messages",
     "OutcomeKind": "project.messages",
     "ProjectAgent": "agent",

@@ -55,6 +55,7 @@ from bls_agent.project.messages import (
 
 if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
+    from bls_agent.project.console.search import LogFilter, LogSearch
     from bls_agent.project.log.reading import LogPage
 
 NAMES_KEPT: Final = 1_000  # of projects that were seen
@@ -497,6 +498,30 @@ class Console(Store):
         if limit < 1:
             raise ConfigurationError("limit", limit, "at least 1")
         return await self._log(project).page(before, limit)
+
+    async def search_logs(
+        self, project: str, wanted: LogFilter, *, before: str = "", limit: int = 200
+    ) -> LogSearch:
+        """Search records backwards from the newest, in the whole list.
+
+        One search looks at 10,000 records, as many as a list has by default. It ends
+        earlier where ``limit`` records fit, and returns up to 499 more than that.
+
+        Args:
+            project: Its name.
+            wanted: Which records fit, for example ``LogFilter(text="1024")``.
+            before: ``search.before`` of the search that this one continues.
+            limit: Records after which to stop.
+
+        Raises:
+            ConfigurationError: ``before`` is not from an earlier search, or ``limit`` is
+                less than 1.
+            WrongTypeError: The key is no list.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        if limit < 1:
+            raise ConfigurationError("limit", limit, "at least 1")
+        return await self._log(project).search(wanted, before, limit)
 
     async def follow_logs(
         self, project: str, *, last: int = 0, interval: float = 0.25

@@ -125,6 +125,7 @@ class SyncConsole:
     projects = _blocking(Console.projects)
     logs = _blocking(Console.logs)
     log_page = _blocking(Console.log_page)
+    search_logs = _blocking(Console.search_logs)
     queue = _blocking(Console.queue)
     withdraw = _blocking(Console.withdraw)
     forget = _blocking(Console.forget)

@@ -34,8 +34,8 @@ from tests.harness import until
 AWAY = "redis://127.0.0.1:1/0"
 REQUESTS = [
     *("send", "call", "call_all", "instances"),
-    *("status", "projects", "exists", "logs", "log_page", "follow_logs"),
-    *("queue", "withdraw", "forget"),
+    *("status", "projects", "exists", "logs", "log_page", "search_logs"),
+    *("follow_logs", "queue", "withdraw", "forget"),
 ]
 
 

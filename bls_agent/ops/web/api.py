@@ -35,6 +35,7 @@ from bls_agent.ops.web.requests import (
     project_in_query,
     read_command,
     read_limit,
+    read_log_filter,
     read_number,
     run_in_path,
     show_name,
@@ -49,6 +50,7 @@ from bls_agent.ops.web.state import (
     web_state,
     withdraw_command,
 )
+from bls_agent.project.console.search import LogFilter
 from bls_agent.project.messages import Command, LogEntry, Outcome
 from bls_agent.runs import RunSummary
 from bls_agent.runs.events import check_id
@@ -171,19 +173,32 @@ async def _delete_project(request: Request) -> Response:
 
 
 async def _get_logs(request: Request) -> Response:
-    """``GET /api/logs``: the newest records of a project, newest last, or older."""
-    limit = read_limit(request.query_params.get("limit"))
+    """``GET /api/logs``: records, newest last: the newest, older ones, those that fit."""
+    query = request.query_params
+    limit, wanted = read_limit(query.get("limit")), read_log_filter(query)
+    as_file = query.get("format", "json")
+    if as_file not in ("json", "ndjson"):
+        raise FieldError({"format": "it has to be json or ndjson"})
     project = project_in_query(request.scope)
     check_project(request, project)  # one that has no key has no records
     console = web_state(request).console
-    before = request.query_params.get("before", "")
-    page = await console.log_page(project, before=before, limit=limit)
-    head = {
-        "projectName": show_name(project),
-        "before": page.before or None,
-        "trimmed": page.trimmed,
-    }
-    return list_answer("logs", await encode_records(page.entries), head)
+    before = query.get("before", "")
+    head: dict[str, Any] = {"projectName": show_name(project)}
+    if wanted == LogFilter():
+        page = await console.log_page(project, before=before, limit=limit)
+        head |= {"before": page.before or None, "trimmed": page.trimmed}
+        entries = page.entries
+    else:
+        found = await console.search_logs(project, wanted, before=before, limit=limit)
+        head |= {"before": found.before or None, "trimmed": False}
+        head |= {"searched": found.searched, "backTo": found.back_to}
+        entries = found.entries
+    records = await encode_records(entries)
+    if as_file == "ndjson":
+        headers = {"content-disposition": 'attachment; filename="log.ndjson"'}
+        body = b"".join(b"%s\n" % record for record in records)
+        return Response(body, 200, headers, "application/x-ndjson")
+    return list_answer("logs", records, head)
 
 
 def _list_at(

@@ -37,6 +37,8 @@ from bls_agent.core.errors import (
     UnknownProjectError,
     WrongTypeError,
 )
+from bls_agent.project.console.search import LogFilter, read_moment
+from bls_agent.project.messages import Level
 from bls_agent.runs.events import check_run_id
 
 OPENAPI: Final = Path(__file__).with_name("openapi.json")
@@ -47,6 +49,8 @@ MOST_FIELDS: Final = 50
 MOST_LOGS: Final = 1_000
 _NUMBER: Final = re.compile("[0-9]{1,15}")
 DEFAULT_LOGS: Final = 200
+FILTERS: Final = ("q", "level", "since", "until", "replica", "logger")
+LONGEST_FILTER: Final = 512  # characters
 FORM_FIELDS: Final = 500
 RETRY_AFTER: Final = "2"  # seconds, while Redis is away
 
@@ -209,6 +213,29 @@ def read_limit(value: str | None) -> int:
         return int(value)
     rule = f"it has to be a whole number from 1 to {MOST_LOGS}"
     raise FieldError({"limit": rule})
+
+
+def read_log_filter(query: Mapping[str, str]) -> LogFilter:
+    """Read which records of a log are wanted, or name every field that is wrong."""
+    fields = {name: query.get(name, "") for name in FILTERS}
+    rule = f"it has at most {LONGEST_FILTER} characters"
+    wrong = {name: rule for name, text in fields.items() if len(text) > LONGEST_FILTER}
+    moments = {name: read_moment(fields[name]) for name in ("since", "until")}
+    for name, moment in moments.items():
+        if fields[name] and moment is None:
+            wrong[name] = "it has to be a time as 2026-01-31T08:00:00Z, or 10m, 2h, 1d"
+    level = fields["level"] or Level.DEBUG.value
+    if level not in {known.value for known in Level}:
+        wrong["level"] = f"it has to be one of {', '.join(Level)}"
+    if wrong:
+        raise FieldError(wrong)
+    return LogFilter(
+        text=fields["q"],
+        level=Level(level),
+        replica=fields["replica"],
+        logger=fields["logger"],
+        **moments,
+    )
 
 
 def read_number(value: str | None) -> int:

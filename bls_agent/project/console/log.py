@@ -10,6 +10,7 @@ from bls_agent.project.messages import LogEntry
 
 if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
+    from bls_agent.project.console.search import LogFilter, LogSearch
     from bls_agent.project.log.reading import Follower, LogPage, LogPlace
 
 WINDOW: Final = 64  # records a follower reads first; more while these are too few
@@ -20,6 +21,8 @@ GROWTH: Final = 8  # by how much more is read as long as they are short
 READ_RATE: Final = 8 * 1024 * 1024  # bytes per second that following reads, about
 LONGEST_PAUSE: Final = 15.0  # seconds between two reads of very long records
 SEARCHED: Final = 1_000  # records in one read while a place is searched for
+MOST_SEARCHED: Final = 10_000  # records that one search looks at
+AT_ONCE: Final = 500  # of them in one read: other tasks run in between
 
 
 class LogReader:
@@ -65,6 +68,34 @@ class LogReader:
         window, length, asked = await self._newest(limit)
         index = max(0, length - len(window)) if len(window) == asked else 0
         return cut_page(window, index, len(window), limit)
+
+    async def search(self, wanted: LogFilter, before: str, limit: int) -> LogSearch:
+        """Look for records backwards, from the newest or from a place.
+
+        It ends behind the read in which
+
+        1. the list begins, or every record is older than what is wanted: no older
+           record can fit;
+        2. so many records fit as the caller asks for;
+        3. so many records were looked at as one search may.
+        """
+        from bls_agent.project.console.search import LogSearch  # noqa: PLC0415 - rare
+
+        found: list[LogEntry] = []
+        searched, back_to = 0, ""
+        while True:
+            page = await self.page(before, AT_ONCE)
+            searched += len(page.entries)
+            times = (entry.timestamp for entry in page.entries)
+            back_to = next(filter(None, times), back_to)
+            found[:0] = filter(wanted.wants, page.entries)
+            before = page.before
+            if all(map(wanted.is_before, page.entries)):
+                before = ""
+            if not before or len(found) >= limit or searched >= MOST_SEARCHED:
+                return LogSearch(
+                    entries=found, searched=searched, back_to=back_to, before=before
+                )
 
     async def _page_before(self, place: LogPlace, limit: int) -> LogPage:
         from bls_agent.project.log.reading import LogPage, cut_page  # noqa: PLC0415 - rare

@@ -177,6 +177,19 @@ async def test_logs_that_are_wanted(bls: Bls, redis: Redis, project: str) -> Non
     assert len(found.text.splitlines()) == 5
     ran = await bls("logs", project, "--grep", "nowhere")
     assert (ran.code, ran.out, "none matches" in ran.said) == (0, b"", True)
+    assert "Searched 1,502 records" in ran.said
+    record = {"timestamp": "2026-01-12T12:00:00Z", "message": "paid"}
+    metadata = {"agent": "web-1#1", "logger": "pay.card"}
+    await add(redis, project, orjson.dumps({**record, "metadata": metadata}).decode())
+    for option, right, wrong in (
+        ("--replica", "web-1", "web-2"),
+        ("--logger", "pay", "p"),
+        ("--until", "2026-01-12T12:00:00Z", "2026-01-12T11:59:59Z"),
+    ):
+        assert "paid" in (await bls("logs", project, option, right)).text
+        assert (await bls("logs", project, option, wrong)).out == b""
+    refused = await bls("logs", project, "--until", "morgen")
+    assert (refused.code, "--until" in refused.said) == (2, True)
 
 
 async def test_send(bls: Bls, redis: Redis, project: str) -> None:

@@ -8,10 +8,9 @@ import orjson
 import pytest
 
 from bls_agent import LogEntry
-from bls_agent.ops.cli.commands.logs import Filter, for_people, for_pipe
+from bls_agent.ops.cli.commands.logs import for_people, for_pipe
 from bls_agent.ops.cli.errors import find_likely
 from bls_agent.ops.terminal import Screen, clock_of, escape_json
-from bls_agent.project.log.reading import gap_entry
 from bls_agent.project.messages import Level
 
 
@@ -75,16 +74,6 @@ def entry(
         message=message,
         metadata=metadata,
     )
-
-
-def test_filters() -> None:
-    """A level and worse; plain text in message or metadata; gaps always."""
-    assert Filter(Level.WARN).wants(entry(Level.ERROR))
-    assert not Filter(Level.WARN).wants(entry(Level.INFO))
-    assert Filter(text="ORDER 1").wants(entry(message="order 10"))
-    assert Filter(text="单号").wants(entry(单号=3))
-    assert not Filter(text=".*").wants(entry(message="abc"))
-    assert Filter(Level.ERROR, "nothing").wants(gap_entry(3))
 
 
 def test_long_records_are_cut_for_people_alone() -> None:

@@ -129,6 +129,42 @@ async def test_the_fields_of_the_document(
     assert set(answer.json()["fields"]) == set(wrong)
 
 
+async def test_a_search_through_the_log(
+    client: httpx.AsyncClient, redis: Redis, project: str
+) -> None:
+    """The whole list is searched, by each field; as JSON, or as a file of lines."""
+    first = {
+        "timestamp": "2026-01-12T12:00:00.000Z",
+        "level": "error",
+        "message": "很早",
+        "metadata": {"order": 7, "agent": "web-1#1", "logger": "pay.card"},
+    }
+    later = {"timestamp": "2026-01-12T13:00:00.000Z", "level": "info", "message": "x"}
+    await redis.rpush(log_key(project), orjson.dumps(first))
+    await redis.rpush(log_key(project), *[orjson.dumps(later)] * 1_200)
+    path = f"/api/logs?projectName={quote(project)}"
+    for query in (
+        *("q=%E5%BE%88", "q=order%3D7", "level=error", "replica=web-1"),
+        *("logger=pay", "until=2026-01-12T12:30:00Z"),
+        "since=2026-01-12T11:00:00Z&until=2026-01-12T12:00:00Z&q=7",
+    ):
+        found = (await client.get(f"{path}&{query}")).json()
+        assert [record["message"] for record in found["logs"]] == ["很早"], query
+        assert (found["searched"], found["backTo"]) == (1_201, first["timestamp"])
+        assert found["before"] is None
+    none = (await client.get(f"{path}&since=1m")).json()
+    assert (none["logs"], none["before"], none["searched"] <= 500) == ([], None, True)
+    answer = await client.get(f"{path}&q=order%3D7&format=ndjson")
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert [orjson.loads(line)["message"] for line in answer.content.splitlines()] == [
+        "很早"
+    ]
+    wrong = {"level": "loud", "since": "gestern", "q": "x" * 513}
+    answer = await client.get(path, params={"projectName": project, **wrong})
+    assert (answer.status_code, set(answer.json()["fields"])) == (400, set(wrong))
+    assert (await client.get(f"{path}&format=xml")).status_code == 400
+
+
 async def test_a_command_over_64_kb(
     client: httpx.AsyncClient, redis: Redis, project: str
 ) -> None:

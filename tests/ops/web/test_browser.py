@@ -248,7 +248,7 @@ def test_a_command_to_a_foreign_agent(
         kind_is(looked, foreign.name, "online")
         assert "no expiry" in looked.texts(".fresh")[0]
         looked.open_project(foreign.name)
-        page.click("summary")
+        page.click("#command summary")
         page.fill("[name=command]", "reload")
         page.fill("[name=args]", "{force}")
         page.click("#command button.check")
@@ -321,14 +321,51 @@ def test_the_log_follows_pauses_and_filters(
         page.click("#newer")
         last_is(looked, "停 2")
         page.select_option("#level", "warn")
+        looked.wait("document.querySelectorAll('#records .row').length === 1")
         assert looked.texts("#records .text") == ["新的sku=A7"]
-        page.select_option("#level", "all")
-        page.fill("#search", "order=298")
-        assert page.locator("#records mark").text_content() == "order=298"
-        assert rows.count() == 1
+        page.select_option("#level", "")
+        last_is(looked, "停 2")
         page.fill("#search", "没有这个")
-        assert "没有符合" in page.locator("#log-top").text_content()
+        looked.wait(
+            "document.querySelector('#log-top').textContent.includes('没有符合')"
+        )
+
+
+def test_a_search_reaches_the_whole_list(
+    browser: Any, base: str, foreign: Foreign
+) -> None:
+    """What the page never loaded is found, linked to and downloaded; new records join."""
+    foreign.status("在线")
+    foreign.log(record("很早", "error", order=7, agent="web-1#1", logger="pay.card"))
+    foreign.log(*(record(f"第 {number} 条") for number in range(1_200)))
+    with looking(browser, base, expected=("400",)) as looked:
+        page = looked.page
+        looked.open_project(foreign.name)
+        last_is(looked, "第 1199 条")
+        page.fill("#search", "order=7")
+        looked.wait("document.querySelectorAll('#records .row').length === 1")
+        assert page.locator("#records mark").text_content() == "order=7"
+        told = page.locator("#found-text").text_content()
+        assert "找到 1 条" in told
+        assert "1,201" in told
+        foreign.log(record("别的", order=8), record("又一条", order=7))
+        last_is(looked, "又一条")
+        assert [text[:2] for text in looked.texts("#records .text")] == ["很早", "又一"]
+        assert "q=order%3D7" in page.url
+        with page.expect_download() as download:
+            page.click("#save-found")
+        lines = Path(download.value.path()).read_bytes().splitlines()
+        assert [orjson.loads(line)["message"] for line in lines] == ["很早", "又一条"]
+        page.reload()
+        looked.wait("document.querySelectorAll('#records .row').length === 2")
         page.fill("#search", "")
+        last_is(looked, "又一条")
+        looked.wait("document.querySelectorAll('#records .row').length === 200")
+        page.click("#narrow summary")
+        page.fill("#logger", "pay")
+        looked.wait("document.querySelectorAll('#records .row').length === 1")
+        page.fill("#until", "gestern")
+        looked.wait("document.querySelector('#log-top').textContent.includes('2026')")
 
 
 def test_details_of_a_record(browser: Any, base: str, foreign: Foreign) -> None:
@@ -508,7 +545,7 @@ def test_keys_of_another_type(browser: Any, base: str, redis: Redis) -> None:
         )
         assert looked.page.locator("#link").text_content() == "日志无法读取"
         assert not looked.page.locator("#cut").is_visible()
-        looked.page.click("summary")
+        looked.page.click("#command summary")
         looked.page.fill("[name=command]", "reload")
         looked.page.click("#command button.check")
         looked.page.click(".review button.main")

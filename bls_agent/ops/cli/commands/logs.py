@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Final
 
 import anyio
 from typer import Option
 
 from bls_agent.console import Console
-from bls_agent.core.codec import encode, parse_timestamp
 from bls_agent.core.errors import ContractError, RedisRefusedError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.commands.projects import exists
@@ -34,14 +31,11 @@ from bls_agent.ops.terminal import (
     describe_record,
     json_text,
 )
+from bls_agent.project.console.search import LogFilter, LogSearch, read_moment
 from bls_agent.project.messages import Level, LogEntry
 
 LINES: Final = 200  # records that are shown by default
 MOST: Final = 100_000  # with --since, which bounds them by time
-SPAN: Final = re.compile(
-    r"(?=\d)(?:(\d{1,4})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?"
-)
-PAGE: Final = 1_000  # records of one read
 LOOK: Final = 1.0  # seconds between two questions whether Redis still answers
 LEVEL_COLUMNS: Final = 5
 
@@ -52,14 +46,24 @@ async def logs(
     project: ProjectArgument,
     lines: Annotated[int | None, Option("--lines", "-n", metavar="N", min=0)] = None,
     since: Annotated[str, Option(metavar="TIME", show_default=False)] = "",
+    until: Annotated[str, Option(metavar="TIME", show_default=False)] = "",
     follow: Annotated[bool, Option("--follow", "-f")] = False,
     level: Annotated[
         Level, Option(metavar="LEVEL", case_sensitive=False)
     ] = Level.DEBUG,
     grep: Annotated[str, Option(metavar="TEXT", show_default=False)] = "",
+    replica: Annotated[str, Option(metavar="NAME", show_default=False)] = "",
+    logger: Annotated[str, Option(metavar="NAME", show_default=False)] = "",
 ) -> Exit:
     """Print the newest records, newest last, and follow the log if asked to."""
-    wanted = Filter(level, grep, _moment(since))
+    wanted = LogFilter(
+        text=grep,
+        level=level,
+        since=_moment("since", since),
+        until=_moment("until", until),
+        replica=replica,
+        logger=logger,
+    )
     if lines is None:
         lines = MOST if since else LINES
     project = normalise(invocation, project)
@@ -69,44 +73,42 @@ async def logs(
             await _follow(invocation, console, project, lines, wanted, printer)
             return Exit.DONE
         with invocation.waiting("waiting_redis"):
-            found = await _read(console, project, lines, wanted)
-            if not found and not await console.logs(project, 1):
+            found = await _search(console, project, lines, wanted)
+            if not found.entries and not await console.logs(project, 1):
                 await _refuse_unknown(invocation, console, project)
-            elif not found and lines:
+            elif not found.entries and lines:
                 invocation.hint("none_fit")
-    for entry in found:
+    for entry in found.entries:
         printer.write(entry)
+    if found.searched and wanted != LogFilter():
+        back_to = clock_of(found.back_to).strip()
+        invocation.hint("searched", n=f"{found.searched:,}", time=back_to)
     return Exit.DONE
 
 
-def _moment(since: str) -> datetime | None:
-    """Read ``10m`` or ``1h30m`` before now, or a timestamp as records have it."""
-    if not since:
-        return None
-    if found := SPAN.fullmatch(since):
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-        ago = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        return datetime.now(UTC) - ago
-    moment = parse_timestamp(since)
-    if moment is None:
-        raise Failure("bad_since", Exit.USAGE, time=since)
+def _moment(option: str, text: str) -> datetime | None:
+    moment = read_moment(text) if text else None
+    if text and moment is None:
+        raise Failure("bad_time", Exit.USAGE, option=f"--{option}", time=text)
     return moment
 
 
-async def _read(
-    console: Console, project: str, lines: int, wanted: Filter
-) -> list[LogEntry]:
-    """Read backwards until enough records pass the filter, or the list begins."""
-    found: list[LogEntry] = []
-    before = ""
-    while len(found) < lines:
-        page = await console.log_page(project, before=before, limit=PAGE)
-        fitting = [entry for entry in page.entries if wanted.wants(entry)]
-        found = fitting + found
-        before = page.before
-        if not before or all(map(wanted.is_old, page.entries)):
+async def _search(
+    console: Console, project: str, lines: int, wanted: LogFilter
+) -> LogSearch:
+    """Search backwards until enough records fit, or the list begins."""
+    entries: list[LogEntry] = []
+    searched, back_to, before = 0, "", ""
+    while len(entries) < lines:
+        limit = lines - len(entries)
+        found = await console.search_logs(project, wanted, before=before, limit=limit)
+        entries[:0] = found.entries
+        searched += found.searched
+        back_to, before = found.back_to or back_to, found.before
+        if not before:
             break
-    return found[-lines:] if lines else []
+    entries = entries[-lines:] if lines else []
+    return LogSearch(entries=entries, searched=searched, back_to=back_to)
 
 
 async def _refuse_unknown(
@@ -123,7 +125,7 @@ async def _follow(
     console: Console,
     project: str,
     lines: int,
-    wanted: Filter,
+    wanted: LogFilter,
     printer: _Printer,
 ) -> None:
     """Print records as they come; an outage is reported and waited out."""
@@ -165,29 +167,6 @@ class _Printer:
             self._cut = True
             self._invocation.hint("hint_cut")
         out.line(*line)
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which records are wanted; gaps always are."""
-
-    level: Level = Level.DEBUG  # that one and worse
-    text: str = ""  # what message or metadata hold, whatever the case; plain text
-    since: datetime | None = None  # a record without a time counts as new
-
-    def is_old(self, entry: LogEntry) -> bool:
-        moment = parse_timestamp(entry.timestamp) if self.since else None
-        return moment is not None and self.since is not None and moment < self.since
-
-    def wants(self, entry: LogEntry) -> bool:
-        if entry.is_gap:
-            return True
-        if entry.level.rank < self.level.rank or self.is_old(entry):
-            return False
-        wanted = self.text.casefold()
-        if not wanted or wanted in entry.message.casefold():
-            return True
-        return wanted in encode(entry.metadata).decode().casefold()
 
 
 def for_people(entry: LogEntry) -> tuple[list[Cell], bool]:

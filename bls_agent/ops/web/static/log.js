@@ -1,14 +1,16 @@
-// The live log of a project: follows, pauses, filters, pages back; never more than so many rows.
+// The live log of a project: follows, pauses, pages back; never more than so many rows. With a
+// filter the server searches the whole list, and the page filters what comes after that.
 
 import { byId, root, say, setText, visible } from "./chrome.js";
+import { LogFilter } from "./log_filter.js";
 import { Pane, takeOff, tooMany } from "./pane.js";
-import { Entry, gapRow, isOutcome, isSent } from "./records.js";
+import { Entry, gapRow, isOutcome, isSent, sayTime } from "./records.js";
 import { noteOutcome, noteSent } from "./sent.js";
 import { follow, showLink } from "./stream.js";
 
 const FIRST = 200; // records that a stream begins with
 const PAGE = 200; // older records that are read at once
-const RANKS = { all: 0, info: 1, warn: 2, error: 3 };
+const FILE = 1000; // records of a file
 const SAYS = {
   empty: "empty_log",
   unmatched: "none_match",
@@ -19,13 +21,9 @@ const SAYS = {
 
 class Gap {
   constructor(text) {
-    this.text = text;
+    this.text = this.line = text;
     this.size = text.length;
     this.element = null;
-  }
-
-  matches() {
-    return true;
   }
 
   render() {
@@ -39,8 +37,11 @@ export class Log extends Pane {
     super("records", SAYS);
     this.query = query;
     this.skipped = 0;
-    this.wanted = 0; // rank of a level
-    byId("level").addEventListener("change", (event) => this.filter(RANKS[event.target.value], this.needle));
+    this.wanted = new LogFilter(() => this.filter());
+    this.search = null; // what a search has found so far; coming: what has come while it is asked
+    byId("search-on").addEventListener("click", () => this.readOlder());
+    byId("copy-found").addEventListener("click", () => navigator.clipboard.writeText(this.rows.map((row) => row.line).join("\n")));
+    byId("copy-found").hidden = !navigator.clipboard; // only where the page is secure
     this.show();
     const handlers = {
       place: (data) => this.begin(JSON.parse(data)),
@@ -58,12 +59,74 @@ export class Log extends Pane {
   // A stream has begun, or has begun again.
   begin(place) {
     setText(byId("nothing-sent"), say("nothing_sent"));
+    if (this.wanted.query) {
+      this.seek();
+      return;
+    }
     if (!this.following) {
       this.behind = true;
       return;
     }
     this.clear(place.before);
     this.skipped = 0;
+  }
+
+  // The filter has changed: ask the server, or go back to the newest records.
+  filter() {
+    if (!this.known) return; // the stream has not begun
+    this.following = true;
+    this.byHand = false;
+    if (this.wanted.query) {
+      this.seek();
+      return;
+    }
+    this.search = null;
+    this.showFound();
+    this.anew();
+  }
+
+  // Search the whole list. The answer to an earlier question is dropped.
+  async seek() {
+    const search = (this.search = { query: this.wanted.query, searched: 0, backTo: "", coming: [] });
+    this.known = true;
+    this.reading = false;
+    setText(this.top, say("searching"));
+    try {
+      const answer = await fetch(`${root}/api/logs?${this.query}&limit=${PAGE}&${search.query}`);
+      const text = await answer.text();
+      if (search !== this.search) return;
+      if (!answer.ok) throw new Error(Object.values(JSON.parse(text).fields ?? {}).join("; ") || String(answer.status));
+      const page = JSON.parse(text);
+      const { coming } = search;
+      search.coming = null;
+      this.clear(page.before);
+      this.skipped = 0;
+      this.note(page);
+      const found = new Set(page.logs.map((record) => JSON.stringify(record)));
+      this.come([...this.entries(page, text), ...coming.filter((entry) => !found.has(JSON.stringify(entry.record)))]);
+    } catch (error) {
+      if (search === this.search) setText(this.top, `${say("search_failed")} ${visible(error.message)}`);
+    }
+  }
+
+  entries(page, text) {
+    return page.logs.map((record, place) => new Entry(record, text, place, text.length / page.logs.length));
+  }
+
+  // Note how far a search has come.
+  note(page) {
+    this.search.searched += page.searched;
+    this.search.backTo = page.backTo || this.search.backTo;
+  }
+
+  showFound() {
+    const { search } = this;
+    byId("found").hidden = !search || search.coming !== null;
+    if (!search) return;
+    const time = sayTime(search.backTo);
+    setText(byId("found-text"), say("found", { n: this.rows.length, searched: search.searched.toLocaleString(), time }));
+    byId("search-on").hidden = this.before === null;
+    byId("save-found").href = `${root}/api/logs?${this.query}&limit=${FILE}&${search.query}&format=ndjson`;
   }
 
   anew() {
@@ -90,6 +153,13 @@ export class Log extends Pane {
   }
 
   come(entries) {
+    if (this.search) {
+      entries = entries.filter((entry) => this.wanted.wants(entry));
+      if (this.search.coming) {
+        this.search.coming.push(...entries);
+        return;
+      }
+    }
     if (this.behind) {
       this.skipped += entries.length;
     } else {
@@ -120,31 +190,31 @@ export class Log extends Pane {
 
   render(entries) {
     const found = document.createDocumentFragment();
-    for (const entry of entries) {
-      if (entry.matches(this.wanted, this.needle)) found.append(entry.render(this.needle));
-      else entry.element = null;
-    }
+    for (const entry of entries) found.append(entry.render(this.wanted.needle));
     return found;
   }
 
-  sift() {
-    this.list.replaceChildren(this.render(this.rows)); // rows are made anew: the needle is marked in them
+  isFiltered() {
+    return this.search !== null;
   }
 
   show() {
     super.show();
+    this.showFound();
     const waiting = this.following ? 0 : this.coming.length + this.skipped;
     this.newer.hidden = !waiting && !(this.behind || this.cutBelow);
     setText(this.newer, waiting ? `↓ ${say("new_records", { n: waiting })}` : `↓ ${say("follow")}`);
   }
 
   older() {
-    return `${root}/api/logs?${this.query}&limit=${PAGE}&before=${encodeURIComponent(this.before)}`;
+    const sought = this.search ? `&${this.search.query}` : "";
+    return `${root}/api/logs?${this.query}&limit=${PAGE}${sought}&before=${encodeURIComponent(this.before)}`;
   }
 
   adopt(page, text) {
-    const older = page.logs.map((record, place) => new Entry(record, text, place, text.length / page.logs.length));
-    this.prepend(older, page.before, page.trimmed ? "trimmed" : SAYS.beginning);
+    if (this.search) this.note(page);
+    this.prepend(this.entries(page, text), page.before, page.trimmed ? "trimmed" : SAYS.beginning);
+    this.show();
   }
 }
 

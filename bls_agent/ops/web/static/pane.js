@@ -1,4 +1,4 @@
-// A list of rows that follows its newest end, pauses, is searched and pages back on demand.
+// A list of rows that follows its newest end, pauses and pages back on demand.
 
 import { byId, say, setText } from "./chrome.js";
 
@@ -20,7 +20,7 @@ export function takeOff(rows) {
   for (const row of rows) row.element?.remove();
 }
 
-// What a page adds: render(rows), flush(), anew(), and for older rows older() and adopt().
+// What a page adds: render(rows), flush(), anew(), isFiltered(), and for older rows older() and adopt().
 // A row has a size in characters, and an element while it is on the page.
 export class Pane {
   // says: the names of texts; list: the id of the element that rows stand in.
@@ -42,8 +42,6 @@ export class Pane {
     this.before = null; // the place before the oldest row
     this.known = false; // whether there was a first answer
     this.reading = false;
-    this.wanted = null; // which rows are shown, besides those that hold the needle
-    this.needle = "";
     this.drawing = false;
     this.listen();
   }
@@ -57,7 +55,6 @@ export class Pane {
     this.box.addEventListener("keydown", (event) => this.step(event));
     this.button.addEventListener("click", () => (this.following ? this.pause(true) : this.resume()));
     this.newer.addEventListener("click", () => this.resume());
-    byId("search").addEventListener("input", (event) => this.filter(this.wanted, event.target.value.trim().toLowerCase()));
     const sizes = new ResizeObserver(() => this.following && this.toEnd());
     sizes.observe(this.box);
     sizes.observe(this.list); // rows out of sight may have a height that is guessed
@@ -106,16 +103,6 @@ export class Pane {
     setTimeout(once, LATE);
   }
 
-  filter(wanted, needle) {
-    this.wanted = wanted;
-    this.needle = needle;
-    this.end = 0;
-    this.sift();
-    this.sayEmpty();
-    if (this.following) this.toEnd();
-    else this.readIfNear();
-  }
-
   sayEmpty() {
     const shown = this.list.querySelector(":scope > :not([hidden])");
     if (shown || !this.known || this.reading) {
@@ -123,7 +110,7 @@ export class Pane {
       delete this.top.dataset.empty;
     } else {
       this.top.dataset.empty = "";
-      setText(this.top, say(this.rows.length ? this.says.unmatched : this.says.empty));
+      setText(this.top, say(this.isFiltered() ? this.says.unmatched : this.says.empty));
     }
   }
 

@@ -3,7 +3,6 @@
 import { plain, say, sayOr, visible, visibleLines } from "./chrome.js";
 import { sayDuration } from "./sent.js";
 
-const RANKS = { debug: 0, info: 1, warn: 2, error: 3 };
 const NOT_TOLD = new Set(["agent"]);
 const NOT_BESIDE = new Set([...NOT_TOLD, "commandId", "statusReason"]); // of use to programs alone
 const FRAME = /^  File ".*?([/\\]bls_agent[/\\][^"]*)?", line /;
@@ -37,14 +36,18 @@ export class Entry {
     this.place = place;
     this.size = size; // characters, about
     this.element = null;
-    this.sought = null;
   }
 
-  matches(rank, needle) {
-    if ((RANKS[this.record.level] ?? 1) < rank) return false;
-    if (!needle) return true;
-    this.sought ??= `${this.record.message}\n${sayFields(this.record.metadata ?? {})}\n${JSON.stringify(this.record.metadata)}`.toLowerCase();
-    return this.sought.includes(needle);
+  // The text in which a search looks.
+  get sought() {
+    const { message, metadata } = this.record;
+    return `${message}\n${sayFields(metadata ?? {})}\n${JSON.stringify(metadata)}`.toLowerCase();
+  }
+
+  // The record as a line of text, to be copied.
+  get line() {
+    const { timestamp, level, message, metadata } = this.record;
+    return [timestamp || "-", level, message, JSON.stringify(metadata)].join("  ");
   }
 
   // Build the row; needle: what is searched for, marked in the text.

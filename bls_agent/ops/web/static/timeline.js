@@ -27,6 +27,8 @@ export class Timeline extends Pane {
     this.place = ""; // id of the newest event that is known
     this.over = false;
     this.wanted = ""; // category
+    this.needle = "";
+    byId("search").addEventListener("input", (event) => this.filter(this.wanted, event.target.value.trim().toLowerCase()));
     this.show();
     this.stream = follow(() => this.address(), {
       run: (data) => handlers.head(JSON.parse(data)),
@@ -173,8 +175,19 @@ export class Timeline extends Pane {
     return found;
   }
 
-  sift() {
+  // Hide the rows of another category, and those that do not hold the needle.
+  filter(wanted, needle) {
+    this.wanted = wanted;
+    this.needle = needle;
+    this.end = 0;
     for (const row of this.rows) if (row.element) row.element.hidden = !row.matches(this.wanted, this.needle);
+    this.sayEmpty();
+    if (this.following) this.toEnd();
+    else this.readIfNear();
+  }
+
+  isFiltered() {
+    return this.rows.length > 0;
   }
 
   show() {

@@ -1,0 +1,54 @@
+// Which records of a log are wanted: what is typed, in the address of the page, and for the server.
+
+import { byId } from "./chrome.js";
+
+const LATE = 300; // ms after the last key
+const RANKS = { debug: 0, info: 1, warn: 2, error: 3 };
+const FIELDS = { q: "search", level: "level", since: "since", until: "until", replica: "replica", logger: "logger" };
+
+export class LogFilter {
+  // changed: called when something else is wanted.
+  constructor(changed) {
+    const typed = new URLSearchParams(location.search);
+    for (const [name, id] of Object.entries(FIELDS)) {
+      const input = byId(id);
+      if (typed.get(name)) input.value = typed.get(name);
+      input.addEventListener("input", () => {
+        clearTimeout(this.timer);
+        this.timer = setTimeout(() => this.read() && changed(), input.type === "search" ? LATE : 0);
+      });
+    }
+    byId("narrow").open = ["since", "until", "replica", "logger"].some((name) => typed.get(name));
+    this.read();
+  }
+
+  // Read the inputs; return whether something has changed.
+  read() {
+    const query = new URLSearchParams();
+    for (const [name, id] of Object.entries(FIELDS)) {
+      const text = byId(id).value.trim();
+      if (text) query.set(name, text);
+    }
+    const before = this.query;
+    this.query = query.toString();
+    this.values = Object.fromEntries(query);
+    this.needle = (this.values.q ?? "").toLowerCase();
+    if (before === undefined || before === this.query) return false;
+    const address = new URL(location.href);
+    for (const name of Object.keys(FIELDS)) address.searchParams.delete(name);
+    for (const [name, text] of query) address.searchParams.set(name, text);
+    history.replaceState(null, "", address);
+    return true;
+  }
+
+  // Return whether a record that has just come is wanted; the server decides about all others.
+  wants(entry) {
+    const { level, until, replica, logger } = this.values;
+    if (!entry.record) return true; // a gap
+    const { metadata = {} } = entry.record;
+    if (until || (RANKS[entry.record.level] ?? 1) < (RANKS[level] ?? 0)) return false;
+    if (replica && !String(metadata.agent ?? "").startsWith(replica)) return false;
+    if (logger && !`${metadata.logger}.`.startsWith(`${logger}.`)) return false;
+    return !this.needle || entry.sought.includes(this.needle);
+  }
+}

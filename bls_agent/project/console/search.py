@@ -1,0 +1,113 @@
+"""Which records of a log are wanted, and what a search has found. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Final
+
+from bls_agent.core.codec import encode, parse_timestamp
+from bls_agent.project.messages import Level, LogEntry
+
+_SPAN: Final = re.compile(
+    r"(?=\d)(?:(\d{1,4})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFilter:
+    """Which records of a log are wanted. A gap in the log always is.
+
+    Attributes:
+        text: Plain text, in any case, in the message, in the metadata as JSON, or in a
+            field of the metadata written as ``name=value``.
+        level: Records of this level and worse.
+        since: Records from then on. A record without a time counts as new.
+        until: Records up to then.
+        replica: The process that wrote the record: the name of the replica, or the
+            beginning of the id in ``metadata.agent``.
+        logger: The name of a logger of ``logging``, and of those below.
+    """
+
+    text: str = ""
+    level: Level = Level.DEBUG
+    since: datetime | None = None
+    until: datetime | None = None
+    replica: str = ""
+    logger: str = ""
+
+    def wants(self, entry: LogEntry) -> bool:
+        """Return whether a record is wanted."""
+        if entry.is_gap:
+            return True
+        return (
+            entry.level.rank >= self.level.rank
+            and entry.instance.startswith(self.replica)
+            and self._has_logger(entry)
+            and self._is_in_time(entry)
+            and self._has_text(entry)
+        )
+
+    def is_before(self, entry: LogEntry) -> bool:
+        """Return whether a record is older than all that are wanted."""
+        moment = parse_timestamp(entry.timestamp) if self.since else None
+        return moment is not None and self.since is not None and moment < self.since
+
+    def _is_in_time(self, entry: LogEntry) -> bool:
+        if self.until is not None:
+            moment = parse_timestamp(entry.timestamp)
+            if moment is None or moment > self.until:
+                return False
+        return not self.is_before(entry)
+
+    def _has_logger(self, entry: LogEntry) -> bool:
+        if not self.logger:
+            return True
+        name = entry.metadata.get("logger")
+        return isinstance(name, str) and f"{name}.".startswith(f"{self.logger}.")
+
+    @cached_property
+    def _folded(self) -> str:
+        return self.text.casefold()
+
+    def _has_text(self, entry: LogEntry) -> bool:
+        wanted = self._folded
+        if not wanted or wanted in entry.message.casefold():
+            return True
+        if not entry.metadata:
+            return False
+        if wanted in encode(entry.metadata).decode().casefold():
+            return True
+        fields = entry.metadata.items()
+        return "=" in wanted and any(wanted in f"{k}={v}".casefold() for k, v in fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSearch:
+    """What a search has found.
+
+    Attributes:
+        entries: The records that fit, newest last.
+        searched: How many records were looked at.
+        back_to: The timestamp of the oldest of them, ISO-8601 text as it was written;
+            ``""`` if none has a time.
+        before: The argument with which the search goes on before them; ``""`` if no
+            older record can fit.
+    """
+
+    entries: Sequence[LogEntry] = ()
+    searched: int = 0
+    back_to: str = ""
+    before: str = ""
+
+
+def read_moment(text: str) -> datetime | None:
+    """Read ``10m`` or ``1h30m`` before now, or a timestamp; ``None`` if it is neither."""
+    if found := _SPAN.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        ago = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        return datetime.now(UTC) - ago
+    return parse_timestamp(text)
