@@ -27,7 +27,7 @@ class Backoff:
     failures: int = 0  # failures in a row
 
     def failed(self, *, permanent: bool = False, longest: bool = False) -> float:
-        """Record a failure and give the seconds to wait; ``longest``: 60, if permanent."""
+        """Record a failure and return the seconds to wait; ``longest``: 60, if permanent."""
         ceiling = min(self.cap, self.base * 2 ** min(self.failures, 30))
         self.failures += 1
         if permanent:

@@ -7,7 +7,6 @@ always encoded, odd values as a readable stand-in: a log call never raises.
 
 from __future__ import annotations
 
-import gc
 import json as _json
 import math
 import time
@@ -28,7 +27,6 @@ _MAX_DEPTH: Final = 100  # of a stand-in tree; orjson itself encodes 254 levels
 _INT64: Final = (-(2**63), 2**64 - 1)
 _MAX_BITS: Final = 4_000  # of an integer shown in digits; str() itself has a limit
 _MAX_BYTES: Final = 65_536  # of a bytes object that is shown
-_LARGE: Final = 65_536  # bytes of a payload
 # Digits become 0, all else a blank: to search that costs a twentieth of a pattern.
 _DIGITS: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))  # noqa: PLR2004 - "0" to "9"
 _LONG_NUMBER: Final = b"0" * 19
@@ -39,23 +37,12 @@ def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
     if limit is not None and len(payload) > limit:
         raise DecodeError("too_large", payload, f"the limit is {limit} bytes")
     try:
-        value: JSONValue = _load(payload)
+        value: JSONValue = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
         raise _refusal(payload, str(error)) from None
     if _LONG_NUMBER in payload.translate(_DIGITS):
         return _exactly(payload, value)
     return value
-
-
-def _load(payload: bytes) -> Any:
-    """Read JSON; a large payload without collections of the host's whole heap."""
-    if len(payload) < _LARGE or not gc.isenabled():
-        return orjson.loads(payload)
-    gc.disable()
-    try:
-        return orjson.loads(payload)
-    finally:
-        gc.enable()
 
 
 def decode_object(payload: bytes, *, limit: int | None = None) -> JSONObject:
@@ -233,10 +220,10 @@ _STEPS: Final = (
 
 
 def encode_within(value: JSONObject, limit: int) -> tuple[bytes, bool]:
-    """Write an object in at most ``limit`` bytes (at least 256); tell if it was cut.
+    """Write an object in at most ``limit`` bytes (at least 256); return whether it was cut.
 
-    Long texts end in ``…``; long lists, large objects and deep levels say how much is
-    missing; small values stay. When nothing helps, it becomes a preview of itself.
+    Long texts end in ``…``. Long lists, large objects and deep levels show how much is
+    missing. Small values stay. When nothing helps, the object becomes a preview.
     """
     payload = encode(value)
     if len(payload) <= limit:

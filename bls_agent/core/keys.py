@@ -1,7 +1,7 @@
 """Every key of the five contracts, and our own keys beside them, one line each.
 
 No key is formatted anywhere else. In a template ``{name}`` is a field; ``{name!}`` is
-one that holds no ``:`` (so that the next one can be told apart); ``{name?}`` may be left
+one that holds no ``:`` (so that the next field can be found); ``{name?}`` may be left
 out together with the ``:`` behind it; ``{name*}`` holds any bytes, also none.
 """
 
@@ -61,7 +61,7 @@ class KeyTemplate:
     ttl: int | None  # seconds that a key lives after a write; ``None`` for ever
     contract: Contract
     ttl_from: str = ""  # the setting whose default ``ttl`` is; "lease" for its length
-    ambiguous: bool = False  # a key may have several readings: parse() gives ``None``
+    ambiguous: bool = False  # a key may have several readings: parse() returns ``None``
 
     def build(self, **values: object) -> str:
         """Make the key that we write, of texts, integers or UUIDs.
@@ -294,7 +294,7 @@ def checked_reply(reply: Any, key: str) -> Any:
 
 
 def name_of(value: object) -> object:
-    """Write an integer or a UUID as text; give all else as it is."""
+    """Write an integer or a UUID as text; return other values as they are."""
     if isinstance(value, str | bool):
         return value
     if hasattr(value, "__index__"):

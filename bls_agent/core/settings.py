@@ -7,7 +7,6 @@ environment beats the default.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
@@ -235,24 +234,7 @@ class Settings:
                 found[name] = rule.read(f"BLS_{name.upper()}", text)
         if found.get("instance") is not None:
             check_name("BLS_INSTANCE", found["instance"])
-        try:
-            return cls(**{**found, **options})
-        except ConfigurationError as error:
-            raise _name_variables(error, found) from None
-
-
-def _name_variables(
-    error: ConfigurationError, found: Iterable[str]
-) -> ConfigurationError:
-    """Name the variable of each setting that an error mentions."""
-    remedy, name = error.remedy, error.name
-    mentioned = set(re.findall(r"\w+", error.rule))
-    for setting in found:
-        if setting == name:
-            name = f"BLS_{name.upper()}"
-        elif setting in mentioned:
-            remedy += f" Here {setting} is set by BLS_{setting.upper()}."
-    return ConfigurationError(name, error.value, error.rule, remedy.strip())
+        return cls(**{**found, **options})
 
 
 def find_unknown_variables(environ: Iterable[str]) -> dict[str, str]:
@@ -268,7 +250,7 @@ def rules() -> dict[str, Rule]:
 
 
 def check_options(options: Mapping[str, Any], settings: object = None) -> Options:
-    """Check keywords at once, without the environment; give them, each in its type."""
+    """Check keywords at once, without the environment; return each in its type."""
     if not isinstance(settings, Settings | None):
         kind = type(settings).__name__  # its value may be a secret
         raise ConfigurationError("settings", kind, "an object of Settings")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import math
 import re
@@ -465,24 +464,3 @@ NO_TIMESTAMPS: list[object] = [
 def test_what_is_no_timestamp_is_none(value: object) -> None:
     """A value that is no timestamp is none, and no error."""
     assert codec.parse_timestamp(value) is None
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize(
-    "payload", [b"[%b1]" % (b"[]," * 50_000), b"[" + b"1," * 50_000]
-)
-def test_a_large_payload_leaves_the_collector_as_it_was(
-    payload: bytes, *, enabled: bool
-) -> None:
-    """It is read without collections in between, broken or not."""
-    collections: list[object] = []
-    gc.callbacks.append(lambda phase, info: collections.append((phase, info)))
-    try:
-        (gc.enable if enabled else gc.disable)()
-        with contextlib.suppress(DecodeError):
-            codec.decode(payload)
-        assert gc.isenabled() is enabled
-    finally:
-        gc.callbacks.pop()
-        gc.enable()
-    assert len(collections) <= 2  # one, when it is over

@@ -130,31 +130,6 @@ def test_levels_have_the_names_that_logging_gives_them(text: str, level: str) ->
     assert Settings.from_env({"BLS_MODE": "Compat"}).mode == "compat"
 
 
-@pytest.mark.parametrize(
-    ("environ", "options", "name", "remedy"),
-    [
-        ({"BLS_STATUS_INTERVAL": "40"}, {}, "BLS_STATUS_INTERVAL", ""),
-        ({"BLS_STATUS_TTL": "12"}, {}, "status_interval", "set by BLS_STATUS_TTL"),
-        (
-            {"BLS_STATUS_TTL": "12", "BLS_STATUS_INTERVAL": "9"},
-            {},
-            "BLS_STATUS_INTERVAL",
-            "set by BLS_STATUS_TTL",
-        ),
-        ({}, {"status_ttl": 12}, "status_interval", ""),
-    ],
-    ids=["interval", "ttl", "both", "neither"],
-)
-def test_what_does_not_fit_together_names_its_variables(
-    environ: dict[str, str], options: dict[str, Any], name: str, remedy: str
-) -> None:
-    """Where one of two settings came from the environment, the error says so."""
-    with pytest.raises(ConfigurationError, match=f"^{name}: ") as caught:
-        Settings.from_env(environ, **options)
-    assert remedy in caught.value.remedy
-    assert ("set by" in caught.value.remedy) is bool(remedy)
-
-
 async def test_a_variable_that_nobody_reads_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, redis_url: str
 ) -> None:

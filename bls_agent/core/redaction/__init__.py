@@ -11,7 +11,7 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import import_module
 from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
@@ -89,7 +89,7 @@ class SecretNames:
             name for name in own if len(name) >= LONG_ENOUGH or not name.isascii()
         )
         self._own_short = own.difference(self._own_long)
-        self._remembered: dict[str, Verdict] = {}
+        self._remembered = lru_cache(_REMEMBERED_NAMES)(self._judge)
 
     @cached_property
     def _search(self) -> _Search:
@@ -108,16 +108,10 @@ class SecretNames:
         )
 
     def judge(self, name: str) -> Verdict:
-        """Decide what a name means for its value; remembers the answer."""
-        found = self._remembered.get(name)
-        if found is not None:
-            return found
-        verdict = self._judge(name)
-        if len(name) <= _REMEMBERED_LENGTH:
-            if len(self._remembered) >= _REMEMBERED_NAMES:
-                self._remembered.clear()
-            self._remembered[name] = verdict
-        return verdict
+        """Decide what a name means for its value."""
+        return (self._judge if len(name) > _REMEMBERED_LENGTH else self._remembered)(
+            name
+        )
 
     def _judge(self, name: str) -> Verdict:
         if not name.isascii():  # fullwidth letters (U+FF21 …) and their like
@@ -304,7 +298,7 @@ class Redactor:
         return self._names.judge(name) is not Verdict.HARMLESS
 
     def text(self, text: str) -> str:
-        """Take the secrets out of a text; one without any is given back as it is."""
+        """Take the secrets out of a text; return the same object if there are none."""
         if text in self._harmless:
             return text
         names = _may_name(text)
@@ -387,7 +381,7 @@ class Redactor:
     def _says_of_a_secret(self, fields: _Object) -> bool:
         """Return whether ``{"name": "DB_PASSWORD", "value": …}`` has a secret value.
 
-        So have the errors that pydantic lists: the input, and what they say of it.
+        The errors that pydantic lists have secret values, too: the input and its text.
         """
         labels = [fields.get(label) for label in _LABELS]
         place = fields.get("loc")

@@ -40,7 +40,7 @@ def is_kept(value: str, verdict: Verdict) -> bool:
 
 
 def redact_text(text: str, judge: _Judge) -> str:
-    """Take the secrets out of a text; ``judge`` tells what a name means for a value."""
+    """Take the secrets out of a text; ``judge`` decides what a name means for its value."""
     if "-----BEGIN" in text:
         text = _KEY_BLOCK.sub(REDACTED, text)
     text = _redact_urls(text)
