@@ -155,7 +155,7 @@ def _check_url(url: object) -> None:
     rule, remedy = "", ""
     if not isinstance(url, str):
         rule = f"a URL is text, not {type(url).__name__}"
-    elif len(url) > MAX_URL or len(url.encode("utf-8", "replace")) > MAX_URL:
+    elif len(url if url.isascii() else url.encode("utf-8", "replace")) > MAX_URL:
         rule, remedy = f"a URL has at most {MAX_URL} bytes", "Shorten it."
     elif not (beginning := _BEGINNING.match(url)):
         rule, remedy = "a URL begins with its scheme", "Write https:// before it."
@@ -324,13 +324,15 @@ def fingerprint(request: _RequestLike, headers: Iterable[str] = ()) -> str:
     """
     if not isinstance(request, CrawlRequest):
         _check_foreign(request)
-    method, url = request.method.upper(), canonical_url(request.url)
-    parts = [method.encode(), url.encode(), request.body]
-    for name in sorted({name.lower() for name in headers}):
+    method, url = request.method.upper().encode(), canonical_url(request.url).encode()
+    body = request.body
+    # Each part follows its length, so that no byte can pass from one part to the next.
+    parts = b"%d:%b%d:%b%d:%b" % (len(method), method, len(url), url, len(body), body)
+    for name in sorted({name.lower() for name in headers}) if headers else ():
         values = _values(request.headers, name)
-        parts += [name.encode(), str(len(values)).encode(), *values]
-    # Each with its length before it, so that nothing can pass from one to the next.
-    return hashlib.sha256(b"".join(b"%d:%b" % (len(p), p) for p in parts)).hexdigest()
+        for part in (name.encode(), b"%d" % len(values), *values):
+            parts += b"%d:%b" % (len(part), part)
+    return hashlib.sha256(parts).hexdigest()
 
 
 def _check_foreign(request: object) -> None:

@@ -263,7 +263,8 @@ class RequestQueue(Store):
                 push it again with ``unique``, or risk that it is there twice.
             WrongTypeError: A key holds another type than the document says.
         """
-        return bool(await self.push_many((request,), priority, unique))
+        push = _make_push(_score(priority), request, unique=unique)
+        return bool((await self.exchange.push((push,)))[0])
 
     async def push_many(
         self,
@@ -278,8 +279,7 @@ class RequestQueue(Store):
         """
         score = _score(priority)
         return await self._push(
-            Push(score, _body(request), fingerprint(request) if unique else "")
-            for request in requests
+            _make_push(score, request, unique=unique) for request in requests
         )
 
     async def _push(self, pushes: Iterable[Push]) -> int:
@@ -394,12 +394,12 @@ class RequestQueue(Store):
         await super().aclose()
 
 
-def _body(request: object) -> bytes:
+def _make_push(score: str, request: object, *, unique: bool) -> Push:
     """Encode a request; ConfigurationError for a ``str``, which has ``encode``, too."""
     if not isinstance(request, CrawlRequest):
         rule, remedy = "a queue takes requests", "Pass CrawlRequest(url)."
         raise ConfigurationError("request", request, rule, remedy)
-    return request.encode()
+    return Push(score, request.encode(), fingerprint(request) if unique else "")
 
 
 def _score(priority: float) -> str:
