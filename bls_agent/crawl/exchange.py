@@ -1,9 +1,8 @@
 """What the tasks of one event loop hold of a crawl queue, and what they wait for.
 
-Two tasks of each event loop talk to Redis, because what all tasks of the host want
-meanwhile then leaves in one write. One of them takes requests, renews their leases and
-ends them; the other one pushes. They run while a task of the host waits or holds a
-request.
+One task of each event loop takes requests, renews their leases and ends them, because
+what all tasks of the host want meanwhile then leaves in one write. The task runs while
+a task of the host waits or holds a request. Another task pushes; see ``pusher.py``.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ import math
 import secrets
 import time
 from base64 import b64encode
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import anyio
 
@@ -26,11 +24,9 @@ from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.connection.scripts import (
-    CRAWL_PUSH,
     CRAWL_SETTLE,
     CRAWL_TAKE,
     ScriptRun,
-    find_wrong_type,
     run_scripts,
 )
 from bls_agent.core.backoff import Backoff
@@ -45,11 +41,16 @@ from bls_agent.core.errors import (
 from bls_agent.core.redaction import redact
 from bls_agent.crawl.fingerprint import CrawlRequest
 from bls_agent.crawl.keys import QueueKeys
+from bls_agent.crawl.pusher import (
+    MOST_BYTES,
+    MOST_PUSHES,
+    Pusher,
+    closed_error,
+    name_wrong_type,
+)
 from bls_agent.runtime.lease import RENEWALS, boot_seconds, valid_until
 
 FAILED_KEPT: Final = 10_000  # entries of the failed list
-MOST_PUSHES: Final = 500  # in one write
-MOST_BYTES: Final = 2**20
 MOST_TAKEN: Final = 100
 WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
 REASON_BYTES: Final = 2_000
@@ -64,15 +65,6 @@ class QueueOptions:
     retry_delay: float
     leased: bool
     timeout: float
-
-
-class Push(NamedTuple):
-    """A request on its way into the queue: what the script takes of each."""
-
-    priority: str
-    body: bytes
-    fingerprint: str = ""
-    entry: bytes = b""  # of the failed list, from which it is moved
 
 
 @dataclass(eq=False, slots=True)
@@ -120,23 +112,6 @@ class Settlement:
             self.future.set_result(done)
 
 
-@dataclass(eq=False, slots=True)
-class _Batch:
-    """Requests that one task pushes, on their way to Redis."""
-
-    pushes: Sequence[Push]
-    future: asyncio.Future[list[int]]
-
-    def answer(self, reply: list[int] | BlsError) -> None:
-        """Pass the reply of the script, or its error, to the waiting task."""
-        if self.future.done():
-            return
-        if isinstance(reply, BlsError):
-            self.future.set_exception(reply)
-        else:
-            self.future.set_result(reply)
-
-
 class _Write(NamedTuple):
     """One write to Redis: one or two runs of scripts."""
 
@@ -147,7 +122,11 @@ class _Write(NamedTuple):
 
 
 class Exchange:
-    """Collects what the tasks of one event loop want of a queue, and asks Redis."""
+    """Collects what the tasks of one event loop want of a queue, and asks Redis.
+
+    It has 16 attributes because taking, renewing and ending leases share one write:
+    what is held, what is wanted, and when the next write is due.
+    """
 
     def __init__(
         self,
@@ -160,22 +139,19 @@ class Exchange:
         self._pool = pool
         self._keys = keys
         self._throttled_log = throttled_log
-        self._key_list = [*keys.by_row.values()]  # as all three scripts take them
-        self._wake = keys.by_row["wake"]
-        self._blocking = pool.waiting(self._wake)
+        self._blocking = pool.waiting(keys.wake)
         self._loop = asyncio.get_running_loop()
         self._held: set[Held] = set()
-        self._batches: deque[_Batch] = deque()
         self._settlements: list[Settlement] = []
         # Tasks that wait for a request → until when, by the loop's clock.
         self._waiters: dict[asyncio.Future[Held | None], float] = {}
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._pusher: asyncio.Task[None] | None = None
         self._look_at = 0.0  # the loop's clock: when something may wait in the queue
         self._must_look = False  # our blocking read has emptied the list of wakes
         self._renew_at = math.inf
+        self.pusher = Pusher(pool, keys)
         register(self)
 
     def reset_after_fork(self) -> None:
@@ -187,62 +163,6 @@ class Exchange:
     def detach(self) -> None:
         """Release the blocking read's connection: the loop was closed under it."""
         self._blocking.detach()
-
-    async def push(self, pushes: Sequence[Push]) -> list[int]:
-        """Queue requests, 500 at most. Returns 1 for each that was queued, else 0.
-
-        RedisUnavailableError: nothing was queued, unless ``error.ambiguous``.
-        WrongTypeError if a key holds another type.
-        """
-        batch = _Batch(pushes, self._loop.create_future())
-        self._batches.append(batch)
-        if self._pusher is None or self._pusher.done():
-            name, work = "bls-crawl-push", self._send_pushes()
-            self._pusher = self._loop.create_task(work, name=name)
-        return await batch.future
-
-    async def _send_pushes(self) -> None:
-        """Send together what the tasks push meanwhile.
-
-        One run of the script for many pushes halves the cost of each.
-        """
-        batches: list[_Batch] = []
-        try:
-            while self._batches:
-                batches = self._next_batches()
-                words = [
-                    word for one in batches for push in one.pushes for word in push
-                ]
-                reply = await self._push(words)
-                at = 0
-                for one in batches:
-                    end = at + len(one.pushes)
-                    one.answer(reply if isinstance(reply, BlsError) else reply[at:end])
-                    at = end
-        finally:  # the loop ends, or a fault of ours: no task may wait for ever
-            for one in (*batches, *self._batches):
-                one.answer(_closed(ambiguous=True))
-            self._batches.clear()
-
-    def _next_batches(self) -> list[_Batch]:
-        found: list[_Batch] = []
-        pushes = size = 0
-        while self._batches:
-            pushes += len(self._batches[0].pushes)
-            size += sum(len(push.body) for push in self._batches[0].pushes)
-            if found and (pushes > MOST_PUSHES or size > MOST_BYTES):
-                break
-            found.append(self._batches.popleft())
-        return found
-
-    async def _push(self, words: Sequence[Argument]) -> list[int] | BlsError:
-        try:
-            async with self._pool.to(self._wake) as connection:
-                run = (CRAWL_PUSH, self._key_list, words)
-                (reply,) = await run_scripts(connection, [run])
-        except RedisUnavailableError as error:
-            return error
-        return cast("list[int] | BlsError", await self._explain(reply))
 
     async def take(self, timeout: float | None) -> Held | None:
         """Wait for a request; ``None`` if none came in time.
@@ -291,11 +211,11 @@ class Exchange:
             self._settlements.append(_back(replace(held)))
             held.valid_until = -math.inf
         self._held.clear()
-        self._end_waits(_closed())
+        self._end_waits(closed_error())
         if self._settlements:
             self._start()
         self._asked.set()
-        ending = [task for task in (self._task, self._pusher) if task is not None]
+        ending = [task for task in (self._task, self.pusher.task) if task is not None]
         tasks = ending if self._reader is None else [*ending, self._reader]
         with anyio.CancelScope(shield=True):
             if ending:
@@ -344,7 +264,7 @@ class Exchange:
             raise
         except asyncio.CancelledError:
             await asyncio.sleep(0)  # what is cancelled with this task gives back first
-            self._end_waits(_closed())
+            self._end_waits(closed_error())
             with suppress(BlsError), anyio.move_on_after(1, shield=True):
                 while self._settlements:
                     await self._exchange()
@@ -377,7 +297,7 @@ class Exchange:
         """Wait for a push; one that wakes no reader is found after two seconds."""
         wait = min(WAIT, self.options.timeout / 2)
         try:
-            wake = await self._blocking.call("BLPOP", self._wake, wait)
+            wake = await self._blocking.call("BLPOP", self._keys.wake, wait)
             self._must_look = self._must_look or wake is not None
         except RedisUnavailableError:  # the next take finds out what is wrong
             await asyncio.sleep(wait)
@@ -413,16 +333,16 @@ class Exchange:
         if not runs:
             return
         try:
-            async with self._pool.to(self._wake) as connection:
+            async with self._pool.to(self._keys.wake) as connection:
                 replies = await run_scripts(connection, runs)
         except RedisUnavailableError as error:
             self._keep_for_later(write, error)
             raise
         except asyncio.CancelledError:
-            self._keep_for_later(write, _closed(ambiguous=True))
+            self._keep_for_later(write, closed_error(ambiguous=True))
             raise
         by_script = {
-            script: await self._explain(reply)
+            script: await name_wrong_type(self._pool, self._keys, reply)
             for (script, *_), reply in zip(runs, replies, strict=True)
         }
         faults = (
@@ -446,11 +366,11 @@ class Exchange:
             words = [FAILED_KEPT, self._keys.retries]
             for one in write.settlements:
                 words += (one.what, one.held.member, one.held.token, one.value)
-            found.append((CRAWL_SETTLE, self._key_list, words))
+            found.append((CRAWL_SETTLE, self._keys.in_order, words))
         if write.wanted >= 0:
             lease, retries = int(self.options.lease * 1000), self._keys.retries
             words = [write.wanted, write.token, lease, retries, MOST_BYTES]
-            found.append((CRAWL_TAKE, self._key_list, words))
+            found.append((CRAWL_TAKE, self._keys.in_order, words))
         return found
 
     def _keep_for_later(self, write: _Write, error: RedisUnavailableError) -> None:
@@ -556,21 +476,8 @@ class Exchange:
                 return
         self._add_settlement(_back(held))
 
-    async def _explain(self, reply: Reply) -> Reply:
-        """Name the key that holds another type, if that is what an error says."""
-        if not isinstance(reply, RedisUnavailableError):
-            return reply
-        connection = self._pool.pick(self._wake)
-        return await find_wrong_type(connection, reply, self._keys.types) or reply
-
 
 def _back(held: Held) -> Settlement:
     """Put a request back to its place; Redis has forgotten one that has no lease."""
     value = b"" if held.token else b"%r %b" % (held.priority, held.body)
     return Settlement("back", held, value)
-
-
-def _closed(*, ambiguous: bool = False) -> RedisUnavailableError:
-    return RedisUnavailableError(
-        "connection", "the queue was closed", ambiguous=ambiguous
-    )

@@ -328,7 +328,7 @@ def fingerprint(request: _RequestLike, headers: Iterable[str] = ()) -> str:
     body = request.body
     # Each part follows its length, so that no byte can pass from one part to the next.
     parts = b"%d:%b%d:%b%d:%b" % (len(method), method, len(url), url, len(body), body)
-    for name in sorted({name.lower() for name in headers}) if headers else ():
+    for name in sorted({name.lower() for name in headers}):
         values = _values(request.headers, name)
         for part in (name.encode(), b"%d" % len(values), *values):
             parts += b"%d:%b" % (len(part), part)

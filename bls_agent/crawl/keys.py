@@ -194,6 +194,16 @@ class QueueKeys(NamedTuple):
     types: dict[str, str]  # key → type in Redis
     retries: str  # without the member
 
+    @property
+    def in_order(self) -> list[str]:
+        """The keys as the scripts take them."""
+        return [*self.by_row.values()]
+
+    @property
+    def wake(self) -> str:
+        """The list for which the blocking read waits."""
+        return self.by_row["wake"]
+
     @classmethod
     def of(cls, manager: RedisKeyManager) -> QueueKeys:
         """Return the keys of a namespace."""

@@ -17,17 +17,15 @@ from bls_agent.core.redaction import redact
 from bls_agent.core.settings import check_seconds
 from bls_agent.crawl.exchange import (
     FAILED_KEPT,
-    MOST_BYTES,
-    MOST_PUSHES,
     Exchange,
     Held,
-    Push,
     QueueOptions,
     Settlement,
 )
 from bls_agent.crawl.fingerprint import CrawlRequest, fingerprint
 from bls_agent.crawl.keys import QueueKeys, RedisKeyManager
 from bls_agent.crawl.overview import STATS, FailedRequest, QueueStats
+from bls_agent.crawl.pusher import MOST_BYTES, MOST_PUSHES, Push
 from bls_agent.runtime.lease import boot_seconds
 
 logger = logging.getLogger(__name__)
@@ -264,7 +262,7 @@ class RequestQueue(Store):
             WrongTypeError: A key holds another type than the document says.
         """
         push = _make_push(_score(priority), request, unique=unique)
-        return bool((await self.exchange.push((push,)))[0])
+        return bool((await self.exchange.pusher.push((push,)))[0])
 
     async def push_many(
         self,
@@ -288,11 +286,11 @@ class RequestQueue(Store):
         for push in pushes:
             size += len(push.body)
             if batch and (len(batch) == MOST_PUSHES or size > MOST_BYTES):
-                count += sum(await self.exchange.push(batch))
+                count += sum(await self.exchange.pusher.push(batch))
                 batch, size = [], len(push.body)
             batch.append(push)
         if batch:
-            count += sum(await self.exchange.push(batch))
+            count += sum(await self.exchange.pusher.push(batch))
         return count
 
     def take(self, timeout: float | None = None) -> _Take:

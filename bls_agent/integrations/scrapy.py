@@ -244,7 +244,9 @@ class CrawlScheduler(BaseScheduler):
     A request is acknowledged when its download, its callback's or errback's output and
     the item pipelines are done, and the new requests are in Redis. So the requests of a
     killed process return when their leases end. A request that cannot be written as
-    JSON stays in the memory of its process.
+    JSON stays in the memory of its process. The reactor's thread and the thread of an
+    event loop share the scheduler, which has many attributes because each thread has
+    its own.
 
     Settings: ``BLS_REDIS_URL`` or ``REDIS_URL`` (default: the variable
     ``BLS_REDIS_URL``), ``PROJECT_NAME`` (default: ``BOT_NAME``), ``SPIDER_NAME``

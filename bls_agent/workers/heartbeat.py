@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RNG: Final = random.SystemRandom()  # has no state that forked children would share
 SHORTEST: Final = 0.1  # seconds: a shorter interval makes no sense
 LEAVE_GRACE: Final = 1.0  # seconds beyond its timeout that leaving may take
 AT_EXIT: Final = 1.0  # seconds that the exit of the interpreter waits at most
@@ -311,7 +309,6 @@ class Heartbeat:
             ValueLease(self._key, self._ttl),
             interval=self._interval,
             counts=self._counts,
-            rng=_RNG,
         )
         writer = WRITERS.enter(endpoint, timeout=self._timeout)
         self._state, self._writer = state, writer

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 SOON: Final = 0.02  # seconds after another owner's lease is over
 CHECK_AGAIN: Final = 1.0  # seconds between two checks whether a taken key is free
 
+_RNG: Final = random.SystemRandom()  # has no state that forked children would share
 _BLOCKED: Final = (Ownership.HELD, Ownership.STANDS, Ownership.WRONG_TYPE)
 
 
@@ -76,7 +77,6 @@ class HeartbeatState:
         *,
         interval: float,
         counts: HeartbeatCounts,
-        rng: random.Random,
     ) -> None:
         self.claim = claim  # whether this process owns the key
         self.counts = counts
@@ -88,15 +88,18 @@ class HeartbeatState:
         self.answered = anyio.Event()  # Redis has replied to the first beat
         self.settled = anyio.Event()  # a beat was written
         self.ended = anyio.Event()  # the key was removed
-        self.is_written = False  # whether a beat was ever written
         self.conflict: BlsError | None = None  # what its opening raises
         self._current = current
-        self._rng = rng
         self._refused = False
         self._status_sent: WorkerStatus | None = None
         self._status_written: WorkerStatus | None = None
         self._logged = Ownership.OURS
         self._logged_overwritten = False
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a beat was ever written."""
+        return self._status_written is not None
 
     def beat(self) -> Run:
         """Make the script's arguments for the next beat."""
@@ -126,7 +129,6 @@ class HeartbeatState:
         if answer.what == "written":
             self.counts.writes += 1
             self._status_written = self._status_sent
-            self.is_written = True
             self.settled.set()
         self.counts.refreshes += answer.what == "refreshed"
         if answer.strange:
@@ -134,7 +136,7 @@ class HeartbeatState:
         if again:
             return 0.0
         self._record_conflict(answer)
-        pause = jittered(self.interval, self._rng)
+        pause = jittered(self.interval, _RNG)
         if answer.what in ("held", "stands") and answer.remaining is not None:
             return min(pause, answer.remaining + SOON, CHECK_AGAIN)
         return pause

@@ -57,7 +57,6 @@ class HeartbeatWriter:
         self._openings = 0
         self._throttled_log = ThrottledLog()
         self._task: asyncio.Task[None] | None = None
-        self._ended = anyio.Event()
 
     def start(self) -> None:
         """Start the task, in the running event loop."""
@@ -73,7 +72,6 @@ class HeartbeatWriter:
         self.is_over = True
         for state in self._ending:
             state.ended.set()
-        self._ended.set()
 
     def reset_after_fork(self) -> None:
         """In a forked child: the heartbeats are the parent's."""
@@ -114,9 +112,11 @@ class HeartbeatWriter:
 
     async def aclose(self) -> None:
         """End the task and close the connection."""
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+
         if self._task is not None:
             self._task.cancel()
-            await self._ended.wait()
+            await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         self._wakeup.bind()

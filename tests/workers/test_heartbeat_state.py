@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -36,7 +35,6 @@ def state() -> HeartbeatState:
         ValueLease(current.now.key, 30.0, is_dead=lambda token: token == DEAD),
         interval=INTERVAL,
         counts=HeartbeatCounts(),
-        rng=random.Random(1),
     )
 
 

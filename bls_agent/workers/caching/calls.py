@@ -15,7 +15,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import finalize
 
 import anyio
@@ -77,15 +77,6 @@ class _SharedLoop:
 SHARED_LOOP: Final = _SharedLoop()
 
 
-class _Job(NamedTuple):
-    """One call whose result is wanted."""
-
-    function: CachedFunction
-    key: str
-    waits: bool = True  # whether the caller may wait for other callers
-    loads_in_thread: bool = False  # ``load`` is the user's code, and may take its time
-
-
 class State(Enum):
     """What has become of a computation."""
 
@@ -103,20 +94,22 @@ class Claim(Enum):
 
 
 class Computation:
-    """A value that is read or computed, in a task or a thread."""
+    """One call whose value is read or computed, in a task or in the caller's thread."""
 
-    def __init__(self, job: _Job) -> None:
-        self.job = job
-        self.key = job.function.computation_key(job.key)
-        self.generation = job.function.generation
+    def __init__(self, function: CachedFunction, key: str, *, in_task: bool) -> None:
+        self.function = function
+        self.key = key
+        self.name = function.computation_key(key)  # that of the callers that wait
+        self.in_task = in_task  # the function is a coroutine function
+        self.generation = function.generation
         self.waiting = 0  # callers
         self.outer = _find_outer()
         self.depth: int = self.outer.depth + 1 if self.outer else 0
         if self.depth > sys.getrecursionlimit():
-            message = (
-                f"{job.function.name} is called inside of {self.depth} cached calls"
-            )
+            message = f"{function.name} is called inside of {self.depth} cached calls"
             raise RecursionError(message)
+        # Another caller may need this event loop, or wait for this computation.
+        self.may_wait = self.outer is None and (in_task or not _runs_event_loop())
         self.state = State.RUNNING
         self.outcome: Outcome | None = None  # once it is settled
         self.found = UNKNOWN  # what stands in Redis
@@ -157,11 +150,14 @@ class _LoopCalls:
         self.by_key: dict[str, Computation] = {}
 
     async def call(
-        self, job: _Job, compute: Callable[[Found], Awaitable[Outcome]]
+        self,
+        function: CachedFunction,
+        key: str,
+        compute: Callable[[Found], Awaitable[Outcome]],
     ) -> Outcome:
         """Return the outcome of a coroutine function."""
         while True:
-            mine = Computation(job)
+            mine = Computation(function, key, in_task=True)
             if await self.claim(mine) is Claim.YOURS:
                 self._begin(mine, compute)
                 await self._join(mine)
@@ -180,16 +176,15 @@ class _LoopCalls:
         4. Another process of the fleet computes it (``lock=True``): wait. JOINED.
         5. None of these: YOURS. The caller computes, then calls :meth:`settle`.
         """
-        waits = mine.job.waits and mine.outer is None
-        while waits and (other := self.by_key.get(mine.key)):
+        while mine.may_wait and (other := self.by_key.get(mine.name)):
             await self._join(other)
             if other.outcome is not None:
                 mine.end(other.outcome)
                 return Claim.JOINED
-        if waits:
-            self.by_key[mine.key] = mine
+        if mine.may_wait:
+            self.by_key[mine.name] = mine
         try:
-            claim, outcome = await self._look(mine, waits=waits)
+            claim, outcome = await self._look(mine)
         except BaseException:  # the caller is cancelled: another one begins anew
             await self._end(mine, None)
             raise
@@ -197,24 +192,24 @@ class _LoopCalls:
             await self._end(mine, outcome)
         return claim
 
-    async def _look(
-        self, mine: Computation, *, waits: bool
-    ) -> tuple[Claim, Outcome | None]:
+    async def _look(self, mine: Computation) -> tuple[Claim, Outcome | None]:
         """Look into Redis, and at what is computed elsewhere: cases 3 to 5."""
-        job = mine.job
-        mine.found = found = await self._read(job)
+        mine.found = found = await self._read(mine)
         if found.fresh:
             hit = Outcome(found.value, found.payload, computed=False, hit=True)
             return Claim.HIT, hit
-        outcome = await self._await_others(mine) if waits else None
+        outcome = await self._await_others(mine) if mine.may_wait else None
         return (Claim.YOURS if outcome is None else Claim.JOINED), outcome
 
-    async def _read(self, job: _Job) -> Found:
+    async def _read(self, mine: Computation) -> Found:
         """Read an entry, in one round trip."""
-        replies = await self._backend.fetch(job.function, job.key)
-        decode = partial(self._backend.decode, job.function, job.key, replies)
-        if not job.loads_in_thread:
+        function, key = mine.function, mine.key
+        replies = await self._backend.fetch(function, key)
+        decode = partial(self._backend.decode, function, key, replies)
+        if mine.in_task or function.load is None:
             return decode()
+        # ``load`` is the user's code, and may hold up the loop that all plain
+        # functions share.
         found: Found = await SHARED_LOOP.workers.run(decode)
         return found
 
@@ -241,7 +236,7 @@ class _LoopCalls:
             _COMPUTING.set(computation)
             outcome: Outcome | None = None
             try:
-                computation.job.function.counts.add("computed")
+                computation.function.counts.add("computed")
                 outcome = await compute(computation.found)
             except (asyncio.CancelledError, GeneratorExit):
                 raise  # its last caller was cancelled, or the loop has ended
@@ -295,16 +290,16 @@ class _LoopCalls:
             computation.end(outcome)
 
     def _remove(self, computation: Computation) -> None:
-        if self.by_key.get(computation.key) is computation:
-            del self.by_key[computation.key]
+        if self.by_key.get(computation.name) is computation:
+            del self.by_key[computation.name]
 
     async def _await_others(self, computation: Computation) -> Outcome | None:
         """Take the fleet's lock, or return the outcome of the process that had it."""
-        job = computation.job
-        if not (job.function.policy.lock and computation.found.writable):
+        function = computation.function
+        if not (function.policy.lock and computation.found.writable):
             return None
-        computation.lock = DistributedLock(self._backend, job.function, job.key)
-        other = await computation.lock.enter(partial(self._read, job))
+        computation.lock = DistributedLock(self._backend, function, computation.key)
+        other = await computation.lock.enter(partial(self._read, computation))
         if other is None:
             return None
         return Outcome(other.value, other.payload, computed=False)
@@ -312,7 +307,7 @@ class _LoopCalls:
     async def _store(self, computation: Computation, outcome: Outcome) -> None:
         if outcome.payload is None or outcome.stale:
             return
-        function, key = computation.job.function, computation.job.key
+        function, key = computation.function, computation.key
         is_lost = computation.lock is not None and computation.lock.lost
         with function.storing(computation.generation) as may_store:
             if may_store and computation.found.writable and not is_lost:
@@ -390,8 +385,8 @@ class CacheCalls:
         key = function.key_of(args, kwargs)
         if key is None:
             return await run()
-        job, compute = _Job(function, key), partial(_await_outcome, function, run)
-        outcome = await self._by_loop.get(self._make_here).call(job, compute)
+        compute = partial(_await_outcome, function, run)
+        outcome = await self._by_loop.get(self._make_here).call(function, key, compute)
         return outcome.deliver(function)
 
     def call_plain(
@@ -404,21 +399,13 @@ class CacheCalls:
         key = function.key_of(args, kwargs)
         if key is None:
             return run()
-        compute = partial(_find_outcome, function, run)
-        mine = Computation(
-            _Job(
-                function,
-                key,
-                waits=not _runs_event_loop(),
-                loads_in_thread=function.load is not None,
-            )
-        )
+        mine = Computation(function, key, in_task=False)
         token = _COMPUTING.set(_COMPUTING.get())
         try:
             if self._claim(mine) is Claim.YOURS:
                 function.counts.add("computed")
                 _COMPUTING.set(mine)
-                outcome = compute(mine.found)
+                outcome = _find_outcome(function, run, mine.found)
                 self._settle(mine, outcome)
             else:
                 outcome = cast("Outcome", mine.outcome)
@@ -436,7 +423,7 @@ class CacheCalls:
             thread, calls = self._find_thread()
             return thread.call(calls.claim, mine)
         except RedisUnavailableError as error:
-            mine.job.function.counts.add("redis_failures")
+            mine.function.counts.add("redis_failures")
             self._availability.failed(error, known)
             return Claim.YOURS
 
