@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
 from typing import Literal
 
 import anyio
@@ -24,88 +23,23 @@ from tests.harness import (
     status_of,
     url_with_rights,
 )
-from tests.kit import FaultProxy, Rate
+from tests.kit import Delay, Direction, FaultProxy, Rate
 
 BLOCK, MARGIN = 1, 0.5  # seconds, shorter than in life
 NOTICED = BLOCK + 3  # seconds after the cut
 SPARE = 15  # seconds more on a busy machine
 
 
-@dataclass
-class Link:
-    """Stands between agent and server, and can swallow what goes either way.
-
-    Connections that are there when it begins to swallow stay deaf for ever; those that
-    are made afterwards are as good as new.
-    """
-
-    target: int
-    port: int = 0
-    delay: float = 0.0
-    made: int = 0
-    deaf: dict[str, set[int]] = field(default_factory=dict)
-
-    def swallow(self, *ways: str) -> None:
-        for way in ways:
-            self.deaf[way] = set(range(self.made))
-
-    async def serve(self, near: anyio.abc.SocketStream) -> None:
-        number = self.made
-        self.made += 1
-        async with (
-            near,  # before anything is waited for: it is closed however that ends
-            await anyio.connect_tcp("127.0.0.1", self.target) as far,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(self.carry, near, far, "requests", number)
-            await self.carry(far, near, "replies", number)
-            tasks.cancel_scope.cancel()
-
-    async def carry(
-        self,
-        source: anyio.abc.SocketStream,
-        sink: anyio.abc.SocketStream,
-        way: str,
-        number: int,
-    ) -> None:
-        send, receive = anyio.create_memory_object_stream[tuple[float, bytes]](10_000)
-
-        async def late() -> None:
-            async for due, data in receive:
-                await anyio.sleep_until(due)
-                if number not in self.deaf.get(way, set()):
-                    await sink.send(data)
-
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            async with anyio.create_task_group() as tasks, receive, send:
-                tasks.start_soon(late)
-                async for data in source:
-                    await send.send((anyio.current_time() + self.delay, data))
-                tasks.cancel_scope.cancel()
-
-
 @asynccontextmanager
-async def link_to(server: DevServer) -> AsyncIterator[Link]:
-    """Open a link to a server on a port of its own."""
-    link = Link(server.port)
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    link.port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, link.serve)
-        yield link
-        tasks.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def linked() -> AsyncIterator[tuple[DevServer, Redis, Link]]:
+async def linked() -> AsyncIterator[tuple[DevServer, Redis, FaultProxy]]:
     """A server, an administrator with a connection of its own, and a link."""
     with DevServer() as server:
         client = Redis.from_url(server.url, protocol=2)
-        async with client as admin, link_to(server) as link:
+        async with client as admin, FaultProxy(server.url, seed=1) as link:
             yield server, admin, link
 
 
-async def half_open(project: str, ways: tuple[str, ...], prefetch: int) -> None:
+async def half_open(project: str, ways: tuple[Direction, ...], prefetch: int) -> None:
     """All connections deaf at once during BLPOP, liveness, too: a new one in time."""
     async with linked() as (_, admin, link):
         agent = ProjectAgent(
@@ -119,14 +53,14 @@ async def half_open(project: str, ways: tuple[str, ...], prefetch: int) -> None:
         async with agent:
             await agent.ready(5)
             await eventually(lambda: parked(admin))
-            made = link.made
-            link.swallow(*ways)
+            made = link.accepted
+            link.deafen(*ways)
             for _ in range(3 * prefetch):
                 await history.push(admin, project)
             await eventually(
                 lambda: history.pushed[-1] in history.handled, NOTICED + SPARE
             )
-            assert link.made - made <= 4, "one new connection each, about"
+            assert 1 <= link.accepted - made <= 4, "one new connection each, about"
             await history.push(admin, project)
             await eventually(lambda: history.pushed[-1] in history.handled, SPARE)
         lost = set(history.pushed) - set(history.handled)
@@ -149,7 +83,7 @@ async def refused(project: str) -> None:
         async with agent:
             await agent.ready(5)
             await eventually(lambda: parked(admin))
-            link.swallow("replies")
+            link.deafen(Direction.REPLIES)
             for _ in range(3):
                 await history.push(admin, project)
             await eventually(
@@ -166,7 +100,7 @@ async def slow_link(project: str, delay: float) -> None:
         delay: Seconds in each direction.
     """
     async with linked() as (_, admin, link):
-        link.delay = delay
+        slow = link.start(Delay(delay))
         agent = ProjectAgent(
             project,
             redis=f"redis://127.0.0.1:{link.port}/0",
@@ -182,8 +116,8 @@ async def slow_link(project: str, delay: float) -> None:
             await eventually(lambda: history.handled == history.pushed, SPARE)
             await anyio.sleep(BLOCK + 1 + 3 * delay)  # a block without a command
             assert await status_of(admin, project) == "在线"
-            assert link.made == len(agent.stats().connections)
-            link.delay = 0  # so that the end is quick
+            assert link.accepted == len(agent.stats().connections)
+            await link.end(slow)  # so that the end is quick
         await history.check(admin, project)
 
 
@@ -196,19 +130,19 @@ async def frozen(project: str) -> None:
         async with agent:
             await agent.ready(5)
             await eventually(lambda: parked(admin))
-            made = link.made
+            made = link.accepted
             await history.push(admin, project)
             await eventually(lambda: history.handled == [0])
             server.freeze()
             await anyio.sleep(NOTICED)
-            assert link.made - made <= 4, "and not one each moment"
+            assert link.accepted - made <= 4, "and not one each moment"
             server.thaw()
             await history.push(admin, project)
             await eventually(lambda: history.handled == history.pushed, SPARE)
         await history.check(admin, project)
 
 
-WAYS = (("requests",), ("replies",), ("requests", "replies"))
+WAYS = ((Direction.REQUESTS,), (Direction.REPLIES,), tuple(Direction))
 
 
 async def test_each_way_to_be_deaf(
@@ -248,11 +182,13 @@ async def stop_on_a_deaf_connection(
             await eventually(lambda: parked(admin))
             clients = [c for c in await admin.client_list() if ":" in c["name"]]
             clients.sort(key=lambda client: int(client["id"]))
-            link.deaf["replies"] = {
+            waiting = {
                 number
-                for number, client in enumerate(clients)
+                for number, client in enumerate(clients, start=1)
                 if client["name"].endswith(":blocking")
             }
+            assert waiting
+            link.deafen(Direction.REPLIES, numbers=waiting)
             await admin.config_resetstat()
             began = anyio.current_time()
         assert anyio.current_time() - began < 6

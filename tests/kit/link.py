@@ -129,6 +129,10 @@ class Link:
                 task.cancel()
             self.close()
 
+    def deafen(self, direction: Direction) -> None:
+        """Let nothing through in this direction any more; the sockets stay open."""
+        self._deaf.add(direction)
+
     def close(self) -> None:
         """Close both connections; what was written still gets through."""
         for _, writer in self._ways.values():

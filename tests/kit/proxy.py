@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Container
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from tests.kit.link import Fired, Link, Weather
+from tests.kit.resp import Direction
 from tests.kit.rules import Armed, Condition, Refuse, Rule, RuleBook
 
 C = TypeVar("C", bound=Condition)
@@ -143,6 +144,21 @@ class FaultProxy:
             task.cancel()  # which closes it
         self._weather.note("reset all" if reset else "close all")
         return len(links)
+
+    def deafen(
+        self, *directions: Direction, numbers: Container[int] | None = None
+    ) -> None:
+        """Let nothing through any more on the connections that are there.
+
+        Args:
+            directions: Which ways.
+            numbers: Of the connections, in the order in which they were accepted,
+                from 1 on; ``None`` for all.
+        """
+        for number, (link, _) in self._links.items():
+            if numbers is None or number in numbers:
+                for direction in directions:
+                    link.deafen(direction)
 
     # -- its life
 
