@@ -61,23 +61,19 @@ class Screen:
         self.texts = texts
 
     def text(self, text: str, style: str = "") -> None:
-        """Write a paragraph."""
         self._out.row([(text, style)], [self._out.columns])
 
     def heading(self, text: str) -> None:
-        """Begin a part."""
         self._out.write("")
         self.text(text, "bold")
 
     def event(self, label: str, text: str, style: str, clock: str = "") -> None:
-        """Write what happens."""
         clock = clock or datetime.now(UTC).astimezone().strftime("%H:%M:%S")
         room = self._out.columns - CLOCK_COLUMNS - LABEL_COLUMNS - 2 * terminal.GAP
         widths = [CLOCK_COLUMNS, LABEL_COLUMNS, room]
         self._out.row([(clock, "dim"), (label, style), text], widths)
 
     def entry(self, entry: LogEntry) -> None:
-        """Write a log record that the console has read."""
         clock = terminal.clock_of(entry.timestamp, "%H:%M:%S", CLOCK_COLUMNS)
         message, metadata, _ = terminal.describe_record(entry)
         if entry.outcome is None or entry.outcome.succeeded:
@@ -108,7 +104,6 @@ class Story:
         self.awaited = ""  # what a step waits for
 
     async def follow_log(self) -> None:
-        """Show each log record as it is written."""
         async for entry in self.console.follow_logs(
             self.project, last=1_000, interval=LOOK_INTERVAL
         ):
@@ -134,18 +129,15 @@ class Story:
             await anyio.sleep(LOOK_INTERVAL)
 
     def show_redis(self, name: str, **values: object) -> None:
-        """Write what happens to Redis itself."""
         text = self.texts[name].format(**values)
         self.screen.event(self.texts["label_redis"], text, "yellow")
 
     async def send(self, name: str, **args: object) -> Command:
-        """Send a command as the console does."""
         shown = f"{name} {encode(args).decode() if args else ''}"
         self.screen.event(self.texts["label_send"], shown, "bold")
         return await self.console.send(self.project, name, args)
 
     async def until(self, what: str, holds: Callable[[], object]) -> None:
-        """Wait until a condition holds for what was read."""
         self.awaited = what
         while True:
             if holds():
@@ -153,11 +145,9 @@ class Story:
             await anyio.sleep(LOOK_INTERVAL)
 
     async def shows(self, status: Status) -> None:
-        """Wait until the console reads this status."""
         await self.until(status.value, lambda: self.status is status)
 
     async def ended(self, command: Command, kind: OutcomeKind) -> Outcome:
-        """Wait for a command's outcome, which has to be of this kind."""
 
         def outcomes() -> list[Outcome]:
             found = [entry.outcome for entry in self.entries if entry.outcome]
@@ -169,12 +159,10 @@ class Story:
         return outcome
 
     def records_of(self, command: Command) -> list[LogEntry]:
-        """Return the records that a command's handler has written."""
         written = [entry for entry in self.entries if not entry.outcome]
         return [one for one in written if one.metadata.get("commandId") == command.id]
 
     def expect(self, what: str, *, holds: bool) -> None:
-        """Fail the step if something does not hold."""
         if not holds:
             raise SurpriseError(self.texts["not_as_expected"].format(what=what))
 
@@ -248,7 +236,6 @@ STEPS: Final[Mapping[str, Callable[[Story], Awaitable[None]]]] = {
 
 
 async def play(server: DevServer, screen: Screen) -> int:
-    """Run the whole story and return the exit code."""
     began, texts, failed = anyio.current_time(), screen.texts, 0
     async with (
         Console(server.url) as console,
@@ -321,7 +308,6 @@ async def write_records(orders: ProjectAgent, risk: ProjectAgent, texts: Texts) 
 
 
 async def compute(redis: str, tasks: TaskStatus, number: int, texts: Texts) -> None:
-    """Run a worker that computes one task after the other."""
     name = f"{texts['fleet_worker']}-{number}"
     first = BacktestWorkerHeartbeat.create(name, max_tasks=1)
     async with Heartbeat(redis, first) as heartbeat:
@@ -407,7 +393,6 @@ async def serve_fleet(server: DevServer, screen: Screen) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo and return its exit code."""
     logging.getLogger("bls_agent").addHandler(logging.NullHandler())  # shown anyway
     given = sys.argv[1:] if arguments is None else arguments
     texts = load_texts("demo", find_language(given, os.environ))

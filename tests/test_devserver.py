@@ -33,7 +33,7 @@ server = DevServer()
 server.start()
 {then}
 print(server.pid, server.folder, sep="\\n", flush=True)
-{wait}
+threading.Event().wait()
 """
 
 
@@ -73,9 +73,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     wait_until(lambda: not list(place.iterdir()))
 
 
-def start_parent(then: str = "", wait: str = "threading.Event().wait()") -> Parent:
+def start_parent(then: str) -> Parent:
     return Parent(
-        [sys.executable, "-c", PARENT.format(then=then, wait=wait)],
+        [sys.executable, "-c", PARENT.format(then=then)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -127,13 +127,6 @@ def test_the_parent_is_killed(number: signal.Signals, then: str) -> None:
         os.killpg(parent.pid, number)  # the whole group, as a terminal does
         wait_until(lambda: not is_running(pid) and not folder.exists())
         parent.kill()
-
-
-def test_exit_without_stop() -> None:
-    """A program that forgets to stop its server leaves nothing behind either."""
-    with start_parent(wait="") as parent:
-        pid, folder = parent.read_facts()
-    wait_until(lambda: not is_running(pid) and not folder.exists())
 
 
 def test_restart_keeps_port_and_data() -> None:
