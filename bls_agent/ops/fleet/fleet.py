@@ -271,7 +271,6 @@ class Fleet:
         return {name: state for name, state in projects if name not in self._hidden}
 
     async def _scan(self) -> AsyncGenerator[set[str]]:
-        """Yield the names of projects, step by step through all keys."""
         async with aclosing(self._pool.scan_steps(PATTERN)) as steps:
             async for keys in steps:
                 found = (row.parse(key) for key in keys for row in TEMPLATES)
@@ -302,7 +301,6 @@ class Fleet:
         return frozenset(refused)
 
     async def _read_lists(self, states: Sequence[ProjectState], at: Moment) -> None:
-        """Read how long queues and logs are, and what is new in the logs."""
         wanted: list[_Window] = []
         self._among = self._among or len(states)
         for part in _parts(states, TOGETHER):

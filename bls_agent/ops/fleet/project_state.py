@@ -287,7 +287,6 @@ class StatusState:
             self._reason = (entry.instance, cut_text(reason, SHOWN_TEXT))
 
     def read(self) -> tuple[Status | None, str]:
-        """Return the status, or the text that is none."""
         if self._wrong:
             return None, WRONG
         if self._value is None:
@@ -469,7 +468,6 @@ class Activity:
             self._errors[min(place, -1)] += errors
 
     def turn(self, now: float) -> None:
-        """Begin new buckets if it is time."""
         bucket = int(now // BUCKET)
         for _ in range(min(bucket - self._latest, BUCKETS)):
             self._records.append(0)

@@ -62,7 +62,6 @@ FIRST_WAIT: Final = 5.0  # seconds for the first look at a list
 
 
 async def _post_command(request: Request) -> Response:
-    """``POST /api/commands``: send a command; with ``wait``, return its outcome."""
     if media_type(request) != "application/json":
         raise HTTPException(415, "the body has to be application/json")
     asked = read_command(await request.body())

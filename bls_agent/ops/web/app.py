@@ -43,7 +43,6 @@ class ConsoleApp(Starlette):
         await super().__call__(scope, receive, send)
 
     def close_streams(self) -> None:
-        """End every stream now: the server is about to stop."""
         self.web.closing.set()
         for watch in self.web.watches:
             watch.close()

@@ -303,7 +303,6 @@ class HelpCache:
         return manual
 
     def put(self, project: str, entries: tuple[Entry, ...], now: float) -> Manual:
-        """Cache an answer, or that the agent did not answer."""
         manual = Manual(entries=entries, answered_at=now)
         self._manuals[project] = manual
         self._manuals.move_to_end(project)

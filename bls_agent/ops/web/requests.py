@@ -96,7 +96,6 @@ def project_in_query(scope: Mapping[str, Any]) -> str:
 
 
 def run_in_path(request: Request) -> int:
-    """Read the id of a run from an address, or raise 404."""
     text: str = request.path_params["run"]
     plain = text.isascii() and text.isdigit() and text == (text.lstrip("0") or "0")
     try:
@@ -155,9 +154,6 @@ class CommandRequest:
 
 _PROJECT: Final = ("targetProjectName", "projectName")
 _FORMATS: Final = FormatChecker(())
-_FORMATS.checks("date-time")(
-    lambda stamp: not isinstance(stamp, str) or parse_timestamp(stamp) is not None
-)
 _RULES: Final[Mapping[str, Any]] = decode_object(OPENAPI.read_bytes())["components"][
     "schemas"
 ]["CommandRequest"]["properties"]
@@ -202,8 +198,14 @@ def read_command(body: bytes) -> CommandRequest:
     )
 
 
+@_FORMATS.checks("date-time")
+def _is_time(value: object) -> bool:
+    return not isinstance(value, str) or parse_timestamp(value) is not None
+
+
 def _fits(value: object, rule: Mapping[str, Any]) -> bool:
-    return Draft202012Validator(rule, format_checker=_FORMATS).is_valid(value)
+    validator: Any = Draft202012Validator(rule, format_checker=_FORMATS)
+    return bool(validator.is_valid(value))
 
 
 def read_limit(value: str | None) -> int:
@@ -302,7 +304,6 @@ def encode_cut(fields: dict[str, Any], longest: int) -> bytes:
 def json_answer(
     content: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Answer with a value, or with JSON that is encoded already."""
     body = content if isinstance(content, bytes) else encode(content)
     return Response(body, status, headers, "application/json")
 

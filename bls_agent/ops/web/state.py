@@ -142,7 +142,6 @@ def check_project(request: Request, project: str) -> None:
 async def send_command(
     request: Request, wanted: CommandRequest, *, create: bool = False
 ) -> Command:
-    """Send a command in the name of the user, as :meth:`bls_agent.Console.send`."""
     sent_by = _count_command(request)
     sent = await web_state(request).console.send(
         wanted.project,
@@ -162,7 +161,6 @@ async def send_command(
 
 
 async def ask_help(request: Request, project: str, timeout: float) -> Outcome:
-    """Send ``help`` to a project's agent, and wait for the outcome."""
     sent_by = _count_command(request)
     return await web_state(request).console.call(
         project, HELP, timeout=timeout, record=True, sent_by=sent_by
@@ -172,7 +170,6 @@ async def ask_help(request: Request, project: str, timeout: float) -> Outcome:
 async def withdraw_command(
     request: Request, project: str, number: str
 ) -> Command | None:
-    """Take a command out of a queue, as :meth:`bls_agent.Console.withdraw`."""
     sent_by = _count_command(request)
     withdrawn = await web_state(request).console.withdraw(project, number)
     if withdrawn is not None:
@@ -183,7 +180,6 @@ async def withdraw_command(
 async def forget_project(
     request: Request, project: str, *, force: bool = False
 ) -> list[str]:
-    """Delete a project's keys, as :meth:`bls_agent.Console.forget`."""
     state = web_state(request)
     sent_by = _count_command(request)
     deleted = await state.console.forget(project, force=force)
@@ -198,7 +194,6 @@ def crawl_queue(request: Request, shown: str) -> RequestQueue:
 
 
 async def requeue_failed(request: Request, shown: str) -> int:
-    """Queue the failed requests of a crawl queue once more; return their number."""
     sent_by = _count_command(request)
     async with crawl_queue(request, shown) as queue:
         count = await queue.requeue_failed()

@@ -112,7 +112,6 @@ async def _pictures_of(
 
 
 async def _follow_log(request: Request) -> Response:
-    """``GET /api/logs/stream``: the newest records of a project, and what follows."""
     limit = read_limit(request.query_params.get("limit"))
     project = await existing_project(request, project_in_query(request.scope))
     state = web_state(request)
@@ -178,7 +177,6 @@ NO_RUN: Final = _write_event("run", b"null")
 
 
 async def _run_events(request: Request) -> Response:
-    """``GET /events/runs/{run}``: the newest events of a run, and what follows."""
     run_id = run_in_path(request)
     given = request.headers.get("last-event-id") or request.query_params.get("after")
     after = None if given is None else check_id("after", given)

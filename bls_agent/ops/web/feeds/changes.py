@@ -225,7 +225,6 @@ class Webhook:
         self._reminders = Reminders()
 
     def put(self, change: StatusChange) -> None:
-        """Queue a change; never waits."""
         if len(self._waiting) >= MOST:
             self._waiting.popleft()
             self._drop(1)

@@ -97,7 +97,6 @@ class LogFeed(Shared):
             self.begun.set()
 
     async def newest(self, limit: int) -> tuple[LogPage, int]:
-        """Read the newest records, and find the place in the ring behind them."""
         place = self.ring.end
         page = await self._console.log_page(self._project, limit=limit)
         known = [encode_record(entry) for entry in page.entries[-ALIKE:]]

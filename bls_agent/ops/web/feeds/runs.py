@@ -92,7 +92,6 @@ class RunFeed(SharedWatch[RunSummary]):
 
     @staticmethod
     def place_of(card: JSONObject) -> tuple[bool, float, int]:
-        """Order: running ones by number, then the others by the newest end."""
         running = card["state"] == RunState.RUNNING
         return not running, 0.0 if running else -card["at"], -int(card["id"])
 
@@ -153,7 +152,6 @@ async def read_pages(
 async def write_page(
     store: EventStore, run_id: int, place: str | None, limit: int, *, back: bool
 ) -> tuple[list[bytes], str | None]:
-    """Encode events, oldest first, fewer if large; and the id to go on from."""
     written: list[bytes] = []
     size = 0
     async with aclosing(read_pages(store, run_id, place, limit, back=back)) as pages:

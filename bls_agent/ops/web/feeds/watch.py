@@ -70,7 +70,6 @@ class Ring:
         return self.end - len(self._items)
 
     def add(self, *items: Item) -> None:
-        """Append, drop what is too much, and wake the followers."""
         for item in items:
             # A copy: what orjson has just written holds on to 4 KiB, however short.
             kept = Item(bytes(memoryview(item.payload)), item.kind)
@@ -99,7 +98,6 @@ class Ring:
         return found, missed
 
     async def wait(self, place: int, timeout: float) -> None:
-        """Wait until there is an item at a place, at most ``timeout`` seconds."""
         if self.end > place:
             return
         with anyio.move_on_after(timeout):
@@ -196,7 +194,6 @@ class SharedWatch(Shared, Generic[_Thing]):
         return one != before
 
     def _more(self) -> JSONObject:
-        """Return what followers are sent beside cards."""
         return {}
 
     def seconds_since(self, key: str) -> float:
@@ -266,7 +263,6 @@ class SharedWatch(Shared, Generic[_Thing]):
             raise fault
 
     async def fresh(self) -> None:
-        """Wait until the state is fresh, or raise why Redis does not answer."""
         await self.ready()
         self.check(strictly=True)
 
@@ -338,5 +334,4 @@ def shorten(text: str, longest: int = LONGEST) -> str:
 
 
 def later(seconds: float | None, elapsed: float, digits: int = 1) -> float | None:
-    """Add seconds to an age; ``None`` stays ``None``."""
     return None if seconds is None else round(max(0.0, seconds + elapsed), digits)

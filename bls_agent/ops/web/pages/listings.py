@@ -26,8 +26,6 @@ _KINDS: Final = {kind: kind for kind in fleet.KINDS}
 def _cards_at(
     path: str, template: str, name: str, states: Mapping[str, str], **values: Any
 ) -> Route:
-    """Make the page of all cards of a watch; its script fills them."""
-
     async def show(request: Request) -> Response:
         watch: SharedWatch[Any] = getattr(web_state(request), name)
         await watch.ready()

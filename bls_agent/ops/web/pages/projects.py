@@ -112,7 +112,6 @@ async def _show_changes(request: Request) -> Response:
 
 
 async def _show_card(request: Request) -> Response:
-    """Return a project's card as JSON, as the wallboard's stream does."""
     project = project_in_query(request.scope)
     fleet = web_state(request).fleet
     await fleet.ready()
@@ -124,7 +123,6 @@ _NOT_ASKED: Final = Manual(entries=(), answered_at=0.0, asked=False)
 
 
 async def _show_commands(request: Request) -> Response:
-    """Return the form of the chosen command, or the commands to choose from."""
     project = project_in_query(request.scope)
     texts = texts_of(request)
     note = ""

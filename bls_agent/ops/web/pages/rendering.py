@@ -63,7 +63,6 @@ def _by_header(accepted: str) -> str:
 
 
 def in_other_language(query: str, language: str) -> str:
-    """Return the address of the same page in another language, relative to it."""
     pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
     kept = [(name, value) for name, value in pairs[:MOST_FIELDS] if name != "lang"]
     fields = [("lang", language), *kept]
@@ -148,7 +147,6 @@ def render(
     headers: Mapping[str, str] | None = None,
     **values: Any,
 ) -> HTMLResponse:
-    """Fill a template with these values, and with those of every page."""
     page = _environment().get_template(template)
     context = _context(request)
     answer = HTMLResponse(page.render(context | values), status, headers)
