@@ -388,7 +388,9 @@ class Connection:
                 raise translate(error, self.address, connecting=True) from cause
             raise
         finally:
-            self._others = [one for one in self._others if one is not channel]
+            self._others = [
+                other for other in self._others if other.state is ChannelState.DRAINING
+            ]
         channel.server = server
         channel.record_greeted()
         self.channel = channel
