@@ -85,7 +85,6 @@ class LoopLocal(Generic[T]):
         return made
 
     def find(self) -> T | None:
-        """Return what belongs to the running event loop, if anything does."""
         import asyncio  # noqa: PLC0415 - as above
 
         return self._by_loop.get(asyncio.get_running_loop())
@@ -99,7 +98,6 @@ class LoopLocal(Generic[T]):
         return None
 
     def values(self) -> list[T]:
-        """Return what belongs to any event loop."""
         with self._lock:
             return list(self._by_loop.values())
 
@@ -141,7 +139,6 @@ class Access:
 
     @property
     def pool(self) -> ConnectionPool:
-        """The connections of the running event loop."""
         return self._by_loop.get(self._make)
 
     def _make(self) -> ConnectionPool:

@@ -79,7 +79,6 @@ class AgentConnections:
 
     @property
     def all(self) -> tuple[Connection, ...]:
-        """Every connection, once."""
         control = (self.control,) if self.endpoint.is_cluster else ()
         return (self.data, self.liveness, self.blocking, *control)
 
@@ -157,6 +156,5 @@ class AgentConnections:
             connection.retired = True
 
     async def aclose(self) -> None:
-        """Close every connection."""
         for connection in self.all:
             await connection.aclose()

@@ -106,7 +106,6 @@ class Connection:
 
     @property
     def use(self) -> str:
-        """The last part of the name."""
         return self.name.rpartition(":")[2]
 
     @property
@@ -121,7 +120,6 @@ class Connection:
 
     @property
     def engaged(self) -> bool:
-        """Whether the connection is open or being opened."""
         return self.channel is not None or self._connecting_since is not None
 
     @property
@@ -152,14 +150,13 @@ class Connection:
         return self.server.address if self.server else self.route.address
 
     def is_at(self, server: Endpoint) -> bool:
-        """Return whether the connection is open and leads to this very server."""
         here = self.server
         return here is not None and here.address == server.address and self.connected
 
     # --- requests
 
     async def call(self, *request: Argument) -> Reply:
-        """Send one request and give its reply.
+        """Send one request and return its reply.
 
         RedisUnavailableError if there is no answer within the deadline, or an error
         reply; ``error.ambiguous`` if the request may have been executed all the same.
@@ -278,7 +275,6 @@ class Connection:
     # --- opening and closing
 
     async def open(self) -> Channel:
-        """Connect if the connection is not connected."""
         if (channel := self.channel) is not None and channel.usable:
             return channel
         opening = self._opening
@@ -327,7 +323,7 @@ class Connection:
         return channel
 
     def note_lost(self, channel: Channel) -> None:
-        """Remember a connection that ended without our will."""
+        """Remember a connection that ended without our will, as an orphan."""
         there, at = channel.own_address, channel.ended_at
         orphan = OrphanedConnection(channel.client_id, there, channel.server, at)
         self.orphans.add(orphan)
@@ -398,7 +394,6 @@ class Connection:
         return channel
 
     async def _introduce(self, channel: Channel) -> None:
-        """Send the connection's name, and check that this is the right server."""
         named = ("CLIENT", "SETNAME", self.name)
         requests = [named, ("CLIENT", "ID"), *self.route.greeting]
         replies = await channel.send(requests).future
@@ -415,7 +410,6 @@ class Connection:
             raise channel.error
 
     async def _discard(self, raw: RawConnection, channel: Channel | None) -> None:
-        """Throw away what has not become a connection."""
         self.route.invalidate()
         if channel is not None:
             channel.close()

@@ -40,7 +40,7 @@ def packer() -> Callable[[tuple[Argument, ...]], bytes]:
 
 
 def make_reader(parse_error: Callable[[str], Exception], nothing: object) -> Any:
-    """Make a parser of replies; it gives ``nothing`` while a reply is not complete."""
+    """Make a parser that returns ``nothing`` while a reply is not complete."""
     from redis.exceptions import InvalidResponse
 
     hiredis: Any = import_module("hiredis")
@@ -55,7 +55,6 @@ def push_type() -> type:
 
 
 def client_version() -> str:
-    """The version of redis-py."""
     return str(import_module("redis").__version__)
 
 

@@ -97,7 +97,6 @@ _IN_SCRIPT: Final = re.compile(
 
 
 def classify(error: BaseException) -> str:
-    """Find the kind of a foreign error in the table of this module."""
     names = {base.__name__ for base in type(error).__mro__}
     text = _IN_SCRIPT.sub("", str(error).removeprefix("ERR ").lower(), count=1)
     if "ResponseError" not in names and any(word in text for word in _TLS):

@@ -89,7 +89,6 @@ class OrphanedConnections:
         self.waiting = owed + [one for one in self.waiting if one not in owed]
 
     def clear(self) -> None:
-        """Forget all orphans."""
         self.waiting, self.unkillable = [], []
 
     async def kill_all(self, connection: Client, admins: Admins, *, kill: bool) -> bool:

@@ -35,7 +35,6 @@ KEPT: Final = 8  # connections to slots of a cluster that stay open
 
 
 def default_endpoint(environ: Mapping[str, str]) -> Endpoint:
-    """Read where Redis is from ``BLS_REDIS_URL``."""
     return Endpoint.of(Settings.from_env(environ).redis_url, "BLS_REDIS_URL")
 
 
@@ -123,7 +122,7 @@ class ConnectionPool:
                     yield key
 
     async def scan_steps(self, pattern: str | bytes) -> AsyncGenerator[list[bytes]]:
-        """The same in steps: each gives what one SCAN found, mostly nothing."""
+        """Yield the keys that each SCAN found, which are mostly none."""
         async with aclosing(self.masters()) as connections:
             async for connection in connections:
                 cursor, first = b"0", True
@@ -136,7 +135,6 @@ class ConnectionPool:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether keys lie on several servers."""
         return self._routes.cluster is not None
 
     @property
@@ -173,7 +171,7 @@ class ConnectionPool:
     async def _ask_many(
         self, ask: _Ask, requests: Sequence[Request]
     ) -> tuple[list[Reply], RedisUnavailableError | None]:
-        """Ask each server for its keys; give the failure of one of several, too."""
+        """Ask each server for its keys; return the failure of one of several, too."""
         cluster = self._routes.cluster
         if cluster is None:
             async with self.to("") as connection:
@@ -214,7 +212,6 @@ class ConnectionPool:
         return failure
 
     def _node(self, cluster: ClusterMap, node: Node) -> Connection:
-        """Return the connection to a node, which stays open until the pool is closed."""
         connection = self._nodes.get(node)
         if connection is None:
             route = Route(cluster.node(*node), of_cluster=True)
@@ -222,12 +219,10 @@ class ConnectionPool:
         return connection
 
     async def read(self, key: str, name: str, *rest: Argument) -> Reply:
-        """Send one request that changes nothing, about one key."""
         async with self.to(key) as connection:
             return await connection.read(name, encode_key(key), *rest)
 
     async def call(self, key: str, name: str, *rest: Argument) -> Reply:
-        """Send one request about one key, once."""
         async with self.to(key) as connection:
             return await connection.call(name, encode_key(key), *rest)
 

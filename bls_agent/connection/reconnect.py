@@ -148,7 +148,6 @@ class ThrottledLog:
         self.quiet = False  # whether it logs nothing at all
 
     def silence(self) -> None:
-        """Log nothing at all, from now on."""
         self.quiet = self.outage.quiet = True
 
     def warn(self, consequence: str, error: BlsError) -> bool:

@@ -45,7 +45,6 @@ class Route:
         """Find the server anew at the next connect; MOVED names it."""
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
-        """Explain a redirection to a caller that knows one server only."""
         if self._of_cluster or error.kind not in ("moved", "ask"):
             return error
         reason = (

@@ -80,7 +80,7 @@ class SentinelRoute(Route):
         raise RedisRefusedError("no_such_service", reason, address=self.address)
 
     async def _ask(self, sentinel: Endpoint) -> Node | None:
-        """Ask one sentinel; one that fails is asked last from now on."""
+        """Ask one sentinel; a sentinel that fails is asked last after that."""
         connection = _connection_to(sentinel)
         try:
             return await self._ask_over(connection)
@@ -111,7 +111,7 @@ class SentinelRoute(Route):
             raise RedisUnavailableError("not_master", reason)
 
     def invalidate(self, error: RedisUnavailableError | None = None) -> None:  # noqa: ARG002
-        """Ask the next sentinel first from now on: this one may lag behind."""
+        """Ask another sentinel first after that, because this one may lag behind."""
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
 
     async def resolve(self, server: Endpoint) -> Endpoint:
@@ -184,7 +184,6 @@ class ClusterMap:
         self._fetched = float("-inf")
 
     def route(self, key: str) -> KeyRoute:
-        """Return the route to the node that serves a key."""
         return KeyRoute(self, slot_of(key))
 
     def distrust(self) -> None:
@@ -202,7 +201,6 @@ class ClusterMap:
         raise RedisUnavailableError("cluster_down", reason, address=address)
 
     async def masters(self) -> list[Node]:
-        """Return every node that serves slots, each once."""
         await self._refresh()
         return list(dict.fromkeys(nodes[0] for _, _, nodes in self._ranges))
 
@@ -288,5 +286,4 @@ class Routes:
             self.cluster = ClusterMap(endpoint, topology)
 
     def to(self, key: str) -> Route:
-        """Return the route to the server that serves a key."""
         return self._shared if self.cluster is None else self.cluster.route(key)

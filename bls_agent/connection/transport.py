@@ -50,7 +50,7 @@ CLOSED: Final = "Connection closed by server."
 CLOCK_STEP: Final = 0.001  # seconds: the clocks of some event loops are no finer
 OUTBOX: Final = 65_536  # bytes that may wait for the end of the loop's turn
 TRIED: Final = "5.2 to 8.1"  # versions of redis-py
-NOTHING: Final = object()  # what hiredis gives while a reply is not complete
+NOTHING: Final = object()  # what hiredis returns while a reply is not complete
 
 
 class Pace:
@@ -254,11 +254,9 @@ class Channel:
         return self._arrived.popleft()
 
     def record_greeted(self) -> None:
-        """Record that the server has answered the greeting."""
         self.state = ChannelState.OPEN
 
     async def wait_until_left(self) -> None:
-        """Wait until it is congested no more."""
         await self._left.wait()
 
     def drain(self) -> None:
@@ -363,7 +361,7 @@ class Channel:
             self._take_left_over()
 
     def _put_out(self, data: bytes) -> None:
-        """Let what is asked in one turn of the loop leave in one write, if it is small."""
+        """Collect the requests of one turn of the loop for one write, if they are small."""
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox.append(data)
@@ -384,13 +382,11 @@ class Channel:
         self._transport.write(data)
 
     def pause_writing(self) -> None:
-        """Let the next request wait: the transport holds enough."""
         if self.state is ChannelState.OPEN:
             self.state = ChannelState.CONGESTED
             self._left.clear()
 
     def resume_writing(self) -> None:
-        """Let the next request go."""
         if self.state is ChannelState.CONGESTED:
             self.state = ChannelState.OPEN
             self._left.set()
@@ -471,7 +467,7 @@ class Channel:
     # --- the deadline of the oldest unanswered request
 
     def _begin(self, batch: Batch, now: float) -> None:
-        """Start the time of a request: those before it are answered."""
+        """Start the time of a request, because the requests before it are answered."""
         batch.began = batch.sent_at if self._pace.strict else now
         if batch.posted:
             return
@@ -549,7 +545,6 @@ def _close_without_loop(transport: asyncio.Transport) -> None:
 
 
 def abort(raw: RawConnection) -> None:
-    """Throw away a connection that redis-py has not quite opened."""
     writer = getattr(raw, "_writer", None)
     if writer is not None:
         writer.transport.abort()

@@ -64,7 +64,6 @@ class Flushed:
     queued: int
 
     def __bool__(self) -> bool:
-        """Whether the flush was complete."""
         return self.complete
 
 
@@ -102,7 +101,6 @@ class BatchWriter(Generic[T]):
 
     @property
     def running(self) -> bool:
-        """Whether :meth:`run` is at work."""
         return self._run is not None
 
     def put(self, item: T) -> None:
@@ -151,7 +149,7 @@ class BatchWriter(Generic[T]):
         self.resent = self.maybe_repeated = 0
 
     def give_up(self, reason: str) -> int:
-        """Drop what waits and what is under way, while none is written; give the number."""
+        """Drop what waits and what is under way, while none is written; return the number."""
         batches = [one for one in (self._batch, self._next) if one is not None]
         self._batch = self._next = None
         for batch in batches:

@@ -75,7 +75,6 @@ def belongs_to_dead(token: str) -> bool:
 
 
 def digest_of(value: bytes) -> str:
-    """The SHA-1 of a value, as the scripts compute it."""
     return hashlib.sha1(value, usedforsecurity=False).hexdigest()
 
 
@@ -112,7 +111,6 @@ class LeaseReply(NamedTuple):
 
     @classmethod
     def of(cls, reply: Reply) -> LeaseReply:
-        """Read the reply of a script."""
         what, number, detail = reply
         return cls(
             what.decode(),
@@ -152,12 +150,10 @@ class LeaseState:
         self._numbers = itertools.count(1)  # of requests, where a late one does nothing
 
     def is_valid(self, now: float) -> bool:
-        """Whether the lease is surely ours, by :func:`boot_seconds`."""
         return now < self._valid_until
 
     @property
     def valid(self) -> bool:
-        """Whether the lease is surely ours now."""
         return boot_seconds() < self._valid_until
 
     @property
@@ -166,9 +162,9 @@ class LeaseState:
         return self.token, _milliseconds(self.ttl), self._dead_owner
 
     def handle_reply(self, reply: LeaseReply, *, sent_at: float, now: float) -> bool:
-        """Record a reply; tell whether to request it once more, at once.
+        """Record a reply; return whether to send the request once more, at once.
 
-        So it is where our lease has lapsed, and where the next request names a dead owner.
+        That is so if our lease has lapsed, and if the next request names a dead owner.
         """
         if self._in_doubt:
             self._in_doubt, self._harmless_at = False, now + MAY_ARRIVE

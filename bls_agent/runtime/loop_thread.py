@@ -60,7 +60,6 @@ class LoopThread:
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
     @property
@@ -111,7 +110,6 @@ class LoopThread:
                     self._loop.call_soon_threadsafe(self._wind_up)
 
     def stop_after(self, last: Future[Any]) -> None:
-        """Begin the end as soon as a future is done."""
         last.add_done_callback(lambda _: self.stop())
 
     def join(self, timeout: float) -> bool:

@@ -32,7 +32,7 @@ class ThreadSafeEvent:
         self._asyncio: Any = None
 
     def bind(self) -> None:
-        """Wake the running event loop from now on (called by the waiting task)."""
+        """Have :meth:`set` wake the running event loop; called by the waiting task."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         register(self)
@@ -43,7 +43,7 @@ class ThreadSafeEvent:
             self._event.set()
 
     def unbind(self) -> None:
-        """Forget the loop: from now on the flag is only remembered."""
+        """Forget the loop: after that the flag is only remembered."""
         self._loop = None
 
     reset_after_fork = unbind  # in a forked child the loop is the parent's

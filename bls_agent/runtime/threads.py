@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Whether calling this gives a coroutine; sees through partials and objects."""
+    """Return whether a call returns a coroutine; sees through partials and objects."""
     plain = function
     while isinstance(plain, partial):
         plain = plain.func
@@ -51,8 +51,6 @@ class HandlerThreads:
         return self._pool.stuck
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        """Make a coroutine function of a plain one."""
-
         async def call(*values: Any, **arguments: Any) -> Any:
             return await self.run(partial(function, *values, **arguments))
 

@@ -119,7 +119,7 @@ class LoopWatch:
         self._poke = anyio.Event()  # set when it has to be published at once
 
     def begin(self) -> None:
-        """Watch the running event loop from now on."""
+        """Watch the running event loop."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         if self._handle is not None:
@@ -152,7 +152,6 @@ class LoopWatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to watch."""
         return self.closed or self._loop is None or self._loop.is_closed()
 
     def check(self, elapsed: float, asked: float) -> None:
@@ -267,7 +266,6 @@ class _Watchdog:
         self.wake = threading.Event()
 
     def add(self, watch: LoopWatch) -> None:
-        """Watch one loop more."""
         register(self)
         with self._lock:
             self._watches[id(watch)] = weakref.ref(watch)

@@ -43,7 +43,6 @@ class Script:
 
     @cached_property
     def text(self) -> bytes:
-        """The Lua source."""
         names = [self._behind, self.name] if self._behind else [self.name]
         files = [Path(__file__).with_name(f"{name}.lua") for name in names]
         bound = [
@@ -59,7 +58,6 @@ class Script:
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-1 under which the server knows the script."""
         return hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
     def order(self, **named: Argument) -> list[Argument]:
