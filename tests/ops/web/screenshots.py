@@ -328,9 +328,12 @@ def order_system(url: str, redis: Redis) -> Iterator[ProjectAgent]:
         yield agent
 
 
-def show_wallboard(looked: Watched) -> None:
-    """Open the wallboard."""
-    looked.open("/")
+Show = Callable[[Watched], None]
+
+
+def page_at(path: str) -> Show:
+    """Make a function that opens a page as it is."""
+    return lambda looked: looked.open(path)
 
 
 def ask(looked: Watched) -> None:
@@ -390,21 +393,6 @@ def show_narrow_project(looked: Watched) -> None:
     ask(looked)
 
 
-def show_workers(looked: Watched) -> None:
-    """Open the page of workers."""
-    looked.open("/workers")
-
-
-def show_assets(looked: Watched) -> None:
-    """Open the page of assets."""
-    looked.open("/assets")
-
-
-def show_queues(looked: Watched) -> None:
-    """Open the page of crawl queues."""
-    looked.open("/crawl")
-
-
 def show_run(looked: Watched) -> None:
     """Open a run, with one event unfolded."""
     looked.open("/runs/42")
@@ -413,18 +401,18 @@ def show_run(looked: Watched) -> None:
     looked.page.mouse.move(0, 0)
 
 
-Picture = tuple[str, Callable[[Watched], None], str, str, tuple[int, int]]
+Picture = tuple[str, Show, str, str, tuple[int, int]]
 PICTURES: list[Picture] = [
-    ("console-wallboard-zh.png", show_wallboard, "zh", "light", (1280, 760)),
-    ("console-wallboard-en.png", show_wallboard, "en", "dark", (1280, 760)),
+    ("console-wallboard-zh.png", page_at("/"), "zh", "light", (1280, 760)),
+    ("console-wallboard-en.png", page_at("/"), "en", "dark", (1280, 760)),
     ("console-project-zh.png", show_project, "zh", "dark", (1280, 900)),
     ("console-project-en.png", show_details, "en", "light", (1280, 860)),
-    ("console-narrow-wallboard.png", show_wallboard, "zh", "dark", (360, 740)),
+    ("console-narrow-wallboard.png", page_at("/"), "zh", "dark", (360, 740)),
     ("console-narrow-project.png", show_narrow_project, "en", "light", (360, 740)),
-    ("console-workers-zh.png", show_workers, "zh", "light", (1280, 760)),
-    ("console-workers-en.png", show_workers, "en", "dark", (1280, 760)),
-    ("console-assets-zh.png", show_assets, "zh", "light", (1280, 600)),
-    ("console-queues-zh.png", show_queues, "zh", "light", (1280, 420)),
+    ("console-workers-zh.png", page_at("/workers"), "zh", "light", (1280, 760)),
+    ("console-workers-en.png", page_at("/workers"), "en", "dark", (1280, 760)),
+    ("console-assets-zh.png", page_at("/assets"), "zh", "light", (1280, 600)),
+    ("console-queues-zh.png", page_at("/crawl"), "zh", "light", (1280, 420)),
     ("console-run-en.png", show_run, "en", "light", (1280, 800)),
 ]
 
