@@ -327,8 +327,6 @@ async def test_flush_does_not_take_later_drops_for_its_own(project: str) -> None
             assert not await agent.flush(0.3)
 
 
-# anyio makes the coroutine of a task before the first step of that task.
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("cycles", range(8))
 async def test_everything_cancelled_while_it_opens(
     redis_url: str, project: str, cycles: int
