@@ -134,7 +134,14 @@ class AgentSession:
             project=state.project,
             on_change=self.status.changed,
         )
-        runner = self._build_runner()
+        runner = CommandRunner(
+            state.router,
+            state.stream,
+            state.outcomes,
+            settings,
+            clock=state.clock,
+            pass_on=self._broadcasts.pass_on if settings.replicas else None,
+        )
         self.receiver = self._build_receiver(runner)
         self.dispatcher = Dispatcher(
             self.receiver,
@@ -196,17 +203,6 @@ class AgentSession:
                 stall_after=self._settings.stall_after,
                 ttl=self._settings.status_ttl,
             )
-        )
-
-    def _build_runner(self) -> CommandRunner:
-        state, settings = self._state, self._settings
-        return CommandRunner(
-            state.router,
-            state.stream,
-            state.outcomes,
-            settings,
-            clock=state.clock,
-            pass_on=self._broadcasts.pass_on if settings.replicas else None,
         )
 
     def _build_receiver(self, runner: CommandRunner) -> Receiver:
