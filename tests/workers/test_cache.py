@@ -446,20 +446,6 @@ async def test_the_function_sees_its_callers_context(
     assert await give() == "the caller's"
 
 
-async def test_a_function_that_calls_itself(cache: FunctionCache, name: str) -> None:
-    """It does not wait for itself."""
-    depth = 0
-
-    @cache.cached(ttl=5, name=name)
-    async def again() -> int:
-        nonlocal depth
-        depth += 1
-        return depth if depth == 3 else await again()
-
-    with anyio.fail_after(5):
-        assert await again() == 3
-
-
 class StopTestError(BaseException):
     """What ends more than a handler, as ``pytest.skip`` raises it."""
 
@@ -502,50 +488,6 @@ async def test_a_function_that_calls_itself_for_ever(
     with anyio.fail_after(30), pytest.raises(RecursionError):
         await again()
     assert cache.stats(again).computed <= sys.getrecursionlimit() + 1
-
-
-async def test_functions_that_call_each_other_for_ever(
-    cache: FunctionCache, name: str
-) -> None:
-    """Two functions that call each other raise a RecursionError, too."""
-
-    @cache.cached(ttl=5, name=f"{name}.a")
-    async def one() -> int:
-        return await two()
-
-    @cache.cached(ttl=5, name=f"{name}.b")
-    async def two() -> int:
-        return await one()
-
-    with anyio.fail_after(30), pytest.raises(RecursionError):
-        await asyncio.gather(one(), two())
-
-
-async def test_a_call_in_a_computation_does_not_wait(
-    cache: FunctionCache, name: str
-) -> None:
-    """A cached call inside of another one's computation computes by itself."""
-    started, go, runs = anyio.Event(), anyio.Event(), 0
-
-    @cache.cached(ttl=5, name=f"{name}.inner")
-    async def inner() -> int:
-        nonlocal runs
-        runs += 1
-        if runs == 1:
-            started.set()
-            await go.wait()
-        return runs
-
-    @cache.cached(ttl=5, name=f"{name}.outer")
-    async def outer() -> int:
-        return await inner()
-
-    first = asyncio.ensure_future(inner())
-    await started.wait()
-    with anyio.fail_after(5):
-        assert await outer() == 2
-    go.set()
-    await first
 
 
 async def test_a_task_that_a_computation_left_behind_counts_no_depth(

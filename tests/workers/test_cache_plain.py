@@ -180,18 +180,6 @@ def test_a_leader_that_is_interrupted_is_replaced(
     assert results == ["done"]
 
 
-def test_a_function_that_calls_itself(cache: FunctionCache, name: str) -> None:
-    """It does not wait for itself."""
-    runs: list[int] = []
-
-    @cache.cached(ttl=60, name=name)
-    def again() -> int:
-        runs.append(1)
-        return len(runs) if len(runs) == 3 else again()
-
-    assert again() == 3
-
-
 def test_functions_that_need_each_other(cache: FunctionCache, name: str) -> None:
     """Called crosswise by two threads, no call waits for a call that waits for it."""
     both = threading.Barrier(2, timeout=5)

@@ -20,7 +20,6 @@ from bls_agent.workers import (
 )
 from bls_agent.workers.progress import (
     days_of,
-    list_days,
     read_days,
 )
 
@@ -89,11 +88,6 @@ def test_no_calendar(calendar: object) -> None:
     """What is no day, or ends before it begins, is named."""
     with pytest.raises(ConfigurationError, match="calendar"):
         days_of(calendar)  # type: ignore[arg-type]
-
-
-def test_one_day_is_a_list_of_one() -> None:
-    """A text is a day, not a list of letters."""
-    assert list_days("dates", "2026-01-12") == list_days("dates", MONDAY) == {MONDAY}
 
 
 def test_foreign_members_are_counted() -> None:
