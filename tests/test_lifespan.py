@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
@@ -85,16 +84,6 @@ def test_inside_of_another_lifespan(
     assert console.status(project) is Status.OFFLINE
 
 
-def test_as_the_lifespan_of_starlette(
-    redis_url: str, console: SyncConsole, project: str
-) -> None:
-    """Alone it gives no state, and the application asks for none."""
-    agent = ProjectAgent(project, redis=redis_url)
-    with TestClient(Starlette(lifespan=agent.lifespan)):
-        assert console.call(project, "ping").succeeded
-    assert console.status(project) is Status.OFFLINE
-
-
 def test_an_application_that_cannot_start(
     redis_url: str, console: SyncConsole, project: str
 ) -> None:
@@ -159,23 +148,6 @@ def service(
             yield process
         finally:
             process.kill()
-
-
-def test_sigterm_to_uvicorn(redis_url: str, console: SyncConsole, project: str) -> None:
-    """The server stops in order, and so does the agent: 离线."""
-    with service(project, redis_url) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "Uvicorn running" in line:
-                break
-        assert console.call(project, "ping").succeeded
-        process.send_signal(signal.SIGTERM)
-        errors = process.stderr.read()
-        code = process.wait(20)
-    assert code in (0, -signal.SIGTERM)  # uvicorn ends by the signal it was sent
-    assert "Application shutdown complete" in errors
-    assert "Traceback" not in errors
-    assert console.status(project) is Status.OFFLINE
 
 
 def test_uvicorn_does_not_start_without_the_agent(redis_url: str, project: str) -> None:
