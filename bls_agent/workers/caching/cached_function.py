@@ -272,9 +272,10 @@ class CachedFunction:
         except Exception as error:
             raise _UnstorableError("dump", f"dump raised {error!r}") from error
 
-    def log_raised(self, error: BaseException, consequence: str) -> None:
+    def log_stale(self, error: BaseException) -> None:
         """Log an exception that no caller gets, once a minute."""
-        self._log("raised", "%s raised %r: %s", self.name, error, consequence)
+        text = "%s raised %r: its callers get the last result, which has expired"
+        self._log("raised", text, self.name, error)
 
     def discard(self, error: WrongTypeError) -> None:
         """Count a key of another type, and log it once a minute."""
@@ -309,7 +310,7 @@ class Outcome:
         """Make the outcome of an exception: the expired result, if there is one."""
         if found.payload is None:
             return cls(error=error)
-        function.log_raised(error, "its callers get the last result, which has expired")
+        function.log_stale(error)
         return cls(found.value, found.payload, stale=True)
 
     def deliver(self, function: CachedFunction) -> Any:
