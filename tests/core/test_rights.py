@@ -472,3 +472,40 @@ async def test_a_record_that_is_refused_for_good_does_not_hold_the_stop(
         assert not await agent.flush(5)
     assert time.perf_counter() - began < 4
     assert await status_of(admin, project) == "离线"
+
+
+async def test_client_commands_refused(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """Without CLIENT a stop waits for the end of the block, and loses nothing."""
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-client")
+    history = History()
+    agent = ProjectAgent(project, redis=url)
+    history.attach(agent)
+    async with agent:
+        await agent.ready(5)
+        for _ in range(3):
+            await history.push(admin, project)
+        await eventually(lambda: len(history.handled) == 3)
+        began = time.perf_counter()
+    assert time.perf_counter() - began < 6
+    await history.check(admin, project)
+
+
+@needs_selectors
+async def test_an_idle_stop_without_the_right_to_unblock(
+    own_server: DevServer,
+    admin: Redis,
+    project: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It takes the rest of the block, and the host is told why."""
+    url = await url_with_rights(admin, own_server, "~*", "+@all", "-client|unblock")
+    async with ProjectAgent(project, redis=url) as agent:
+        await eventually(lambda: is_parked(admin))
+        began = time.perf_counter()
+        assert not agent.stats().faults
+    assert time.perf_counter() - began < 6
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert "CLIENT UNBLOCK" in said
+    assert PASSWORD not in said
