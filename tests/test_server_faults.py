@@ -15,6 +15,8 @@ import anyio
 import anyio.to_thread
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
@@ -438,3 +440,42 @@ async def test_a_command_that_the_server_does_not_know(
     assert PAYLOAD not in caplog.text
     assert "with args" not in caplog.text
     assert len(caplog.records) == 1
+
+
+async def test_loading(project: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that still reads its file: said once, few tries, then all is well."""
+    with DevServer(append_only=True) as server:
+        async with Redis.from_url(server.url, protocol=2) as admin:
+            pipeline: Any = admin.pipeline(transaction=False)
+            for number in range(6_000):
+                pipeline.set(f"filler:{number}", "x")
+            await pipeline.execute()
+        slow = DevServer(
+            append_only=True,
+            port=server.port,
+            options=("--dir", str(server.folder), "--key-load-delay", "400"),
+        )
+        server.kill()
+        agent = ProjectAgent(project, redis=server.url)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, slow.start)
+            try:
+                await eventually(lambda: is_loading(server.url))
+                async with agent:
+                    await eventually(lambda: bool(caplog.records))
+                    await agent.ready(8)
+                    assert agent.stats().status_failures < 15
+            finally:
+                await anyio.to_thread.run_sync(slow.stop)
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert "(loading)" in said
+
+
+async def is_loading(url: str) -> bool:
+    once = Retry(NoBackoff(), 0)
+    async with Redis.from_url(url, protocol=2, retry=once) as client:
+        try:
+            await client.ping()
+        except (RedisError, OSError) as error:
+            return "loading" in str(error).lower()
+    return False
