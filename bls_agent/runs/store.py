@@ -250,12 +250,14 @@ class EventStore(WritingStore):
         return RunWriter(
             check_run_id(run_id),
             access=self._access,
-            pools=self._pools,
-            make_pool=lambda: WriterPool(self._access, self._marks, self),
+            get_pool=self._writer_pool,
             source=source,
             data=data,
             options=options,
         )
+
+    def _writer_pool(self) -> WriterPool:
+        return self._pools.get(lambda: WriterPool(self._access, self._marks, self))
 
     async def set_expire(self, run_id: int, ttl_seconds: int = DAY) -> bool:
         """Set when a run is forgotten if nothing more is written.

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
-from bls_agent.connection.access import Access, LoopLocal
+from bls_agent.connection.access import Access
 from bls_agent.connection.after_fork import never_finalize, register
 from bls_agent.core.buffer import BoundedBuffer
 from bls_agent.core.errors import BlsError, ConfigurationError
@@ -36,6 +37,7 @@ from bls_agent.runs.reading import RunKeys
 from bls_agent.runs.writer_task import (
     RunLease,
     RunWriterTask,
+    WriterCounts,
     WriterPool,
 )
 from bls_agent.runtime.batch_writer import BatchWriter, Flushed
@@ -64,7 +66,14 @@ LEAVE_GRACE: Final = 1.0  # seconds more for what is done in another event loop
 AT_EXIT: Final = 1.5  # seconds that the exit of the interpreter waits at most
 THREAD: Final = SharedThread("bls-agent runs", at_exit=AT_EXIT)
 
-NEW, OPEN, CLOSED, FORKED = "not_open", "open", "closed", "forked"  # states
+
+class WriterState(Enum):
+    """The life of a writer; the values are the reasons of dropped events."""
+
+    NEW = "not_open"
+    OPEN = "open"
+    CLOSED = "closed"
+    FORKED = "forked"  # opened by the parent of this process
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,10 @@ class WriterOptions:
     @property
     def pace(self) -> float:
         return self.coalesce or PACE
+
+    @property
+    def merges(self) -> bool:
+        return self.coalesce > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,27 +177,23 @@ class RunWriter:
         run_id: int,
         *,
         access: Access,
-        pools: LoopLocal[WriterPool],
-        make_pool: Callable[[], WriterPool],
+        get_pool: Callable[[], WriterPool],
         source: Mapping[str, str | None] | None,
         data: Mapping[str, Any] | None,
         options: WriterOptions,
     ) -> None:
         self.run_id = run_id
         self.result: Mapping[str, Any] | None = None
-        self._keys = RunKeys(run_id)
         self._source = check_source(source)
         self._data = check_data(data)
         self._options = options
         self._access = access
-        self._pools = pools
-        self._make_pool = make_pool
-        self._merges = options.coalesce > 0
+        self._get_pool = get_pool  # that of the running event loop
         buffer: BoundedBuffer[PendingEvent] = BoundedBuffer(
             options.buffer, options.buffer_bytes, RANKS
         )
         self._delivery = BatchWriter(buffer, pace=options.pace)
-        self._state = NEW
+        self._state = WriterState.NEW
         self._outside = Counter[str]()  # dropped before they reached the buffer
         self._lock = threading.RLock()  # of the counter
         self._run_lease: RunLease | None = None
@@ -196,15 +205,15 @@ class RunWriter:
     def reset_after_fork(self) -> None:
         """In a forked child: the run and its events are the parent's."""
         self._lock = threading.RLock()
-        if self._state == OPEN:
-            self._state = FORKED
+        if self._state is WriterState.OPEN:
+            self._state = WriterState.FORKED
         never_finalize((self._writing, self._run_lease))
         self._writing = self._run_lease = self._thread = None
         self._delivery.reset_after_fork()
 
     def __repr__(self) -> str:
-        state = self._state
-        if state == OPEN and self._options.lifecycle:
+        state = self._state.value
+        if self._state is WriterState.OPEN and self._options.lifecycle:
             state = "owned" if self.is_owner else "not owned"
         return f"<RunWriter {self.run_id} {state} at {self._access.shown}>"
 
@@ -245,8 +254,11 @@ class RunWriter:
         """
         try:
             writing = self._writing
-            if self._state != OPEN or writing is None or writing.loop_is_closed:
-                self._refuse(CLOSED if self._state == OPEN else self._state)
+            if self._state is not WriterState.OPEN:
+                self._refuse(self._state.value)
+                return
+            if writing is None or writing.loop_is_closed:
+                self._refuse(WriterState.CLOSED.value)
                 return
             event = capture(
                 sanitize_word(category) or "unknown",
@@ -255,7 +267,7 @@ class RunWriter:
                 self._source if source is None else sanitize_source(source),
                 at=time.time(),  # noqa: TID251 - the outermost place
                 limit=self._options.event_size_limit,
-                merges=self._merges,
+                merges=self._options.merges,
             )
             self._delivery.put(event)
         except Exception:  # noqa: BLE001 - whatever the host's objects raise
@@ -274,20 +286,21 @@ class RunWriter:
         buffered, writing = self._delivery.buffer.stats(), self._writing
         with self._lock:
             outside = Counter(self._outside)
-        behind_end = writing.behind_end if writing is not None else 0
-        outside[CLOSED] += behind_end
+        counts = writing.counts if writing is not None else WriterCounts()
+        behind_end = counts.behind_end
+        outside[WriterState.CLOSED.value] += behind_end
         dropped = Counter(buffered.dropped) + outside
         return RunWriterStats(
             run_id=self.run_id,
-            open=self._state == OPEN,
+            open=self._state is WriterState.OPEN,
             is_owner=self.is_owner,
             accepted=buffered.accepted + outside.total() - behind_end,
             written=buffered.delivered - behind_end,
             dropped=dict(dropped),
             queued=buffered.queued,
             queued_bytes=buffered.queued_bytes,
-            cut=writing.cut if writing is not None else 0,
-            merged=writing.merged if writing is not None else 0,
+            cut=counts.cut,
+            merged=counts.merged,
             resent=self._delivery.resent,
         )
 
@@ -323,27 +336,27 @@ class RunWriter:
             WrongTypeError: The key is no stream; nothing was written.
             ConfigurationError: It was opened before, or ``BLS_REDIS_URL`` does not fit.
         """
-        if self._state != NEW:
+        if self._state is not WriterState.NEW:
             rule = "a writer is opened once"
             remedy = "Call store.run() again."
             raise ConfigurationError("run", self.run_id, rule, remedy)
         until = anyio.current_time() + self._access.timeout
-        pool = self._pools.get(self._make_pool)
+        pool, keys = self._get_pool(), RunKeys(self.run_id)
         pool.users += 1
         try:
             if self._options.lifecycle:
-                await self._acquire(pool)
+                await self._acquire(pool, keys)
         except BaseException:
             withdraw = partial(self._withdraw, pool)
             self._withdrawing = start_background(withdraw, "bls-agent run")
             raise
-        # It does not know this object: an unclosed writer is collected.
+        # The task does not refer to this object, because an unclosed writer is collected.
         self._writing = writing = RunWriterTask(
-            self._delivery, pool, self._keys, self._run_lease, merges=self._merges
+            self._delivery, pool, keys, self._run_lease, merges=self._options.merges
         )
         if self._options.lifecycle:
             self._put("lifecycle", "started", self._data)
-        self._state = OPEN
+        self._state = WriterState.OPEN
         if self.is_owner:  # later writers of this run come behind its start
             try:
                 await writing.flush(until - anyio.current_time())
@@ -362,8 +375,8 @@ class RunWriter:
                     await lease.give_back()
         pool.users -= 1
 
-    async def _acquire(self, pool: WriterPool) -> None:
-        self._run_lease = lease = RunLease(pool, self._keys, self._options.lease)
+    async def _acquire(self, pool: WriterPool, keys: RunKeys) -> None:
+        self._run_lease = lease = RunLease(pool, keys, self._options.lease)
         with anyio.move_on_after(self._access.timeout):
             await lease.answered.wait()
         lease.answered.set()  # later errors go to the log
@@ -389,9 +402,9 @@ class RunWriter:
         expires.
         """
         writing = self._writing
-        if self._state != OPEN or writing is None:
+        if self._state is not WriterState.OPEN or writing is None:
             return
-        self._state = CLOSED
+        self._state = WriterState.CLOSED
         if writing.loop_is_closed:
             self._delivery.detach()
             return
@@ -474,12 +487,11 @@ class RunWriter:
 
     async def _close_unused(self) -> None:
         """Close the connections of this event loop, unless a run is open in it."""
-        pool = self._pools.find()
-        if pool is None or not pool.users:
+        if not self._get_pool().users:
             await self._access.aclose()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        if getattr(self, "_state", NEW) != OPEN:
+        if getattr(self, "_state", WriterState.NEW) is not WriterState.OPEN:
             return
         writing = self._writing
         if writing is not None and not writing.loop_is_closed:

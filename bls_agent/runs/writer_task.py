@@ -8,10 +8,10 @@ import math
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -285,6 +285,15 @@ class _Batch(list[PendingEvent]):
         self.number = 0  # the same when it is sent again; 0 before it is sent
 
 
+@dataclass
+class WriterCounts:
+    """What a run's task has counted; :class:`RunWriterStats` shows the counts."""
+
+    behind_end: int = 0  # events that came behind the end of the run: not written
+    merged: int = 0  # pieces that were written within the event of another one
+    cut: int = 0  # events whose data were too long
+
+
 class RunWriterTask:
     """Writes what one run emits, in a task of its own.
 
@@ -304,9 +313,7 @@ class RunWriterTask:
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         self.loop = asyncio.get_running_loop()
-        self.behind_end = 0  # events that came behind the end of the run: not written
-        self.merged = 0  # pieces that were written within the event of another one
-        self.cut = 0  # events whose data were too long
+        self.counts = WriterCounts()
         self._delivery = delivery
         self._pool = pool
         self._keys = keys
@@ -318,13 +325,17 @@ class RunWriterTask:
         self._throttled_log = ThrottledLog()
         self._has_end = False  # whether a batch has ended the run
         self._end: asyncio.Task[None] | None = None
-        self._name = f"bls-agent run {keys.run_id}"
-        self._task = start_background(self._write_all, self._name)
+        self._task = self._start(self._write_all)
+
+    def _start(
+        self, function: Callable[[], Coroutine[Any, Any, None]]
+    ) -> asyncio.Task[None]:
+        return start_background(function, f"bls-agent run {self._keys.run_id}")
 
     def prepare(self, items: Sequence[PendingEvent]) -> _Batch:
         """Make a batch: a warning about drops, merged pieces, everything encoded."""
         if self._has_end:
-            self.behind_end += len(items)
+            self.counts.behind_end += len(items)
             return _Batch([])
         ends = [item for item in items if item.ends]
         kept = [item for item in items if not item.ends]
@@ -341,10 +352,10 @@ class RunWriterTask:
             )
         batch.pieces = len(kept) - len(merged)
         batch.ends = self._has_end = bool(ends)
-        if cut and not self.cut:
+        if cut and not self.counts.cut:
             text = "data of run %d exceed event_size_limit and are cut, now and later"
             logger.warning(text, self._keys.run_id)
-        self.cut += cut
+        self.counts.cut += cut
         return batch
 
     def report_drops(self) -> list[PendingEvent]:
@@ -404,7 +415,7 @@ class RunWriterTask:
             if self._run_lease is not None:
                 self._run_lease.note_renewed(sent_at=sent_at)
         self._handle_reply(batch, reply, until, floor)
-        self.merged += batch.pieces
+        self.counts.merged += batch.pieces
 
     def _handle_reply(
         self, batch: _Batch, reply: Reply, until: float, floor: tuple[int, str]
@@ -484,7 +495,7 @@ class RunWriterTask:
 
     def _begin_end(self, within: float) -> asyncio.Task[None]:
         if self._end is None:
-            self._end = start_background(lambda: self._finish(within), self._name)
+            self._end = self._start(lambda: self._finish(within))
         return self._end
 
     def abandon(self) -> None:
