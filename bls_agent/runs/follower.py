@@ -81,7 +81,6 @@ class Cursor:
         self.closes, self.is_event, self.existed = event.closes, True, True
 
     def resume(self, point: ResumePoint) -> None:
-        """Move to the place where the server can go on."""
         self.id, self.closes = point.place, point.closes
         self.is_event = point.is_event
         self.known = self.known if point.known is None else point.known
@@ -253,7 +252,6 @@ class Follower:
             seat.topic.wake()
 
     def _enter(self, mode: Mode) -> Step:
-        """Change the mode, unless the follower has ended."""
         if self._mode is not Mode.ENDED:
             self._mode = mode
         return Step.READ_ON
@@ -284,7 +282,6 @@ class Follower:
         return []
 
     async def _step(self) -> StepResult:
-        """Make the step of a mode that asks Redis."""
         if self._hub is None:
             self._hub = self._find_hub()
         if self._hub.is_closed:
@@ -295,7 +292,6 @@ class Follower:
     async def _try(
         self, ask: Callable[[Hub], Awaitable[StepResult]], hub: Hub
     ) -> StepResult:
-        """Ask Redis; while it is away, wait before the next try."""
         outage = self._outage
         if outage is not None and anyio.current_time() < outage.until:
             return Step.WAIT
@@ -313,7 +309,6 @@ class Follower:
         return result
 
     async def _wait(self, until: float) -> None:
-        """Wait for the topic, or after an outage for the next try."""
         self._has_waited = True
         if self._outage is not None:
             pause = min(self._outage.until, until) - anyio.current_time()

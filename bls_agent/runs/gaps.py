@@ -139,7 +139,6 @@ class ResumeFacts:
 
 
 async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
-    """Read what decides how to begin at a place."""
     keys = reader.keys
     at, about, books, left = await reader.pool.read_many(
         [
@@ -249,7 +248,6 @@ class Probe:
     def read(
         cls, exists: Reply, owner: Reply, left: Reply, *, elapsed: float, existed: bool
     ) -> Probe:
-        """Make a probe of the replies to EXISTS, HGET and PTTL."""
         milliseconds = _known(left)
         if milliseconds in (None, NO_KEY):
             seconds = None

@@ -89,7 +89,6 @@ class StreamReader:
         return self._task is not None and not self._task.done()
 
     def add(self, topic: RunTopic) -> None:
-        """Read the new events of one more run."""
         self.topics[topic.keys.run_id] = topic
         topic.outage = self._outage
         self.restart_read()
@@ -129,7 +128,6 @@ class StreamReader:
         self.topics.clear()
 
     def _keep_wanted(self) -> bool:
-        """Drop the runs that no follower waits for; return whether any is left."""
         now = anyio.current_time()
         for run_id, topic in list(self.topics.items()):
             if not topic.is_open or not topic.is_wanted(now):
@@ -212,7 +210,6 @@ class StreamReader:
         )
 
     async def _release(self) -> None:
-        """Make the server end the blocking read, or drop the connection."""
         pause, end = FIRST_PAUSE, anyio.current_time() + GRACE
         while self._blocking.pending:
             released = await self._unblock()
@@ -305,7 +302,6 @@ class StreamReader:
         return {topic.keys.run_id: error for topic in topics}
 
     async def aclose(self) -> None:
-        """End the task; its followers are woken."""
         await cancel(self._task)
 
 
@@ -326,7 +322,6 @@ class Hub:
         never_finalize(self)
 
     def find(self, run_id: int, key: str) -> RunTopic | None:
-        """Return the topic of a run that is followed already."""
         stream = self._streams.get(self.pool.slot_of(key))
         topic = stream.topics.get(run_id) if stream is not None else None
         return topic if topic is not None and topic.is_open else None
@@ -379,7 +374,6 @@ class Hub:
                 await self._sleep()
 
     async def _probe(self, topics: list[RunTopic]) -> None:
-        """Probe runs and their writers, all in one write."""
         began = anyio.current_time()
         existed = [topic.liveness.existed for topic in topics]
         checked = [(topic, topic.buffer.head) for topic in topics if topic.needs_check]

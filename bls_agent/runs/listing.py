@@ -294,7 +294,6 @@ class _Search:
         return sorted(found, key=lambda run_id: (found[run_id], run_id), reverse=True)
 
     async def summarise(self, runs: Sequence[int]) -> list[RunSummary]:
-        """Summarise runs in this order; leave out what is none."""
         found: list[RunSummary] = []
         async for run_id, replies in self._request(runs, _fact_requests):
             if self._is_readable(replies[:4]):
@@ -304,7 +303,6 @@ class _Search:
         return found
 
     def _is_readable(self, replies: Sequence[Reply]) -> bool:
-        """Return whether no reply is an error; count the run if one is."""
         for reply in replies:
             if isinstance(reply, RedisUnavailableError):
                 self.left_out[reply.kind] += 1

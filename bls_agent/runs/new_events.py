@@ -113,7 +113,6 @@ def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
 
 
 def check_data(data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Refuse data that cannot become a JSON object."""
     given = cast("object", data)
     if given is not None and not isinstance(given, Mapping):
         rule = f"it must be a JSON object, not {type(given).__name__}"
@@ -286,7 +285,6 @@ def add_arguments(
     lease: float = 0.0,
     ends: bool = False,
 ) -> list[Argument]:
-    """Return the arguments of ``add_events.lua``."""
     sequence, last = floor
     milliseconds, _, count = last.partition("-")
     head: tuple[Argument, ...] = (
@@ -382,7 +380,6 @@ def capture(
     limit: int,
     merges: bool,
 ) -> PendingEvent:
-    """Make an event of the arguments of ``emit``; never raises."""
     streams = category == "llm" and action == "stream"
     if streams and merges and type(data) is dict:
         found = _find_text(cast("dict[object, object]", data))
