@@ -42,16 +42,19 @@ def test_a_killed_process_loses_no_page(redis_url: str) -> None:
 
 
 def test_a_crawl_that_was_stopped_resumes(redis_url: str) -> None:
-    """Each page once over all runs; a run behind the end has nothing to do."""
+    """Each page once over all runs; a run behind the end has nothing to do.
+
+    With an empty ``SPIDER_NAME`` the crawl uses the keys of the project alone.
+    """
     project = new_project()
     with (
-        serve(Site(60, pause=0.01)) as site,
-        Crawler(redis_url, site, project, "stopped") as stopped,
-        Crawler(redis_url, site, project, "resumed") as resumed,
-        Crawler(redis_url, site, project, "late") as late,
+        serve(Site(40, pause=0.01)) as site,
+        Crawler(redis_url, site, project, "stopped", SPIDER_NAME="") as stopped,
+        Crawler(redis_url, site, project, "resumed", SPIDER_NAME="") as resumed,
+        Crawler(redis_url, site, project, "late", SPIDER_NAME="") as late,
     ):
         stopped.begin()
-        site.wait_for(20, "stopped")
+        site.wait_for(10, "stopped")
         stopped.stop()
         stats, _ = stopped.result()
         assert stats["finish_reason"] == "shutdown"
@@ -61,12 +64,13 @@ def test_a_crawl_that_was_stopped_resumes(redis_url: str) -> None:
         late.begin()
         idle, _ = late.result()
     assert stats["finish_reason"] == idle["finish_reason"] == "finished"
-    assert len(site.hits) == 60
+    assert len(site.hits) == 40
     assert site.again() == []
     assert site.fetched_by("resumed") == stats["scheduler/dequeued/redis"]
     assert site.fetched_by("late") == 0
     assert idle["dupefilter/filtered"] == 1  # its start request
-    assert keys_of(redis_url, project)
+    key = f"crawlo:{project}:filter:fingerprint"
+    assert keys_of(redis_url, project) == [key.encode()]
 
 
 def test_requests_in_memory_retries_and_the_end(redis_url: str) -> None:
@@ -256,18 +260,12 @@ async def test_a_redis_that_is_away_is_said_at_once(spider: Any) -> None:
 
 
 async def test_an_empty_spider_name_is_the_project(redis_url: str, spider: Any) -> None:
-    """The scheduler and the filter of items use the keys of the project alone."""
+    """The filter of items uses the keys of the project alone."""
     from scrapy.utils.test import get_crawler  # noqa: PLC0415 - see above
 
     from bls_agent.integrations.scrapy import CrawlDedupPipeline  # noqa: PLC0415
 
     project = new_project()
-    with (
-        serve(Site(3)) as site,
-        Crawler(redis_url, site, project, "all", SPIDER_NAME="") as crawler,
-    ):
-        crawler.begin()
-        crawler.result()
     settings = {
         "BLS_REDIS_URL": redis_url,
         "PROJECT_NAME": project,
@@ -278,11 +276,8 @@ async def test_an_empty_spider_name_is_the_project(redis_url: str, spider: Any) 
     pipeline = CrawlDedupPipeline.from_crawler(crawling)
     await pipeline.process_item({"标题": "茶价上涨"}, spider)
     await pipeline.close_spider(spider)
-    keys = keys_of(redis_url, project)
-    assert sorted(key.decode() for key in keys) == [
-        f"crawlo:{project}:filter:fingerprint",
-        f"crawlo:{project}:item:fingerprint",
-    ]
+    key = f"crawlo:{project}:item:fingerprint"
+    assert keys_of(redis_url, project) == [key.encode()]
 
 
 async def test_an_item_that_was_here_before_is_dropped(

@@ -419,7 +419,7 @@ async def test_a_writer_that_falls_silent_far_away(
         await near.add(1, "a", "b")
         async with link.during(Delay(0.3)):
             follower = far.follow(1)
-            await hold(admin, 1, "a", lease := 4.0)
+            await hold(admin, 1, "a", lease := 2.5)
             began = anyio.current_time()
             assert len(await gather(follower, 2)) == 2
             told_after = anyio.current_time() - began
