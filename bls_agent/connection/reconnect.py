@@ -35,7 +35,6 @@ MOST_TOPICS: Final = 1_000  # causes to remember; the oldest is forgotten first
 # connections of an agent meet at the same time: one warning stands for all.
 _OF_REQUEST: Final = frozenset({"unknown_command", "unsupported", "refused"})
 
-_REDIRECTIONS: Final = frozenset({"moved", "ask"})
 _SAME: Final = {"role_changed": "read_only"}  # the same event, seen while waiting
 
 
@@ -159,7 +158,7 @@ class ThrottledLog:
             return self._say_now(f"type of {error.key}", "%s: %s", consequence, error)
         if not isinstance(error, RedisUnavailableError):
             return self._say_now(consequence, "%s: %s", consequence, error)
-        if error.kind in _REDIRECTIONS:
+        if error.kind == "moved":
             return False  # nothing is wrong: the request is sent elsewhere
         if error.kind == "no_permission" and not error.connecting:
             return False  # :meth:`note_denied` has logged it, by name
