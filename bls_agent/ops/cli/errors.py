@@ -253,5 +253,5 @@ def find_likely(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _fold(name: str) -> str:
-    """Fold what people overlook in names: width, case, blanks."""
+    """Normalise width, case and blanks, which people overlook in names."""
     return unicodedata.normalize("NFKC", name).casefold().strip()

@@ -67,7 +67,7 @@ class Progress:
                 self._draw(self._text)
 
     def _draw(self, text: str) -> None:
-        """Overwrite the line; without escapes, so that every terminal understands."""
+        """Overwrite the line without escape codes, because some terminals print them."""
         fitting = wrap(visible(text), self._screen.columns - 1)[0]
         blanks = " " * max(0, count_columns(self._drawn) - count_columns(fitting))
         with suppress(OSError, ValueError):  # the terminal is closed

@@ -233,7 +233,7 @@ class Table(Generic[T]):
 
 @contextmanager
 def _keys_pressed() -> Generator[int | None]:
-    """Read single keys from the terminal; ``None`` where there is none."""
+    """Read single keys from the terminal; yield ``None`` without a terminal."""
     if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
         yield None
         return

@@ -263,7 +263,7 @@ def _show_report(invocation: Invocation, report: CleanupReport) -> None:
 
 
 async def _is_sure(invocation: Invocation, plan: CleanupReport) -> bool:
-    """Ask at a terminal whether to delete; elsewhere that is a usage error."""
+    """Ask at a terminal whether to delete; fail as wrong usage without a terminal."""
     if invocation.json or not (invocation.err.terminal and sys.stdin.isatty()):
         raise Failure("cleanup_unsure", Exit.USAGE, hint="hint_yes")
     invocation.err.draw(invocation.say("cleanup_sure", count=plan.found) + " ")

@@ -334,7 +334,7 @@ def _no_outcome(
 
 @contextmanager
 def _interrupted(invocation: Invocation) -> Generator[None]:
-    """Say, when the user interrupts the waiting, that the command is not taken back."""
+    """Warn a user who interrupts the waiting: the command is not taken back."""
     try:
         yield
     except anyio.get_cancelled_exc_class():
