@@ -231,17 +231,6 @@ def test_a_writer_that_dies_is_told_once_soon_after_its_lease() -> None:
     assert not liveness.record(GONE, now + LOOK)
 
 
-def test_a_writer_that_returns_can_be_lost_again() -> None:
-    liveness = WriterLiveness(0.0, existed=True)
-    liveness.record(alive(), 0.0)
-    for now in (4.0, 5.0):
-        liveness.record(GONE, now)
-    assert not liveness.record(alive(), 6.0)
-    assert (liveness.lost, liveness.returns) == (None, 1)
-    liveness.record(GONE, 10.0)
-    assert liveness.record(GONE, 11.0)
-
-
 def test_a_writer_that_has_ended_is_not_lost() -> None:
     liveness = WriterLiveness(0.0, existed=True)
     liveness.record(alive(), 0.0)
@@ -311,14 +300,6 @@ def test_a_slow_probe_gives_a_writer_time_in_proportion() -> None:
     assert not liveness.record(slow, 6.0)
     assert not liveness.record(slow, 7.9)
     assert liveness.record(slow, 8.1)
-
-
-def test_a_run_that_disappears() -> None:
-    liveness = WriterLiveness(0.0, existed=False)
-    assert not liveness.record(NOTHING, 0.0)  # it has not begun
-    liveness.record(NO_WRITER, 5.0)
-    assert liveness.record(NOTHING, 10.0)
-    assert liveness.has_disappeared
 
 
 def test_a_run_without_a_writer_has_time_to_come_back() -> None:
