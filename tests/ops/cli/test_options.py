@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent
 from bls_agent.devserver import DevServer
+from bls_agent.ops.cli import main
 from bls_agent.ops.cli.options import arrange
 from bls_agent.ops.texts import find_language, find_value
-from tests.ops.cli.terminal import Ran, run_piped
+from tests.ops.cli.terminal import run_piped
 
 
 @pytest.mark.parametrize(
@@ -86,18 +92,33 @@ def test_the_last_value_counts() -> None:
     assert find_value("--redis", ["logs"]) == ""
 
 
-def complete(*words: str, **env: Any) -> Ran:
-    """What bash is offered for the last word."""
+def asking(*words: str) -> dict[str, Any]:
+    """What bash sets when it asks for the last word."""
     line = " ".join(["bls-agent", *words])
-    return run_piped(
-        _BLS_AGENT_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words)), **env
-    )  # fmt: skip
+    return {
+        "_BLS_AGENT_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words)),
+    }
 
 
-def offered(*words: str, **env: Any) -> list[str]:
+def complete(*words: str, **env: str) -> list[str]:
+    """What bash is offered, by the command line in a thread of this process."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with (
+        patch.dict(os.environ, asking(*words) | env),
+        redirect_stdout(output),
+        ThreadPoolExecutor(1) as threads,
+    ):
+        threads.submit(main, []).result(60)
+    output.seek(0)
+    return output.read().split()
+
+
+def offered(*words: str, **env: str) -> list[str]:
     """The names: at the second or third Tab, if a busy machine took too long."""
     for _ in range(3):
-        if found := complete(*words, **env).text.split():
+        if found := complete(*words, **env):
             return found
     return []
 
@@ -132,9 +153,9 @@ async def _nothing() -> None: ...
 
 def test_commands_and_options() -> None:
     """Without any Redis."""
-    assert complete("st").text.split() == ["status"]
-    assert "--follow" in complete("logs", "x", "--fo").text
-    assert complete("workers", "bac").text.split() == ["backtest_worker"]
+    assert complete("st") == ["status"]
+    assert "--follow" in complete("logs", "x", "--fo")
+    assert complete("workers", "bac") == ["backtest_worker"]
 
 
 def test_nothing_is_waited_for(own_server: DevServer) -> None:
@@ -142,7 +163,7 @@ def test_nothing_is_waited_for(own_server: DevServer) -> None:
     own_server.freeze()
     began = time.perf_counter()
     for url in (own_server.url, "redis://127.0.0.1:1", "nonsense"):
-        ran = complete("logs", "订", BLS_REDIS_URL=url)
+        ran = run_piped(**asking("logs", "订"), BLS_REDIS_URL=url)
         assert (ran.text.strip(), ran.said) == ("", "")
     took = time.perf_counter() - began
     own_server.thaw()
