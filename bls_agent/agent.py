@@ -60,6 +60,7 @@ from bls_agent.project.status.health import (
     HealthCheckDecorator,
 )
 from bls_agent.runtime.batch_writer import Flushed
+from bls_agent.runtime.tasks import start_soon
 from bls_agent.runtime.threads import is_coroutine_function
 
 if TYPE_CHECKING:
@@ -465,9 +466,9 @@ class ProjectAgent:
                     task_status.started()
 
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(announce_ready)
+                    start_soon(tasks, announce_ready)
                     if handle_signals:
-                        tasks.start_soon(obey_signals, session)
+                        start_soon(tasks, obey_signals, session)
                     await session.closed.wait()
                     tasks.cancel_scope.cancel()
         return session.ended_by()

@@ -331,7 +331,7 @@ async def test_flush_does_not_take_later_drops_for_its_own(project: str) -> None
 async def test_everything_cancelled_while_it_opens(
     redis_url: str, project: str, cycles: int
 ) -> None:
-    """Also in the very cycle in which its loops begin: it is closed, and opens again."""
+    """Also in the very cycle in which its loops begin: nobody complains, it is closed."""
     agent = ProjectAgent(project, redis=redis_url)
     mine = asyncio.all_tasks()
     opening = asyncio.create_task(agent.__aenter__())

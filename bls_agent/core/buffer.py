@@ -180,22 +180,24 @@ class BoundedBuffer(Generic[T]):
             return min(left, default=self._accepted + 1) > number
 
     def stats(self) -> BufferStats:
-        """Return counts that add up, from anywhere; never waits.
+        """Return a consistent snapshot, from anywhere; waits for a change in another thread.
 
-        While a call changes the buffer, the counts may be some items behind.
+        In a signal handler that has interrupted a change it may be one item off.
         """
-        self._try_drain(math.inf)
-        # The items that have ended are counted first: none of them is missing in the
-        # items that were accepted, whatever other threads do meanwhile.
-        delivered, dropped = self._delivered, dict(self._dropped)
-        queued_bytes, refused = self._queued_bytes, len(self._refused)
-        accepted = self._accepted + len(self._intake) + refused
-        if refused:
-            dropped["buffer_full"] = dropped.get("buffer_full", 0) + refused
-        queued = accepted - delivered - sum(dropped.values())
-        return BufferStats(accepted, delivered, dropped, queued, queued_bytes)
+        with self._lock:
+            if not self._changing.locked():  # else this thread was interrupted inside
+                with self._changing:
+                    self._drain()
+            refused, dropped = len(self._refused), dict(self._dropped)
+            accepted = self._accepted + len(self._intake) + refused
+            if refused:
+                dropped["buffer_full"] = dropped.get("buffer_full", 0) + refused
+            queued = accepted - self._delivered - sum(dropped.values())
+            return BufferStats(
+                accepted, self._delivered, dropped, queued, self._queued_bytes
+            )
 
-    def _try_drain(self, left: float = DRAIN_LIMIT) -> None:
+    def _try_drain(self) -> None:
         """Drain at most so many items; never waits.
 
         There are three cases:
@@ -206,6 +208,7 @@ class BoundedBuffer(Generic[T]):
         3. This thread is inside of a change, which a signal handler or a finaliser
            interrupts: return, because the change must end first.
         """
+        left = DRAIN_LIMIT
         while left > 0 and (self._intake or self._refused):
             if self._changing.locked():
                 return

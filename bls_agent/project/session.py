@@ -44,7 +44,7 @@ from bls_agent.project.status.writer import (
     StatusReporter,
     StatusWriter,
 )
-from bls_agent.runtime.tasks import start_background
+from bls_agent.runtime.tasks import start_background, start_soon
 from bls_agent.runtime.watchdog import LoopWatch
 
 if TYPE_CHECKING:
@@ -350,12 +350,12 @@ class AgentSession:
         try:
             async with anyio.create_task_group() as tasks:
                 for loop in loops:
-                    tasks.start_soon(self._keep_running, loop)
-                tasks.start_soon(self.dispatcher.run)
+                    start_soon(tasks, self._keep_running, loop)
+                start_soon(tasks, self.dispatcher.run)
                 if self.state is SessionState.OPENING:
                     self.state = SessionState.RUNNING
                 self.opened.set()
-                tasks.start_soon(self._log_start)
+                start_soon(tasks, self._log_start)
                 try:
                     await self.stop_requested.wait()
                 finally:

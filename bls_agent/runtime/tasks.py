@@ -1,4 +1,4 @@
-"""Tasks of an event loop: woken from any thread, and outside of every scope.
+"""Tasks of an event loop: woken from any thread, cancelled early, outside of scopes.
 
 asyncio is used where anyio has no equal: waking a loop from another thread without
 waiting for it, and a task that belongs to no cancel scope of the host.
@@ -6,10 +6,11 @@ waiting for it, and a task that belongs to no cancel scope of the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 
 from bls_agent.connection.after_fork import register
 
@@ -117,3 +118,51 @@ async def call_in(
     with anyio.move_on_after(within):
         return await asyncio.wrap_future(future)
     return None
+
+
+def start_soon(
+    group: TaskGroup, function: Callable[..., Coroutine[Any, Any, None]], *args: object
+) -> None:
+    """Start a task in a group that may be cancelled before its first step.
+
+    anyio from 4.14 on makes and wraps the coroutine at once; one whose task never takes
+    its first step makes Python warn the host. So it is made in the first step.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    if hasattr(group, "create_task"):
+        group.start_soon(_LateCoroutine, function, args, name=name)
+    else:  # before anyio 4.14, which checks the state of a task's own coroutine
+        group.start_soon(function, *args, name=name)
+
+
+class _LateCoroutine(Coroutine[Any, Any, None]):
+    """A coroutine that is made when it is first used."""
+
+    def __init__(
+        self,
+        function: Callable[..., Coroutine[Any, Any, None]],
+        args: tuple[object, ...],
+    ) -> None:
+        self._function = function
+        self._args = args
+        self._begun: Coroutine[Any, Any, None] | None = None
+
+    def _begin(self) -> Coroutine[Any, Any, None]:
+        if self._begun is None:
+            self._begun = self._function(*self._args)
+        return self._begun
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._begin().__await__()
+
+    def send(self, value: Any, /) -> Any:
+        return self._begin().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        if self._begun is None:
+            raise error[-1] if isinstance(error[-1], BaseException) else error[0]
+        return self._begun.throw(*error)
+
+    def close(self) -> None:
+        if self._begun is not None:
+            self._begun.close()

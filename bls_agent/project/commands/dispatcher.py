@@ -18,6 +18,7 @@ from bls_agent.core.settings import Settings
 from bls_agent.project.commands.runner import CommandRunner
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.project.receive.receiver import Message, Receiver, Start
+from bls_agent.runtime.tasks import start_soon
 from bls_agent.runtime.threads import HandlerThreads
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class Dispatcher:
             self._idle.popleft().set()
         elif group is not None and not group.cancel_scope.cancel_called:
             self._workers += 1
-            group.start_soon(self._work)
+            start_soon(group, self._work)
 
     async def _work(self) -> None:
         """Run one command after the other; one worker at a time fetches more."""

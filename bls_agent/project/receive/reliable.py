@@ -34,6 +34,7 @@ from bls_agent.project.receive.reclaimer import (
     Reclaimer,
     ReliableKeys,
 )
+from bls_agent.runtime.tasks import start_soon
 
 if TYPE_CHECKING:
     import asyncio
@@ -267,7 +268,7 @@ class ReliableReceiver(Receiver):
     async def run(self) -> None:
         """Keep the lease, reclaim the lists of dead processes and send overdue acks."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._send_overdue_acks)
+            start_soon(tasks, self._send_overdue_acks)
             await self._keep_lease()
             tasks.cancel_scope.cancel()
 

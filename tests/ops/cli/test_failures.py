@@ -319,6 +319,7 @@ def test_ctrl_c_while_it_waits() -> None:
         process = start_piped("projects", "--redis", url)
         connection, _ = silent.accept()
         with connection:
+            assert connection.recv(1)  # asyncio has noticed that it is connected
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=20)
     assert process.returncode == 130
