@@ -1,7 +1,7 @@
 """Crawl queues: many crawler processes share one queue and one duplicate filter.
 
 The classes for Scrapy, in :mod:`bls_agent.integrations.scrapy`, need the extra
-``scrapy``; this package needs none.
+``scrapy``. This package needs no extra.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What the tasks of one event loop hold of a crawl queue, and what they wait for.
+"""The requests that the tasks of one event loop hold, and the tasks that wait for one.
 
-One task of each event loop takes requests, renews their leases and ends them, because
-what all tasks of the host want meanwhile then leaves in one write. The task runs while
-a task of the host waits or holds a request. Another task pushes; see ``pusher.py``.
+One background task of each event loop takes requests and renews and ends their leases.
+So one write to Redis serves all tasks of the host. The background task runs while a
+task of the host waits for a request or holds one. Another background task pushes
+requests; see ``pusher.py``.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ from bls_agent.crawl.pusher import (
 from bls_agent.runtime.lease import RENEWALS, boot_seconds, valid_until
 
 FAILED_KEPT: Final = 10_000  # entries of the failed list
-MOST_TAKEN: Final = 100
-WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
+MOST_TAKEN: Final = 100  # requests in one write
+WAIT: Final = 2.0  # seconds of one blocking read
 REASON_BYTES: Final = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueOptions:
-    """How a queue is used; see :class:`~bls_agent.crawl.RequestQueue`."""
+    """The options of a queue; see :class:`~bls_agent.crawl.RequestQueue`."""
 
     lease: float
     max_retries: int
@@ -69,18 +70,18 @@ class QueueOptions:
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """A request that was taken, and the right of this worker to it."""
+    """A request that this worker took, and the worker's lease on the request."""
 
-    member: bytes  # by which it stands in the sorted sets
-    token: str  # of its lease; none where it was taken for good
-    body: bytes = b""  # as it stands in Redis; nothing where there was none
-    priority: float = 0.0  # with which it was taken
-    attempt: int = 1  # 1 for the first
+    member: bytes  # the request's member in the sorted sets
+    token: str  # the token of the lease; empty in mode ``simple``
+    body: bytes = b""  # the body as stored in Redis; empty if Redis had no body
+    priority: float = 0.0  # the priority at which the request was taken
+    attempt: int = 1  # 1 for the first attempt
     request: CrawlRequest | None = None  # the decoded body
-    valid_until: float = math.inf  # by the clock of leases
+    valid_until: float = math.inf  # end of the lease, by ``boot_seconds``
 
     def failed_entry(self, reason: str) -> bytes:
-        """Write the entry of the failed list."""
+        """Encode the entry of the failed list for this request."""
         entry: JSONObject = {"request": None}
         if self.request is not None:
             entry["request"] = decode(self.body)
@@ -98,16 +99,16 @@ class Held:
 
 @dataclass(eq=False, slots=True)
 class Settlement:
-    """The end of a lease, on its way to Redis."""
+    """The end or the renewal of a lease, to be sent to Redis."""
 
     what: str
     held: Held
     value: Argument = ""
     future: asyncio.Future[bool] | None = None
-    in_doubt: bool = False  # whether it may have been executed already
+    in_doubt: bool = False  # whether Redis may have executed the settlement already
 
     def answer(self, *, done: bool) -> None:
-        """Pass on to the waiting task whether the request was still ours."""
+        """Return to the waiting task whether this worker still held the request."""
         if self.future is not None and not self.future.done():
             self.future.set_result(done)
 
@@ -116,16 +117,16 @@ class _Write(NamedTuple):
     """One write to Redis: one or two runs of scripts."""
 
     settlements: Sequence[Settlement]  # ends and renewals of leases
-    wanted: int  # how many requests are taken; -1 if none is looked for
-    token: str  # of the leases of what is taken; none where it is taken for good
-    sent_at: float  # by the clock of leases
+    wanted: int  # number of requests to take; -1 if the take script does not run
+    token: str  # the token of the new leases; empty in mode ``simple``
+    sent_at: float  # time of the write, by ``boot_seconds``
 
 
 class Exchange:
-    """Collects what the tasks of one event loop want of a queue, and asks Redis.
+    """Collects what the tasks of one event loop want of a queue, and sends it to Redis.
 
-    It has 16 attributes because taking, renewing and ending leases share one write:
-    what is held, what is wanted, and when the next write is due.
+    The class has 16 attributes because taking, renewing and ending leases share one
+    write. They hold the taken requests, the waiting tasks and the time of the next write.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Exchange:
         options: QueueOptions,
         throttled_log: ThrottledLog,
     ) -> None:
-        self.options = options  # how the queue is used
+        self.options = options
         self._pool = pool
         self._keys = keys
         self._throttled_log = throttled_log
@@ -143,32 +144,34 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self._held: set[Held] = set()
         self._settlements: list[Settlement] = []
-        # Tasks that wait for a request → until when, by the loop's clock.
+        # Task that waits for a request → its deadline, by the loop's clock.
         self._waiters: dict[asyncio.Future[Held | None], float] = {}
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._look_at = 0.0  # the loop's clock: when something may wait in the queue
-        self._must_look = False  # our blocking read has emptied the list of wakes
+        self._look_at = 0.0  # loop time from which the queue may have a request
+        # Whether the take script must run because the blocking read has removed the
+        # element of the wake list; the script adds a new one while requests wait.
+        self._must_look = False
         self._renew_at = math.inf
         self.pusher = Pusher(pool, keys)
         register(self)
 
     def reset_after_fork(self) -> None:
-        """In a forked child: what is held belongs to the parent."""
+        """Forget the held requests in a forked child: they belong to the parent."""
         for held in self._held:
             held.valid_until = -math.inf
         self._held.clear()
 
     def detach(self) -> None:
-        """Release the blocking read's connection: the loop was closed under it."""
+        """Release the connection of the blocking read after its loop was closed."""
         self._blocking.detach()
 
     async def take(self, timeout: float | None) -> Held | None:
-        """Wait for a request; ``None`` if none came in time.
+        """Wait for a request. Return ``None`` if no request came in time.
 
-        RedisUnavailableError if Redis was away when the time was over, or refuses.
-        WrongTypeError as of :meth:`push`.
+        Raise RedisUnavailableError if Redis is unreachable when the time is over, or at
+        once if Redis refuses. Raise WrongTypeError if a key holds another type.
         """
         future: asyncio.Future[Held | None] = self._loop.create_future()
         until = math.inf if timeout is None else self._loop.time() + timeout
@@ -177,18 +180,21 @@ class Exchange:
         self._start()
         try:
             return await future
-        except asyncio.CancelledError:  # a request may have been handed out just before
+        except asyncio.CancelledError:  # this task may just have received a request
             given = future.done() and not future.cancelled() and not future.exception()
             if given and (held := future.result()):
                 await self.give_back(held)
             raise
 
     async def give_back(self, held: Held) -> bool:
-        """Put a request back to its place."""
+        """Return a request to its old position in the queue."""
         return await self.settle(_back(held))
 
     async def settle(self, one: Settlement) -> bool:
-        """End a lease, and wait until Redis has done so, but not for long."""
+        """End a lease, and wait for Redis up to ``options.timeout``.
+
+        Return whether the lease was still ours; ``False`` also if Redis did not reply.
+        """
         if one.held.token and one.held not in self._held:
             return False
         self._held.discard(one.held)
@@ -200,13 +206,16 @@ class Exchange:
         return False
 
     def _add_settlement(self, one: Settlement) -> None:
-        """Send the settlement with the next write; without a lease, for as long as one."""
+        """Send a settlement with the next write.
+
+        A request without a lease is settled within the time that a lease would last.
+        """
         if not one.held.token:
             one.held.valid_until = boot_seconds() + self.options.lease
         self._settlements.append(one)
 
     async def aclose(self) -> None:
-        """Put back what is held, wait for what is under way, and end the tasks."""
+        """Return the held requests, wait for running writes, and end the tasks."""
         for held in self._held:
             self._settlements.append(_back(replace(held)))
             held.valid_until = -math.inf
@@ -227,7 +236,7 @@ class Exchange:
             await self._blocking.aclose()
 
     def _end_waits(self, error: Exception | None, now: float = math.inf) -> None:
-        """End the waits whose time is over; with an error, or without a request."""
+        """End each wait whose deadline has passed, with ``error`` or with ``None``."""
         for future in [one for one, until in self._waiters.items() if until <= now]:
             del self._waiters[future]
             if future.done():
@@ -260,10 +269,11 @@ class Exchange:
                     backoff.succeeded()
                     await self._pause()
         except Exception as error:
-            self._end_waits(error)  # a fault of ours: no task may wait for ever
+            self._end_waits(error)  # a bug here must not leave a task waiting for ever
             raise
         except asyncio.CancelledError:
-            await asyncio.sleep(0)  # what is cancelled with this task gives back first
+            # Tasks that are cancelled together with this task return their requests.
+            await asyncio.sleep(0)
             self._end_waits(closed_error())
             with suppress(BlsError), anyio.move_on_after(1, shield=True):
                 while self._settlements:
@@ -271,8 +281,8 @@ class Exchange:
             raise
 
     async def _pause(self) -> None:
-        """Wait until there is something to send."""
-        await asyncio.sleep(0)  # tasks that got an answer may call again now
+        """Wait until something must be sent."""
+        await asyncio.sleep(0)  # tasks that received a reply may call again now
         if self._asked.is_set() or self._must_look:
             return
         moment = self._renew_at if self._held else math.inf
@@ -294,25 +304,24 @@ class Exchange:
                 timer.cancel()
 
     async def _read(self) -> None:
-        """Wait for a push; one that wakes no reader is found after two seconds."""
+        """Wait for a push, two seconds at most, because a push may wake no reader."""
         wait = min(WAIT, self.options.timeout / 2)
         try:
             wake = await self._blocking.call("BLPOP", self._keys.wake, wait)
             self._must_look = self._must_look or wake is not None
-        except RedisUnavailableError:  # the next take finds out what is wrong
+        except RedisUnavailableError:  # the next take script reports the error
             await asyncio.sleep(wait)
         self._look_at = 0.0
         if self._is_needed:
             self._start()
 
     async def _pause_after(self, error: BlsError, backoff: Backoff) -> None:
-        """Fail the tasks whose time is over, and wait before the next attempt."""
+        """Raise ``error`` in tasks whose time is over; wait before the next attempt."""
         final = isinstance(error, RedisRefusedError | ContractError)
         self._end_waits(error, math.inf if final else self._loop.time())
         kept: list[Settlement] = []
-        for one in (
-            self._settlements
-        ):  # a refusal may be over soon, as that of a missing right
+        # The others are kept because a refusal, such as a missing right, may end soon.
+        for one in self._settlements:
             if one.held.valid_until <= boot_seconds():
                 one.answer(done=False)
             else:
@@ -323,10 +332,10 @@ class Exchange:
             await asyncio.sleep(backoff.failed())
 
     async def _exchange(self) -> None:
-        """Send what the tasks want, and hand out what comes back.
+        """Send the requests of the tasks, and pass the replies to the tasks.
 
-        RedisUnavailableError if Redis did not do it; what may be sent again is kept.
-        WrongTypeError if a key holds another type.
+        Raise RedisUnavailableError if Redis did not reply or refused. The settlements
+        are then kept and sent again. Raise WrongTypeError if a key holds another type.
         """
         write = self._next_write()
         runs = self._runs_of(write)
@@ -374,15 +383,18 @@ class Exchange:
         return found
 
     def _keep_for_later(self, write: _Write, error: RedisUnavailableError) -> None:
-        """Keep what may be sent again."""
+        """Keep the settlements of a failed write, and recall what it may have taken."""
         self._keep(write.settlements, in_doubt=error.ambiguous)
-        if write.token and error.ambiguous:  # no task has what may have been taken
+        if write.token and error.ambiguous:  # requests may be leased that no task holds
             end = write.sent_at + self.options.lease
             lost = Held(b"", write.token, valid_until=end)
             self._settlements.append(Settlement("recall", lost))
 
     def _next_settlements(self) -> list[Settlement]:
-        """Return what ends or renews leases: first what needs no memory in the server."""
+        """Return ends and renewals of leases, ``ack`` first.
+
+        ``ack`` is first because the server refuses the others if memory is out.
+        """
         found = self._settlements[:MOST_PUSHES]
         del self._settlements[:MOST_PUSHES]
         if self._held and self._loop.time() >= self._renew_at:
@@ -395,14 +407,14 @@ class Exchange:
         self._renew_at = self._loop.time() + self.options.lease / RENEWALS
 
     def _count_wanted(self) -> int:
-        """Count the requests to take now; 0 where none can be in the queue."""
+        """Count the requests to take now; 0 if the queue cannot have a request yet."""
         for future in [one for one in self._waiters if one.done()]:
             del self._waiters[future]
         is_time = self._loop.time() >= min([self._look_at, *self._waiters.values()])
         return min(len(self._waiters), MOST_TAKEN) if is_time else 0
 
     def _keep(self, settlements: Sequence[Settlement], *, in_doubt: bool) -> None:
-        """Send ends of leases again with the next write."""
+        """Keep ends of leases for the next write. Renewals are made anew."""
         for one in settlements:
             if one.what != "renew":
                 one.in_doubt = one.in_doubt or in_doubt
@@ -417,7 +429,8 @@ class Exchange:
             held = one.held
             if one.what != "renew":
                 ours = one.in_doubt and boot_seconds() < held.valid_until
-                one.answer(done=bool(done) or ours)  # or the first time did it
+                # ``ours``: an earlier write, whose reply was lost, has ended the lease.
+                one.answer(done=bool(done) or ours)
             elif done:
                 held.valid_until = valid_until(write.sent_at, self.options.lease)
             else:
@@ -426,7 +439,7 @@ class Exchange:
         return None
 
     def _hand_out(self, write: _Write, reply: Reply) -> BlsError | None:
-        """Pass what was taken to the tasks that wait for it."""
+        """Pass the taken requests to the waiting tasks."""
         if isinstance(reply, BlsError) or reply is None:
             return reply
         self._must_look = False
@@ -445,7 +458,7 @@ class Exchange:
         return None
 
     def _fault_of(self, held: Held) -> str:
-        """Decode a request. Returns the reason why no worker can do it, or ``""``."""
+        """Decode a request. Return why no worker can do the request, or ``""``."""
         try:
             held.request = CrawlRequest.decode(held.body)
         except DecodeError as error:
@@ -459,7 +472,11 @@ class Exchange:
         return ""
 
     def _hand_over(self, held: Held) -> None:
-        """Pass a request to a waiting task; put it back if no task waits, or too late."""
+        """Pass a request to a waiting task, or return it to the queue if none waits.
+
+        A request whose lease has ended meanwhile is returned, too. A request that no
+        worker can do goes into the failed list.
+        """
         if fault := self._fault_of(held):
             entry = held.failed_entry(fault)
             self._add_settlement(Settlement("fail", held, entry))
@@ -478,6 +495,9 @@ class Exchange:
 
 
 def _back(held: Held) -> Settlement:
-    """Put a request back to its place; Redis has forgotten one that has no lease."""
+    """Make the settlement that returns a request to its old position in the queue.
+
+    A request without a lease is sent with its body, because Redis has deleted the body.
+    """
     value = b"" if held.token else b"%r %b" % (held.priority, held.body)
     return Settlement("back", held, value)

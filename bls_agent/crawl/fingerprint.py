@@ -1,8 +1,8 @@
 """Requests of crawlers, and the fingerprints that identify duplicates. No I/O.
 
-Fingerprints stay in Redis for months and are compared between processes. They must not
-change with the version of a library, so the canonical form of a URL is made here, with
-the standard library alone.
+Fingerprints stay in Redis for months and are compared between processes. Because a
+fingerprint must not change with the version of a library, this module makes the
+canonical form of a URL with the standard library alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bls_agent.core.codec import decode, decode_object, encode_sorted, encode_st
 from bls_agent.core.errors import ConfigurationError, DecodeError
 
 MAX_URL: Final = 65_535  # bytes
-MAX_BODY: Final = 2**20
+MAX_BODY: Final = 2**20  # bytes
 MAX_REQUEST: Final = 2**21  # bytes of JSON
 
 _BEGINNING: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)|(?:about|data):")
@@ -29,7 +29,7 @@ _UNPRINTED: Final = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
 _LINE_BREAK: Final = re.compile(r"[\0\r\n]")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110
 _PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443, "ftp": 21}
-# In a path these differ from their escapes; other characters do not.
+# Characters that mean something else in a path when they are escaped.
 _KEPT: Final = frozenset(b"/?#;%")
 _PATH: Final = "/:@!$&'()*+,;=|[]"
 _PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9_.~/:@!$&'()*+,;=|\[\]-]*+")
@@ -42,7 +42,7 @@ _PLAIN_QUERY: Final = re.compile(f"{_PLAIN}(?:&{_PLAIN})*+")
 
 @runtime_checkable
 class _RequestLike(Protocol):
-    """An object with the parts of a request: a :class:`CrawlRequest`, one of Scrapy."""
+    """An object with the parts of a request: a :class:`CrawlRequest` or Scrapy's."""
 
     @property
     def url(self) -> str: ...
@@ -56,19 +56,19 @@ class _RequestLike(Protocol):
 
 @dataclass(frozen=True)
 class CrawlRequest:
-    """One request of a crawler, checked at construction; JSON in Redis.
+    """One request of a crawler, checked at construction, and stored in Redis as JSON.
 
     Attributes:
-        url: With a scheme, at most 65,535 bytes.
+        url: The URL with its scheme, at most 65,535 bytes.
         method: An HTTP method, in capitals.
         headers: Name → value.
-        body: At most 1 MiB; a ``str`` is taken as UTF-8.
-        meta: Values for the crawler's own use, as JSON has them: a tuple becomes a
-            list, a ``datetime`` its text.
-        callback: Name of the function that is to have the response.
+        body: At most 1 MiB; a ``str`` is encoded as UTF-8.
+        meta: Values for the crawler's own use. They are converted to JSON's types: a
+            tuple becomes a list, and a ``datetime`` becomes text.
+        callback: Name of the function that handles the response.
 
     Raises:
-        ConfigurationError: A part breaks its rule, or all of it together has more than
+        ConfigurationError: A part breaks its rule, or the whole request has more than
             2 MiB of JSON.
     """
 
@@ -93,9 +93,10 @@ class CrawlRequest:
             raise ConfigurationError("request", self.url[:200], rule, remedy)
 
     def encode(self) -> bytes:
-        """Write the request as the JSON object that stands in Redis.
+        """Encode the request as the JSON object that Redis stores.
 
-        Default values are left out; a body that is no UTF-8 is ``body_base64``.
+        Default values are left out. A body that is not UTF-8 is written as
+        ``body_base64``.
         """
         parts: dict[str, object] = {"url": self.url}
         if self.method != "GET":
@@ -112,17 +113,19 @@ class CrawlRequest:
 
     @classmethod
     def decode(cls, payload: bytes) -> Self:
-        """Read what :meth:`encode` or a peer wrote; nothing is ever unpickled.
+        """Decode a request that :meth:`encode` or another program has written.
 
-        Fields that are unknown are ignored, those that are ``null`` count as absent.
+        Unknown fields are ignored, and ``null`` fields count as absent. No pickle is read.
 
         Raises:
-            DecodeError: It is no such request: not JSON, more than 2 MiB, without URL,
-                a field of another type.
+            DecodeError: The payload is not a valid request: no JSON object, longer than
+                2 MiB, no URL, or a field of the wrong type.
         """
         parts = decode_object(payload, limit=MAX_REQUEST)
         known = {name: parts[name] for name in _FIELDS if parts.get(name) is not None}
-        meta = known.pop("meta", None)  # it is JSON: there is nothing to check
+        meta = known.pop(
+            "meta", None
+        )  # the values need no check, as they come from JSON
         try:
             if "url" not in known:
                 raise DecodeError("bad_request", payload, "it has no url")
@@ -226,16 +229,17 @@ def _check_meta(meta: object) -> dict[str, Any] | None:
 
 
 def canonical_url(url: str) -> str:
-    """Write a URL in the one form that all its spellings share.
+    """Return a URL in its canonical form, which is equal for all spellings of the URL.
 
-    Scheme and host in small letters, the host as ASCII (IDNA), no default port, dot
-    segments resolved, escapes only where they are needed and in capitals, the query
-    sorted by name and value, no fragment. ValueError if host or port are invalid.
+    Scheme and host are in small letters, and the host is ASCII (IDNA). The default port
+    and the fragment are removed. Dot segments are resolved. Only necessary escapes
+    stay, in capitals. The query is sorted by name and value. Raise ValueError if the
+    host or the port is invalid.
     """
     scheme, netloc, path, query = cast("re.Match[str]", _PARTS.match(url)).groups("")
     scheme = scheme.lower()
     around = _authority(scheme, netloc)
-    if not _PLAIN_PATH.fullmatch(path):  # as most are: that takes a fifth of the time
+    if not _PLAIN_PATH.fullmatch(path):  # most paths are plain and need no escaping
         path = _ESCAPE.sub(_normalize, path)
     if netloc and (not path or "/." in path):
         path = _resolve(path)
@@ -244,9 +248,9 @@ def canonical_url(url: str) -> str:
 
 
 def _sort_query(query: str) -> str:
-    """Sort a query by name and value, and write its escapes in one way."""
+    """Sort a query by name and value, and escape both in the canonical way."""
     pairs = [one.partition("=")[::2] for one in query.split("&") if one]
-    if _PLAIN_QUERY.fullmatch(query):  # as most are: that takes a fifth of the time
+    if _PLAIN_QUERY.fullmatch(query):  # most queries are plain and need no escaping
         return "&".join(f"{name}={value}" for name, value in sorted(pairs))
     unquoted = sorted(
         tuple(unquote_to_bytes(part.replace("+", " ")) for part in pair)
@@ -259,7 +263,7 @@ def _sort_query(query: str) -> str:
 
 @lru_cache(maxsize=1_000)  # a crawler has few hosts
 def _authority(scheme: str, netloc: str) -> str:
-    """Write host, port and user; ValueError if they are none."""
+    """Return user, host and port in canonical form; raise ValueError if invalid."""
     parts = urlsplit(f"{scheme}://{netloc}")
     if not parts.hostname:
         if scheme in _PORTS:
@@ -273,7 +277,7 @@ def _authority(scheme: str, netloc: str) -> str:
 
 
 def _normalize(match: re.Match[str]) -> str:
-    """Write a part of a path, or one escape in it."""
+    """Return a matched part of a path, text or one escape, in canonical form."""
     if match[1] is None:
         return quote(match[0], _PATH)
     byte = int(match[1], 16)
@@ -281,7 +285,7 @@ def _normalize(match: re.Match[str]) -> str:
 
 
 def _resolve(path: str) -> str:
-    """Remove dot segments, as RFC 3986 (5.2.4) does."""
+    """Remove the dot segments of a path by the rules of RFC 3986 (5.2.4)."""
     kept: list[str] = []
     segments = path.split("/")[1:] or [""]
     for segment in segments:
@@ -301,32 +305,33 @@ def _host(host: str) -> str:
         return host
     try:
         return host.encode("idna").decode()
-    except UnicodeError:  # a label that is too long or empty
+    except UnicodeError:  # a label of the host is too long or empty
         return host.lower()
 
 
 def fingerprint(request: _RequestLike, headers: Iterable[str] = ()) -> str:
-    """Return what two requests for the same thing have in common.
+    """Return the fingerprint of a request, which is equal for duplicates.
 
-    Equal in every process, on every machine and with every version of Python: it is
-    made of the method, the URL in its canonical form and the body.
+    The fingerprint is made of the method, the canonical URL and the body. It is equal
+    in every process, on every machine and with every version of Python.
 
     Args:
-        request: A :class:`CrawlRequest`, or an object with its ``url``, ``method``,
-            ``body`` and ``headers``, as a request of Scrapy.
-        headers: Names of headers whose values make a difference, too.
+        request: A :class:`CrawlRequest`, or an object with ``url``, ``method``,
+            ``body`` and ``headers``, such as a request of Scrapy.
+        headers: Names of headers whose values are part of the fingerprint, too.
 
     Returns:
         SHA-256, 64 hexadecimal digits.
 
     Raises:
-        ConfigurationError: It is no request.
+        ConfigurationError: ``request`` is not a request, or its URL or method is wrong.
     """
     if not isinstance(request, CrawlRequest):
         _check_foreign(request)
     method, url = request.method.upper().encode(), canonical_url(request.url).encode()
     body = request.body
-    # Each part follows its length, so that no byte can pass from one part to the next.
+    # Each part follows its length. Otherwise the end of one part could be taken for the
+    # beginning of the next.
     parts = b"%d:%b%d:%b%d:%b" % (len(method), method, len(url), url, len(body), body)
     for name in sorted({name.lower() for name in headers}):
         values = _values(request.headers, name)
@@ -344,7 +349,7 @@ def _check_foreign(request: object) -> None:
 
 
 def _values(headers: Mapping[Any, Any] | None, name: str) -> list[bytes]:
-    """Return the values of a header: one text, or the list of bytes that Scrapy keeps."""
+    """Return the values of a header; Scrapy keeps a list of values for each name."""
     found: list[Any] = []
     for key, value in (headers or {}).items():
         if _encoded(key).lower() == name.encode():
@@ -357,17 +362,19 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 def item_fingerprint(item: object) -> str:
-    """Return what two equal items have in common, in whatever order their fields stand.
+    """Return the fingerprint of an item, which is equal for equal items.
+
+    The order of the fields does not matter.
 
     Args:
-        item: A mapping (an ``Item`` of Scrapy is one), a dataclass, or any other value
+        item: A mapping, such as an ``Item`` of Scrapy, a dataclass, or any other value
             that JSON can hold.
 
     Returns:
-        SHA-256 of its canonical JSON, 64 hexadecimal digits.
+        SHA-256 of the item's canonical JSON, 64 hexadecimal digits.
 
     Raises:
-        ConfigurationError: JSON cannot hold it.
+        ConfigurationError: JSON cannot hold the item.
     """
     if is_dataclass(item) and not isinstance(item, type):
         item = asdict(item)

@@ -1,4 +1,4 @@
-"""The keys of a crawl's project and spider, and whether a key is one of them."""
+"""Builds the keys of a crawl's project and spider, and checks and parses keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bls_agent.core.keys import (
 
 _ROWS: Final = [name for name, row in KEYS.items() if row.contract is Contract.CRAWL]
 
-# Our rows → the contract's rows beside which they lie.
+# Row of this package's own key → rows of the contract's keys in whose slot it lies.
 _BESIDE: Final = {
     "crawl_leases": ("crawl_requests",),
     "crawl_delayed": ("crawl_requests",),
@@ -34,7 +34,7 @@ _COMPONENTS: Final = ("queue", "filter", "item")
 
 
 class CrawlSettings(Protocol):
-    """Settings of a crawler: a ``dict``, those of Scrapy."""
+    """Settings of a crawler: a ``dict`` or the settings of Scrapy."""
 
     def get(self, name: str, default: Any = None, /) -> Any:
         """Return a setting."""
@@ -42,7 +42,10 @@ class CrawlSettings(Protocol):
 
 
 def read_flag(settings: CrawlSettings, name: str) -> bool:
-    """Read a setting that is true or false, off by default; else ConfigurationError."""
+    """Read a setting that is true or false; ``False`` by default.
+
+    Raise ConfigurationError for any other value.
+    """
     text = str(settings.get(name, False)).lower()
     if text not in _FLAGS:
         rule = f"one of {', '.join(_FLAGS)}"
@@ -56,12 +59,12 @@ class RedisKeyManager:
     Args:
         project_name: Name of the project.
         spider_name: Name of the spider; ``None`` or ``""`` for the keys that belong to
-            the project alone. The keys of its spiders are other namespaces.
+            the project alone. Each spider of the project is another namespace.
 
     Raises:
-        ConfigurationError: A name holds a ``:``, breaks another rule for names, or a
-            spider is called ``queue``, ``item`` or ``filter``: its keys could be read
-            as those of another namespace.
+        ConfigurationError: A name contains ``:`` or breaks another rule for names. The
+            spider names ``queue``, ``item`` and ``filter`` are refused, too, because
+            their keys could be taken for keys of another namespace.
     """
 
     def __init__(
@@ -73,10 +76,13 @@ class RedisKeyManager:
 
     @classmethod
     def from_settings(cls, settings: CrawlSettings) -> RedisKeyManager:
-        """Read ``PROJECT_NAME`` and ``SPIDER_NAME`` of a ``dict`` or Scrapy's settings.
+        """Make a manager by the settings ``PROJECT_NAME`` and ``SPIDER_NAME``.
+
+        Args:
+            settings: A ``dict``, or the settings of Scrapy.
 
         Raises:
-            ConfigurationError: As at construction.
+            ConfigurationError: A name breaks a rule of :class:`RedisKeyManager`.
         """
         project = settings.get("PROJECT_NAME", "default")
         return cls(project, settings.get("SPIDER_NAME", None))
@@ -85,7 +91,8 @@ class RedisKeyManager:
         """Change the spider; ``None`` or ``""`` for the project alone.
 
         Raises:
-            ConfigurationError: As at construction; the manager stays as it was.
+            ConfigurationError: The name breaks a rule of :class:`RedisKeyManager`; the
+                manager keeps its former spider.
         """
         none = spider_name is None or spider_name == ""
         spider = None if none else cast("str", name_of(spider_name))
@@ -99,12 +106,12 @@ class RedisKeyManager:
 
     @property
     def project_name(self) -> str:
-        """The project."""
+        """The name of the project."""
         return self._project
 
     @property
     def spider_name(self) -> str | None:
-        """The spider, or ``None``."""
+        """The name of the spider, or ``None``."""
         return self._spider
 
     @property
@@ -116,31 +123,31 @@ class RedisKeyManager:
         return f"<{type(self).__name__} {self.namespace}>"
 
     def get_requests_queue_key(self) -> str:
-        """Return the key of the waiting requests: sorted set, member → priority."""
+        """Return the key of the waiting requests, a sorted set: member → priority."""
         return self._key("crawl_requests")
 
     def get_requests_data_key(self) -> str:
-        """Return the key of their bodies: hash, member → body."""
+        """Return the key of the waiting requests' bodies, a hash: member → body."""
         return self._key("crawl_requests_data")
 
     def get_processing_queue_key(self) -> str:
-        """Return the key of the requests that were taken: sorted set."""
+        """Return the key of the requests that workers hold, a sorted set."""
         return self._key("crawl_processing")
 
     def get_processing_data_key(self) -> str:
-        """Return the key of their bodies: hash, member → body."""
+        """Return the key of the held requests' bodies, a hash: member → body."""
         return self._key("crawl_processing_data")
 
     def get_failed_queue_key(self) -> str:
-        """Return the key of the requests that failed for good: list."""
+        """Return the key of the requests that are not retried any more, a list."""
         return self._key("crawl_failed")
 
     def get_failed_retries_key(self, key: str | bytes) -> str:
         """Return the key that counts the failed attempts of one member of the queue.
 
         Args:
-            key: The member, any text or bytes. What is no UTF-8 stands in the key as
-                ``surrogateescape`` writes it.
+            key: The member, any text or bytes. Bytes that are not UTF-8 are decoded
+                with ``surrogateescape``.
         """
         member = (
             key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else key
@@ -148,24 +155,25 @@ class RedisKeyManager:
         return self._key("crawl_failed_retries", key=member)
 
     def get_filter_fingerprint_key(self) -> str:
-        """Return the key of the fingerprints of requests: set."""
+        """Return the key of the fingerprints of requests, a set."""
         return self._key("crawl_filter_fingerprint")
 
     def get_item_fingerprint_key(self) -> str:
-        """Return the key of the fingerprints of items: set."""
+        """Return the key of the fingerprints of items, a set."""
         return self._key("crawl_item_fingerprint")
 
     def get_own_key(self, row: str, beside: str = "") -> str:
-        """Return a key that is this package's own and no part of the document.
+        """Return one of this package's own keys, which the document does not name.
 
-        ``row`` is its name in the table of keys, as ``crawl_leases``; ``beside`` the
-        name of the document's key in whose slot it lies, where there is more than one.
+        ``row`` is the name of the key in the table of keys, such as ``crawl_leases``.
+        ``beside`` is the name of the document's key in whose slot the own key lies; it
+        is needed if there are several such keys.
         """
         place = place_beside(self._key(beside or _BESIDE[row][0]))
         return KEYS[row].locate(place=place)
 
     def single_keys(self) -> dict[str, str]:
-        """Return key → row for all keys of which the namespace has one, ours included."""
+        """Return key → row of each key that exists once per namespace, own keys too."""
         found = {self._key(row): row for row in _ROWS if row != "crawl_failed_retries"}
         for row, places in _BESIDE.items():
             found |= {self.get_own_key(row, beside): row for beside in places}
@@ -176,13 +184,13 @@ class RedisKeyManager:
 
     @staticmethod
     def extract_project_name_from_key(key: object) -> str | None:
-        """Read the project out of a key; ``None`` if it is no key of a crawl."""
+        """Return the project in a key; ``None`` if the key belongs to no crawl."""
         found = _read_contract(key)
         return found.project if found else None
 
     @staticmethod
     def extract_spider_name_from_key(key: object) -> str | None:
-        """Read the spider out of a key; ``None`` if there is none."""
+        """Return the spider in a key; ``None`` if the key names no spider."""
         found = _read_contract(key)
         return found.spider if found else None
 
@@ -190,18 +198,18 @@ class RedisKeyManager:
 class QueueKeys(NamedTuple):
     """The keys of one queue."""
 
-    by_row: dict[str, str]  # without "crawl_", in the order in which scripts take them
+    by_row: dict[str, str]  # row without "crawl_" → key, in the order of the scripts
     types: dict[str, str]  # key → type in Redis
-    retries: str  # without the member
+    retries: str  # key of the failed attempts, without the member at the end
 
     @property
     def in_order(self) -> list[str]:
-        """The keys as the scripts take them."""
+        """The keys in the order in which the scripts expect them."""
         return [*self.by_row.values()]
 
     @property
     def wake(self) -> str:
-        """The list for which the blocking read waits."""
+        """The key of the list on which the blocking read waits."""
         return self.by_row["wake"]
 
     @classmethod
@@ -214,7 +222,7 @@ class QueueKeys(NamedTuple):
 
 
 class CrawlKey(NamedTuple):
-    """What a key says: its row in the table of keys, its project and its spider."""
+    """The parts of a key: its row in the table of keys, its project and its spider."""
 
     row: str
     project: str
@@ -222,9 +230,9 @@ class CrawlKey(NamedTuple):
 
 
 def read_key(key: object) -> CrawlKey | None:
-    """Read a key back, also one of ours, from text or the bytes that Redis gave.
+    """Parse a key, also one of this package's own keys, from text or bytes.
 
-    ``None`` if no :class:`RedisKeyManager` makes such a key.
+    Return ``None`` if no :class:`RedisKeyManager` makes such a key.
     """
     for name, beside in _BESIDE.items():
         fields = KEYS[name].parse(key) if isinstance(key, str | bytes) else None
@@ -254,11 +262,11 @@ class RedisKeyValidator:
     """Checks whether a key is one that :class:`RedisKeyManager` makes."""
 
     def validate_key_naming(self, key: object, project_name: str | None = None) -> bool:
-        """Return whether a key is named as the document says.
+        """Return whether a key has a name that the document defines.
 
         Args:
-            key: The key; what is no key is not valid, never an exception.
-            project_name: The project to which it must belong; ``None`` for any.
+            key: The key. Return ``False`` for a value that is not a key; never raise.
+            project_name: The project to which the key must belong; ``None`` for any.
         """
         found = _read_contract(key)
         return found is not None and (not project_name or found.project == project_name)
@@ -302,7 +310,7 @@ def print_validation_report(
 
     Args:
         keys: The keys to check.
-        project_name: The project to which they must belong; ``None`` for any.
+        project_name: The project to which the keys must belong; ``None`` for any.
     """
     keys = [*keys]
     for key in keys:
@@ -311,10 +319,10 @@ def print_validation_report(
         parts = [f"{name}={value}" for name, value in info.items() if name != "valid"]
         print("valid  " if valid else "INVALID", repr(key), *parts)  # noqa: T201 - it prints
     _, wrong = _VALIDATOR.validate_multiple_keys(keys, project_name)
-    print(f"{len(keys) - len(wrong)} of {len(keys)} keys are valid")  # noqa: T201 - as above
+    print(f"{len(keys) - len(wrong)} of {len(keys)} keys are valid")  # noqa: T201 - it prints
 
 
-# The document's other names for the same.
+# Other names that the document uses for these functions.
 create_redis_key_manager: Final = RedisKeyManager
 get_redis_key_manager_from_settings: Final = RedisKeyManager.from_settings
 validate_redis_key_naming: Final = _VALIDATOR.validate_key_naming

@@ -1,4 +1,4 @@
-"""What Redis holds of crawls: found, counted over one connection, and removed."""
+"""Finds the crawls in Redis, counts their requests, and removes their keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COUNTERS: Final = ("pushed", "taken", "acknowledged", "retried", "expired")
 
 
 class Namespace(NamedTuple):
-    """The project and the spider of a crawl; no spider for the project alone."""
+    """The project and the spider of a crawl; ``None`` for the project alone."""
 
     project: str
     spider: str | None
@@ -44,26 +44,27 @@ class Namespace(NamedTuple):
 
     @classmethod
     def parse(cls, shown: str) -> Namespace:
-        """Read :attr:`shown`."""
+        """Parse a name as :attr:`shown` returns it."""
         project, _, spider = shown.partition(":")
         return cls(project, spider or None)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """What a queue holds now, and what happened to it since it was made or cleaned up.
+    """The requests in a queue now, and counts since the queue was made or cleaned up.
 
     Attributes:
         waiting: Requests that may be taken now.
         delayed: Requests that are tried again at the end of their delay.
-        in_flight: Requests that a worker holds.
+        in_flight: Requests that workers hold.
         failed: Requests in the failed list.
         pushed: Requests that were queued; duplicates are not counted.
         taken: How often a request was taken.
         acknowledged: Requests that were finished.
         retried: How often a request was queued again after a failure.
-        expired: How often the lease of a request ended, because its worker died.
-        seen_at: The server's clock, in seconds since 1970; for rates.
+        expired: How often a lease ended because its worker no longer renewed the lease.
+        seen_at: The time of these counts by the server's clock, in seconds since 1970;
+            needed to compute rates.
     """
 
     waiting: int
@@ -79,7 +80,7 @@ class QueueStats:
 
     @classmethod
     def read(cls, replies: Sequence[Reply], clock: Reply) -> QueueStats:
-        """Read the replies to :data:`STATS` and to ``TIME``."""
+        """Make the counts from the replies to :data:`STATS` and to ``TIME``."""
         waiting, delayed, in_flight, failed, pairs = replies
         counters = dict(zip(pairs[::2], pairs[1::2], strict=True))
         fields = {name: counters.get(name.encode(), b"0") for name in COUNTERS}
@@ -93,12 +94,12 @@ class FailedRequest:
     """One entry of the failed list.
 
     Attributes:
-        request: What failed; ``None`` where no request can be read.
-        reason: Why, of the last attempt.
-        attempts: How often it was tried; 0 where that cannot be read.
-        failed_at: Of the last attempt, in seconds since 1970.
-        priority: Its priority when it was taken last.
-        raw: The entry as it stands in Redis.
+        request: The request that failed; ``None`` if the entry has no readable request.
+        reason: Why the last attempt failed.
+        attempts: Number of attempts; 0 if the entry has no readable number.
+        failed_at: Time of the last failure, in seconds since 1970.
+        priority: The priority of the request when it was last taken.
+        raw: The entry as stored in Redis.
     """
 
     request: CrawlRequest | None
@@ -110,7 +111,7 @@ class FailedRequest:
 
     @classmethod
     def read(cls, raw: bytes) -> FailedRequest:
-        """Read an entry; another program's entry in another form is kept whole."""
+        """Decode an entry. An entry in another program's form is kept in ``raw``."""
         entry: JSONObject = {"reason": "the entry cannot be read"}
         request = None
         with suppress(DecodeError):
@@ -135,15 +136,15 @@ class FailedRequest:
 class QueueView(NamedTuple):
     """The state of one queue."""
 
-    name: Namespace  # whose it is
-    stats: QueueStats | None  # what it holds; ``None`` if that cannot be counted
-    problem: str = ""  # why not: ``wrong_type``, ``no_permission``; else nothing
+    name: Namespace  # project and spider of the queue
+    stats: QueueStats | None  # the counts; ``None`` if Redis refused to count
+    problem: str = ""  # why: ``wrong_type`` or ``no_permission``; empty if counted
 
 
 class QueueOverview(Store):
-    """Finds and counts crawl queues; writes nothing.
+    """Finds crawl queues and counts their requests; writes nothing to Redis.
 
-    All queues are counted over one connection, a thousand requests in one write.
+    All queues are counted over one connection, up to 1,000 requests in one write.
     """
 
     client_name: ClassVar[str] = "bls-crawl"
@@ -157,7 +158,7 @@ class QueueOverview(Store):
         """Find the crawls that have a key."""
         found: set[Namespace] = set()
         async for key in self.pool.scan(ALL):
-            retries = KEYS[RETRIES].parse(key)  # there may be many, of few namespaces
+            retries = KEYS[RETRIES].parse(key)  # a namespace may have many such keys
             if retries and _namespace_of(retries) in found:
                 continue
             if read := read_key(key):
@@ -165,10 +166,10 @@ class QueueOverview(Store):
         return sorted(found, key=lambda one: (one.project, one.spider or ""))
 
     async def read(self, names: Sequence[Namespace]) -> list[QueueView]:
-        """Count what each of some queues holds.
+        """Count the requests in each of the named queues.
 
-        ConfigurationError if no queue can have such a name; RedisUnavailableError if
-        Redis cannot answer, or refuses all of them.
+        Raise ConfigurationError if no queue can have such a name. Raise
+        RedisUnavailableError if Redis cannot answer, or refuses every queue.
         """
         if not names:
             return []
@@ -188,24 +189,25 @@ class QueueOverview(Store):
                 refused.append(error)
             stats = QueueStats.read(part, clock) if error is None else None
             views.append(QueueView(name, stats, error.kind if error else ""))
-        if len(refused) == len(views):  # not of some projects: of any
+        if len(refused) == len(views):  # the user may read no project at all
             raise refused[0]
         return views
 
 
 @dataclass(frozen=True, slots=True)
 class CleanupReport:
-    """What a cleanup has found, and how much of it was removed.
+    """The keys that a cleanup found, and how many of them it removed.
 
     Attributes:
         project: Name of the project.
         spider: Name of the spider, or ``None``.
-        dry_run: Whether it only looked.
+        dry_run: Whether the cleanup only searched and removed nothing.
         keys: How many keys of each kind were found, by their row in the table of keys.
-        odd: Those that hold another type than they should; they are removed, too.
-        in_flight: Requests that workers held when it began, also a worker that has
-            died since its last word.
-        removed: Keys that are gone; 0 in a dry run.
+        odd: Keys that hold another type than the table of keys requires. A cleanup
+            removes these keys, too.
+        in_flight: Requests that workers held when the cleanup began. Requests of a dead
+            worker count until their lease ends.
+        removed: Number of removed keys; 0 in a dry run.
     """
 
     project: str
@@ -218,12 +220,14 @@ class CleanupReport:
 
     @property
     def found(self) -> int:
-        """All keys of the namespace."""
+        """The number of all keys that were found."""
         return sum(self.keys.values())
 
 
 async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Namespace]:
-    """List the crawls that have any key in Redis, by SCAN; on a cluster on all masters.
+    """List the crawls that have any key in Redis.
+
+    The keys are found by SCAN, on a cluster on all masters.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
@@ -231,7 +235,7 @@ async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Nam
         timeout: Deadline of one request in seconds.
 
     Returns:
-        Project and spider of each, in order.
+        Project and spider of each crawl, sorted.
 
     Raises:
         RedisUnavailableError: Redis cannot answer.
@@ -249,31 +253,31 @@ async def cleanup(
     *,
     timeout: float = 5.0,
 ) -> CleanupReport:
-    """Remove the keys of one namespace: its queue, its filters, our keys beside them.
+    """Remove the keys of one namespace: its queue, its filters and this package's keys.
 
-    Nothing else is touched: neither another project's keys, nor those of a project's
-    spiders where ``spider`` is ``None``. Keys are found by SCAN and removed by UNLINK;
-    a worker that goes on meanwhile makes some of them anew.
+    The keys of other projects stay. If ``spider`` is ``None``, the keys of the
+    project's spiders stay, too. Keys are found by SCAN and removed by UNLINK. A worker
+    that still runs makes some of the keys anew.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
             ``BLS_REDIS_URL``.
         project: Name of the project.
         spider: Name of the spider; ``None`` for the project alone.
-        dry_run: Only look; the default.
+        dry_run: Only search and remove nothing; the default.
         on_progress: Called after each step, in the event loop, with the number of keys
             found and removed so far.
         timeout: Deadline of one request in seconds.
 
     Raises:
-        RedisUnavailableError: Redis cannot answer, or refuses it. What was removed
-            before is gone; call it again.
+        RedisUnavailableError: Redis cannot answer or refuses a command. Some keys may
+            be removed already; call ``cleanup`` again to remove the rest.
         ConfigurationError: A name breaks its rule.
     """
     manager = RedisKeyManager(project, spider)
     name = Namespace(manager.project_name, manager.spider_name)
     pattern = f"{ALL[:-1]}{escape_glob(manager.namespace)}:*"
-    known: dict[bytes, str] = {}  # key → row; SCAN may give a key twice
+    known: dict[bytes, str] = {}  # key → row; SCAN may return a key twice
     odd: list[str] = []
     removed = 0
     async with QueueOverview(redis, timeout=timeout) as overview:
@@ -303,7 +307,7 @@ def _namespace_of(fields: Mapping[str, str]) -> Namespace:
 
 
 async def _find_odd(pool: ConnectionPool, rows: Mapping[bytes, str]) -> list[str]:
-    """Find the keys (key → row) that hold another type than the table of keys says."""
+    """Return the keys that hold another type than their row in the table of keys."""
     replies = await pool.read_many([("TYPE", key) for key in rows])
     odd: list[str] = []
     for (key, row), reply in zip(rows.items(), replies, strict=True):

@@ -1,7 +1,8 @@
-"""Sends what the tasks of one event loop push into a crawl queue.
+"""Sends the requests that the tasks of one event loop push into a crawl queue.
 
-One run of the script for many pushes halves the cost of each. So a task sends together
-what all tasks of the host push while it waits for the reply to the last write.
+One run of the script for many pushes halves the cost of each push. So one background
+task collects all pushes of the host while it waits for a reply, and then sends them
+together.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from bls_agent.connection.scripts import CRAWL_PUSH, find_wrong_type, run_script
 from bls_agent.core.errors import BlsError, RedisUnavailableError
 from bls_agent.crawl.keys import QueueKeys
 
-MOST_PUSHES: Final = 500  # in one write
-MOST_BYTES: Final = 2**20
+MOST_PUSHES: Final = 500  # requests in one write
+MOST_BYTES: Final = 2**20  # bytes of bodies in one write
 
 
 class Push(NamedTuple):
-    """A request on its way into the queue: what the script takes of each."""
+    """A request to be queued, as the arguments of the script."""
 
     priority: str
     body: bytes
     fingerprint: str = ""
-    entry: bytes = b""  # of the failed list, from which it is moved
+    entry: bytes = b""  # the entry of the failed list that the push removes
 
 
 @dataclass(eq=False, slots=True)
 class _Batch:
-    """Requests that one task pushes, on their way to Redis."""
+    """The requests that one task pushes in one call."""
 
     pushes: Sequence[Push]
     future: asyncio.Future[list[int]]
@@ -59,10 +60,11 @@ class Pusher:
         self.task: asyncio.Task[None] | None = None
 
     async def push(self, pushes: Sequence[Push]) -> list[int]:
-        """Queue requests, 500 at most. Returns 1 for each that was queued, else 0.
+        """Queue up to 500 requests. Return 1 for each that was queued, else 0.
 
-        RedisUnavailableError: nothing was queued, unless ``error.ambiguous``.
-        WrongTypeError if a key holds another type.
+        Raise RedisUnavailableError if Redis did not queue the requests; if
+        ``error.ambiguous`` is true, Redis may have queued them. Raise WrongTypeError if
+        a key holds another type.
         """
         batch = _Batch(pushes, self._loop.create_future())
         self._batches.append(batch)
@@ -85,7 +87,7 @@ class Pusher:
                     end = at + len(one.pushes)
                     one.answer(reply if isinstance(reply, BlsError) else reply[at:end])
                     at = end
-        finally:  # the loop ends, or a fault of ours: no task may wait for ever
+        finally:  # no task may wait for ever if the loop ends or after a bug here
             for one in (*batches, *self._batches):
                 one.answer(closed_error(ambiguous=True))
             self._batches.clear()
@@ -114,7 +116,7 @@ class Pusher:
 
 
 async def name_wrong_type(pool: ConnectionPool, keys: QueueKeys, reply: Reply) -> Reply:
-    """Name the key that holds another type, if that is what an error says."""
+    """Return the reply, or, for a wrong type, an error that names the key."""
     if not isinstance(reply, RedisUnavailableError):
         return reply
     connection = pool.pick(keys.wake)
@@ -122,7 +124,7 @@ async def name_wrong_type(pool: ConnectionPool, keys: QueueKeys, reply: Reply) -
 
 
 def closed_error(*, ambiguous: bool = False) -> RedisUnavailableError:
-    """Return the error of whoever waits for a queue that ends."""
+    """Make the error for tasks that wait for a queue when it is closed."""
     return RedisUnavailableError(
         "connection", "the queue was closed", ambiguous=ambiguous
     )

@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 SHORTEST_LEASE: Final = 0.5  # seconds
 LONGEST_LEASE: Final = 86_400.0
-LONGEST_DELAY: Final = 60.0  # between two attempts
+LONGEST_DELAY: Final = 60.0  # seconds between two attempts
 PAGE: Final = 100  # entries of the failed list that are read at once
 
 
 class _Take:
-    """The block in which this worker holds a request."""
+    """The context manager that takes a request and settles it at the block's end."""
 
     def __init__(self, queue: RequestQueue, timeout: float | None) -> None:
         self._queue = queue
@@ -69,13 +69,13 @@ class _Take:
 
 
 class TakenRequest:
-    """A request that this worker holds, as :meth:`RequestQueue.take` hands it out.
+    """A request that this worker holds; :meth:`RequestQueue.take` yields it.
 
     Attributes:
-        request: What to fetch.
-        attempt: 1 for the first.
-        priority: Its priority when it was taken; each retry adds 1.
-        settled: Whether it was acknowledged, failed or given back here.
+        request: The request to fetch.
+        attempt: 1 for the first attempt.
+        priority: The priority when the request was taken; each retry adds 1.
+        settled: Whether this object has acknowledged, failed or returned the request.
     """
 
     def __init__(self, exchange: Exchange, held: Held, request: CrawlRequest) -> None:
@@ -91,22 +91,24 @@ class TakenRequest:
 
     @property
     def valid(self) -> bool:
-        """Whether certainly no other worker has the request.
+        """Whether it is certain that no other worker has the request.
 
-        Check it before anything that must not happen twice: it is ``False`` once Redis
-        could not renew the lease in time, or this process stood still.
+        Check this before anything that must not happen twice. The value is ``False`` as
+        soon as the lease was not renewed in time, because Redis was unreachable or this
+        process was frozen.
         """
         return not self.settled and boot_seconds() < self._held.valid_until
 
     async def ack(self) -> bool:
-        """Finish the request: it is removed from Redis.
+        """Finish the request and remove it from Redis.
 
-        Waits for the queue's ``timeout`` at most. While Redis is away the end is sent
-        again in the background, until the lease is over.
+        Wait for Redis for up to the queue's ``timeout``. While Redis is unreachable, the
+        acknowledgement is repeated in the background until the lease is over.
 
         Returns:
-            Whether it was still ours; ``False``: another worker does it again, or that
-            could not be found out in time.
+            Whether this worker still held the request. ``False`` means that another
+            worker may do the request again: the lease was lost, or Redis has not
+            confirmed the end in time. ``False`` also if the request is settled already.
         """
         if not self._held.token:
             self.settled = True
@@ -114,13 +116,14 @@ class TakenRequest:
         return await self._settle("ack", "1" if self.attempt > 1 else "")
 
     async def fail(self, reason: str) -> bool:
-        """Have the request tried again after a delay, with priority + 1.
+        """Queue the request again after a delay, with priority + 1.
 
-        After ``max_retries`` retries, and in mode ``simple`` at once, it goes into the
-        failed list instead.
+        After ``max_retries`` retries the request goes into the failed list instead; in
+        mode ``simple`` it goes there at once. The list stores up to 2,000 bytes of the
+        reason, without secrets.
 
-        Secrets are taken out of the reason, 2,000 bytes of it are kept. Returns as
-        :meth:`ack`.
+        Returns:
+            The same as :meth:`ack`.
         """
         options = self._exchange.options
         if self._held.token and self.attempt <= options.max_retries:
@@ -130,9 +133,12 @@ class TakenRequest:
         return await self._settle("fail", self._held.failed_entry(reason))
 
     async def give_back(self) -> bool:
-        """Put the request back to its place; the attempt does not count.
+        """Return the request to its old position in the queue.
 
-        Returns as :meth:`ack`.
+        The attempt does not count.
+
+        Returns:
+            The same as :meth:`ack`.
         """
         if self.settled:
             return False
@@ -147,18 +153,18 @@ class TakenRequest:
 
 
 class RequestQueue(Store):
-    """A queue of requests that many workers share, in the document's keys.
+    """A queue of requests that many workers share, stored under the document's keys.
 
-    The lowest priority comes first, and within one the oldest. A worker holds what it
-    takes by a lease that the server's clock ends: the requests of a worker that died,
-    froze or lost its connection return at most ``lease`` seconds later, with priority +
-    1. So each request is done at least once, and twice only if its worker was cut off.
-    Every step is one script: no crash leaves a request without its body or a
-    fingerprint without its request.
+    The request with the lowest priority is taken first; among equal priorities, the
+    oldest. A worker holds a request by a lease, which ends by the server's clock. If
+    the worker dies, freezes or loses its connection, its requests return to the queue
+    within ``lease`` seconds, with priority + 1. So each request is done at least once,
+    and twice only if its worker lost the lease. Every step is one script, because no
+    crash may leave a request without its body or a fingerprint without its request.
 
-    Works with and without ``async with``, in any event loop, for any number of tasks:
-    what they ask at the same time leaves in one write. Leaving the block gives back
-    what is still held. After a fork the child holds nothing.
+    Works with and without ``async with``, in any event loop, for any number of tasks.
+    Commands of several tasks are sent in one write. Leaving the block returns the
+    requests that are still held. After a fork the child process holds no request.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
@@ -166,16 +172,18 @@ class RequestQueue(Store):
         project: Name of the project, without ``:``. On a Redis Cluster it needs a hash
             tag, such as ``{新闻}``, so that all keys of the queue share a slot.
         spider: Name of the spider; ``None`` for the queue of the whole project.
-        lease: Seconds until a request returns whose worker does not renew it any more.
+        lease: Seconds after the last renewal until a request returns to the queue.
         max_retries: How often a failed request is tried again before it goes into the
             failed list.
-        mode: ``leased``, or ``simple``: a request is done as soon as it was taken, as
-            the document has it, and is lost if its worker dies.
-        retry_delay: Seconds before the first retry; doubled with each, 60 at most.
-        timeout: Deadline of one request to Redis in seconds.
+        mode: ``leased`` or ``simple``. In mode ``simple``, which the document
+            describes, a request leaves Redis when it is taken, and is lost if its
+            worker dies.
+        retry_delay: Seconds before the first retry. Each further retry doubles the
+            delay, up to 60 seconds.
+        timeout: Deadline of one command to Redis in seconds.
 
     Raises:
-        ConfigurationError: One of these cannot be used.
+        ConfigurationError: An argument has a value that is not allowed.
     """
 
     client_name: ClassVar[str] = "bls-crawl"
@@ -222,7 +230,7 @@ class RequestQueue(Store):
     def exchange(self) -> Exchange:
         """The exchange of the running event loop.
 
-        ConfigurationError if the keys lie in several slots of a Redis Cluster.
+        Raise ConfigurationError if the keys lie in several slots of a Redis Cluster.
         """
         return self._by_loop.get(self._make_exchange)
 
@@ -247,19 +255,21 @@ class RequestQueue(Store):
         """Queue a request.
 
         Args:
-            request: What to fetch.
-            priority: The lowest is taken first.
-            unique: Whether to queue it only if its :func:`fingerprint` is new; test and
-                write are one step.
+            request: The request to fetch.
+            priority: The request with the lowest priority is taken first.
+            unique: Whether to queue the request only if its :func:`fingerprint` is new.
+                Redis checks and queues in one atomic step.
 
         Returns:
-            Whether it was queued; ``False`` for a duplicate.
+            Whether the request was queued; ``False`` for a duplicate.
 
         Raises:
-            ConfigurationError: The priority is no finite number, or the request none.
-            RedisUnavailableError: Nothing was queued, unless ``error.ambiguous``: then
-                push it again with ``unique``, or risk that it is there twice.
-            WrongTypeError: A key holds another type than the document says.
+            ConfigurationError: The priority is not a finite number, or ``request`` is
+                not a :class:`CrawlRequest`.
+            RedisUnavailableError: The request was not queued. If ``error.ambiguous`` is
+                true, it may have been queued; push it again with ``unique`` if it
+                must not be queued twice.
+            WrongTypeError: A key holds another type than the document defines.
         """
         push = _make_push(_score(priority), request, unique=unique)
         return bool((await self.exchange.pusher.push((push,)))[0])
@@ -270,10 +280,13 @@ class RequestQueue(Store):
         priority: float = 0,
         unique: bool = False,  # noqa: FBT001, FBT002 - as push()
     ) -> int:
-        """Queue many requests, up to 500 in one step; raises as :meth:`push`.
+        """Queue many requests, up to 500 in one atomic step.
+
+        Raise the same exceptions as :meth:`push`. Requests of the steps before an
+        exception stay queued.
 
         Returns:
-            How many were queued. After an error those of earlier steps are.
+            How many requests were queued.
         """
         score = _score(priority)
         return await self._push(
@@ -294,25 +307,26 @@ class RequestQueue(Store):
         return count
 
     def take(self, timeout: float | None = None) -> _Take:
-        """Take the next request, for as long as an ``async with`` block lasts.
+        """Take the next request and hold it during an ``async with`` block.
 
-        Leaving the block acknowledges the request. An exception fails it with its
-        reason and goes on to the caller; a cancellation gives the request back. A
-        request that was settled in the block by hand stays so. The lease is renewed
-        meanwhile.
+        The lease is renewed during the block. Leaving the block acknowledges the
+        request. An exception in the block calls :meth:`TakenRequest.fail` and is
+        raised again. A cancellation returns the request to the queue. A request that
+        the block has settled itself is left alone.
 
         Args:
-            timeout: Seconds to wait for a request; 0 to look once, ``None`` to wait for
-                ever, also while Redis is away.
+            timeout: Seconds to wait for a request; 0 to check once, ``None`` to wait
+                without limit, also while Redis is unreachable.
 
         Returns:
-            A block that yields a :class:`TakenRequest`; ``None`` if none came in time.
+            A context manager that yields a :class:`TakenRequest`, or ``None`` if no
+            request came in time.
 
         Raises:
-            ConfigurationError: ``timeout`` is no time.
-            RedisUnavailableError: At the block's beginning: Redis was away when the
-                time was over. :class:`RedisRefusedError` at once.
-            WrongTypeError: At the block's beginning: as :meth:`push`.
+            ConfigurationError: ``timeout`` is not a valid number of seconds.
+            RedisUnavailableError: On entering the block: Redis was unreachable when the
+                time was over, or has refused (:class:`RedisRefusedError`, at once).
+            WrongTypeError: On entering the block: a key holds another type.
         """
         if timeout:
             check_seconds("timeout", timeout, "0 or more seconds, or None")
@@ -323,24 +337,29 @@ class RequestQueue(Store):
 
         Raises:
             RedisUnavailableError: Redis cannot answer.
-            WrongTypeError: As :meth:`push`.
+            WrongTypeError: A key holds another type than the document defines.
         """
         return int((await self._read(("requests", "ZCARD")))[0])
 
     async def stats(self) -> QueueStats:
-        """Return what it holds and what happened to it; raises as :meth:`size`."""
+        """Count the requests in the queue and what happened to them.
+
+        Raise the same exceptions as :meth:`size`.
+        """
         replies = await self._read(*STATS)
         async with self._access.pool.to(self._keys.by_row["requests"]) as connection:
             return QueueStats.read(replies, await connection.read("TIME"))
 
     async def failed(self, limit: int = 100) -> list[FailedRequest]:
-        """Return entries of the failed list, the newest first; raises as :meth:`size`.
+        """Return entries of the failed list, the newest first.
 
         Args:
-            limit: How many; the list keeps 10,000.
+            limit: The most entries to return. The list keeps the last 10,000.
 
         Raises:
             ConfigurationError: ``limit`` is not between 1 and 10,000.
+            RedisUnavailableError: Redis cannot answer.
+            WrongTypeError: The key holds another type than the document defines.
         """
         if not 1 <= limit <= FAILED_KEPT:
             raise ConfigurationError("limit", limit, f"between 1 and {FAILED_KEPT:,}")
@@ -348,16 +367,18 @@ class RequestQueue(Store):
         return [FailedRequest.read(raw) for raw in reversed(entries)]
 
     async def requeue_failed(self) -> int:
-        """Queue what is in the failed list once more, each in one step, oldest first.
+        """Queue the requests of the failed list again, the oldest first.
 
-        Entries without a readable request stay where they are.
+        Redis moves each request in one atomic step. Entries without a readable request
+        stay in the list.
 
         Returns:
-            How many were queued.
+            How many requests were queued.
 
         Raises:
-            RedisUnavailableError: Redis cannot answer; what was queued stays queued.
-            WrongTypeError: As :meth:`push`.
+            RedisUnavailableError: Redis cannot answer. Requests that were moved before
+                stay queued.
+            WrongTypeError: A key holds another type than the document defines.
         """
         count = start = 0
         entries: list[bytes] = [b""] * PAGE
@@ -374,7 +395,7 @@ class RequestQueue(Store):
         return count
 
     async def _read(self, *questions: tuple[str | int, ...]) -> list[Reply]:
-        """Read several keys, each by row, command and arguments."""
+        """Read several keys; each question is a row, a command and its arguments."""
         self._check_slots()
         keys = [self._keys.by_row[str(row)] for row, *_ in questions]
         requests: list[Request] = [
@@ -385,7 +406,7 @@ class RequestQueue(Store):
         return [checked_reply(*one) for one in zip(replies, keys, strict=True)]
 
     async def aclose(self) -> None:
-        """Put back what this event loop holds, and close its connections."""
+        """Return the requests that this event loop holds, and close its connections."""
         exchange = self._by_loop.pop()
         if exchange is not None:
             await exchange.aclose()
@@ -393,15 +414,15 @@ class RequestQueue(Store):
 
 
 def _make_push(score: str, request: object, *, unique: bool) -> Push:
-    """Encode a request; ConfigurationError for a ``str``, which has ``encode``, too."""
-    if not isinstance(request, CrawlRequest):
+    """Encode a request; raise ConfigurationError for anything else."""
+    if not isinstance(request, CrawlRequest):  # a ``str`` has ``encode``, too
         rule, remedy = "a queue takes requests", "Pass CrawlRequest(url)."
         raise ConfigurationError("request", request, rule, remedy)
     return Push(score, request.encode(), fingerprint(request) if unique else "")
 
 
 def _score(priority: float) -> str:
-    """Write a priority as Redis reads it; ConfigurationError if it is not finite."""
+    """Format a priority for Redis; raise ConfigurationError if it is not finite."""
     if type(priority) not in (int, float) or not abs(priority) <= sys.float_info.max:
         rule = "a finite number; the lowest is taken first"
         raise ConfigurationError("priority", priority, rule)

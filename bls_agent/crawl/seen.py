@@ -1,4 +1,4 @@
-"""The filters that find duplicates: of requests, and of items."""
+"""The filters that find duplicate requests and duplicate items."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ from bls_agent.crawl.keys import CrawlSettings, RedisKeyManager, read_flag
 _Item = TypeVar("_Item")
 
 _ROWS: Final = {"request": "crawl_filter_fingerprint", "item": "crawl_item_fingerprint"}
-# Whether a fingerprint counts as new while Redis is away.
+# ``on_error`` → whether a fingerprint counts as new while Redis is unreachable.
 _ANSWERS: Final = {"raise": None, "new": True, "seen": False}
 
 
 class SeenFilter(Store):
     """Finds out which fingerprints are new, for all processes that share it.
 
-    Any number of processes may add the same fingerprint at once: it is new for exactly
-    one of them. If the connection is lost before the answer has come, the fingerprint
-    may have been added all the same; adding it again then says that it was there.
+    Any number of processes may add the same fingerprint at once. The fingerprint is new
+    for exactly one of these processes. If the connection is lost before the reply
+    arrives, Redis may have added the fingerprint; adding it again then returns ``False``.
     Works with and without ``async with``, in any event loop.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
-            ``BLS_REDIS_URL``, read at the first request.
+            ``BLS_REDIS_URL``, which is read at the first request.
         project: Name of the project.
         spider: Name of the spider; ``None`` for the project alone.
-        ttl: Seconds from the first fingerprint until all are forgotten; ``None``: never.
-        kind: ``"request"`` for the document's ``filter:fingerprint``, ``"item"`` for
-            ``item:fingerprint``.
-        bloom: Keep a Bloom filter in a key of our own instead of the document's set: a
-            few bits for each fingerprint, but about one in a hundred new ones is taken
-            for seen, unless ``BF.RESERVE`` made the key with another rate. Needs
-            valkey-bloom or RedisBloom.
-        on_error: What to answer while Redis is away: ``"raise"`` the error, or take
-            everything for ``"new"`` or for ``"seen"``. What Redis refuses is always
-            raised.
+        ttl: Seconds from the first fingerprint until all fingerprints are forgotten;
+            ``None`` to keep them for ever.
+        kind: ``"request"`` for the document's key ``filter:fingerprint``, ``"item"`` for
+            its key ``item:fingerprint``.
+        bloom: Whether to use a Bloom filter, under a key of this package, instead of the
+            document's set. A Bloom filter needs only a few bits for each fingerprint,
+            but takes about one in a hundred new fingerprints for seen. ``BF.RESERVE``
+            can make the key with another rate. Needs valkey-bloom or RedisBloom.
+        on_error: What to do while Redis is unreachable: ``"raise"`` the error, or take
+            every fingerprint for ``"new"`` or for ``"seen"``. The error of a request
+            that Redis refuses is always raised.
         timeout: Deadline of one request in seconds.
 
     Attributes:
-        key: The key in Redis.
+        key: The key of the set or Bloom filter in Redis.
 
     Raises:
         ConfigurationError: An argument breaks its rule.
@@ -92,26 +93,29 @@ class SeenFilter(Store):
             self.key = manager.get_filter_fingerprint_key()
 
     async def add(self, fingerprint: str | CrawlRequest) -> bool:
-        """Add one fingerprint, in one step. Returns whether it was new.
+        """Add one fingerprint, in one atomic step. Return whether it was new.
 
         Args:
-            fingerprint: Any text, or a request whose fingerprint is made.
+            fingerprint: Any text, or a request; the fingerprint of a request is made.
 
         Raises:
-            RedisUnavailableError: No answer, and ``on_error`` is ``"raise"``.
-            RedisRefusedError: Redis refused it, as for want of a right.
-            WrongTypeError: The key holds another type; it was left alone.
-            ConfigurationError: It is no fingerprint, or the server lacks Bloom filters.
+            RedisUnavailableError: Redis did not reply, and ``on_error`` is ``"raise"``.
+            RedisRefusedError: Redis refused the request, for example because the user
+                lacks a permission.
+            WrongTypeError: The key holds another type; its value was left alone.
+            ConfigurationError: The argument is not a fingerprint, or the server lacks
+                Bloom filters.
         """
         return (await self.add_many([fingerprint]))[0]
 
     async def add_many(self, fingerprints: Iterable[str | CrawlRequest]) -> list[bool]:
-        """Add many fingerprints, each in one step, a thousand in one write.
+        """Add many fingerprints. Raise the same exceptions as :meth:`add`.
 
-        Raises as :meth:`add`.
+        Each fingerprint is checked and added atomically. Up to 1,000 fingerprints are
+        sent in one write.
 
         Returns:
-            For each, in order, whether it was new.
+            Whether each fingerprint was new, in the order of the argument.
         """
         members, pool = [_member(one) for one in fingerprints], self._access.pool
         verb = "BF.ADD" if self._bloom else "SADD"
@@ -128,23 +132,26 @@ class SeenFilter(Store):
         return [bool(self._checked(reply, self._answer)) for reply in replies]
 
     async def contains(self, fingerprint: str | CrawlRequest) -> bool:
-        """Return whether a fingerprint was added before; raises as :meth:`add`."""
+        """Return whether a fingerprint was added before.
+
+        Raise the same exceptions as :meth:`add`.
+        """
         verb = "BF.EXISTS" if self._bloom else "SISMEMBER"
         missing = None if self._answer is None else not self._answer
         return bool(await self._read(verb, _member(fingerprint), missing=missing))
 
     async def size(self) -> int:
-        """Count the fingerprints; a Bloom filter leaves out those it took for seen.
+        """Count the fingerprints. A Bloom filter misses new ones that it took for seen.
 
-        Raises as :meth:`add` with ``on_error="raise"``.
+        Raise the same exceptions as :meth:`add` with ``on_error="raise"``.
         """
         return int(await self._read("BF.CARD" if self._bloom else "SCARD"))
 
     async def clear(self) -> None:
-        """Forget all fingerprints: the key is removed.
+        """Remove the key, and with it all fingerprints.
 
         Raises:
-            RedisUnavailableError: No answer, or Redis refused it.
+            RedisUnavailableError: Redis did not reply, or refused the removal.
         """
         await self._access.pool.call(self.key, "UNLINK")
 
@@ -159,7 +166,7 @@ class SeenFilter(Store):
         return self._checked(reply, missing)
 
     def _checked(self, reply: Reply, missing: Reply) -> Reply:
-        """Return a reply, or its stand-in while Redis is away."""
+        """Return a reply, or ``missing`` if Redis was unreachable; raise refusals."""
         if not isinstance(reply, RedisUnavailableError):
             return reply
         if reply.kind == "wrong_type":
@@ -187,15 +194,17 @@ def _member(one: str | CrawlRequest) -> bytes:
 
 
 class DedupPipeline:
-    """Lets each item pass once; a pipeline as Scrapy calls them, and without Scrapy.
+    """Lets each item pass once. Works as an item pipeline of Scrapy and without Scrapy.
 
     Args:
-        seen: The filter that it asks; ``kind="item"``.
-        cleanup: Whether closing it forgets all items.
-        identify: Makes the fingerprint of an item; the whole item counts by default.
+        seen: The filter for the fingerprints of items, with ``kind="item"``.
+        cleanup: Whether closing the pipeline removes all fingerprints.
+        identify: Function that makes the fingerprint of an item. By default the
+            fingerprint covers the whole item.
 
     Attributes:
-        dropped: What is raised for an item that was there before, with its fingerprint.
+        dropped: The exception class that is raised, with the fingerprint, for an item
+            that has passed before.
     """
 
     dropped: ClassVar[type[Exception]] = DuplicateItem
@@ -213,15 +222,16 @@ class DedupPipeline:
 
     @classmethod
     def from_settings(cls, settings: CrawlSettings) -> Self:
-        """Make a pipeline by settings, all of them optional.
+        """Make a pipeline by settings.
 
         Args:
-            settings: Any object with ``get(name, default)``: ``REDIS_URL`` or
-                ``BLS_REDIS_URL``, ``PROJECT_NAME``, ``SPIDER_NAME``, ``REDIS_TTL`` in
-                seconds (0 or ``None`` for never) and ``CLEANUP_REDIS_DATA``.
+            settings: Any object with ``get(name, default)``. All settings are optional:
+                ``REDIS_URL`` or ``BLS_REDIS_URL``, ``PROJECT_NAME``, ``SPIDER_NAME``,
+                ``REDIS_TTL`` in seconds (0 or ``None`` to keep fingerprints for ever)
+                and ``CLEANUP_REDIS_DATA``.
 
         Raises:
-            ConfigurationError: One of them breaks its rule.
+            ConfigurationError: A setting has a value that is not allowed.
         """
         manager = RedisKeyManager.from_settings(settings)
         url = settings.get("REDIS_URL", None) or settings.get("BLS_REDIS_URL", None)
@@ -236,16 +246,16 @@ class DedupPipeline:
 
     @classmethod
     def from_crawler(cls, crawler: Any) -> Self:
-        """Make a pipeline by ``crawler.settings``, as :meth:`from_settings`."""
+        """Make a pipeline by ``crawler.settings``; see :meth:`from_settings`."""
         return cls.from_settings(crawler.settings)
 
     async def process_item(self, item: _Item, spider: object = None) -> _Item:  # noqa: ARG002 - Scrapy passes it
-        """Return an item that is new.
+        """Return the item if it is new.
 
         Raises:
-            DuplicateItem: An equal item was here before.
-            ConfigurationError: The item is no JSON.
-            RedisUnavailableError: As :meth:`SeenFilter.add`.
+            DuplicateItem: An equal item has passed before.
+            ConfigurationError: JSON cannot hold the item.
+            RedisUnavailableError: Redis did not reply; see :meth:`SeenFilter.add`.
         """
         known = self._identify(item)
         if not await self._seen.add(known):
@@ -253,7 +263,7 @@ class DedupPipeline:
         return item
 
     async def close_spider(self, spider: object = None) -> None:  # noqa: ARG002 - as above
-        """Close the connection; with ``CLEANUP_REDIS_DATA`` forget all items before."""
+        """Close the connection. With ``cleanup`` remove all fingerprints before that."""
         try:
             if self._cleanup:
                 await self._seen.clear()
@@ -261,5 +271,5 @@ class DedupPipeline:
             await self._seen.aclose()
 
     async def aclose(self) -> None:
-        """As :meth:`close_spider`."""
+        """Close the pipeline in the same way as :meth:`close_spider`."""
         await self.close_spider()
