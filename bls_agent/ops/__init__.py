@@ -1,6 +1,6 @@
 """The operator's programs: command line, web console, doctor, fleet.
 
-No room imports them.
+No other package of ``bls_agent`` imports them.
 """
 
 from __future__ import annotations

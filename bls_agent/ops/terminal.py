@@ -1,8 +1,8 @@
 """Text for a terminal or a pipe: lines, tables and JSON, in any encoding.
 
-A terminal gets colours, words and its own width; a pipe gets one line for each record,
-with tabs between the fields and nothing cut. All text goes through :func:`visible`:
-control characters from Redis are shown and never sent, and no markup has an effect.
+A terminal shows colours and lines that fit its width. A pipe receives one line for each
+record, with tabs between the fields, and no text is shortened. All text goes through
+:func:`visible`: control characters from Redis become escapes, and markup has no effect.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CLOCK: Final = "%m-%d %H:%M:%S"
 LEAST_COLUMNS: Final = 20
 LONGEST_METADATA: Final = 400  # bytes of a record's metadata
 LONGEST_MESSAGE: Final = 4_000
-UNTOLD: Final = frozenset({"agent", "commandId", "statusReason"})  # for programs
-GAP: Final = 2  # between two columns of a table
-LEAST: Final = 10  # of a table's column: it is no use to squeeze it further
+UNTOLD: Final = frozenset({"agent", "commandId", "statusReason"})  # for programs only
+GAP: Final = 2  # blanks between two columns of a table
+LEAST: Final = 10  # the narrowest readable column of a table, in characters
 LEVEL_STYLES: Final = {
     Level.DEBUG: "dim",
     Level.INFO: "cyan",
@@ -59,7 +59,7 @@ def visible(text: str) -> str:
 
 
 def count_columns(text: str) -> int:
-    """Count the columns of a terminal that a text fills."""
+    """Count the terminal columns that a text fills."""
     return sum(map(_width, text))
 
 
@@ -70,12 +70,12 @@ def _width(letter: str) -> int:
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """Cut a text into lines: between words, and anywhere between Chinese letters."""
+    """Split a text into lines, at a blank or before any wide (Chinese) letter."""
     lines: list[str] = []
     while (end := _fitting(text, columns)) < len(text):
         blank = text.rfind(" ", end // 2, end + 1)
         cut = end if blank < 0 or _width(text[end]) > 1 else blank
-        if cut > 1 and _is_wide_punctuation(text[cut]):  # it begins no line
+        if cut > 1 and _is_wide_punctuation(text[cut]):  # must not begin a line
             cut -= 1
         lines.append(text[:cut].rstrip(" "))
         text = text[cut:].lstrip(" ")
@@ -87,7 +87,7 @@ def _is_wide_punctuation(letter: str) -> bool:
 
 
 def _fitting(text: str, columns: int) -> int:
-    """Count the characters that fit; at least one, so that the loop ends."""
+    """Count the characters that fit, at least 1, so that the loop of wrap() ends."""
     used = 0
     for index, letter in enumerate(text):
         used += _width(letter)
@@ -102,11 +102,11 @@ def visible_lines(text: str) -> str:
 
 
 def clock_of(timestamp: str, form: str = CLOCK, columns: int = 14) -> str:
-    """Return the local time of a record, whatever form its timestamp has."""
+    """Return the local time of a record; dashes if its timestamp is unreadable."""
     moment = parse_timestamp(timestamp)
     try:
         local = moment.astimezone() if moment else None
-    except (OverflowError, OSError, ValueError):  # the year 1, the year 9999
+    except (OverflowError, OSError, ValueError):  # such as in the years 1 and 9999
         local = None
     return local.strftime(form)[:columns] if local else f"{'--:--:--':>{columns}}"
 
@@ -121,7 +121,7 @@ def _bare(text: str) -> str:
 
 
 def describe_record(entry: LogEntry) -> tuple[str, str, bool]:
-    """Return message and metadata of a record for people, and whether they were cut."""
+    """Return a record's message and metadata, and whether one of them is shortened."""
     pairs = metadata_text(_told_metadata(entry))
     message = cut_text(entry.message, LONGEST_MESSAGE)
     shown = cut_text(pairs, LONGEST_METADATA)
@@ -129,7 +129,7 @@ def describe_record(entry: LogEntry) -> tuple[str, str, bool]:
 
 
 def _told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
-    """Choose the metadata for people: of an outcome its result alone."""
+    """Choose the metadata for people; of an outcome, only its result or error."""
     outcome = entry.outcome
     if outcome is None:
         return [item for item in entry.metadata.items() if item[0] not in UNTOLD]
@@ -142,7 +142,7 @@ def _told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
 
 
 class ReaderGone(Exception):  # noqa: N818 - nothing is wrong: `| head` has enough
-    """The process that read the output has closed it."""
+    """The process that reads our output has closed the pipe."""
 
 
 class Screen:
@@ -158,9 +158,9 @@ class Screen:
         *,
         needed: bool = True,
     ) -> None:
-        # A process may have been started without one.
+        # A process may have been started without this stream.
         self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
-        self._needed = needed  # a command that cannot write results has failed
+        self._needed = needed  # whether a failed write is an error
         if reconfigure := getattr(self._stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
         dumb = environ.get("TERM") == "dumb"
@@ -170,7 +170,7 @@ class Screen:
         self.columns = max(shutil.get_terminal_size().columns, LEAST_COLUMNS)
 
     def line(self, *pieces: Cell, between: str = "") -> None:
-        """Write one line, uncut; pieces are texts, or texts with a style."""
+        """Write one line at full length; a piece is a text, or a text with a style."""
         self.write(between.join(map(self._shown, pieces)))
 
     def _shown(self, piece: Cell) -> str:
@@ -181,18 +181,18 @@ class Screen:
         return f"\x1b[{codes}m{text}\x1b[0m"
 
     def fields(self, *cells: Cell) -> None:
-        """Write one record on a line: with tabs in a pipe."""
+        """Write one record on one line; a pipe receives tabs between the cells."""
         self.line(*cells, between="  " if self.terminal else "\t")
 
     def paragraph(self, text: str, style: str = "") -> None:
-        """Write sentences: wrapped at a terminal, one line in a pipe."""
+        """Write sentences, wrapped for a terminal, and as one line for a pipe."""
         for line in wrap(visible(text), self.columns) if self.terminal else [text]:
             self.line((line, style))
 
     def table(self, rows: Iterable[Sequence[Cell]], titles: Sequence[str] = ()) -> None:
-        """Write a table; in a pipe its rows alone, with tabs between the cells.
+        """Write a table; a pipe receives only the rows, with tabs between the cells.
 
-        Without titles the first cell of a row says what the second one is.
+        Without titles, the first cell of each row names the second one.
         """
         if not self.terminal:
             for row in rows:
@@ -211,13 +211,13 @@ class Screen:
     def frame(
         self, rows: Sequence[Sequence[Cell]], titles: Sequence[str], columns: int
     ) -> list[str]:
-        """Return the lines of a table in which each row is one line; the rest is cut."""
+        """Return the lines of a table, one for each row; long cells are shortened."""
         shown = _with_titles(rows, titles)
         _, widths = _measure(shown, columns)
         return [self.cut_line(row, widths) for row in shown]
 
     def cut_line(self, cells: Sequence[Cell], widths: Sequence[int]) -> str:
-        """Return cells beside each other; long ones are cut."""
+        """Return cells side by side; a cell that is too long ends with an ellipsis."""
         line = ""
         for cell, width in zip(cells, widths, strict=True):
             text, *more = wrap(visible(_plain(cell)), width)
@@ -228,7 +228,7 @@ class Screen:
         return line.rstrip(" ")
 
     def row(self, cells: Sequence[Cell], widths: Sequence[int]) -> None:
-        """Write cells beside each other; long ones go on below themselves."""
+        """Write cells side by side; a long cell is wrapped within its own column."""
         folded = map(wrap, (visible(_plain(cell)) for cell in cells), widths)
         styles = [_style(cell) for cell in cells]
         for texts in zip_longest(*folded, fillvalue=""):
@@ -236,7 +236,7 @@ class Screen:
             self.write(self.cut_line(pieces, widths))
 
     def _stack(self, rows: Sequence[Sequence[Cell]], titles: Sequence[str]) -> None:
-        """Write a row's cells below each other: the terminal is too narrow."""
+        """Write the cells of each row below each other, for a narrow terminal."""
         for number, row in enumerate(rows):
             if not titles:
                 self.line((f"{_plain(row[0])}: ", "dim"), *row[1:])
@@ -248,7 +248,7 @@ class Screen:
                     self.line((f"{title}: ", "dim"), cell)
 
     def json(self, value: object) -> None:
-        """Write a value as JSON on one line; UTF-8 unless people read it."""
+        """Write a value as JSON on one line; a pipe always receives UTF-8."""
         text = json_text(value)
         raw = getattr(self._stream, "buffer", None)
         if self.terminal or raw is None:
@@ -261,7 +261,7 @@ class Screen:
             raw.flush()
 
     def write(self, line: str) -> None:
-        """Write a line unchanged: our own text, or one that is escaped already."""
+        """Write a line unchanged; the caller has escaped any text from Redis."""
         self.draw(f"{line}\n")
 
     def encodable(self, text: str) -> str:
@@ -288,7 +288,7 @@ class Screen:
         try:
             yield
         except OSError as error:
-            with suppress(OSError, ValueError):  # what comes now is discarded
+            with suppress(OSError, ValueError):  # discard all further output
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if self._needed and isinstance(error, BrokenPipeError):
                 raise ReaderGone from error  # the parser makes an exit code of its own
@@ -314,7 +314,7 @@ def _with_titles(
 def _measure(
     rows: Sequence[Sequence[Cell]], columns: int
 ) -> tuple[list[int], list[int]]:
-    """Return what each column needs, and what it gets: the widest are narrowed."""
+    """Return needed and actual widths of the columns; the widest are narrowed."""
     needed = [
         max(count_columns(visible(_plain(cell))) for cell in column)
         for column in zip(*rows, strict=True)
@@ -327,9 +327,9 @@ def _measure(
 
 
 def escape_json(text: str, encoding: str = "utf-8") -> str:
-    r"""Write what is not printable, or not in an encoding, as JSON's ``\uXXXX``.
+    r"""Write characters that cannot be printed or encoded as JSON's ``\uXXXX``.
 
-    The value stays the same: outside its strings JSON is printable ASCII.
+    The value stays the same, because JSON is printable ASCII outside its strings.
     """
 
     def escape(found: re.Match[str]) -> str:
@@ -345,5 +345,5 @@ def escape_json(text: str, encoding: str = "utf-8") -> str:
 
 
 def json_text(value: object) -> str:
-    """Write a value as JSON in which everything is printable, as a part of a line."""
+    """Write a value as JSON on one line, with printable characters only."""
     return escape_json(encode(value).decode())

@@ -20,7 +20,7 @@ LANGUAGES: Final = ("zh", "en")
 def find_language(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     """Decide the language by ``--lang``, ``BLS_LANG`` and the locale.
 
-    The arguments are not parsed yet; a wrong ``--lang`` is refused later, in words.
+    The arguments are not parsed yet; the parser refuses a wrong ``--lang`` later.
     """
     wanted = [find_value("--lang", arguments)]
     for word in [*wanted, environ.get("BLS_LANG", "").strip().lower()]:
@@ -32,8 +32,8 @@ def find_language(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def find_value(option: str, arguments: Sequence[str]) -> str:
-    """Find the value that an option will have, before the parsing; ``""`` for none."""
-    value = ""  # the last one counts
+    """Return the value of an option in unparsed arguments, ``""`` if it is missing."""
+    value = ""  # the last occurrence counts
     for index, word in enumerate(arguments):
         if word == "--":
             break

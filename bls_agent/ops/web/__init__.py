@@ -1,7 +1,8 @@
 """The local console: pages for people, and the HTTP interface of the console protocol.
 
-``bls-agent console`` runs it (extra ``web``). To put it into a server of your own, give
-:func:`bls_agent.ops.web.app.create_app` a :class:`bls_agent.ops.web.config.WebConfig`.
+``bls-agent console`` runs the console (extra ``web``). To mount it in your own server,
+pass a :class:`~bls_agent.ops.web.config.WebConfig` to
+:func:`bls_agent.ops.web.app.create_app`.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ from bls_agent.runs.events import check_id
 from bls_agent.workers import Worker
 
 SLICE: Final = 25  # projects that are written without letting other tasks run
-ASSETS: Final = 500  # of them
-FIRST_WAIT: Final = 5.0  # seconds for the first look at a list
+ASSETS: Final = 500  # assets that are written without letting other tasks run
+FIRST_WAIT: Final = 5.0  # seconds to wait for the first read of a list
 
 
 async def _post_command(request: Request) -> Response:
@@ -172,14 +172,14 @@ async def _delete_project(request: Request) -> Response:
 
 
 async def _get_logs(request: Request) -> Response:
-    """``GET /api/logs``: records, newest last: the newest, older ones, those that fit."""
+    """``GET /api/logs``: newest or older records, or a search; newest ones last."""
     query = request.query_params
     limit, wanted = read_limit(query.get("limit")), read_log_filter(query)
     as_file = query.get("format", "json")
     if as_file not in ("json", "ndjson"):
         raise FieldError({"format": "it has to be json or ndjson"})
     project = project_in_query(request.scope)
-    check_project(request, project)  # one that has no key has no records
+    check_project(request, project)  # an unknown project has no records
     console = web_state(request).console
     before = query.get("before", "")
     head: dict[str, Any] = {"projectName": show_name(project)}
@@ -353,8 +353,8 @@ async def _get_asset(request: Request) -> Response:
 
 
 def _describe_queue(queue: SeenQueue, elapsed: float) -> JSONObject:
-    """Describe a queue; ``null`` for unknown counts, and for rates of a first look."""
-    del elapsed  # nothing of it grows older
+    """Describe a queue; unknown counts and the rates of a first read are ``null``."""
+    del elapsed  # no field depends on the time
     view, rates, _ = queue
     return {
         **view.name._asdict(),
@@ -365,7 +365,7 @@ def _describe_queue(queue: SeenQueue, elapsed: float) -> JSONObject:
 
 
 async def _get_health(request: Request) -> Response:
-    """``GET /api/health``: 200 or 503; without a login nothing more."""
+    """``GET /api/health``: 200 or 503; without a login, only the status."""
     state = web_state(request)
     await state.fleet.ready()
     fault = state.fleet.outage

@@ -33,7 +33,7 @@ from bls_agent.ops.web.streams import stream_routes
 
 
 class ConsoleApp(Starlette):
-    """The application; every answer that leaves it carries the security headers."""
+    """The application of the console; each response has the security headers."""
 
     web: WebState
 
@@ -53,7 +53,7 @@ def create_app(config: WebConfig | None = None) -> ConsoleApp:
     """Make the console.
 
     Args:
-        config: By default a console for this machine alone.
+        config: The options; by default, a console for this machine only.
 
     Raises:
         ConfigurationError: The URL or client of Redis cannot be used.
@@ -119,12 +119,12 @@ async def _on_error_of_ours(request: Request, error: BlsError) -> Response:
 
 
 async def _on_gone(_: Request, __: Exception) -> Response:
-    """Log nothing: clients that hang up must not fill a disk."""
+    """Log nothing, because clients that hang up must not fill the disk."""
     return Response(status_code=400)
 
 
 async def _on_surprise(request: Request, _: Exception) -> Response:
-    """Answer for a fault of our own; the server's log has its traceback."""
+    """Answer 500 for an error of the console; the server's log has the traceback."""
     reason = "something went wrong here; see the console's log"
     return refuse_with(request, 500, reason, shown="")
 

@@ -1,8 +1,8 @@
 """Users and their passwords, logins and their sessions.
 
 One user per line, ``name:$argon2id$…``; blank lines and lines after ``#`` are skipped.
-A hash costs 64 MiB and some ten milliseconds each time, on purpose: few are verified at
-once, never on the event loop, and an unknown name costs as much as a wrong password.
+Verifying a password takes 64 MiB and some ten milliseconds, on purpose. Only a few are
+verified at once, never on the event loop. An unknown user takes as long as a known one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONGEST: Final = 1_024  # bytes of a password that is checked
 _USERS_FILE: Final = 1_000_000  # bytes
 _NAME: Final = re.compile(r"[^:\s#][^:]{0,63}")
 TOKEN_BYTES: Final = 32
-USER_SESSIONS: Final = 50  # of one user; the one used longest ago makes room
+USER_SESSIONS: Final = 50  # of one user; a new one replaces the least recently used
 
 
 def hash_password(password: str) -> str:
@@ -55,9 +55,9 @@ def _check_user(name: str) -> str:
 
 
 def parse_users(text: str) -> dict[str, str]:
-    """Read the lines of a users' file: name → hash.
+    """Read the lines of a users' file; return a dict of name → hash.
 
-    An error names the number of a wrong line, never its content.
+    No error shows a hash.
     """
     users: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -85,10 +85,10 @@ def _is_argon2(value: str) -> bool:
 
 
 def read_users(path: Path) -> dict[str, str]:
-    """Read a users' file that only our user can read and change.
+    """Read a users' file, which other users may neither read nor change.
 
-    Raises ``ConfigurationError`` if it cannot be read, others may read or change it, or
-    it is empty or wrong.
+    Raises ``ConfigurationError`` if the file cannot be read, if others may read or
+    change it, or if it is empty or wrong.
     """
     try:
         with path.open("rb") as file:
@@ -112,7 +112,7 @@ def read_users(path: Path) -> dict[str, str]:
 
 
 class Verifier:
-    """Checks passwords: few at once, and in the same time for every user."""
+    """Checks passwords, only a few at once, and in the same time for every user."""
 
     def __init__(self, users: Mapping[str, str], *, at_once: int) -> None:
         self._users = users
@@ -125,7 +125,7 @@ class Verifier:
         )
 
     def _verify(self, user: str, password: str) -> bool:
-        """Verify in any case: for an unknown user against another one's hash."""
+        """Verify a password; for an unknown user, against the hash of another user."""
         known = self._users.get(user)
         compared = known if known is not None else next(iter(self._users.values()))
         try:
@@ -146,28 +146,28 @@ class Session:
     user: str
     since: float
     seen: float
-    over: bool = False  # a stream that still holds it must stop
+    over: bool = False  # a stream of this session must then end
 
 
 class Sessions:
-    """Tokens and their sessions; the least recently used one makes room for a new one.
+    """Tokens and their sessions; a new session may replace the least recently used.
 
-    Only a keyed digest of a token is kept: a leak of memory opens nothing. The token
-    of a program, which keeps no cookie, is what it sends each time.
+    Only a keyed digest of each token is stored, so that nobody can log in with leaked
+    memory. A program keeps no cookie; its token is the credentials that it sends.
     """
 
     def __init__(self, *, most: int, idle: float, lifetime: float) -> None:
         self._most = most
         self._idle = idle
         self._lifetime = lifetime
-        self._sessions: dict[bytes, Session] = {}  # the one used last at the end
+        self._sessions: dict[bytes, Session] = {}  # in the order of their last use
         self._secret = secrets.token_bytes(TOKEN_BYTES)
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def start(self, user: str, now: float, token: str = "") -> str:
-        """Begin a session; return its token, by default a new one."""
+        """Begin a session with the token, or with a new one; return the token."""
         self._make_room(user, now)
         token = token or secrets.token_urlsafe(TOKEN_BYTES)
         self._sessions[self._digest(token)] = Session(user, now, now)
@@ -210,5 +210,5 @@ class Sessions:
 
 
 def cookie_name(*, secure: bool) -> str:
-    """Name the cookie; over TLS no other host and no plain page can set it."""
+    """Return the cookie's name; with TLS, only this host can set it, and over TLS."""
     return "__Host-bls_session" if secure else "bls_session"

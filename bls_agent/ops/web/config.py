@@ -1,4 +1,4 @@
-"""The options of the local console: values, refused when they are wrong."""
+"""The options of the local console; wrong values raise ``ConfigurationError``."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ MAKE_USERS: Final = (
 
 @dataclass(frozen=True)
 class WebhookTarget:
-    """Where changes of statuses are posted, and with which key they are signed.
+    """The URL to which status changes are posted, and the key that signs them.
 
     Attributes:
         url: ``http`` or ``https``, without credentials.
         secret: ``whsec_`` and at least 24 bytes in base64.
 
     Raises:
-        ConfigurationError: One of them is wrong.
+        ConfigurationError: The URL or the secret is wrong.
     """
 
-    url: str = field(repr=False)  # such paths often hold a token
+    url: str = field(repr=False)  # the path of a webhook often holds a token
     secret: str = field(repr=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class WebhookTarget:
 
     @property
     def place(self) -> str:
-        """The URL without its path: fit to be shown."""
+        """The URL without path and credentials, which may be shown and logged."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
@@ -83,26 +83,26 @@ class WebhookTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one client, and all of them together, may use."""
+    """The limits for one client, and for all clients together."""
 
     body: int = 256 * 1024  # bytes of a request's body
     url: int = 8 * 1024  # bytes of a path with its query
     headers: int = 16 * 1024  # bytes of a request's headers
     connections: int = 1_000  # open connections
-    requests: float = 100.0  # per second of one user (or address, before the login)
-    request_burst: int = 500  # requests at once before that counts
+    requests: float = 100.0  # per second, of one user (before the login: address)
+    request_burst: int = 500  # requests at once before that limit applies
     commands: float = 5.0  # commands per second of one user
-    command_burst: int = 30  # commands at once before that counts
+    command_burst: int = 30  # commands at once before that limit applies
     streams: int = 256  # open event streams
     user_streams: int = 128  # open event streams of one user
-    logins: int = 10  # failed logins of one address before it waits 30 s for each
-    all_logins: int = 100  # failed logins of all before everybody waits 2 s for each
-    hashing: int = 2  # passwords that are verified at once, 64 MiB each
+    logins: int = 10  # failed logins of one address until each next one waits 30 s
+    all_logins: int = 100  # failed logins of all until each next one waits 2 s
+    hashing: int = 2  # passwords that are verified at once, with 64 MiB for each
     sessions: int = 1_000  # sessions that are kept
     session_idle: float = 8 * 3_600.0  # seconds without a request until it ends
     session_lifetime: float = 7 * 86_400.0  # seconds after which it ends in any case
-    heartbeat: float = 10.0  # seconds between two comments in an event stream
-    stall: float = 20.0  # seconds until a body has arrived, or an event was read
+    heartbeat: float = 10.0  # seconds between two heartbeats in a quiet event stream
+    stall: float = 20.0  # seconds in which a body arrives, or a client reads an event
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,26 +111,26 @@ class WebConfig:
 
     Attributes:
         redis: URL or client, as for :class:`~bls_agent.Console`.
-        host: Address to listen at. Any other than loopback needs users.
-        port: 0 takes a free one.
+        host: Address to listen at. Any address other than loopback needs users.
+        port: Port to listen at; 0 chooses a free port.
         unix_socket: Listen at this path instead; only our user can open it.
-        users: Name → argon2 hash (:func:`bls_agent.ops.web.auth.read_users`); empty:
-            no login, everybody who can connect is ``local``.
-        allowed_hosts: Names, besides the address itself, under which browsers know
-            the console.
-        behind_proxy: Believe ``X-Forwarded-For`` and ``X-Forwarded-Proto`` of a proxy
+        users: Name → argon2 hash (:func:`bls_agent.ops.web.auth.read_users`). Without
+            users, nobody logs in, and everybody who can connect is ``local``.
+        allowed_hosts: Further host names that browsers may use for the console,
+            besides its address.
+        behind_proxy: Trust ``X-Forwarded-For`` and ``X-Forwarded-Proto`` of a proxy
             on this machine. Needs users.
-        root_path: What the proxy cuts off the path, such as ``/console``.
-        certificate: PEM file with the certificate chain, to serve TLS itself.
-        private_key: PEM file with its key.
-        webhook: Where changes of statuses are posted; nowhere by default.
+        root_path: The prefix that the proxy removes from paths, such as ``/console``.
+        certificate: PEM file with the certificate chain; the console then serves TLS.
+        private_key: PEM file with the key of the certificate.
+        webhook: The receiver of status changes; none by default.
         language: ``zh``, ``en`` or ``""`` for the browser's preference.
         title: The console's name in its header and in the browser's tab, such as
             ``生产``; at most 60 characters.
-        limits: Bounds.
+        limits: The limits for clients.
 
     Raises:
-        ConfigurationError: A value is wrong, or they do not fit together.
+        ConfigurationError: A value is wrong, or two values contradict each other.
     """
 
     redis: object = field(default=None, repr=False)
@@ -201,12 +201,12 @@ class WebConfig:
 
 
 def is_loopback(host: str) -> bool | None:
-    """Whether an address stays on this machine; ``None`` for a name."""
+    """Return whether an address is a loopback address, ``None`` for a host name."""
     try:
         found = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return None
-    # Python takes ::ffff:127.0.0.1 for loopback since 3.13; what systems do differs.
+    # Since 3.13, Python counts ::ffff:127.0.0.1 as loopback; not every system does.
     mapped = found.version == IPV6 and found.ipv4_mapped is not None
     return found.is_loopback and not mapped
 

@@ -1,14 +1,14 @@
-"""Forms of commands: from an agent's answer to ``help``, and what was typed. No I/O.
+"""Make forms from an agent's answer to ``help``, and read what was typed. No I/O.
 
 ``help`` is sent when a user asks for it; agents in other languages may not know it. The
-answer comes from a foreign process and may be anything: a JSON Schema that is no plain
-object of plain values becomes a field for JSON, and what is no schema at all ``None``,
-for which the page shows one field for all arguments. What was typed is checked by
-``jsonschema`` against the agent's own schema; the agent itself has the last word.
+answer comes from a foreign process and may be anything. If an argument's JSON Schema is
+not simple, its field takes JSON. Without a usable schema the form is ``None``, and the
+page shows one field for all arguments. ``jsonschema`` checks the typed values against
+the agent's own schema, and the agent checks them again.
 
-The inputs are ``arg.<argument>``, ``null.<argument>`` (ticked: it is null), ``more``
-(JSON object of further arguments) and ``args`` (JSON object of all of them, where there
-are no fields).
+The inputs are ``arg.<argument>``, ``null.<argument>`` (if ticked, the argument is
+null), ``more`` (JSON object of further arguments) and ``args`` (JSON object of all
+arguments, if there are no fields).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ HELP: Final = "help"
 MOST_ENTRIES: Final = 300
 MOST_MANUALS: Final = 500  # projects whose commands are remembered
 KEPT: Final = 600.0  # seconds for which an agent is not asked again
-LONGEST_ABOUT: Final = 2_000  # characters of what a command is for
+LONGEST_ABOUT: Final = 2_000  # characters of a command's description
 MOST_FIELDS: Final = 50
 MOST_CHOICES: Final = 200
 LONGEST_TEXT: Final = 500  # characters of a description or title
 LONGEST_NAME: Final = 200
-MOST_REFERENCES: Final = 1_000  # of a schema that are followed for one form
-MOST_HOPS: Final = 10  # references of references until a field is known
+MOST_REFERENCES: Final = 1_000  # references of a schema that one form may follow
+MOST_HOPS: Final = 10  # references that follow each other for one field
 ALL: Final = "args"  # one field for all arguments
-MORE: Final = "more"  # those that have no field
-LONGEST_NUMBER: Final = 400  # digits; beyond that a number is a mistake
+MORE: Final = "more"  # arguments that have no field
+LONGEST_NUMBER: Final = 400  # digits; a longer number is refused
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,400}")
 _NUMBER: Final = re.compile(
     r"[+-]?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]{1,4})?"
@@ -74,15 +74,15 @@ class Field:
     description: str = ""
     required: bool = False
     nullable: bool = False
-    default: str = ""  # JSON of what the agent takes if it is left out, or a text
+    default: str = ""  # the agent's default, as JSON or as a text
     choices: tuple[JSONValue, ...] = ()
-    shape: str = ""  # of a JSON field "array", "object", or "" for anything
-    limits: str = ""  # of a number, as an interval
+    shape: str = ""  # of a JSON field: "array", "object", or "" for any value
+    limits: str = ""  # the interval of a number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """The arguments of a command; an open form takes more than these."""
+    """The arguments of a command; an open form accepts further arguments."""
 
     fields: tuple[Field, ...]
     open: bool = False
@@ -90,7 +90,7 @@ class Form:
 
 
 def read_form(schema: object) -> Form | None:
-    """Read a command's parameters; ``None`` unless an object of at most 50 names."""
+    """Return a schema's form; ``None`` if it is no object of at most 50 arguments."""
     if not isinstance(schema, Mapping):
         return None
     root = cast("_Schema", schema)
@@ -139,7 +139,7 @@ def _read_field(name: str, schema: object, root: _Schema, *, required: bool) -> 
 
 
 def _follow(schema: _Schema, root: _Schema) -> _Schema:
-    """Replace references within the agent's schema by the place that they name."""
+    """Replace references within the agent's schema by the schemas that they name."""
     for _ in range(MOST_HOPS):
         if "$ref" not in schema:
             break
@@ -250,11 +250,11 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manual:
-    """The commands of an agent; none if it did not answer."""
+    """The commands of an agent; ``entries`` is empty if the agent did not answer."""
 
     entries: tuple[Entry, ...]
-    answered_at: float  # by a clock that never jumps
-    asked: bool = True  # as far as is known
+    answered_at: float  # monotonic time
+    asked: bool = True  # whether the agent was asked, if that is known
 
 
 def read_manual(result: JSONValue) -> tuple[Entry, ...]:
@@ -291,7 +291,7 @@ def find_manual(log: Sequence[LogEntry]) -> tuple[Entry, ...]:
 
 
 class HelpCache:
-    """Caches agents' answers to ``help``, and that one did not answer."""
+    """Caches the answers of agents to ``help``, and that an agent did not answer."""
 
     def __init__(self) -> None:
         self._manuals: OrderedDict[str, Manual] = OrderedDict()
@@ -312,9 +312,10 @@ class HelpCache:
 
 
 class MisfitError(Exception):
-    """A text does not fit its field: ``code`` and ``values`` are of the catalogue.
+    """A text does not fit its field.
 
-    ``place`` is the way into a list or object: numbers from 1, or names.
+    ``code`` names a text of the catalogue, ``values`` fill it. ``place`` is the path
+    into a list or object, made of names and of numbers from 1.
     """
 
     def __init__(self, code: str, **values: object) -> None:
@@ -333,7 +334,7 @@ class Submission:
 
 
 def read_submission(form: Form | None, typed: Mapping[str, str]) -> Submission:
-    """Read all inputs of a form; without one there is one field with all arguments."""
+    """Read all inputs of a form; if it is ``None``, one field has all arguments."""
     if form is None:
         return _read_object(ALL, typed.get(ALL, ""), frozenset())
     arguments: JSONObject = {}
@@ -373,11 +374,11 @@ def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
 
 
 def _read_field_value(field: Field, typed: Mapping[str, str]) -> JSONObject:
-    """Return the argument of a field, none where it is left empty."""
+    """Return the argument of a field, or no argument if the field is empty."""
     if field.nullable and typed.get(f"null.{field.name}"):
         return {field.name: None}
     text = typed.get(f"arg.{field.name}", "").replace("\r\n", "\n")
-    # An empty text is sent as JSON, where it is not sent by mistake.
+    # An empty field sends nothing, because nobody would notice an empty text.
     if not (text if field.kind is FieldKind.TEXT else text.strip()):
         if field.required:
             raise MisfitError("required")
@@ -411,7 +412,7 @@ def _parse_json(text: str) -> JSONValue:
 
 
 def _parse_number(field: Field, text: str) -> JSONValue:
-    """Read a number; of full-width digits, too, as Chinese keyboards write them."""
+    """Read a number, also of full-width digits, which Chinese keyboards write."""
     half = unicodedata.normalize("NFKC", text[: 2 * LONGEST_NUMBER]).strip().lower()
     if _INTEGER.fullmatch(half):
         return int(half)
@@ -426,34 +427,34 @@ def _find_misfits(
 ) -> Iterator[tuple[str, MisfitError]]:
     """Find the arguments that do not fit the schema, with the first misfit of each.
 
-    Yields nothing for a schema that cannot be used: the agent checks its arguments.
+    Yields nothing for an unusable schema, because the agent checks its arguments, too.
     """
     references = iter(range(MOST_REFERENCES))
 
     def follow(validator: Any, reference: Any, value: Any, schema: Any) -> Any:
-        if next(references, None) is None:  # schemas in circles never end
+        if next(references, None) is None:  # circular schemas never end
             raise RecursionError
         return _WORDS["$ref"](validator, reference, value, schema)
 
     create = cast("Any", validators).create
     made = create({}, {**_WORDS, "$ref": follow})
-    try:  # with a registry of its own it fetches nothing
+    try:  # an empty registry fetches nothing from the network
         found = [*made(schema, registry=cast("Any", Registry)()).iter_errors(arguments)]
     except Exception:  # noqa: BLE001 - a foreign schema may hold anything
         return
     for error in found:
-        if error.absolute_path:  # a missing argument is the form's own matter
+        if error.absolute_path:  # not for a missing argument, found before
             yield str(error.absolute_path[0]), _misfit_of(error)
 
 
-# Patterns may take for ever; the others are dear, and rare.
+# A pattern may run for ever; the other left-out keywords are slow and rare.
 _WORDS: Final[Mapping[str, Any]] = {
     word: check
     for word, check in Draft202012Validator.VALIDATORS.items()
     if word not in {"pattern", "patternProperties", "uniqueItems", "$dynamicRef"}
     and not word.startswith("unevaluated")
 }
-_CODES: Final = {  # keyword → text of the catalogue, and the name of its value
+_CODES: Final = {  # keyword → text of the catalogue, and the name of the value in it
     "minimum": ("at_least", "least"),
     "maximum": ("at_most", "most"),
     "exclusiveMinimum": ("more_than", "least"),

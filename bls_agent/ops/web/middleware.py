@@ -49,14 +49,14 @@ logger = logging.getLogger(__name__)
 def refuse_request(request: Request, refusal: HTTPException) -> Response:
     """Answer a refused request, as JSON or as a page."""
     status, reason = refusal.status_code, refusal.detail
-    shown = "" if reason == HTTPStatus(status).phrase else reason  # by the headline
+    shown = "" if reason == HTTPStatus(status).phrase else reason  # the headline has it
     return refuse_with(request, status, reason, shown=shown, headers=refusal.headers)
 
 
 def _to_login(request: Request) -> Response:
-    """Lead to the login: people by a redirection, programs by a 401."""
+    """Redirect people to the login page; answer programs with 401."""
     if is_data(request):
-        browser = "sec-fetch-mode" in request.headers  # it would ask by itself
+        browser = "sec-fetch-mode" in request.headers  # Basic would open a dialog
         scheme = "Session" if browser else 'Basic realm="bls-agent", charset="UTF-8"'
         headers = {"www-authenticate": scheme}
         return error_answer(401, "log in first", headers=headers)
@@ -80,9 +80,9 @@ _FORWARDED = ("x-forwarded-for", "x-forwarded-host", "x-real-ip", "forwarded", "
 
 
 class SecurityMiddleware:
-    """Refuses requests, and finds the user of those that pass.
+    """Refuses requests, and finds the user of each accepted request.
 
-    A request that passes has ``request.state.user`` (``""`` without users),
+    An accepted request has ``request.state.user`` (``""`` without users),
     ``.session``, ``.client`` (the address) and ``.sent_by`` (for the audit record of a
     command).
     """
@@ -110,7 +110,7 @@ class SecurityMiddleware:
         await self._app(scope, self._limited(receive), send)
 
     async def _check(self, request: Request) -> Response | None:
-        """Check everything, or raise; a response leads to the login."""
+        """Check a request, or raise; return a response if the user must log in."""
         self._check_size(request)
         self._check_names(request)
         self._check_origin(request)
@@ -136,11 +136,11 @@ class SecurityMiddleware:
             raise HTTPException(431, "the headers are too long")
         length = int(
             request.headers.get("content-length", "0")
-        )  # the server has checked it
+        )  # uvicorn has checked that it is a number
         bodiless = request.method in SAFE_METHODS
         chunked = "transfer-encoding" in request.headers
         if chunked and "content-length" in request.headers:
-            # A proxy may have taken the other one for the end (request smuggling).
+            # A proxy may have used the other length (request smuggling).
             raise HTTPException(400, "the length of the body is told twice", CLOSE)
         if bodiless and (length or chunked):
             raise HTTPException(400, "such a request has no body", CLOSE)
@@ -148,7 +148,7 @@ class SecurityMiddleware:
             raise HTTPException(413, f"a body has at most {limits.body} bytes")
 
     def _check_names(self, request: Request) -> None:
-        """Refuse a foreign name that points to this machine (DNS rebinding)."""
+        """Refuse foreign names (DNS rebinding), and proxies if there are no users."""
         hosts = request.headers.getlist("host")
         if len(hosts) != 1 or not self._state.hosts.allows(hosts[0]):
             detail = "this console does not go by that name; see --allowed-host"
@@ -191,7 +191,7 @@ class SecurityMiddleware:
         state, credentials = self._state, _read_basic(request.headers)
         if request.state.user or credentials is None or not is_data(request):
             return
-        token = "\0".join(("basic", *credentials))  # no cookie can hold it
+        token = "\0".join(("basic", *credentials))  # no cookie can contain a NUL
         session = state.sessions.find(token, state.now())
         if session is None:
             if not await _check_password(state, request, *credentials):
@@ -204,17 +204,17 @@ class SecurityMiddleware:
         request.state.sent_by = f"{user or 'local'}@{client_address(request)}"
 
     def _limited(self, receive: Receive) -> Receive:
-        """Count the bytes of a body as they arrive, under a deadline."""
+        """Limit the size of a body, and the time until all of it has arrived."""
         limits = self._state.config.limits
         limit, seen, until = limits.body, 0, 0.0
 
         async def receive_limited() -> Message:
             nonlocal seen, until
-            until = until or anyio.current_time() + limits.stall  # for all of it
+            until = until or anyio.current_time() + limits.stall  # for the body
             with anyio.CancelScope(deadline=until):
                 message = await receive()
                 if not message.get("more_body", False):
-                    until = math.inf  # what comes now is the end of the connection
+                    until = math.inf  # the next message ends the connection
                 seen += len(message.get("body", b""))
                 if seen > limit:
                     detail = f"a body has at most {limit} bytes"
@@ -240,9 +240,9 @@ def _read_basic(headers: Headers) -> tuple[str, str] | None:
 async def _check_password(
     state: WebState, request: Request, user: str, password: str
 ) -> bool:
-    """Check a name and a password; 429 if this address has to wait.
+    """Check a name and a password; raise 429 if this address has to wait.
 
-    Attempts are counted before they are verified: a flood of them does not wait here.
+    An attempt is counted before it is verified, so that a flood is refused at once.
     """
     verifier, client, now = state.verifier, request.state.client, state.now()
     if verifier is None:
@@ -326,7 +326,7 @@ async def _show_login(request: Request) -> Response:
 def _login_page(
     request: Request, target: str, status: int = 200, *, wait: float = 0
 ) -> Response:
-    """Ask for the password, or show the seconds until the next attempt."""
+    """Render the login form, or the seconds until the next attempt is allowed."""
     texts = texts_of(request)
     complaint = "" if status == 200 else texts["login_failed"]  # noqa: PLR2004
     if wait:

@@ -1,6 +1,7 @@
-"""The contents of requests and answers: addresses, fields, JSON. No I/O.
+"""Read addresses, fields and JSON of requests, and write responses. No I/O.
 
-Addresses carry a project's name as bytes: it may hold ``/`` or be no UTF-8.
+An address quotes a project's name byte by byte, because the name may contain ``/`` or
+may not be UTF-8.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from bls_agent.runs.events import check_run_id
 OPENAPI: Final = Path(__file__).with_name("openapi.json")
 PROJECTS: Final = "/projects/"
 FIELD: Final = "projectName"
-UNSPEAKABLE: Final = frozenset({"", ".", ".."})  # a browser takes them out of a path
+UNSPEAKABLE: Final = frozenset({"", ".", ".."})  # browsers remove these from a path
 MOST_FIELDS: Final = 50
 MOST_LOGS: Final = 1_000
 _NUMBER: Final = re.compile("[0-9]{1,15}")
@@ -52,7 +53,7 @@ DEFAULT_LOGS: Final = 200
 FILTERS: Final = ("q", "level", "since", "until", "replica", "logger")
 LONGEST_FILTER: Final = 512  # characters
 FORM_FIELDS: Final = 500
-RETRY_AFTER: Final = "2"  # seconds, while Redis is away
+RETRY_AFTER: Final = "2"  # seconds, while Redis is unavailable
 
 
 def quote_name(name: str) -> str:
@@ -60,7 +61,7 @@ def quote_name(name: str) -> str:
 
 
 def show_name(name: str) -> str:
-    """Write a name for JSON: bytes that are no UTF-8 as escapes."""
+    """Write a name for JSON; bytes that are not UTF-8 become escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -110,7 +111,7 @@ ANY_QUEUE = "{queue:any_name}"
 
 
 class _AnyName(Convertor[str]):
-    """A part of an address that may be anything, also slashes and line ends."""
+    """A part of a path that may contain any character, also slashes and line ends."""
 
     regex = r"[\s\S]*"
 
@@ -129,7 +130,7 @@ _Other = TypeVar("_Other")
 
 
 class FieldError(Exception):
-    """Fields of a request are wrong: their names, and the fault of each."""
+    """Fields of a request are wrong; ``fields`` maps each name to its fault."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self.fields = dict(fields)
@@ -160,9 +161,9 @@ _RULES: Final[Mapping[str, Any]] = decode_object(OPENAPI.read_bytes())["componen
 
 
 def read_command(body: bytes) -> CommandRequest:
-    """Read the body of ``POST /api/commands``, or name every field that is wrong.
+    """Read the body of ``POST /api/commands``, by the rules in ``openapi.json``.
 
-    The rules are those of the document of the interface.
+    Raises ``FieldError``, which names every wrong field.
     """
     try:
         decoded = decode(body)
@@ -218,7 +219,7 @@ def read_limit(value: str | None) -> int:
 
 
 def read_log_filter(query: Mapping[str, str]) -> LogFilter:
-    """Read which records of a log are wanted, or name every field that is wrong."""
+    """Read the filter of log records; raise ``FieldError`` for all wrong fields."""
     fields = {name: query.get(name, "") for name in FILTERS}
     rule = f"it has at most {LONGEST_FILTER} characters"
     wrong = {name: rule for name, text in fields.items() if len(text) > LONGEST_FILTER}
@@ -254,7 +255,7 @@ def media_type(request: Request) -> str:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Read the fields of a form; of a name that comes twice, the last one."""
+    """Read the fields of a form; of several fields with one name, the last counts."""
     if media_type(request) != "application/x-www-form-urlencoded":
         raise HTTPException(415)
     try:
@@ -270,7 +271,7 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def route_path(request: Request) -> str:
-    """Return the path without the part that the proxy cuts off."""
+    """Return the path without the ``root_path`` of the proxy."""
     path: str = request.scope["path"]
     root: str = request.scope.get("root_path", "")
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
@@ -294,7 +295,7 @@ async def convert(
 
 
 def encode_cut(fields: dict[str, Any], longest: int) -> bytes:
-    """Encode an object; one that is too long is shortened and marked by ``cut``."""
+    """Encode an object; if it is too long, shorten it and add ``"cut": true``."""
     payload, cut = encode_within(fields, longest)
     if cut:
         payload, _ = encode_within({"cut": True, **fields}, longest)
@@ -324,7 +325,7 @@ def error_answer(
 def list_answer(
     name: str, parts: Iterable[bytes], head: Mapping[str, Any] | None = None
 ) -> Response:
-    """Answer with an object whose last member is a list that is encoded already."""
+    """Answer with an object whose last member is a list of encoded ``parts``."""
     begin = encode(head)[:-1] + b"," if head else b"{"
     return json_answer(b'%s"%s":[%s]}' % (begin, name.encode(), b",".join(parts)))
 

@@ -1,9 +1,9 @@
-"""Which requests are answered: by origin and by number. Without I/O.
+"""Decide which requests are answered, by their origin and number. No I/O.
 
-Three dangers, each with its rule. A name of the attacker's that points to this machine
-(DNS rebinding): the ``Host`` has to be one of ours. A foreign page that posts a form or
-reads what it must not: ``Origin`` and ``Sec-Fetch-Site`` have to name our own origin. A
-foreign page that makes us do work: it may link to our pages, and nothing else.
+Each of three attacks has a rule against it. A name of the attacker points to this
+machine (DNS rebinding): the ``Host`` has to be one of ours. A foreign page posts a form
+or reads data: ``Origin`` and ``Sec-Fetch-Site`` have to name our own origin. A foreign
+page keeps the console busy: such a page may only link to our pages.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 NOT_JSON: Final = "programs send JSON, with Content-Type: application/json"
-ROUNDING: Final = 1e-6  # seconds: sums of fractions are no exact numbers
-NETWORK: Final = 64  # bits of an IPv6 address that one customer has
+ROUNDING: Final = 1e-6  # seconds, because sums of fractions are not exact
+NETWORK: Final = 64  # bits that the IPv6 addresses of one customer share
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
     "object-src 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types console"  # that of guard.js
+    "require-trusted-types-for 'script'; trusted-types console"  # guard.js makes it
 )
 HEADERS: Final = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",  # for what does not know frame-ancestors
+    "x-frame-options": "DENY",  # for browsers without frame-ancestors
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -52,16 +52,16 @@ HEADERS: Final = {
 
 
 def split_host(header: str) -> tuple[str, str] | None:
-    """Split a ``Host`` header into a name in lower case and a port, or ``""``."""
+    """Split a ``Host`` header into a lower-case name and a port, possibly ``""``."""
     found = _HOST.fullmatch(header.lower())
     return (found["name"], found["port"] or "") if found else None
 
 
 @dataclass(frozen=True)
 class HostRule:
-    """The names under which browsers may call us.
+    """The host names under which browsers may call the console.
 
-    Ports do not matter: a tunnel has one of its own, and only names can be rebound.
+    Ports do not matter, because a tunnel has its own, and only names can be rebound.
     """
 
     bound: str  # the address that we listen at, "" for a Unix socket
@@ -77,7 +77,7 @@ class HostRule:
         address, bound = _read_address(name), _read_address(self.bound)
         if address is None:
             return name == self.bound.lower()
-        # An attacker can rebind a name, and no address.
+        # An attacker can rebind a name, but not an address.
         return bound is not None and (bound == address or bound.is_unspecified)
 
 
@@ -106,8 +106,8 @@ def refuse(
     the headers ``Origin``, ``Sec-Fetch-Site`` and ``Sec-Fetch-Mode``. ``json``: the body
     is declared as JSON, which no form can do. ``data``: the path returns no page.
 
-    Programs such as curl send neither header: they may read, and post JSON. A browser
-    always names the origin of a POST.
+    Programs such as curl send none of these headers; they may read, and they may post
+    JSON. A browser always sends the ``Origin`` of a POST.
     """
     foreign = site not in {None, "same-origin", "none"}
     if method in SAFE_METHODS:
@@ -124,7 +124,7 @@ def refuse(
 
 
 def _canonical(origin: str) -> tuple[str, str, str] | str:
-    """Write an origin with its port; an invalid one equals none of ours."""
+    """Split an origin into scheme, host, port; an invalid one is returned unchanged."""
     try:
         parts = urlsplit(origin.lower())
         found = split_host(parts.netloc)
@@ -137,7 +137,7 @@ def _canonical(origin: str) -> tuple[str, str, str] | str:
 
 
 def local_target(path: str, *, default: str = "/") -> str:
-    """Return the path to open after the login, never one of another site."""
+    """Return the path to open after the login, never a path of another site."""
     plain = path.startswith("/") and path.isprintable() and path.isascii()
     if not plain or path[1:2] in {"/", "\\"} or "\\" in path:
         return default
@@ -145,7 +145,7 @@ def local_target(path: str, *, default: str = "/") -> str:
 
 
 class Buckets:
-    """When the token bucket of each client is full again, of the last seen ones."""
+    """Token buckets of the clients seen last, stored as the time when each is full."""
 
     def __init__(self, size: float, rate: float, *, most: int = 4_096) -> None:
         self._size = size
@@ -154,7 +154,7 @@ class Buckets:
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def take(self, client: str, now: float) -> float:
-        """Take a token of a client, or return the seconds until it has one."""
+        """Take a token and return 0, or return the seconds until the client has one."""
         full_at = max(now, self._full_at.get(client, now))
         wait = full_at - now - (self._size - 1) / self._rate
         if wait <= ROUNDING:
@@ -171,7 +171,7 @@ class Buckets:
 
 
 class StreamQuota:
-    """Counts open streams, of each user and of all."""
+    """Counts the open streams of each user, and of all users."""
 
     def __init__(self, *, each: int, total: int, counts: Counter[str]) -> None:
         self._each = each
@@ -185,7 +185,7 @@ class StreamQuota:
 
     @contextmanager
     def hold(self, user: str) -> Generator[None]:
-        """Count a stream while the block lasts; 429 or 503 for one too many."""
+        """Count a stream while the block runs; raise 429 or 503 above a limit."""
         is_many = self._open[user] >= self._each
         if is_many or self.open >= self._total:
             self._counts["streams_refused"] += 1
@@ -201,7 +201,7 @@ class StreamQuota:
 
 
 def group_address(address: str) -> str:
-    """Name the clients that share an address: of IPv6, a network of 64 bits."""
+    """Return the address by which clients are counted: for IPv6, the /64 network."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -217,7 +217,7 @@ _LAST: Final = frozenset({408, 429})
 
 
 def with_headers(send: Send) -> Send:
-    """Add the headers to an answer; after a 408 or 429 the connection is closed."""
+    """Add the security headers to each response; 408 and 429 close the connection."""
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":

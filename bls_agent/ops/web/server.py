@@ -1,8 +1,8 @@
 """The console as a process: its sockets, uvicorn, and an end within two seconds.
 
-uvicorn bounds connections and the size of a head. It waits for ever for a request that
-does not come and for a client that reads nothing, so that a console which others than
-its users can reach stands behind a proxy.
+uvicorn limits the number of connections and the size of a request's headers. It waits
+for ever for a request that does not arrive and for a client that reads nothing. A
+console that other people than its users can reach therefore needs a proxy.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
     from bls_agent.ops.web.app import ConsoleApp
 
-UNIX: Final = ("unix", 0)  # a peer without an address: a proxy, if there is one, too
-BACKLOG: Final = 128  # connections that are taken in one go
+UNIX: Final = ("unix", 0)  # stands for a client of the Unix socket, or a proxy there
+BACKLOG: Final = 128  # connections that wait to be accepted
 KEEP_ALIVE: Final = 15  # seconds
-GRACE: Final = 1  # seconds that answers get to come to their end
+GRACE: Final = 1  # seconds for which responses may still finish at the end
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but the streams end before it waits for them."""
+    """uvicorn that ends the event streams before it waits for open responses."""
 
     def __init__(
         self, config: uvicorn.Config, app: ConsoleApp, ready: Callable[[], None]
@@ -61,7 +61,7 @@ class _Server(uvicorn.Server):
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams, then everything: after a signal nothing else runs."""
+        """End the event streams, then shut down, then remove the Unix socket."""
         self._app.close_streams()
         await super().shutdown(sockets)
         path = self._app.web.config.unix_socket
@@ -74,14 +74,14 @@ def serve(
 ) -> None:
     """Run the console until SIGINT or SIGTERM, which then ends the process as usual.
 
-    ``ready`` is called with the URLs to open, once it listens. Raises
-    ``ConfigurationError`` if it cannot listen there or TLS cannot be set up, and
-    ``KeyboardInterrupt`` after SIGINT.
+    ``ready`` is called with the URLs to open, once the console listens. Raises
+    ``ConfigurationError`` if the console cannot listen at its address or TLS cannot be
+    set up, and ``KeyboardInterrupt`` after SIGINT.
     """
     with open_sockets(app.web.config) as sockets:
         server = make_server(app, sockets, ready)
         server.run(sockets)
-    if server.interrupted:  # where the process has to ignore SIGINT, run() returns
+    if server.interrupted:  # run() returns if the process ignores SIGINT
         raise KeyboardInterrupt
 
 
@@ -107,7 +107,7 @@ def _uvicorn_config(app: ConsoleApp) -> uvicorn.Config:
             access_log=False,
             backlog=BACKLOG,
             server_header=False,
-            proxy_headers=False,  # the application of a proxy's console believes them
+            proxy_headers=False,  # _believe_proxies reads them instead
             root_path=config.root_path,
             limit_concurrency=limits.connections,
             timeout_keep_alive=KEEP_ALIVE,
@@ -117,14 +117,14 @@ def _uvicorn_config(app: ConsoleApp) -> uvicorn.Config:
             ssl_keyfile=config.private_key,
         )
         made.load()
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # also ssl.SSLError, a subclass
         rule = f"TLS cannot be set up with it ({error})"
         raise ConfigurationError("certificate", str(config.certificate), rule) from None
     return made
 
 
 def _believe_proxies(app: ASGIApp) -> ASGIApp:
-    """Believe the headers of a proxy on this machine, also behind a Unix socket."""
+    """Trust the headers of a proxy on this machine, also one on the Unix socket."""
     believing: Any = ProxyHeadersMiddleware(
         cast("Any", app), ["127.0.0.1", "::1", UNIX[0]]
     )
@@ -139,10 +139,10 @@ def _believe_proxies(app: ASGIApp) -> ASGIApp:
 
 @contextmanager
 def open_sockets(config: WebConfig) -> Generator[list[socket.socket]]:
-    """Listen where the configuration says, at the addresses that were checked.
+    """Open the sockets of the configuration, at the addresses that were checked.
 
-    Raises ``ConfigurationError`` if the address is taken or not ours, or if a name
-    means an address that others can reach and there are no users.
+    Raises ``ConfigurationError`` if the address is in use or not on this machine, or if
+    a name stands for an address that others can reach and there are no users.
     """
     with ExitStack() as stack:
         if config.unix_socket is not None:
@@ -178,8 +178,8 @@ def _resolve(config: WebConfig) -> list[tuple[socket.AddressFamily, str]]:
 def _open_tcp(
     family: socket.AddressFamily, address: str, port: int, config: WebConfig
 ) -> socket.socket:
-    # With the protocol named, asyncio sends a short body at once (TCP_NODELAY); without,
-    # the body waits 40 ms for the peer's ACK of the head.
+    # asyncio sets TCP_NODELAY only if the protocol is named. Without TCP_NODELAY, a
+    # short body waits 40 ms for the client's ACK of the headers.
     channel = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":
@@ -200,7 +200,7 @@ def _open_tcp(
 
 @contextmanager
 def _open_unix(path: Path) -> Generator[socket.socket]:
-    """Listen at a path that only our user can open; a dead socket is replaced."""
+    """Listen at a path that only our user can open; replace an unused old socket."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket() and not _answers(path):

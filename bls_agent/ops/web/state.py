@@ -1,4 +1,4 @@
-"""The shared state of the running console, and what requests ask of it or change."""
+"""The shared state of the running console, and the functions that requests call."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ LONGEST: Final = 512  # bytes of a project's name
 class WebState:
     """The state of one running console.
 
-    It has many attributes, because it is the place where the console is composed: one
-    attribute for each thing that requests use, set once.
+    It composes the console. Each attribute is something that requests use, and is set
+    only once.
     """
 
     def __init__(self, config: WebConfig) -> None:
@@ -56,7 +56,7 @@ class WebState:
         address = re.sub(r"//[^/]*@", "//", endpoint.address)
         self.config = config
         self.redis = address.removeprefix("redis://")  # without credentials
-        self.counts = Counter[str]()  # what was refused and dropped
+        self.counts = Counter[str]()  # refused requests, lost records and so on
         self.started = time.monotonic()
         self.closing = anyio.Event()
         self.console, self.store = Console(redis), EventStore(redis)
@@ -85,7 +85,7 @@ class WebState:
         self.hosts = HostRule(bound, frozenset(map(str.lower, config.allowed_hosts)))
         self.requests = Buckets(limits.request_burst, limits.requests)
         self.commands = Buckets(limits.command_burst, limits.commands)
-        # Logins that failed: of each address, and of all.
+        # Failed logins, of each address and of all addresses.
         self.logins = Buckets(limits.logins, 1 / 30)
         self.all_logins = Buckets(limits.all_logins, 1 / 2)
         self.streams = StreamQuota(
@@ -136,7 +136,7 @@ def check_project(request: Request, project: str) -> None:
         raise FieldError({"projectName": "it is missing"})
     if len(project.encode("utf-8", "surrogateescape")) > LONGEST:
         raise FieldError({"projectName": f"it has at most {LONGEST} bytes"})
-    web_state(request).fleet.check()  # no request has to wait for what it knows
+    web_state(request).fleet.check()  # fail at once during a known outage
 
 
 async def send_command(
@@ -154,7 +154,7 @@ async def send_command(
         source=request.state.user or wanted.source or CONSOLE_SOURCE,
         timestamp=wanted.timestamp,
     )
-    # The id is the sender's text: a line end in it would forge a line of the log.
+    # The id is a text of the sender, and a line end in it would forge a log line.
     shown = visible(sent.id)
     logger.info("%s sent %r (%s) to %r", sent_by, wanted.command, shown, wanted.project)
     return sent

@@ -28,20 +28,20 @@ from bls_agent.runs.events import BEGINNING, check_id
 
 RETRY: Final = b"retry: 2000\n\n"
 HEARTBEAT = b"event: beat\ndata: {}\n\n"  # a comment would not reach the page
-FIRST_WAIT = 5.0  # seconds for the first look at a list
-PATIENCE = 0.3  # seconds for streams to end when the console does
+FIRST_WAIT = 5.0  # seconds to wait for the first read of a list
+PATIENCE = 0.3  # seconds for which streams may outlive the console
 EVENT_SIZE = 256 * 1024  # bytes of one event with records
 
-ROWS: Final = 2_000  # rows of a page; streamed text of one speaker shares one
-WHOLE: Final = 12_000  # events that a stream begins with at most
-FIRST_BYTES: Final = 8 * 1024 * 1024  # of them
-LOOK: Final = 0.2  # seconds for which events are waited for, less than PATIENCE
-HEAD: Final = 2.0  # seconds between two looks at how the run stands
-QUIET_HEAD: Final = 5.0  # while nothing happens
+ROWS: Final = 2_000  # rows of a page; streamed text of one source fills one row
+WHOLE: Final = 12_000  # events at the start of a stream, at most
+FIRST_BYTES: Final = 8 * 1024 * 1024  # of events at the start of a stream
+LOOK: Final = 0.2  # seconds of one wait for events, less than PATIENCE
+HEAD: Final = 2.0  # seconds between two reads of the run's state
+QUIET_HEAD: Final = 5.0  # seconds between two such reads while no event arrives
 
 
 class _Stream(EventSourceResponse):
-    """A stream that is counted, and ends with the console and with its session."""
+    """An event stream that is counted, and ends with the console or the session."""
 
     def __init__(self, request: Request, events: AsyncIterator[bytes]) -> None:
         self._state = web_state(request)
@@ -49,9 +49,9 @@ class _Stream(EventSourceResponse):
         self._session: Session | None = request.state.session
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a dict of its own
             self._ending(events),
-            ping=0,  # beats are events of ours
+            ping=0,  # off, because HEARTBEAT is an event of ours
             send_timeout=self._state.config.limits.stall,
-            # It watches for the end of uvicorn, too: the one that ends streams is ours.
+            # The library cancels streams late, because _end_with_console does so first.
             shutdown_event=anyio.Event(),
             shutdown_grace_period=10 * PATIENCE,
         )
@@ -67,7 +67,7 @@ class _Stream(EventSourceResponse):
                 tasks.cancel_scope.cancel()
 
     async def _end_with_console(self, scope: anyio.CancelScope) -> None:
-        """Cut off a client that does not end soon after the console closes."""
+        """Cancel a stream that does not end soon after the console has closed."""
         await self._state.closing.wait()
         await anyio.sleep(PATIENCE)
         scope.cancel()
@@ -76,13 +76,13 @@ class _Stream(EventSourceResponse):
         yield RETRY
         session, state = self._session, self._state
         try:
-            async for event in events:  # they end by themselves when the console does
+            async for event in events:  # the feeds end them with the console
                 if session is not None:
                     if state.sessions.is_over(session, state.now()):
                         return
-                    session.seen = state.now()  # a wallboard is watched, not clicked
+                    session.seen = state.now()  # because nobody clicks on a wallboard
                 yield event or HEARTBEAT
-        except BlsError as error:  # it stays so until its cause is changed
+        except BlsError as error:  # it lasts, so the stream ends
             kind = getattr(error, "kind", "wrong_type")
             yield _write_event(
                 "unavailable", encode({"kind": kind, "reason": str(error)})
@@ -90,7 +90,7 @@ class _Stream(EventSourceResponse):
 
 
 def _write_event(kind: str, data: bytes) -> bytes:
-    """Write an event; our JSON has no line ends."""
+    """Write an event, without escaping, because our JSON has no line ends."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 
@@ -115,7 +115,7 @@ async def _follow_log(request: Request) -> Response:
     limit = read_limit(request.query_params.get("limit"))
     project = await existing_project(request, project_in_query(request.scope))
     state = web_state(request)
-    await state.console.logs(project, 1)  # raised here, errors get a status
+    await state.console.logs(project, 1)  # an error before the stream gets a status
     return _Stream(request, _log_events(state, project, limit))
 
 
@@ -133,7 +133,7 @@ async def _log_events(
             yield event
         while not feed.closed:
             await feed.ring.wait(place, heartbeat)
-            # No more than one event: what a slow client holds is gone from the ring.
+            # Take the records of only one event, to bound the memory of a slow client.
             items, missed = feed.ring.since(place, EVENT_SIZE)
             place += missed + len(items)
             if missed:
@@ -148,9 +148,9 @@ async def _log_events(
 
 
 def _write_items(items: Iterable[Item], shared: str = "log") -> list[bytes]:
-    """Write events; consecutive ones of one kind share one, as a JSON array.
+    """Write items as events; consecutive ones of kind ``shared`` become a JSON array.
 
-    Its id is the place of the last of them.
+    The id of such an event is the position of its last item.
     """
     events: list[bytes] = []
     held: list[Item] = []
@@ -182,7 +182,7 @@ async def _run_events(request: Request) -> Response:
     after = None if given is None else check_id("after", given)
     state = web_state(request)
     if after is None:
-        await state.store.describe(run_id)  # raised here, errors get a status
+        await state.store.describe(run_id)  # an error before the stream gets a status
     stream = _RunStream(state, run_id)
     return _Stream(request, stream.events(after))
 
@@ -195,8 +195,8 @@ class _RunStream:
     async def events(self, after: str | None) -> AsyncIterator[bytes]:
         """Yield the events that a page needs, in its order.
 
-        First ``run`` (how it stands), ``begin`` (where older events are found) and the
-        newest ``events``; then what follows.
+        First ``run`` (the run's state), ``begin`` (the position of older events) and
+        the newest ``events``; then each event that follows.
         """
         yield await self._head()
         if after is None:
@@ -213,7 +213,7 @@ class _RunStream:
                 await follower.aclose()
 
     async def _newest(self) -> tuple[list[bytes], str]:
-        """Write the newest events, at most a page; return the id of the last, too."""
+        """Write the newest events, about a page; return them and the id of the last."""
         found: list[StreamEvent] = []
         before, size = None, 0
         pages = read_pages(self.state.store, self.run_id, None, WHOLE, back=True)
@@ -257,7 +257,7 @@ class _RunStream:
                 yield b""
 
     async def _head(self) -> bytes:
-        """Write how the run stands; nothing in an outage, which follows by itself."""
+        """Write the run's state, or nothing in an outage, which _follow reports."""
         try:
             run = await self.state.store.describe(self.run_id)
         except RedisRefusedError:
@@ -270,7 +270,7 @@ class _RunStream:
 
 
 def count_rows(events: Sequence[StreamEvent]) -> int:
-    """Count the rows that events fill: streamed text of one source shares a row."""
+    """Count the rows that events fill; streamed text of one source fills one row."""
     rows = 0
     speaking: object = None
     for event in events:
@@ -282,7 +282,7 @@ def count_rows(events: Sequence[StreamEvent]) -> int:
 
 
 def write_followed(found: Sequence[Followed]) -> list[bytes]:
-    """Write items of a follower; the id of a frame is the place behind it."""
+    """Write items of a follower; an event's id is the position of its last item."""
     return _write_items(map(_as_item, found), "events")
 
 

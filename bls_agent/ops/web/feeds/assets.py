@@ -16,11 +16,11 @@ from bls_agent.ops.terminal import visible, visible_lines
 from bls_agent.ops.web.feeds.watch import SharedWatch, clock, pause_after, shorten
 from bls_agent.ops.web.requests import convert, quote_name
 
-# What an entry of the index is → its colour; what cannot be read comes first.
+# State of an entry of the index → its colour; unreadable entries come first.
 STATES: Final[Mapping[str, str]] = MappingProxyType(
     {"broken": "odd", **{category: category for category in CATEGORIES}}
 )
-# How the last synchronisation stands → the colour and shape of a status like it.
+# State of the last synchronisation → the name of its colour and shape.
 SYNC_STATES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "never": "never",
@@ -37,9 +37,9 @@ LONGEST_TEXT: Final = 65_536  # characters of one field on an asset's page
 MOST_ROWS: Final = 500
 MOST_FAULTS: Final = 100
 LATEST: Final = 253_402_300_800  # the year 10000, in Unix seconds
-INTERVAL: Final = 2.0  # seconds between two looks, at least
-SLICE: Final = 500  # cards without letting others run
-WHOLE: Final = 30.0  # seconds until the index is read though no change was reported
+INTERVAL: Final = 2.0  # seconds between two reads, at least
+SLICE: Final = 500  # cards that are made without letting other tasks run
+WHOLE: Final = 30.0  # seconds after which the index is read even if nothing changed
 
 _T = TypeVar("_T")
 
@@ -63,10 +63,10 @@ def make_asset_card(one: AssetSummary, fault: str = "") -> JSONObject:
 def make_sync_sheet(
     state: SyncState, now: float, problems: Sequence[str] = ()
 ) -> JSONObject:
-    """Describe the last synchronisation at a moment, in seconds since 1970.
+    """Describe the last synchronisation; ``now`` is in seconds since 1970.
 
-    ``said`` is the value of the key where it is no status, ``age`` and ``time`` are
-    those of the last complete one, ``reason`` and ``faults`` those of one that failed.
+    ``said`` is the value of the status key if it is no status. ``age`` and ``time``
+    belong to the last complete run, ``reason`` and ``faults`` to a failed one.
     """
     at, report = state.last_sync_time, state.report
     status = "interrupted" if state.is_interrupted else state.sync_status or "never"
@@ -142,7 +142,7 @@ def _format_time(at: int | None) -> str:
 class AssetFeed(SharedWatch[JSONObject]):
     """The assets, the last synchronisation, and changes of both.
 
-    The index is read when the list of changes has changed, and now and then.
+    The index is read when the list of changes has changed, and every 30 seconds.
     """
 
     kind = "assets"
@@ -153,16 +153,16 @@ class AssetFeed(SharedWatch[JSONObject]):
         self.assets: list[AssetSummary] = []
         self.broken: dict[str, DecodeError] = {}  # id → what is wrong with the entry
         self.state = SyncState()
-        self.problems: list[str] = []  # of the library's own keys
+        self.problems: list[str] = []  # keys of the library with a wrong type
 
     def sync_sheet(self) -> JSONObject | None:
-        """Describe the last synchronisation as of now; ``None`` if it is not known."""
+        """Describe the last synchronisation; return ``None`` if it is not known."""
         if self.unavailable is not None or not self.looked:
             return None
         return make_sync_sheet(self.state, clock(), self.problems)
 
     def _card(self, thing: JSONObject, elapsed: float) -> JSONObject:
-        del elapsed  # nothing on it grows older
+        del elapsed  # the card shows no age
         return thing
 
     @staticmethod
@@ -193,7 +193,7 @@ class AssetFeed(SharedWatch[JSONObject]):
 
 
 async def _read(reading: Awaitable[_T], otherwise: _T, problems: list[str]) -> _T:
-    """Read one key; a wrong type is recorded, and reading goes on without it."""
+    """Read one key; if its type is wrong, note that and return ``otherwise``."""
     try:
         return await reading
     except WrongTypeError as error:

@@ -1,8 +1,8 @@
 """Changes of statuses: their journal, and the webhook that posts each of them.
 
-Signatures are those of Standard Webhooks (https://www.standardwebhooks.com), for which
-there are libraries to verify them in most languages. A post is one request on a
-connection of its own, under one deadline.
+Posts are signed as in Standard Webhooks (https://www.standardwebhooks.com), because
+libraries in most languages can verify these signatures. Each post opens its own
+connection and has one deadline.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from bls_agent.ops.web.feeds.watch import clock
 from bls_agent.ops.web.requests import project_path, show_name
 
 KEPT: Final = 1_000  # changes
-TICK: Final = 1.0  # seconds between two looks while nothing happens
+TICK: Final = 1.0  # seconds between two checks while nothing happens
 MISSING_FOR: Final = (
-    5.0  # seconds for which a status is missing before that is a change
+    5.0  # seconds for which a status is missing before this counts as a change
 )
-EXPLAINED_IN: Final = 1.5  # seconds: the log of a project is read once a second
-SETTLE: Final = 45.0  # seconds after an outage: services refresh every 30 s
-MANY: Final = 2  # statuses that may vanish at once
+EXPLAINED_IN: Final = 1.5  # seconds until a reason is known: logs are read every second
+SETTLE: Final = 45.0  # seconds after an outage in which services refresh (every 30 s)
+MANY: Final = 2  # statuses that may vanish at once without suspicion
 EXPLAINED: Final = frozenset({Condition.FAULT, Condition.ERROR})
 ABSENT: Final = frozenset({Condition.STALE, Condition.NEVER})
 
 MOST: Final = 1_000  # changes that wait to be posted
 AT_ONCE: Final = 100  # changes in one post
-DEADLINE: Final = 10.0  # seconds for one post, from the name's look-up to the answer
+DEADLINE: Final = 10.0  # seconds for one post, from the DNS lookup to the response
 LONGEST_PAUSE: Final = 60.0  # seconds between two posts
 GIVE_UP: Final = 3_600.0  # seconds after which a post is dropped
 
@@ -57,13 +57,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StatusChange:
-    """One change."""
+    """One change of a project's status."""
 
     number: int  # counts the changes of this console from 1
     project: str
     before: Condition | None  # None for a project that is new
     after: Condition
-    reason: str = ""  # why it is 故障 or 报错, as far as that is known
+    reason: str = ""  # why the status is 故障 or 报错, if that is known
     at: float  # Unix time by the clock of Redis, as far as it was watched
 
     def to_dict(self) -> JSONObject:
@@ -79,11 +79,11 @@ class StatusChange:
 
 
 class Journal:
-    """Watches the fleet from the beginning to the end of the console.
+    """Records the changes of all statuses while the console runs.
 
-    While Redis is away nothing is recorded, and for some time afterwards no status
-    counts as missing: after a restart of Redis all are, until their services refresh
-    them. The same holds when more than half of them vanish at once.
+    During an outage of Redis nothing is recorded. For some time afterwards no status
+    counts as missing, because after a restart of Redis all statuses are missing until
+    the services refresh them. So do many statuses (over half) that vanish at once.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Journal:
         self._fleet = fleet
         self._listeners = listeners
         self._known: dict[str, Condition] = {}
-        # Project → whether its status is absent, and when that change is believed.
+        # Project → whether its status is absent, and when this change will be recorded.
         self._doubtful: dict[str, tuple[bool, float]] = {}
         self._begun = self._away = False
         self._settled_at = 0.0
@@ -107,7 +107,7 @@ class Journal:
         return self._count - len(self._changes)
 
     def changes(self, project: str, after: int, limit: int) -> list[StatusChange]:
-        """Return the newest changes after a number; ``""`` stands for all projects."""
+        """Return the newest changes after a number; project ``""`` means all of them."""
         found = [
             change
             for change in self._changes
@@ -123,7 +123,7 @@ class Journal:
                 place = self._fleet.ring.end
                 try:
                     self.check(anyio.current_time())
-                except Exception:  # the console goes on; its log has the cause
+                except Exception:  # the console runs on; its log has the cause
                     logger.exception("the journal of status changes missed a look")
 
     def check(self, now: float) -> None:
@@ -138,7 +138,7 @@ class Journal:
     def _compare(self, views: Mapping[str, ProjectView], now: float) -> None:
         lost = [name for name, view in views.items() if self._is_lost(name, view)]
         if len(lost) > max(MANY, len(self._known) // 2):
-            self._settled_at = now + SETTLE  # Redis has forgotten them, not they us
+            self._settled_at = now + SETTLE  # Redis lost them; the services run
         for project, view in views.items():
             before, after = self._known.get(project), view.condition
             if after is before:
@@ -146,7 +146,7 @@ class Journal:
             elif before is None and not (
                 self._begun and now >= self._settled_at and after not in ABSENT
             ):
-                # At the first look, or while an outage may hide what was there.
+                # At the first check, or while statuses may be missing after an outage.
                 if after not in ABSENT or now >= self._settled_at:
                     self._known[project] = after
             elif self._is_believed(project, view, now):
@@ -162,10 +162,10 @@ class Journal:
         return new and view.condition in ABSENT and known not in ABSENT
 
     def _is_believed(self, project: str, view: ProjectView, now: float) -> bool:
-        """Whether to record a change: at once, or what is doubtful a little later.
+        """Return whether to record a change now; doubtful changes are recorded later.
 
-        1. A status that is absent: after a while, as it may have been written late.
-        2. 故障 or 报错 without a reason: when the log, which holds the reason, was read again.
+        1. A status is absent: after a while, because its service may only be late.
+        2. 故障 or 报错 without a reason: after the next read of the log, which has it.
         """
         is_absent = view.condition in ABSENT
         if is_absent:
@@ -199,11 +199,11 @@ class Journal:
 
 
 class Webhook:
-    """Posts changes in order, as long as the receiver takes to accept them.
+    """Posts changes in order, one post after the other.
 
-    A post is repeated with growing pauses until it is answered with 2xx; after an hour
-    it is dropped. Redirections are not followed. At most 1,000 changes wait: of more
-    the oldest are dropped, and the next post holds their number.
+    A post is repeated with growing pauses until the receiver answers 2xx; after an hour
+    the post is dropped. Redirections are not followed. If more than 1,000 changes wait,
+    the oldest are dropped, and the next post has the number of dropped changes.
     """
 
     def __init__(
@@ -213,15 +213,15 @@ class Webhook:
         counts: Counter[str],
     ) -> None:
         self._target = target
-        self._about = dict(about)  # which console it is: part of every post
+        self._about = dict(about)  # names this console in every post
         self._counts = counts
         self._key = target.key
         secure = target.url.lower().startswith("https:")
         self._tls = ssl.create_default_context() if secure else None
         self._waiting: deque[StatusChange] = deque()
         self._more = anyio.Event()
-        self._posting = 0  # changes that are under way
-        self._dropped = 0  # since the last post that was accepted
+        self._posting = 0  # changes in the current post
+        self._dropped = 0  # changes dropped since the last accepted post
         self._reminders = Reminders()
 
     def put(self, change: StatusChange) -> None:
@@ -244,7 +244,7 @@ class Webhook:
                 logger.warning(text, left, self._target.place)
 
     async def _deliver(self) -> None:
-        """Post the oldest changes until that has succeeded, or for an hour."""
+        """Post the oldest changes; repeat the post until it succeeds, for an hour."""
         number = self._posting = min(len(self._waiting), AT_ONCE)
         changes = [self._waiting.popleft() for _ in range(number)]
         name, dropped = f"msg_{secrets.token_hex(12)}", self._dropped
@@ -287,13 +287,13 @@ class Webhook:
         logger.warning(text, place, reason, waiting, self._dropped)
 
     async def _post(self, name: str, body: bytes) -> str:
-        """Post once; return the fault, ``""`` if the post was accepted."""
+        """Post once; return the fault, or ``""`` if the receiver accepted the post."""
         try:
             with anyio.fail_after(DEADLINE):
                 status = await self._send(self._sign(name, body), body)
         except TimeoutError:
             return f"no answer within {DEADLINE:g} s"
-        except Exception as error:  # noqa: BLE001 - whatever it is: the console goes on
+        except Exception as error:  # noqa: BLE001 - no failed post may end the console
             return str(error.__cause__ or error) or type(error).__name__
         if 200 <= status < 300:  # noqa: PLR2004 - HTTP's own
             return ""
@@ -333,6 +333,6 @@ class Webhook:
         try:
             return await anyio.to_thread.run_sync(post, abandon_on_cancel=True)
         finally:
-            if connection.sock is not None:  # the thread of a post that was given up
+            if connection.sock is not None:  # end the thread of an abandoned post
                 with suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_RDWR)

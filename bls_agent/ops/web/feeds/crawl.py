@@ -21,27 +21,27 @@ from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import SharedWatch, pause_after, shorten
 from bls_agent.ops.web.requests import convert, quote_name
 
-# What a queue may be, the worst first → the colour and shape of a status like it.
+# State of a queue, the worst first → the name of its colour and shape.
 STATES: Final[Mapping[str, str]] = MappingProxyType(
     {"broken": "odd", "waiting": "stale", "working": "going", "empty": "offline"}
 )
 _RANKS: Final = {state: rank for rank, state in enumerate(STATES)}
 FIGURES: Final = ("waiting", "in_flight", "delayed", "failed", "push_rate", "take_rate")
 TOTALS: Final = ("pushed", "taken", "acknowledged", "retried", "expired")
-WHOLE: Final = 10  # a rate from here on is shown without a fraction
-LONGEST_TEXT: Final = 2_000  # characters of a URL, a reason
+WHOLE: Final = 10  # a rate of at least this is shown without a fraction
+LONGEST_TEXT: Final = 2_000  # characters of a URL or a reason
 UNKNOWN: Final = "—"
-INTERVAL: Final = 2.0  # seconds between two looks, at least
+INTERVAL: Final = 2.0  # seconds between two reads, at least
 SEARCH: Final = 10.0  # seconds between two searches for queues, at least
-SLICE: Final = 500  # cards without letting others run
+SLICE: Final = 500  # cards that are made without letting other tasks run
 
 _Rates = tuple[float, float]
 
 
 def rates_between(before: QueueStats | None, now: QueueStats | None) -> _Rates | None:
-    """Return the requests per second that were pushed and taken between two looks.
+    """Return the requests per second that were pushed and taken between two reads.
 
-    ``None`` for the first look, and where the counters began anew in between.
+    Returns ``None`` for the first read, and if the counters were reset in between.
     """
     if before is None or now is None or now.seen_at <= before.seen_at:
         return None
@@ -89,7 +89,7 @@ def _format_rate(rate: float | None) -> str:
 
 
 def make_failure(one: FailedRequest) -> JSONObject:
-    """Make a row of the failed list: texts, without credentials."""
+    """Make one row of the list of failed requests; texts contain no credentials."""
     request = one.request
     url = "" if request is None else f"{request.method} {request.url}"
     return {
@@ -110,7 +110,7 @@ def _format_time(seconds: float) -> str:
 
 
 class SeenQueue(NamedTuple):
-    """A queue at one look; the rates are those since the look before."""
+    """A queue at one read; ``rates`` cover the time since the previous read."""
 
     view: QueueView
     rates: _Rates | None
@@ -127,7 +127,7 @@ class CrawlFeed(SharedWatch[SeenQueue]):
         self._overview = overview
 
     def _card(self, thing: SeenQueue, elapsed: float) -> JSONObject:
-        del elapsed  # nothing on it grows older
+        del elapsed  # the card shows no age
         return thing.card
 
     @staticmethod
@@ -138,7 +138,7 @@ class CrawlFeed(SharedWatch[SeenQueue]):
         return one.card != before.card
 
     async def _watch_once(self) -> None:
-        before: dict[str, SeenQueue] = {}  # rates over an outage are meaningless
+        before: dict[str, SeenQueue] = {}  # empty after an outage, which spoils rates
         names: list[Namespace] = []
         search_at = 0.0
 

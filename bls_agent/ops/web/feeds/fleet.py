@@ -13,16 +13,16 @@ from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
 from bls_agent.ops.web.requests import project_path
 
-LONGEST_STATUS: Final = 40  # characters of what stands where a status should
+LONGEST_STATUS: Final = 40  # characters of a value that is no status
 
 KINDS: Final = tuple(condition.value for condition in Condition)
 
 
 def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
-    """Make the card of a project that was seen ``elapsed`` seconds ago.
+    """Make the card of a project that was read ``elapsed`` seconds ago.
 
-    ``odd`` is the value of a status key that is no status, ``queue`` ``None`` where
-    the key holds another type.
+    ``odd`` is the value of the status key if it is no status. ``queue`` is ``None`` if
+    the key of the queue has a wrong type.
     """
     return {
         "path": project_path(view.project),
@@ -46,7 +46,7 @@ def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
 
 
 class FleetFeed(SharedWatch[ProjectView]):
-    """The cards of all projects, by their names, and their changes."""
+    """The cards of all projects, by the project's name, and changes of the cards."""
 
     kind = "cards"
 
@@ -63,7 +63,7 @@ class FleetFeed(SharedWatch[ProjectView]):
 
     @property
     def outage(self) -> RedisUnavailableError | None:
-        """Why Redis does not answer; a read that a user may not make is no outage."""
+        """The error of an outage; a read that lacks a permission is no outage."""
         return None if self.away == "no_permission" else self.unavailable
 
     async def forget(self, project: str) -> None:
@@ -74,7 +74,7 @@ class FleetFeed(SharedWatch[ProjectView]):
         )
 
     async def _watch_once(self) -> None:
-        complete = False  # the first change that is no outage is complete
+        complete = False  # the first change without an outage holds all projects
         async for change in self._fleet.watch():
             self._take(change, whole=not complete)
             complete = complete or change.unavailable is None

@@ -1,4 +1,4 @@
-"""One reader for each followed log, whatever the number of its followers."""
+"""One reader for each followed log, shared by all followers of the log."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from bls_agent.ops.web.requests import convert, encode_cut
 from bls_agent.project.log.reading import ALIKE, LogPage, find_end
 from bls_agent.project.messages import LogEntry
 
-# Bytes: any record of ours and "valid"; foreign ones may be longer.
+# Bytes of any record of this package with "valid"; foreign records may be longer.
 LONGEST: Final = 65_600
-LONGEST_BUILTIN: Final = 1_024  # of an outcome such as that of ``help``
+LONGEST_BUILTIN: Final = 1_024  # bytes of an outcome of a command such as ``help``
 FIRST: Final = 64  # records that a reader begins with
-ALIGN: Final = 2.0  # seconds for the ring to get as far as a page
+ALIGN: Final = 2.0  # seconds in which the ring has to reach the records of a page
 MOST: Final = 4_000  # records that are kept for all followers of a list
-SIZE: Final = 4 * 1024 * 1024  # bytes of them
-GRACE: Final = 5.0  # seconds for which a reader outlives its last follower
-AGAIN: Final = 1.0  # seconds between two looks for an outage
+SIZE: Final = 4 * 1024 * 1024  # bytes of these records
+GRACE: Final = 5.0  # seconds for which a reader runs after its last follower
+AGAIN: Final = 1.0  # seconds between two checks for an outage
 
 
 async def encode_records(entries: Sequence[LogEntry]) -> list[bytes]:
@@ -35,9 +35,10 @@ async def encode_records(entries: Sequence[LogEntry]) -> list[bytes]:
 
 
 def encode_record(entry: LogEntry) -> bytes:
-    """Encode a record; one that is too long is shortened and marked by ``cut``.
+    """Encode a record; if it is too long, shorten it and add ``"cut": true``.
 
-    Pages ask each agent for its commands: the whole answers would fill every log.
+    Outcomes of ``help`` are short, because pages ask each agent for its commands, and
+    the whole outcomes would fill every log.
     """
     fields = {
         "timestamp": entry.timestamp,
@@ -52,10 +53,10 @@ def encode_record(entry: LogEntry) -> bytes:
 
 
 class LogFeed(Shared):
-    """The newest records of one list, for all its followers.
+    """The newest records of one log, for all its followers.
 
-    Its ring holds records as JSON (``log``), each ``gap``, and when Redis is
-    ``unavailable`` or ``available`` again.
+    The ring holds the records as JSON (``log``), each ``gap``, and an item for each
+    moment at which Redis becomes ``unavailable`` or ``available``.
     """
 
     def __init__(self, feeds: LogFeeds, project: str) -> None:
@@ -63,15 +64,15 @@ class LogFeed(Shared):
         self._feeds = feeds
         self._console = feeds.console
         self._project = project
-        self.error: BlsError | None = None  # why it is over for good
-        self.begun = anyio.Event()  # set when the records there already are in the ring
+        self.error: BlsError | None = None  # why the feed has ended for good
+        self.begun = anyio.Event()  # set after the first record, or if there is none
 
     def close(self) -> None:
         self.begun.set()
         super().close()
 
     async def _run(self) -> None:
-        """Read until cancelled, or until Redis refuses for good (:attr:`error`)."""
+        """Read until cancelled, or until a lasting error, which becomes ``error``."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_for_outages)
@@ -122,7 +123,7 @@ class LogFeed(Shared):
 
 
 class LogFeeds:
-    """The feeds of all logs that are followed."""
+    """The feeds of all followed logs."""
 
     def __init__(self, console: Console, fleet: FleetFeed) -> None:
         self.console = console
@@ -150,6 +151,6 @@ class LogFeeds:
             yield feed
 
     def forget(self, project: str, feed: LogFeed) -> None:
-        """Leave out a feed that has ended; another one may have taken its place."""
+        """Remove a feed that has ended, unless a new feed has replaced it already."""
         if self._feeds.get(project) is feed:
             del self._feeds[project]

@@ -16,7 +16,7 @@ from bls_agent.ops.web.requests import convert, encode_cut
 from bls_agent.runs import EventPage, EventStore, RunState, RunSummary, StreamEvent
 from bls_agent.runs.reading import PageSize
 
-# How a run may stand → the colour and shape of a status like it.
+# State of a run → the name of its colour and shape.
 STATES: Final[Mapping[str, str]] = MappingProxyType(
     {
         RunState.RUNNING.value: "going",
@@ -29,20 +29,21 @@ STATES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 LONGEST_NAME: Final = 60  # characters
-INTERVAL: Final = 2.0  # seconds between two looks, at least
+INTERVAL: Final = 2.0  # seconds between two reads, at least
 MOST: Final = 500  # runs that are shown
 LONGEST_EVENT: Final = 65_536  # bytes of one event; longer ones are shortened
 SLICE: Final = 50  # events that are written without letting other tasks run
 PORTION: Final = 250  # events that are read at once
-FIRST_PORTION: Final = 50  # before it is known how large they are
-PAGE_BYTES: Final = 4 * 1024 * 1024  # of events on one page
+FIRST_PORTION: Final = 50  # events of the first read, whose size is unknown
+PAGE_BYTES: Final = 4 * 1024 * 1024  # bytes of events on one page
 
 
 def make_run_card(run: RunSummary, now: float, *, whole: bool = False) -> JSONObject:
-    """Make the card of a run; ``whole`` keeps all lines of its error.
+    """Make the card of a run; ``whole`` keeps all lines of the run's error.
 
-    ``id`` is a text, as a page's numbers end at 2^53. ``started`` and ``age`` are
-    seconds since the oldest and the newest event that are kept, ``took`` lies between.
+    ``id`` is a text, because JavaScript numbers are exact only up to 2^53. ``started``
+    and ``age`` are the seconds since the oldest and the newest stored event, ``took``
+    is the time between these events.
     """
     source = run.source or {}
     names = ("agent_name", "agent_id", "agent_type", "team_name")
@@ -76,18 +77,18 @@ def _took(run: RunSummary) -> JSONValue:
 
 
 class RunFeed(SharedWatch[RunSummary]):
-    """The cards of the newest runs, and their changes; closing it closes the store."""
+    """The cards of the newest runs, and changes; closing the feed closes the store."""
 
     kind = "runs"
 
     def __init__(self, store: EventStore) -> None:
         super().__init__(store)
         self._store = store
-        self.total = 0  # how many there are
+        self.total = 0  # number of all runs
         self.left_out: dict[str, int] = {}  # why a key is no run → how many such keys
 
     def _card(self, thing: RunSummary, elapsed: float) -> JSONObject:
-        del elapsed  # its ages are by the clock of the ids
+        del elapsed  # run ids and event ids hold the times
         return make_run_card(thing, clock())
 
     @staticmethod
@@ -115,7 +116,7 @@ class RunFeed(SharedWatch[RunSummary]):
 
 
 def encode_event(event: StreamEvent) -> bytes:
-    """Encode an event; one that breaks the contract with its faults and raw fields."""
+    """Encode an event; if it breaks the contract, add its faults and raw fields."""
     if not event.faults and len(event.json) <= LONGEST_EVENT:
         return event.json
     fields: dict[str, Any] = event.to_dict()

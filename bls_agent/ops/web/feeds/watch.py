@@ -1,11 +1,11 @@
-"""One watch for any number of followers, and the ring through which they follow it.
+"""One watch of Redis for any number of followers, and the ring that they read.
 
-A follower of a ring is a number, its place. One so slow that its place was overwritten
-learns how many items it missed; no memory grows for it.
+A follower of a ring only holds a number, its position. If the ring has dropped the
+items there, a slow follower learns how many it missed; it needs no more memory.
 
 A card is made once for all followers, and its texts are safe to show
-(:func:`~bls_agent.ops.terminal.visible`): ``state`` or ``kind`` is how the thing
-stands, ``kind`` also its colour and shape, ``key``, ``id`` or ``path`` identifies it.
+(:func:`~bls_agent.ops.terminal.visible`). ``state`` or ``kind`` is the thing's state,
+``kind`` also chooses colour and shape; ``key``, ``id`` or ``path`` identifies it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from bls_agent.connection.access import Store
     from bls_agent.ops.fleet import Fleet
 
-GRACE: Final = 30.0  # seconds for which a watch outlives its last follower
-SAME_MOMENT: Final = 0.5  # seconds for which ages may stand still
-AGAIN: Final = 2.0  # seconds after a watch that broke
-REST: Final = 4.0  # times as long as a look took
+GRACE: Final = 30.0  # seconds for which a watch runs after its last follower
+SAME_MOMENT: Final = 0.5  # seconds for which a snapshot and its ages are reused
+AGAIN: Final = 2.0  # seconds until a watch that failed starts again
+REST: Final = 4.0  # pause after a read, as a multiple of the read's duration
 MOST: Final = 64  # changes that are kept for slow followers
-SIZE: Final = 4 * 1024 * 1024  # bytes of them
-LONGEST: Final = 200  # characters of what stands on a card
+SIZE: Final = 4 * 1024 * 1024  # bytes of these changes
+LONGEST: Final = 200  # characters of a text on a card
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +47,15 @@ _Thing = TypeVar("_Thing")
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that was sent: its bytes, and one word for its kind."""
+    """One message to followers: its bytes, and one word for its kind."""
 
     payload: bytes
     kind: str = ""
-    place: str = ""  # the id from which a browser goes on
+    place: str = ""  # the id after which a browser resumes
 
 
 class Ring:
-    """The latest items, at most ``most`` and ``size`` bytes, but always the newest."""
+    """The latest items, up to ``most`` items and ``size`` bytes, always the newest."""
 
     def __init__(self, *, most: int, size: int) -> None:
         self._most = most
@@ -63,7 +63,7 @@ class Ring:
         self._items: deque[Item] = deque()
         self._held = 0
         self._more = anyio.Event()
-        self.end = 0  # the place behind the newest item
+        self.end = 0  # the position after the newest item
 
     @property
     def begin(self) -> int:
@@ -71,7 +71,7 @@ class Ring:
 
     def add(self, *items: Item) -> None:
         for item in items:
-            # A copy: what orjson has just written holds on to 4 KiB, however short.
+            # Copy the bytes, because a result of orjson occupies at least 4 KiB.
             kept = Item(bytes(memoryview(item.payload)), item.kind)
             self._items.append(kept)
             self._held += len(item.payload)
@@ -83,9 +83,9 @@ class Ring:
         self.wake()
 
     def since(self, place: int, size: float = math.inf) -> tuple[list[Item], int]:
-        """Return the items from a place on, and how many before them are dropped.
+        """Return the items from a position on, and how many of them were dropped.
 
-        At most ``size`` bytes at once; an item that is longer comes alone.
+        Returns at most ``size`` bytes of items, but at least one item of any length.
         """
         missed = max(0, self.begin - place)
         found: list[Item] = []
@@ -109,14 +109,14 @@ class Ring:
 
 
 class Shared(ABC):
-    """Runs while it has followers, and for some time after the last one."""
+    """A task that runs while it has followers, and some time after the last one."""
 
     def __init__(self, ring: Ring, grace: float) -> None:
         self.ring = ring
-        self._grace = grace  # seconds for which it outlives its last follower
+        self._grace = grace  # seconds to run after the last follower
         self._tasks: TaskGroup | None = None
         self._followers = 0
-        self._scope: anyio.CancelScope | None = None  # in which it runs
+        self._scope: anyio.CancelScope | None = None  # the scope of _run
         self.running = False
         self.closed = False  # whether every follower has to end
 
@@ -163,18 +163,18 @@ class Shared(ABC):
 
 
 class SharedWatch(Shared, Generic[_Thing]):
-    """The things that a watch has seen, as cards, and their changes."""
+    """The things that a watch has read, as cards, and their changes."""
 
-    kind: ClassVar[str]  # the name of the list of cards in what followers are sent
+    kind: ClassVar[str]  # the name of the list of cards in messages to followers
 
     def __init__(self, source: Store | Fleet) -> None:
         super().__init__(Ring(most=MOST, size=SIZE), GRACE)
         self._source = source
-        self._picture = (-1, 0.0, b"")  # its place, when it was made, its bytes
+        self._picture = (-1, 0.0, b"")  # position in the ring, time, bytes
         self._seen = anyio.Event()
         self._seen_at: dict[str, float] = {}
         self.found: dict[str, _Thing] = {}
-        self.looked = False  # whether there was a first picture
+        self.looked = False  # whether Redis was read at least once
         self.unavailable: RedisUnavailableError | None = None
 
     @abstractmethod
@@ -183,12 +183,12 @@ class SharedWatch(Shared, Generic[_Thing]):
 
     @abstractmethod
     def _card(self, thing: _Thing, elapsed: float) -> JSONObject:
-        """Make the card of what was seen ``elapsed`` seconds ago."""
+        """Make the card of a thing that was read ``elapsed`` seconds ago."""
 
     @staticmethod
     @abstractmethod
     def place_of(card: JSONObject) -> tuple[JSONValue, ...]:
-        """Return the place of a card in the order of the page."""
+        """Return the sort key of a card on the page."""
 
     def _differs(self, one: _Thing, before: _Thing) -> bool:
         return one != before
@@ -197,7 +197,7 @@ class SharedWatch(Shared, Generic[_Thing]):
         return {}
 
     def seconds_since(self, key: str) -> float:
-        """Return the time since the look; the ages of what it found are older by it."""
+        """Return the seconds since a thing was read, by which its ages have grown."""
         now = anyio.current_time()
         return now - self._seen_at.get(key, now)
 
@@ -207,7 +207,7 @@ class SharedWatch(Shared, Generic[_Thing]):
 
     @property
     def away(self) -> str:
-        """Why Redis does not answer, in one word; ``""`` if it does."""
+        """The reason why Redis does not answer, in one word; ``""`` if it answers."""
         return self.unavailable.kind if self.unavailable else ""
 
     async def aclose(self) -> None:
@@ -220,9 +220,9 @@ class SharedWatch(Shared, Generic[_Thing]):
             await self._seen.wait()
 
     async def follow(self, heartbeat: float) -> AsyncGenerator[bytes]:
-        """Yield the whole picture, then every change; a slow follower gets a new one.
+        """Yield a snapshot, then every change; after missed changes, a new snapshot.
 
-        ``b""`` is given when nothing has changed for ``heartbeat`` seconds.
+        Yields ``b""`` if nothing has changed for ``heartbeat`` seconds.
         """
         with self.wanted():
             await self.ready()
@@ -240,7 +240,7 @@ class SharedWatch(Shared, Generic[_Thing]):
                     yield item.payload
 
     def picture(self) -> bytes:
-        """Encode the picture, once for all followers of the same moment."""
+        """Encode a snapshot, or return one that was made less than 0.5 s ago."""
         now = anyio.current_time()
         if self._picture[0] != self.ring.end or now - self._picture[1] > SAME_MOMENT:
             cards = [
@@ -253,9 +253,9 @@ class SharedWatch(Shared, Generic[_Thing]):
         return self._picture[2]
 
     def check(self, *, strictly: bool = False) -> None:
-        """Raise the outage that the running watch meets.
+        """Raise the error if the running watch cannot reach Redis.
 
-        ``strictly`` also raises that of the last watch, and a refusal.
+        With ``strictly``, also raise an error of the previous watch, and a refusal.
         """
         fault = self.unavailable
         now = self._seen.is_set() and not isinstance(fault, RedisRefusedError)
@@ -270,7 +270,7 @@ class SharedWatch(Shared, Generic[_Thing]):
         return encode({**fields, "away": visible(self.away) or None})
 
     def _replace(self, found: Mapping[str, _Thing], *, turned: bool = False) -> None:
-        """Take a complete look, and publish it if it, or what is ``turned``, differs."""
+        """Store a complete read; publish it if a card has changed or ``turned`` is set."""
         before, self.found = self.found, {**found}
         now = anyio.current_time()
         self._seen_at = {
@@ -312,7 +312,7 @@ class SharedWatch(Shared, Generic[_Thing]):
                     await self._watch_once()
                 except RedisUnavailableError as error:
                     self._take_outage(error)
-                except Exception:  # the console goes on; its log has the cause
+                except Exception:  # the console runs on; its log has the cause
                     logger.exception("a watch of the console broke; it begins anew")
                 await anyio.sleep(AGAIN)
         finally:
@@ -320,7 +320,7 @@ class SharedWatch(Shared, Generic[_Thing]):
 
 
 def pause_after(began: float, least: float) -> float:
-    """Decide the pause after a look, in proportion to its cost."""
+    """Decide the pause after a read, in proportion to the read's duration."""
     return max(least, REST * (anyio.current_time() - began))
 
 
@@ -329,7 +329,7 @@ def clock() -> float:
 
 
 def shorten(text: str, longest: int = LONGEST) -> str:
-    """Cut a text for a card: one line of a bounded length."""
+    """Shorten a text to ``longest`` characters, and make it one line for a card."""
     return visible(text[:longest]) + "…" * (len(text) > longest)
 
 

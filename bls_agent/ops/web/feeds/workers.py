@@ -16,7 +16,7 @@ from bls_agent.workers.worker import HEARTBEATS, WorkerDiff
 
 GROUPS: Final = tuple(HEARTBEATS)
 
-# What a worker may be, the worst first → the colour and shape of a status like it.
+# State of a worker, the worst first → the name of its colour and shape.
 STATES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "broken": "odd",
@@ -26,21 +26,21 @@ STATES: Final[Mapping[str, str]] = MappingProxyType(
         "starting": "never",
         "stopped": "offline",
         "running": "online",
-        "present": "online",  # of a kind whose value the contract leaves open
+        "present": "online",  # its kind of heartbeat has no status
     }
 )
 _RANKS: Final = {state: rank for rank, state in enumerate(STATES)}
 
 LONGEST_FIGURE: Final = 40  # characters
 MOST_FIGURES: Final = 6
-INTERVAL: Final = 1.0  # seconds between two looks
+INTERVAL: Final = 1.0  # seconds between two reads
 
 
 def make_worker_card(worker: Worker, elapsed: float = 0.0) -> JSONObject:
-    """Make the card of a worker that was seen ``elapsed`` seconds ago.
+    """Make the card of a worker that was read ``elapsed`` seconds ago.
 
-    ``figures`` are pairs of a name and a text, ``said`` is the raw value where it is
-    not understood.
+    ``figures`` are pairs of a name and a text. ``said`` is the raw value if the
+    heartbeat cannot be read.
     """
     state = _state_of(worker)
     figures = _figures_of(worker)[:MOST_FIGURES]
@@ -108,7 +108,7 @@ class WorkerFeed(SharedWatch[Worker]):
         super().__init__(registry)
         self._registry = registry
         self._changed: set[str] = set()  # raw keys
-        self._ages: JSONObject = {}  # of workers that only refreshed
+        self._ages: JSONObject = {}  # of workers with unchanged heartbeats
 
     def _card(self, thing: Worker, elapsed: float) -> JSONObject:
         return make_worker_card(thing, elapsed)
@@ -134,7 +134,7 @@ class WorkerFeed(SharedWatch[Worker]):
                     self._take(changes, diff)
 
     def _take(self, changes: Sequence[WorkerChange], diff: WorkerDiff) -> None:
-        """Publish the changed cards; of workers that only refreshed, their ages."""
+        """Publish changed cards, and only the ages of workers that are unchanged."""
         self._changed, self._ages = set(), {}
         for change in changes:
             worker = change.worker

@@ -93,7 +93,7 @@ async def _describe_asset(request: Request) -> dict[str, Any]:
         asset = await feed.library.get(asset_id)
         sheet = None if asset is None else assets.make_asset_sheet(asset)
         if asset is None:
-            await feed.ready()  # whether the index knows it
+            await feed.ready()  # to learn whether the index has the asset
     except ConfigurationError:
         pass  # no asset can have this id
     except RedisUnavailableError as error:
@@ -151,7 +151,7 @@ async def _describe_failed(request: Request, note: str = "") -> dict[str, Any]:
             rows = [crawl.make_failure(one) for one in await queue.failed(FAILED + 1)]
     except RedisUnavailableError as error:
         why = visible(error.kind)
-    except BlsError as error:  # a key of another type, a name that no queue can have
+    except BlsError as error:  # a key of a wrong type, or an impossible name
         fault = visible(str(error))
     return {
         "rows": rows[:FAILED],

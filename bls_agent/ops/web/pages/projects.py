@@ -1,7 +1,7 @@
 """The pages of one project with its command form, and of the changes of all statuses.
 
-htmx fetches and sends parts of the command form: choosing a command returns its form,
-checking returns what would be sent, sending sends exactly that.
+Each step of the command form is a request by htmx. Choosing a command returns its form,
+checking the form returns what would be sent, sending sends exactly that.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from bls_agent.ops.web.state import (
 )
 from bls_agent.project.messages import Command, Status
 
-LOOKED_AT: Final = 300  # records in which an answer to help may stand
+LOOKED_AT: Final = 300  # newest records that are searched for an answer to help
 HELP_TIMEOUT: Final = 3.0
 WAITING: Final = 20  # commands of a queue that are shown
 LONGEST_COMMAND: Final = 1_000  # characters
 LONGEST_DEFAULT: Final = 60  # characters in a placeholder
-LONGEST_VALUE: Final = 200  # characters of what an error names
-LONGEST_SHOWN: Final = 20_000  # characters of what is about to be sent
+LONGEST_VALUE: Final = 200  # characters of a value in an error
+LONGEST_SHOWN: Final = 20_000  # characters of the command that is to be confirmed
 OTHER: Final = "other"
 
 
@@ -95,7 +95,7 @@ async def _show_project(request: Request) -> Response:
 
 
 async def _newcomer(request: Request, project: str) -> ProjectView | None:
-    """Look for a project that the fleet has not seen yet."""
+    """Read a project that the fleet feed has not found yet."""
     state = web_state(request)
     if not project or not await state.console.exists(project):
         return None
@@ -238,7 +238,7 @@ def _show_review(
 
 
 async def _send(request: Request) -> Response:
-    """Send exactly what was shown."""
+    """Send exactly the command that the user has confirmed."""
     project = await existing_project(request, project_in_query(request.scope))
     texts = texts_of(request)
     typed = await read_form(request)
@@ -259,14 +259,14 @@ async def _send(request: Request) -> Response:
 
 
 def _as_sent(command: Command, request: Request) -> str:
-    """Name the command whose outcome the page's scripts wait for."""
+    """Describe a sent command, whose outcome the page's scripts wait for."""
     redactor = web_state(request).console.redactor
     return encode(
         {
             "id": command.id,
             "timestamp": command.timestamp,
             "command": command.command,
-            "args": redactor.tree(command.args),  # it stays on the screen
+            "args": redactor.tree(command.args),  # the page goes on showing them
             "by": request.state.sent_by,
         }
     ).decode()
@@ -283,10 +283,10 @@ def _render_form(
     note: str = "",
     focus: str = "",
 ) -> Response:
-    """Render the form; without a manual the user types the command's name.
+    """Render the form; without known commands, the user types the command's name.
 
-    ``typed`` and ``errors`` are by the names of inputs, ``note`` is a sentence below,
-    ``focus`` the input that gets the focus.
+    ``typed`` and ``errors`` map the names of inputs to texts, ``note`` is a sentence
+    below the form, ``focus`` the name of the input to focus.
     """
     place, entry = _find_chosen(manual, chosen)
     values = defaultdict(str, typed)
@@ -362,7 +362,7 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
     try:
         waiting = await console.queue(project, WAITING + 1)
         status = await console.status(project)
-    except BlsError:  # of another type, refused or away: the card says so
+    except BlsError:  # the card shows a wrong type, a refusal or an outage
         return Response(status_code=204)
     more = "+" if len(waiting) > WAITING else ""
     return render(

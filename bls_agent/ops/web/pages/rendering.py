@@ -1,7 +1,7 @@
-"""Templates: all values on a page are escaped, none is left undefined.
+"""Templates, the reader's language, the static files, and the error page.
 
-Also the reader's language, the static files, and the error page. Cards are filled by
-the scripts of the pages alone.
+All values on a page are escaped, and an undefined value raises an error. Only the
+scripts of the pages fill the cards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bls_agent.ops.web.state import WebState
 
 LANGUAGE_TAGS: Final = {"zh": "zh-CN", "en": "en"}
-MOST_RANGES: Final = 20  # of an Accept-Language header that are read
+MOST_RANGES: Final = 20  # languages of an Accept-Language header that are read
 MOST_FIELDS: Final = 50
 MINUTE: Final = 60
 HOUR: Final = 3_600
@@ -42,7 +42,7 @@ STATIC: Final = Path(__file__).parent.with_name("static")
 TEMPLATES: Final = Path(__file__).with_name("templates")
 THEMES: Final = ("light", "dark")
 LONGEST_DETAIL: Final = 500  # characters
-AGAIN: Final = 3  # seconds after which a page that needs Redis tries again
+AGAIN: Final = 3  # seconds after which a page without Redis is loaded again
 YEAR: Final = 31_536_000  # seconds
 
 
@@ -56,7 +56,7 @@ def choose_page_language(
 
 
 def _by_header(accepted: str) -> str:
-    """Return the first language of ours; browsers list the preferred one first."""
+    """Return the first accepted language that we have; browsers list the best first."""
     tags = [wanted.partition(";")[0] for wanted in accepted.split(",")[:MOST_RANGES]]
     spoken = (tag.strip().lower().partition("-")[0] for tag in tags)
     return next((language for language in spoken if language in LANGUAGES), "")
@@ -70,7 +70,7 @@ def in_other_language(query: str, language: str) -> str:
 
 
 def say_age(texts: Texts, seconds: float) -> str:
-    """Return how long ago something was, as the scripts of the pages do."""
+    """Write an age in words, as the scripts of the pages do."""
     if seconds < 1:
         return texts["js_age_now"]
     for limit, unit, length in _UNITS:
@@ -80,7 +80,7 @@ def say_age(texts: Texts, seconds: float) -> str:
 
 
 class CachedFiles(StaticFiles):
-    """Files that a browser keeps, and asks each time whether they have changed."""
+    """Static files that a browser caches, but checks for changes each time."""
 
     def file_response(self, *args: Any, **more: Any) -> Response:
         answer = super().file_response(*args, **more)
@@ -157,7 +157,7 @@ def render(
 
 
 def render_if_new(request: Request, template: str, **values: Any) -> Response:
-    """Return a part of a page, or 204 if the version that the page names is the same."""
+    """Return a part of a page, or 204 if the page already shows this version of it."""
     answer = render(request, template, **values)
     seen = hashlib.sha256(answer.body).hexdigest()[:16]
     if request.query_params.get("seen") == seen:
@@ -168,14 +168,14 @@ def render_if_new(request: Request, template: str, **values: Any) -> Response:
 
 def _context(request: Request) -> dict[str, Any]:
     language, scope = _language_of(request), request.scope
-    # What a proxy cuts off the path; in a mount ``root_path`` has more.
+    # The prefix that a proxy removes; in a mount ``root_path`` is longer.
     root: str = scope.get("app_root_path", scope.get("root_path", ""))
     texts = _texts(language)
     other = next(known for known in LANGUAGES if known != language)
     query = scope["query_string"].decode("ascii", "replace")
     state: WebState = request.app.state.web
     user, title = request.state.user, visible(state.config.title)
-    # Not at the login: the address of Redis is for users.
+    # Not on the login page, because only users may see the address of Redis.
     redis = visible(state.redis) if user or not state.config.users else ""
     theme = request.cookies.get("theme", "")
 
@@ -202,7 +202,7 @@ def _context(request: Request) -> dict[str, Any]:
 def error_page(
     request: Request, status: int, *, name: str = "", detail: str = ""
 ) -> Response:
-    """Show an error, with a way back; ``name`` is the project that it is about."""
+    """Show an error with a link back; ``name`` is the project concerned, if any."""
     texts = texts_of(request)
     headline = texts[f"error_{status}" if status in _WITH_HEADLINE else "error_other"]
     hint, again = "", 0
@@ -242,9 +242,9 @@ def refuse_with(
     fields: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Show an error: as JSON where data was asked for, elsewhere as a page.
+    """Show an error, as JSON for a path that returns data, otherwise as a page.
 
-    The page shows ``shown`` instead of the reason, where that is given.
+    If ``shown`` is given, the page shows ``shown`` instead of the reason.
     """
     if is_data(request):
         return error_answer(status, reason, fields=fields, headers=headers)
