@@ -1,3 +1,3 @@
-"""From a URL or a client to replies; only this package uses redis-py."""
+"""Connections to Redis and the requests over them; only this package uses redis-py."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a store reaches Redis: by URL, client, agent or variable, in any event loop."""
+"""How a store reaches Redis: by a URL, a client, an agent or ``BLS_REDIS_URL``."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class _Connected(Protocol):
 
 
 class LoopLocal(Generic[T]):
-    """One object for each event loop; those of closed loops go when the next one comes.
+    """One object for each event loop; :meth:`get` removes the objects of closed loops.
 
-    A kept object mostly refers to its loop, so a weak reference would never end.
+    Weak references to the loops are not enough, because most objects refer to their loop.
     """
 
     def __init__(self, let_go: Callable[[T], None] | None = None) -> None:
-        """``let_go`` is called with each object whose loop was closed under it."""
+        """Begin empty; ``let_go`` is called with each object whose loop was closed."""
         self._let_go = let_go
         self._lock = RLock()  # reentrant: a finaliser may run inside get()
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, T]
@@ -64,7 +64,7 @@ class LoopLocal(Generic[T]):
         self._by_loop = WeakKeyDictionary()
 
     def get(self, make: Callable[[], T]) -> T:
-        """Return what belongs to the running event loop; made if there is nothing."""
+        """Return the object of the running event loop; make it if there is none."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         loop = asyncio.get_running_loop()
@@ -73,8 +73,8 @@ class LoopLocal(Generic[T]):
             return found
         register(self)
         made = make()
-        # Other threads' loops come and go: without the lock the dictionary would change
-        # while this thread iterates over it.
+        # Other threads add and remove loops: without the lock the dictionary would
+        # change while this thread iterates over it.
         with self._lock:
             closed = [loop for loop in list(self._by_loop) if loop.is_closed()]
             left = [self._by_loop.pop(loop) for loop in closed]
@@ -85,13 +85,13 @@ class LoopLocal(Generic[T]):
         return made
 
     def find(self) -> T | None:
-        import asyncio  # noqa: PLC0415 - as above
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         return self._by_loop.get(asyncio.get_running_loop())
 
     def pop(self) -> T | None:
-        """Return what belongs to the running event loop, and keep it no longer."""
-        import asyncio  # noqa: PLC0415 - as above
+        """Remove and return the object of the running event loop."""
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         with self._lock, suppress(RuntimeError):  # in a forked child no loop runs
             return self._by_loop.pop(asyncio.get_running_loop(), None)
@@ -103,12 +103,12 @@ class LoopLocal(Generic[T]):
 
 
 class Access:
-    """The connections of one object; each event loop gets its own at the first request."""
+    """The connections of one object; each event loop opens its own at a first request."""
 
     def __init__(
         self, redis: object, name: str, *, timeout: float = 5.0, strict: bool = False
     ) -> None:
-        """Remember where Redis is, as :class:`Store`; ``name`` is for CLIENT LIST."""
+        """Remember where Redis is, as :class:`Store` does; CLIENT LIST shows ``name``."""
         self._agent = redis if isinstance(redis, _Connected) else None
         self._given = None
         if redis is not None and self._agent is None:
@@ -129,7 +129,7 @@ class Access:
 
     @property
     def known(self) -> Endpoint | None:
-        """Where Redis is, if that is known already; the environment is not read."""
+        """Where Redis is, or ``None`` if not known yet; the environment is not read."""
         return self._given or self.__dict__.get("endpoint")
 
     @property
@@ -156,13 +156,13 @@ class Access:
 
 
 class Store:
-    """An object in Redis that is used with and without ``async with``.
+    """An object in Redis that is used with or without ``async with``.
 
-    The first request opens a connection in the event loop that makes it; without
-    ``async with``, close it there with :meth:`aclose`.
+    The first request opens a connection in the event loop that sends the request. Without
+    ``async with``, close the connection with :meth:`aclose` in that event loop.
 
     Attributes:
-        client_name: What its connections are called in CLIENT LIST.
+        client_name: The name that CLIENT LIST shows for the connections of the store.
     """
 
     client_name: ClassVar[str] = "bls-agent:store"
@@ -176,10 +176,10 @@ class Store:
             redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
                 ``BLS_REDIS_URL``, read at the first request.
             timeout: Deadline of one request in seconds.
-            strict: Whether long requests and replies have no more time than that.
+            strict: Whether long requests and replies get no more time than ``timeout``.
 
         Raises:
-            ConfigurationError: ``redis`` is none of these, or ``timeout`` no time.
+            ConfigurationError: ``redis`` is none of these, or ``timeout`` is not valid.
         """
         self._access = Access(redis, self.client_name, timeout=timeout, strict=strict)
 
@@ -187,7 +187,7 @@ class Store:
         return f"<{type(self).__name__} {self._access.shown}>"
 
     async def __aenter__(self) -> Self:
-        """Open nothing: the first request does."""
+        """Return the store; the first request opens the connection."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -200,7 +200,7 @@ class Store:
 
 
 class WritingStore(Store):
-    """A store that a long-lived program writes with: a write may fail without raising."""
+    """A store for long-lived programs, in which a failed write need not raise."""
 
     def __init__(
         self,
@@ -213,9 +213,9 @@ class WritingStore(Store):
 
         Args:
             redis: As for :class:`Store`.
-            on_error: What a write does when Redis cannot answer: ``raise``, or return
-                nothing; then it is counted in :attr:`failed_writes`, and a warning is
-                logged, once a minute at most. Reads always raise.
+            on_error: What a write does when Redis cannot answer. ``raise`` raises the
+                error. ``none`` counts the write in :attr:`failed_writes` and logs a
+                warning, at most once a minute. Reads always raise.
             timeout: Deadline of one request in seconds.
 
         Raises:
@@ -235,11 +235,11 @@ class WritingStore(Store):
 
     @property
     def failed_writes(self) -> int:
-        """Writes that Redis did not answer, and that did not raise: perhaps lost."""
+        """Number of writes that failed without raising an error; they may be lost."""
         return self._failed_writes
 
     def _absorb(self, error: RedisUnavailableError) -> None:
-        """Count and log a write that failed; raise its error if that was asked for."""
+        """Count and log a failed write, or raise its error if ``on_error`` is ``raise``."""
         if not self._absorbs:
             raise error
         self._failed_writes += 1

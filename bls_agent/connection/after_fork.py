@@ -1,9 +1,9 @@
-"""What a forked child inherits and must not touch: connections, locks, event loops.
+"""Reset of objects that a forked child inherits: connections, locks, event loops.
 
-A child's descriptors are the parent's open files: a write into a connection arrives as
-the parent's, and a transport that is closed through its event loop leaves the selector
-that both processes share, which makes the *parent* deaf. So what is registered here
-drops what it inherited, without calling the loop, and is as if it had just been made.
+A child shares the open files of its parent. The server takes a child's write for a write
+of the parent. A transport that is closed through its event loop leaves the selector that
+both processes share, so that the *parent* receives no more data. So each object that is
+registered here drops what it inherited, without the loop, and becomes like a new object.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 
 
 class ForkAware(Protocol):
-    """An object that a forked child inherits and only the parent can go on using."""
+    """An object whose state only the parent can use after a fork."""
 
     def reset_after_fork(self) -> None:
-        """Begin afresh; called in the child, in its only thread. Must not wait."""
+        """Reset the object; called in the only thread of the child. Must not wait."""
         ...
 
 
 _FORK_AWARE: Final[WeakValueDictionary[int, ForkAware]] = WeakValueDictionary()
-# Objects that the child must keep: a finaliser would be noisy, or worse.
+# Objects that a child never releases, because their finalisers would do harm.
 _INHERITED: Final[list[object]] = []
 
 
@@ -38,14 +38,14 @@ def register(instance: ForkAware) -> None:
 
 
 def _reset_all() -> None:
-    """Reset the youngest first: the connections of a session before the session."""
+    """Reset all objects, youngest first: a session's connections before the session."""
     for reference in reversed(_FORK_AWARE.valuerefs()):
         instance = reference()
         if instance is None:
             continue
         try:
             instance.reset_after_fork()
-        except Exception:  # the others must not suffer
+        except Exception:  # the other objects must be reset, too
             logger.exception("%r could not be reset after a fork", instance)
 
 
@@ -61,11 +61,11 @@ def never_finalize(inherited: object) -> None:
 def detach_fd(descriptor: int) -> None:
     """Close a socket without its transport, which belongs to the parent's loop.
 
-    The descriptor then leads to ``/dev/null``: a transport that closes it later closes
-    no other file, and no selector finds the parent's entry by it.
+    The descriptor then leads to ``/dev/null``. So a transport that closes the descriptor
+    later closes no other file, and no selector finds the parent's entry by it.
     """
     if os.name != "posix":
-        return  # there are no children, and a socket is no descriptor
+        return  # no fork there, and a socket is no file descriptor
     with suppress(OSError):  # closed already, or no descriptor is left
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -81,7 +81,7 @@ def exit_if_child(error: BaseException | None, parent: int) -> None:
     if not isinstance(error, SystemExit) or os.getpid() == parent:
         return
     code = error.code
-    with suppress(Exception):  # there may be no streams
+    with suppress(Exception):  # the standard streams may be missing
         if not isinstance(code, int | None):
             sys.stderr.write(f"{code}\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The connections of one agent, one for each use, so that none waits behind another."""
+"""The connections of one agent, one for each use, so that no use waits for another."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bls_agent.core.backoff import Backoff, jittered
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks for another server: one request to one sentinel, or a new
-# connection to a node for the map of a cluster, whose nodes tell of most moves.
+# Seconds between two checks for another server. A check is one request to a sentinel, or
+# a new connection to a cluster node for the map; most moves show in replies of a cluster.
 LOOK_EVERY: Final = {"sentinel": 1.0, "cluster": 10.0}
-OVERDUE: Final = 1.0  # seconds after which a missing answer is a reason to look
-PACE: Final = 0.5  # seconds between two turns of the loop
+OVERDUE: Final = 1.0  # seconds without a reply after which a check is made at once
+PACE: Final = 0.5  # seconds between two turns of the loop of monitor_failover()
 ADMIN_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
 
 
@@ -58,13 +58,13 @@ class AgentConnections:
         self._timeout = timeout
         self._keys = keys
         self.routes = Routes(endpoint)
-        # data: to the console list, for log batches and anything large. liveness: to the
-        # status, never behind anything large. blocking: a receiver waits on it.
+        # data: console list, log batches, all large requests. liveness: the status; it
+        # carries no large requests. blocking: the receiver waits on this connection.
         self.data = self._connection("data")
         self.liveness = self._connection("liveness")
         self.blocking = self._connection("blocking", "control")
-        # To the control list: control is small and urgent, intake looks at commands
-        # and cuts them without waiting.
+        # Both lead to the control list. control: small, urgent requests. intake: reads
+        # and trims commands without blocking.
         if endpoint.is_cluster:
             self.control = self.intake = self._connection("control")
         else:
@@ -86,9 +86,10 @@ class AgentConnections:
     async def admin_connection(
         self, server: Endpoint | None
     ) -> AsyncGenerator[Connection]:
-        """Return an urgent connection to this very server, or open one for the block.
+        """Yield a connection to this server for urgent requests; open it if needed.
 
-        That fails at once, not at the pace of the gate. ``None``: the control list's.
+        Opening fails at once, because it does not wait for the gate. If ``server`` is
+        ``None``, the connection to the control list is yielded.
         """
         if server is None or self.endpoint.topology is None:
             yield self.control
@@ -109,11 +110,11 @@ class AgentConnections:
             await connection.aclose()
 
     async def kill_orphans(self, connection: Connection, *, kill: bool) -> bool:
-        """Make the server end what ``connection`` has lost; return if all is harmless."""
+        """Make the server end the orphans of a connection; return if all are harmless."""
         return await connection.orphans.kill_all(connection, self, kill=kill)
 
     async def monitor_failover(self) -> None:
-        """Leave servers from which another one has taken over, until cancelled."""
+        """Check for replaced servers and leave them; run until cancelled."""
         topology = self.endpoint.topology
         if topology is None:
             return
@@ -133,7 +134,7 @@ class AgentConnections:
                     await connection.route.aclose()
 
     async def leave_wrong_servers(self) -> None:
-        """Drop the connections to servers from which another one has taken over."""
+        """Drop the connections to servers that another server has replaced."""
         right: dict[Route, Endpoint] = {}
         for connection in self.all:
             route, server = connection.route, connection.server
@@ -147,10 +148,10 @@ class AgentConnections:
         for addresses in left:
             logger.warning("leaving %s for %s", *addresses)
         if left:
-            self.gate.on_connected()  # what it writes went to the old server
+            self.gate.on_connected()  # the last writes went to the old server
 
     def detach(self) -> None:
-        """Drop every connection without calling server or loop; none opens again."""
+        """Drop all connections for good, without calling the server or the event loop."""
         for connection in self.all:
             connection.detach()
             connection.retired = True

@@ -12,11 +12,11 @@ from bls_agent.core.errors import RedisUnavailableError
 
 
 class BlockingConnection:
-    """The posted requests of one reader, which has the connection for itself.
+    """The blocking requests of one reader, on a connection that nobody else uses.
 
     A posted request has no deadline, and its reply stays pending. Cancelling a read
-    loses nothing, because the next read gets the reply. A posted request is not sent
-    to another node: its reader gets the redirection.
+    loses no reply, because the next read returns it. A redirected request is not sent
+    to the other node; the reader gets the redirection as an error.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -24,27 +24,27 @@ class BlockingConnection:
 
     @property
     def pending(self) -> int:
-        """Replies that are not collected yet."""
+        """Number of replies that are not collected yet."""
         return self.connection.pending
 
     @property
     def received(self) -> int | None:
-        """Bytes that have arrived over the connection."""
+        """Number of bytes that have arrived; ``None`` if the connection is not open."""
         channel = self.connection.channel
         return None if channel is None else channel.received
 
     async def post(self, requests: Sequence[Request]) -> None:
-        """Send requests without waiting for replies."""
+        """Send requests without waiting for the replies."""
         channel = self.connection.channel
         if channel is None or channel.state is ChannelState.ENDED:
             channel = await self.connection.open()
         channel.post(requests)
 
     async def collect(self, patience: float | None = None) -> Reply:
-        """Wait for the next pending reply; cancelling loses nothing.
+        """Return the next pending reply; cancelling loses no reply.
 
-        RedisUnavailableError for an error reply or a lost connection; TimeoutError if
-        nothing has come after ``patience`` seconds.
+        Raises RedisUnavailableError for an error reply or a lost connection, and
+        TimeoutError if no reply has come after ``patience`` seconds.
         """
         connection, channel = self.connection, self.connection.channel
         if channel is None:
@@ -66,7 +66,7 @@ class BlockingConnection:
         return reply
 
     async def unblock(self, admin: Connection) -> bool:
-        """End the block at the server; return whether the server could be asked to."""
+        """Make the server end the blocking read; return whether the server has replied."""
         number = self.connection.client_id
         if number is None:
             return False

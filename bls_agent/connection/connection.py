@@ -1,12 +1,13 @@
-"""One connection to Redis for any number of tasks: opened, lost, opened again.
+"""One connection to Redis for any number of tasks; it opens again after a loss.
 
-* Requests go out at once and have a deadline each (see ``transport.py``); cancelling a
-  caller affects no other caller, and no connection. No request is repeated by itself.
-* Every error is one of ours (``faults.py`` translates those of redis-py).
+* Each request is sent at once and has a deadline (see ``transport.py``). Cancelling a
+  caller affects neither other callers nor the connection. Only :meth:`Connection.read`
+  and :meth:`Connection.read_many` repeat a request that may have been executed.
+* Errors of redis-py are translated into errors of this package (see ``faults.py``).
 * A request that belongs to another node of a cluster is sent to that node.
 
-Each connect finds its server anew (see ``route.py``), and a gate paces the tries.
-Blocking reads stand in ``blocking.py``.
+Each try to connect looks up the server again (see ``route.py``); a gate delays the tries.
+``blocking.py`` contains the blocking reads.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
 logger = logging.getLogger(__name__)
 
-REDIRECTS: Final = 3  # that one request follows without a pause
-ASK_AGAIN: Final = 0.25  # seconds until a request is sent again whose slot is moving
+REDIRECTS: Final = 3  # redirections that a request follows without a pause
+ASK_AGAIN: Final = 0.25  # seconds before a request to a moving slot is sent again
 
 
 class Connection:
     """One connection, opened on first use and again after a loss.
 
-    The time of a request, in seconds after :meth:`call`:
+    A request passes these stages after :meth:`call`, each with a limit in seconds:
 
-    * until the connection is open: at most ``CONNECT_TIMEOUT`` to find the server, and
-      ``patience`` to connect. A gate may pace the try, without a limit.
-    * while large requests before it leave: at most ``timeout``; behind a gate without
-      a limit.
-    * from then on its deadline runs (``Pace`` in ``transport.py``): ``timeout``, more
-      for a long request, and again ``timeout`` after each part of a reply.
-    * while its slot of a cluster moves: at most ``timeout`` until the last try.
+    * opening the connection: at most ``CONNECT_TIMEOUT`` to find the server, and
+      ``patience`` to connect. A gate may delay the try without a limit.
+    * waiting until larger requests before this request are sent: at most ``timeout``,
+      with a gate without a limit.
+    * waiting for the reply (``Pace`` in ``transport.py``): ``timeout``, more for a long
+      request, and again ``timeout`` after each part of the reply.
+    * repeating while the slot of a cluster moves: at most ``timeout`` until the last try.
     """
 
     def __init__(
@@ -70,18 +71,18 @@ class Connection:
     ) -> None:
         """Remember the route; nothing is opened yet.
 
-        ``timeout`` and ``patience`` are the deadlines of a request and of connecting,
-        in seconds. A long request has more time, up to 16 times it when it did not
-        pass, and a reply as long as some of it comes; if ``strict``, neither has.
-        Without a ``gate`` a failure to connect is raised at once; ``outage`` is what
-        such connections share.
+        ``timeout`` and ``patience`` are the deadlines of a request and of a try to
+        connect, in seconds. A long request has more time, after timeouts up to 16 times
+        ``timeout``. A reply has more time while its bytes arrive. If ``strict``, neither
+        has more time. Without a ``gate`` a failure to connect is raised at once; such
+        connections may share an ``outage``.
         """
         self.route = Route(where) if isinstance(where, Endpoint) else where
         self.name = client_name(name)
-        self.server: Endpoint | None = None  # connected to, or tried last
+        self.server: Endpoint | None = None  # current server, or last one tried
         self.orphans = OrphanedConnections()
-        self.generation = 0  # how often it was opened
-        self.retired = False  # it never connects again: callers wait for ever
+        self.generation = 0  # how often the connection was opened
+        self.retired = False  # if true, it never connects again: callers wait forever
         self._patience = patience
         self._pace = Pace(timeout, strict=strict)
         self._gate = gate
@@ -89,20 +90,20 @@ class Connection:
         self._opening = anyio.Lock(fast_acquire=True)
         self._attempt: anyio.CancelScope | None = None
         self._connecting_since: float | None = None
-        self.channel: Channel | None = None  # that requests leave by
-        self._others: list[Channel] = []  # greeting or draining
+        self.channel: Channel | None = None  # carries the requests
+        self._others: list[Channel] = []  # channels in state greeting or draining
 
     def __repr__(self) -> str:
         state = "open" if self.connected else "closed"
         return f"<Connection {self.name} {self.address} {state}>"
 
     def __del__(self) -> None:
-        """Close what no caller can use any more, in whatever thread this is."""
+        """Close the channel, which no caller can use any more; runs in any thread."""
         channel: Channel | None = getattr(self, "channel", None)
         if channel is not None:
             channel.close_from_anywhere()
 
-    # --- its state
+    # --- state
 
     @property
     def use(self) -> str:
@@ -110,12 +111,12 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection is open as far as we know."""
+        """Whether the connection is open, as far as this process knows."""
         return self.channel is not None and self.channel.state is not ChannelState.ENDED
 
     @property
     def ready(self) -> bool:
-        """Whether a request would leave at once."""
+        """Whether a request would be sent at once."""
         return self.channel is not None and self.channel.state is ChannelState.OPEN
 
     @property
@@ -129,19 +130,19 @@ class Connection:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest request, or the connecting that is under way, began."""
+        """When the running try to connect, or else the oldest request, began."""
         if self._connecting_since is not None or self.channel is None:
             return self._connecting_since
         return self.channel.waiting_since
 
     @property
     def client_id(self) -> int | None:
-        """The connection's id at the server, if the server gave it."""
+        """The reply of the server to CLIENT ID, or ``None`` if it is not known."""
         return self.channel.client_id if self.channel and self.connected else None
 
     @property
     def pending(self) -> int:
-        """Replies to posted requests that their reader has not collected yet."""
+        """Number of replies to posted requests that the reader has not collected."""
         return 0 if self.channel is None else self.channel.pending
 
     @property
@@ -158,8 +159,8 @@ class Connection:
     async def call(self, *request: Argument) -> Reply:
         """Send one request and return its reply.
 
-        RedisUnavailableError if there is no answer within the deadline, or an error
-        reply; ``error.ambiguous`` if the request may have been executed all the same.
+        Raises RedisUnavailableError if no reply comes within the deadline, or if the
+        reply is an error. ``error.ambiguous``: the request may have been executed anyway.
         """
         reply = (await self.call_many([request]))[0]
         if isinstance(reply, RedisUnavailableError):
@@ -167,9 +168,9 @@ class Connection:
         return reply
 
     async def call_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send several requests in one write; error replies stand in the list.
+        """Send several requests in one write; the returned list contains error replies.
 
-        Raises as :meth:`call` if the connection failed.
+        Raises RedisUnavailableError if the connection failed.
         """
         if not requests:
             return []
@@ -186,16 +187,16 @@ class Connection:
     async def _follow(self, requests: Sequence[Request], replies: list[Reply]) -> None:
         """Send redirected requests again; none of them was executed.
 
-        1. ``MOVED``: at once, to the node that the route has learnt from the reply.
-        2. ``ASK``: the key is absent here, because its slot is on its way. The request
-           is sent to the same node again, until the answer is ``MOVED``.
-        3. A route to one node follows nothing, and a request that is redirected for
-           ``timeout`` keeps its error reply. Other error replies stay as they are.
+        1. ``MOVED``: the request is sent at once to the node that the reply names.
+        2. ``ASK``: the node does not have the key, because the slot is moving. The
+           request is sent to the same node again, until the reply is ``MOVED``.
+        3. A route to one node follows no redirection. A request that is redirected for
+           ``timeout`` keeps its error reply. Other error replies are not changed.
         """
         end = anyio.current_time() + self._pace.timeout
         moves = 0
         while self.route.follows:
-            # Of several keys of a slot some may have left already.
+            # Some keys of a slot may have moved already while others have not.
             again = [at for at, reply in enumerate(replies) if redirects(reply)]
             if not again or anyio.current_time() > end:
                 return
@@ -208,7 +209,7 @@ class Connection:
             except RedisUnavailableError as error:
                 if len(again) == len(replies):
                     raise
-                answers = [error] * len(again)  # the others were executed
+                answers = [error] * len(again)  # the other requests were executed
             for at, answer in zip(again, answers, strict=True):
                 replies[at] = answer
 
@@ -220,14 +221,14 @@ class Connection:
         return replies
 
     async def read(self, *request: Argument) -> Reply:
-        """Send a request that changes nothing; once more after a loss."""
+        """Send a request that changes nothing, and once more after a lost connection."""
         reply = (await self.read_many([request]))[0]
         if isinstance(reply, RedisUnavailableError):
             raise reply
         return reply
 
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send many requests that change nothing; once more after a loss."""
+        """Send requests that change nothing, and once more after a lost connection."""
         try:
             return await self.call_many(requests)
         except RedisUnavailableError as error:
@@ -236,10 +237,10 @@ class Connection:
         return await self.call_many(requests)
 
     async def _prepare(self) -> Channel:
-        """Return the open connection when large requests before this one have left."""
+        """Return the open channel after the large requests before this one are sent."""
         while True:
             channel = await self.open()
-            if channel.error is not None:  # it ended before this caller's turn came
+            if channel.error is not None:  # ended before this caller's turn
                 raise translate(channel.error, self.address)
             if channel.state is not ChannelState.CONGESTED:
                 return channel
@@ -249,7 +250,7 @@ class Connection:
     async def _await_others(
         self, wait: Callable[[], Awaitable[object]], text: str
     ) -> None:
-        """Wait for other callers, behind a gate without a deadline."""
+        """Wait for other callers, at most ``timeout``; with a gate there is no limit."""
         most = self._pace.timeout if self._gate is None else None
         with anyio.move_on_after(most) as scope:
             await wait()
@@ -260,7 +261,7 @@ class Connection:
     def note_refused(
         self, channel: Channel, requests: Sequence[Request], replies: Sequence[Reply]
     ) -> None:
-        """Record error replies; one may mean that this is the wrong server."""
+        """Log missing rights; leave the channel if a reply shows the wrong server."""
         if self._gate is not None:
             self._gate.throttled_log.note_denied(requests, replies)
         final = next(filter(ends_connection, replies), None)
@@ -268,7 +269,7 @@ class Connection:
             return
         self.route.invalidate(final)
         channel.drain()
-        if not channel.pending:  # else a reader collects it from this channel
+        if not channel.pending:  # else a reader still collects replies from it
             self.channel = None
             self._others = [c for c in (*self._others, channel) if c.unanswered]
 
@@ -289,7 +290,7 @@ class Connection:
             opening.release()
 
     async def drop(self) -> None:
-        """Drop the connection, also one that is being opened; its id counts as lost."""
+        """Drop the connection as an orphan, or end a running try to connect."""
         channel = self._cut_short()
         if channel is not None and channel.state is not ChannelState.ENDED:
             channel.fail(ConnectionError("the connection was given up"))
@@ -297,11 +298,11 @@ class Connection:
             self.route.invalidate()
 
     async def leave_for(self, right: Endpoint) -> bool:
-        """Drop the connection unless it leads to the right server, and return whether.
+        """Drop the connection if it leads to another server; return whether it did.
 
         A server that was killed or demoted ends its connections. A server that hangs, or
-        is cut off from the others, does not, and what is written there is lost when it
-        comes back.
+        that the other servers cannot reach, does not end them, and writes to such a
+        server are lost when it comes back.
         """
         if not self.engaged or self.address == right.address:
             return False
@@ -309,21 +310,21 @@ class Connection:
         return True
 
     async def aclose(self) -> None:
-        """Close the connection in order; it may be used again and then opens anew."""
+        """Close the connection; the next request opens it again."""
         others, self._others = self._others, []
         for channel in (self._cut_short(), *others):
             if channel is not None:
                 channel.close()
 
     def _cut_short(self) -> Channel | None:
-        """End the try to connect, and return the channel, which is not used again."""
+        """End a running try to connect; detach the channel, if any, and return it."""
         if self._attempt is not None:
             self._attempt.deadline = -math.inf
         channel, self.channel = self.channel, None
         return channel
 
     def note_lost(self, channel: Channel) -> None:
-        """Remember a connection that ended without our will, as an orphan."""
+        """Remember a connection that was not closed regularly, as an orphan."""
         there, at = channel.own_address, channel.ended_at
         orphan = OrphanedConnection(channel.client_id, there, channel.server, at)
         self.orphans.add(orphan)
@@ -331,17 +332,17 @@ class Connection:
         self.route.invalidate()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: become as never opened; open sockets stay the parent's."""
+        """In a forked child: forget all connections; the parent keeps open sockets."""
         for channel in self._reset():
             channel.reset_after_fork()
 
     def detach(self) -> None:
-        """Become as never opened, because the loop was closed under the connection."""
+        """Forget all connections, because their event loop was closed."""
         for channel in self._reset():
             channel.detach()
 
     def _reset(self) -> list[Channel]:
-        """Return what was open; neither the server nor the loop is called."""
+        """Forget all channels and return them; call neither the server nor the loop."""
         channels = [*self._others, self.channel]
         self.channel = self._attempt = self._connecting_since = None
         self._others = []
@@ -406,7 +407,7 @@ class Connection:
             if isinstance(reply, RedisUnavailableError) and not goes_without:
                 raise reply
         channel.client_id = number if isinstance(number, int) else None
-        if channel.error is not None:  # it came with the last reply
+        if channel.error is not None:  # the channel ended with the last reply
             raise channel.error
 
     async def _discard(self, raw: RawConnection, channel: Channel | None) -> None:
@@ -415,12 +416,12 @@ class Connection:
             channel.close()
             return
         with anyio.CancelScope(shield=True), suppress(Exception):
-            abort(raw)  # TLS would wait 30 s for the server's goodbye
+            abort(raw)  # TLS would wait 30 s for the server to close
             await raw.disconnect(nowait=True)
 
 
 def client_name(name: str) -> str:
-    """Write a name with what CLIENT SETNAME allows: printable ASCII, no blanks."""
+    """Return a name with only characters that CLIENT SETNAME allows; escape the others."""
     allowed = string.ascii_letters + string.digits + "-_.:@/#"
     return "".join(
         letter if letter in allowed else f"%{ord(letter):x}" for letter in name

@@ -1,10 +1,10 @@
-"""Where Redis is: a URL or a borrowed client, and new connections to it.
+"""The address of Redis, from a URL or a client of the host, and new connections to it.
 
-The only module that imports redis-py. Its defaults do not fit a guest in another
-process (a socket timeout that cuts BLPOP, ten silent retries that duplicate RPUSH, five
-round trips to connect), so connections are built from its parts: RESP2, one round trip
-to connect, tight keepalive, no retry, deadlines of ours instead of a socket timeout. A
-client of the host lends address, credentials, TLS and database; it is never closed.
+Only this module imports redis-py. Its defaults do not fit a library inside another
+program: a socket timeout ends BLPOP, ten silent retries may duplicate RPUSH, and
+connecting takes five round trips. So connections are built from parts of redis-py, with
+RESP2, one round trip to connect, frequent keepalive, no retry, and own deadlines. A
+client of the host provides address, credentials, TLS and database; it is never closed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CONNECT_TIMEOUT: Final = 5.0
 
 
 def packer() -> Callable[[tuple[Argument, ...]], bytes]:
-    """Return the function that writes one request; half of redis-py's time."""
-    hiredis: Any = import_module("hiredis")  # not at import: 3 ms
+    """Return the function that packs one request, in half of the time of redis-py."""
+    hiredis: Any = import_module("hiredis")  # imported late, because it takes 3 ms
     return cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)
 
 
@@ -50,7 +50,7 @@ def make_reader(parse_error: Callable[[str], Exception], nothing: object) -> Any
 
 
 def push_type() -> type:
-    """The class of what a server sends unasked, in the middle of the replies."""
+    """Return the class of the messages that a server sends without a request."""
     return cast("type", import_module("hiredis").PushNotification)
 
 
@@ -65,7 +65,7 @@ class RawConnection(Protocol):
     async def disconnect(self, nowait: bool = False) -> None: ...  # noqa: FBT001, FBT002
 
 
-# The options of a URL or a borrowed client that are used; we decide all else.
+# The options of a URL or a client that are used; this module sets all other options.
 _PLACE: Final = frozenset({"host", "port", "path", "db"})
 _CREDENTIALS: Final = frozenset({"username", "password", "credential_provider"})
 _FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
@@ -89,11 +89,11 @@ _OVERRULED: Final = frozenset(
 
 @dataclass(frozen=True, repr=False)
 class Topology:
-    """Several servers behind one address, and which servers know the right one."""
+    """Several servers behind one URL, and the servers to ask which one to use."""
 
     kind: Kind
     seeds: tuple[Endpoint, ...]
-    node: Callable[[str, int], Endpoint]  # by host and port; same credentials, same TLS
+    node: Callable[[str, int], Endpoint]  # from host and port, with the same login
     service: str = ""  # the name under which sentinels know the master
 
 
@@ -102,8 +102,8 @@ class Endpoint:
     """Where Redis is and how a new connection to it is made."""
 
     address: str  # for messages: no credentials
-    make: Callable[[], RawConnection]  # of a topology: to its first server
-    notes: tuple[str, ...] = ()  # decisions other than asked for; logged once
+    make: Callable[[], RawConnection]  # connects to the first server
+    notes: tuple[str, ...] = ()  # warnings about ignored options; logged once
     topology: Topology | None = None  # ``None`` for one server
     likeness: int = 0  # equal for the same address and credentials; 0 if unknown
 
@@ -112,14 +112,14 @@ class Endpoint:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether keys lie on different servers: only keys of one slot go together."""
+        """Whether this is a cluster, where a request may use keys of one slot only."""
         return self.topology is not None and self.topology.kind == "cluster"
 
     @classmethod
     def of(cls, redis: object, name: str = "redis") -> Endpoint:
-        """Understand a URL, a redis-py client (asyncio or not) or an endpoint.
+        """Return the endpoint of a URL, a redis-py client (asyncio or not) or an endpoint.
 
-        ``name`` is the argument or variable for a ConfigurationError.
+        ``name`` is the argument or variable that a ConfigurationError names.
         """
         if isinstance(redis, Endpoint):
             return redis
@@ -169,7 +169,7 @@ def _parse(url: str, shown: str) -> dict[str, Any]:
 
 
 def _wrong_part(url: str, message: str) -> str:
-    """Return which part of a URL is wrong, unquoted, because it may be part of a password."""
+    """Describe the wrong part of a URL without quoting it: it may hold a password."""
     place, _, rest = url.partition("://")[2].partition("?")
     _, *after = re.split(r"[/#]", place, maxsplit=1)
     if any("@" in part for part in (*after, rest)):
@@ -182,7 +182,7 @@ def _wrong_part(url: str, message: str) -> str:
 
 
 def _endpoint_of_several(url: SeveralHosts, shown: str) -> Endpoint:
-    """Understand options by redis-py's rules, as of a URL of one server."""
+    """Return the endpoint of a URL of several hosts; redis-py parses its options."""
     options = _parse(f"{url.base}://{url.login}host/{url.database}{url.query}", shown)
     asking = {name: options.pop(name, None) for name in _SENTINEL_CREDENTIALS}
     if url.kind == "cluster":
@@ -253,10 +253,10 @@ def _endpoint_of_options(
             raise ConfigurationError("redis", shown, rule, remedy)
         if name in _FILES and value and not Path(str(value)).exists():
             raise ConfigurationError("redis", shown, f"{name} names no file: {value}")
-    if strict and scheme == "rediss":  # the default of redis-py 5 trusts any host
+    if strict and scheme == "rediss":  # redis-py 5 trusts any host by default
         verifies = str(kept.get("ssl_cert_reqs", "required")).lower() != "none"
         kept.setdefault("ssl_check_hostname", verifies)
-    # Without a password OpenSSL prompts at the terminal, and our event loop waits.
+    # Without a value OpenSSL asks at the terminal, which blocks our event loop.
     kept |= {name: kept.get(name) or "" for name in known & {"ssl_password"}}
     fixed = _fixed_options(known, tcp=scheme != "unix")
     try:
@@ -272,7 +272,7 @@ def _endpoint_of_options(
 
 
 def _notes_on(kept: Mapping[str, Any], overruled: Sequence[str]) -> tuple[str, ...]:
-    """Name what of a URL does not apply, and a password in the place of the user."""
+    """Return warnings: options that are ignored, and a user without a password."""
     notes: list[str] = []
     if overruled:
         notes.append(f"options of the URL that do not apply: {overruled}")
@@ -326,7 +326,7 @@ def _endpoint_of_client(client: object) -> Endpoint:
 
 
 def _endpoint_of_sentinel_client(pool: Any, kind: type) -> Endpoint:
-    """Ask the client's sentinels for its master, over connections of our own."""
+    """Return an endpoint that asks the client's sentinels over its own connections."""
     from bls_agent.core.urls import address_of
 
     shown = f"Sentinel({pool.service_name!r})"
@@ -351,7 +351,7 @@ def _endpoint_of_sentinel_client(pool: Any, kind: type) -> Endpoint:
 
 
 def _endpoint_of_cluster_client(nodes: Any, shown: str) -> Endpoint:
-    """Begin with the nodes that the client began with, or has found since."""
+    """Return an endpoint that begins with the nodes that the client knows."""
     options: Mapping[str, Any] = nodes.connection_kwargs
     kind = getattr(options.get("connection_class"), "__name__", "")
     scheme = "rediss" if options.get("ssl") or "SSL" in kind else "redis"
@@ -362,14 +362,14 @@ def _endpoint_of_cluster_client(nodes: Any, shown: str) -> Endpoint:
 
 
 def _endpoint_of_foreign_pool(pool: Any, kind: type) -> Endpoint:
-    """Have the client's own pool make the connections; the deadlines are ours."""
+    """Return an endpoint whose connections are made by the client's own pool."""
 
     def make() -> RawConnection:
         raw = pool.make_connection()
         raw.socket_timeout = None
         raw.health_check_interval = 0
         raw.encoder.decode_responses = False
-        raw.protocol = 2  # of RESP3, pushes would be taken for replies
+        raw.protocol = 2  # because this reader takes RESP3 pushes for replies
         return cast("RawConnection", raw)
 
     note = f"connections are made by the given client ({kind.__name__}), as they are"
@@ -395,7 +395,7 @@ def _fixed_options(known: frozenset[str], *, tcp: bool) -> dict[str, Any]:
     }
     if "driver_info" in known:
         options["driver_info"] = None
-    else:  # redis-py before 7 knows these two instead
+    else:  # redis-py before 7 has these two options instead
         options |= {"lib_name": None, "lib_version": None}
     if tcp:
         options["socket_keepalive"] = True
@@ -404,7 +404,7 @@ def _fixed_options(known: frozenset[str], *, tcp: bool) -> dict[str, Any]:
 
 
 def _keepalive() -> dict[int, int]:
-    """Notice a dead link within 25 s idle and 20 s with unacknowledged data."""
+    """Return options that find a dead link in 25 s, with unacknowledged data in 20 s."""
     wanted = {
         "TCP_KEEPIDLE": 10,
         "TCP_KEEPALIVE": 10,  # macOS's name for TCP_KEEPIDLE

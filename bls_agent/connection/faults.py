@@ -1,4 +1,4 @@
-"""The one table that gives every foreign error its class."""
+"""The table that maps errors of redis-py and asyncio to errors of this package."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Reply
 
 
-# What Redis says in front of our arguments in an error: of AUTH, the password.
+# Redis writes this before the arguments that an error quotes; for AUTH, the password.
 ECHO: Final = ", with args beginning"
-CHAIN: Final = 10  # causes that are looked at; a chain of them may be a circle
+CHAIN: Final = 10  # most causes that are followed; a chain may be circular
 
 
 # Class name (anywhere in the error's ancestry), beginning of its text → kind.
-# The first row that fits decides; redis-py's own tree is no help, because there
-# a wrong password is a ConnectionError and READONLY is not.
+# The first row that fits decides. The class hierarchy of redis-py does not help, because
+# a wrong password is a ConnectionError there and READONLY is not.
 _KINDS: Final = (
     ("AuthenticationError", "", "auth"),
     ("NoPermissionError", "", "no_permission"),
@@ -32,8 +32,8 @@ _KINDS: Final = (
     ("MovedError", "", "moved"),
     ("AskError", "", "ask"),
     ("ClusterCrossSlotError", "", "cross_slot"),
-    # redis-py 5 has no classes for the errors of clusters: the text decides.
-    # A script of Redis 6.2 hides the class of the error in it.
+    # Here the text decides, because redis-py 5 has no classes for cluster errors, and
+    # because an error inside a script of Redis 6.2 loses its class.
     ("ResponseError", "READONLY", "read_only"),
     ("ResponseError", "MASTERDOWN", "master_down"),
     ("ResponseError", "CLUSTERDOWN", "cluster_down"),
@@ -64,13 +64,13 @@ _KINDS: Final = (
     ("Exception", "", "connection"),
 )
 
-_PERMANENT: Final = frozenset(  # trying again soon does not help
+_PERMANENT: Final = frozenset(  # kinds for which trying again soon does not help
     {
         "auth", "cross_slot", "no_permission", "not_redis", "protocol", "refused", "tls",
         "unknown_command", "unsupported", "wrong_type",
     }
 )  # fmt: skip
-_ENDING: Final = frozenset(  # the connection must not be used again
+_ENDING: Final = frozenset(  # kinds after which the connection must not be used again
     {
         "auth", "cluster_down", "connection", "master_down", "max_clients", "moved",
         "not_redis", "protocol", "read_only", "role_changed", "timeout", "tls",
@@ -78,19 +78,19 @@ _ENDING: Final = frozenset(  # the connection must not be used again
 )  # fmt: skip
 
 
-# Errors of OpenSSL that are permanent; redis-py hides them in its own error.
+# Parts of the texts of permanent OpenSSL errors, which redis-py wraps in its own error.
 _TLS: Final = (
     "certificate_verify_failed",
-    "wrong_version_number",  # no TLS there
+    "wrong_version_number",  # the server does not speak TLS
     "record layer failure",  # the same, in newer versions
-    "_alert_",  # the other side refuses: our certificate, our version, our ciphers
+    "_alert_",  # the server refuses our certificate, version or ciphers
     "unsupported_protocol",
     "] pem lib",  # a key or certificate of ours that cannot be read
-    "[x509: ",  # the same, or the two do not belong together
+    "[x509: ",  # the same, or key and certificate do not match
 )
 
 
-# What Redis before 7 puts in front of an error in a script.
+# The text that Redis before 7 puts before an error in a script.
 _IN_SCRIPT: Final = re.compile(
     r"(error running script \(call to \w+\): )?(@user_script: ?\d+: )+-?"
 )
@@ -110,7 +110,7 @@ def classify(error: BaseException) -> str:
 def translate(
     error: Exception, address: str, *, ambiguous: bool = False, connecting: bool = False
 ) -> RedisUnavailableError:
-    """Turn a foreign error into ours, without the arguments that Redis echoes."""
+    """Return an error of this package, without the arguments that Redis quotes."""
     if isinstance(error, RedisUnavailableError):
         return type(error)(
             error.kind,
@@ -121,7 +121,7 @@ def translate(
         )
     kind = classify(error)
     if kind == "not_redis" and not connecting:
-        # A moment ago it was Redis; the next connection shows whether it still is.
+        # The server was Redis at the connect; the next connect shows if it still is.
         kind = "garbled"
     reason = str(error).split(ECHO, 1)[0] or type(error).__name__
     ours = RedisRefusedError if kind in _PERMANENT else RedisUnavailableError
@@ -133,7 +133,7 @@ def translate(
 
 
 def _advise(reason: str, address: str) -> str:
-    """Add what probably listens instead of Redis, and what to write in the URL."""
+    """Add to an error what probably listens instead of Redis, and how to fix the URL."""
     if any(advice in reason for advice in _SIGNS.values()):
         return reason
     for sign, advice in _SIGNS.items():
@@ -144,7 +144,7 @@ def _advise(reason: str, address: str) -> str:
     return reason
 
 
-# Text in an error of a new connection → what listens there.
+# Text in an error of a new connection → advice that is added to the error.
 _HTTP: Final = "; an HTTP server seems to answer there: is it a Redis?"
 _NO_TLS: Final = "; no TLS is spoken there: is it redis:// with one s, or another port?"
 _SIGNS: Final = {
@@ -160,13 +160,13 @@ _SIGNS: Final = {
 
 
 def port_was_closed(error: BaseException | None) -> bool:
-    """Return whether the port was closed: a later listener is another process."""
+    """Return whether an error shows a closed port: then the server process has ended."""
     for _ in range(CHAIN):
         if error is None:
             break
         if isinstance(error, ConnectionRefusedError | FileNotFoundError):
             return True
-        if f"Errno {errno.ECONNREFUSED}]" in str(error):  # several addresses, one text
+        if f"Errno {errno.ECONNREFUSED}]" in str(error):  # of several addresses
             return True
         error = error.__cause__ or error.__context__
     return False

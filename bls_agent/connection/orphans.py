@@ -1,7 +1,7 @@
-"""Connections that ended without our will, until the server has ended them, too.
+"""Lost connections ("orphans"), remembered until the server has ended them, too.
 
-The server may go on serving such a connection: its BLPOP would take the next command,
-its RPUSH may still be executed.
+The server may still serve a lost connection: a BLPOP that waits there would take the
+next command, and an RPUSH that was sent may still be executed.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Argument, Endpoint, Reply
     from bls_agent.connection.route import Route
 
-HARMLESS_AFTER: Final = 25.0  # seconds: TCP_USER_TIMEOUT, and behind it a read's block
-REMEMBERED: Final = 8  # orphans of one connection
+HARMLESS_AFTER: Final = 25.0  # seconds: TCP_USER_TIMEOUT plus a blocking read
+REMEMBERED: Final = 8  # most orphans of one connection
 
 
 class OrphanedConnection(NamedTuple):
-    """A connection that ended without our will."""
+    """A connection that ended without a regular close."""
 
-    client_id: int | None  # at the server, if that is known
-    address: str  # our end, as a server sees it without address translation
+    client_id: int | None  # reply of the server to CLIENT ID, if known
+    address: str  # local address; the server sees it unless addresses are translated
     server: Endpoint | None = None  # ``None`` where there is one server only
     at: float = 0.0  # when it ended, on the clock of the event loop
 
 
 class Client(Protocol):
-    """What is needed of a connection that has orphans, or that kills them."""
+    """The part of a connection that is needed to kill orphans."""
 
     name: str
     route: Route
@@ -46,7 +46,7 @@ class Client(Protocol):
 
 
 class Admins(Protocol):
-    """Where to send an urgent request to the server of an orphan."""
+    """An object that provides a connection to the server of an orphan."""
 
     endpoint: Endpoint
 
@@ -56,19 +56,19 @@ class Admins(Protocol):
 
 
 class _Fate(Enum):
-    """What has become of an orphan."""
+    """What happened to an orphan."""
 
-    ENDED = auto()  # the server does not serve it any more
-    UNKILLABLE = auto()  # the server would not end it
-    LEFT_BEHIND = auto()  # its server is away, and another one serves the key
+    ENDED = auto()  # the server no longer serves the orphan
+    UNKILLABLE = auto()  # the server refuses to end the orphan
+    LEFT_BEHIND = auto()  # the server is unreachable, and another server has the key
 
 
 class OrphanedConnections:
     """The orphans of one connection.
 
     Attributes:
-        waiting: Orphans that the server has not been asked about.
-        unkillable: Orphans that the server would not end. They are not tried again.
+        waiting: Orphans that the server was not asked to end yet.
+        unkillable: Orphans that the server refused to end. It is not asked again.
     """
 
     def __init__(self) -> None:
@@ -80,11 +80,11 @@ class OrphanedConnections:
         return bool(self.waiting)
 
     def add(self, orphan: OrphanedConnection) -> None:
-        """Remember an orphan; of too many, the oldest one is forgotten."""
+        """Remember an orphan; if there are more than 8, the oldest is forgotten."""
         self.waiting = [*self.waiting[1 - REMEMBERED :], orphan]
 
     def restore(self, owed: Iterable[OrphanedConnection]) -> None:
-        """Remember these orphans in front of the others, however many there are."""
+        """Put these orphans before the others; their number has no limit here."""
         owed = list(owed)
         self.waiting = owed + [one for one in self.waiting if one not in owed]
 
@@ -94,12 +94,12 @@ class OrphanedConnections:
     async def kill_all(self, connection: Client, admins: Admins, *, kill: bool) -> bool:
         """Make the server end the orphans of ``connection``; return if all are harmless.
 
-        An orphan is harmless in two cases: the server has ended it, or it was lost 25 s
-        ago, so that nothing of it can arrive any more. ``kill`` sends CLIENT KILL
-        instead of CLIENT UNBLOCK.
+        An orphan is harmless if the server has ended it, or 25 s after its loss, because
+        no request of it can arrive after that time. ``kill`` sends CLIENT KILL instead
+        of CLIENT UNBLOCK.
 
-        Raises RedisUnavailableError if a server does not answer that still serves the
-        key. The orphan stays then.
+        Raises RedisUnavailableError if the server of an orphan does not answer and still
+        serves the key. The orphan then stays in ``waiting``.
         """
         all_ended = True
         for orphan in list(self.waiting):
@@ -118,12 +118,12 @@ class OrphanedConnections:
 async def _end_or_leave(
     orphan: OrphanedConnection, connection: Client, admins: Admins, *, kill: bool
 ) -> _Fate:
-    """End an orphan, or leave it to a server that serves the key no more.
+    """End an orphan; give the orphan up if another server has taken over the key.
 
-    1. The server answers: it ends the orphan, or would not.
-    2. The port is closed: the server's process is gone, and its connections with it.
-    3. The server does not answer, and another one has taken over: the orphan is left.
-    4. The server does not answer, and nothing else is known: the error is raised.
+    1. The server answers: it ends the orphan or refuses to.
+    2. The port is closed: the server process and all its connections have ended.
+    3. The server does not answer, and another server has taken over: give the orphan up.
+    4. The server does not answer, and no other server has taken over: raise the error.
     """
     try:
         return await _end(orphan, connection, admins, kill=kill)
@@ -143,8 +143,8 @@ async def _end(
 ) -> _Fate:
     """End an orphan at its server.
 
-    The server may have given the id to another client meanwhile, so the client's name
-    is checked first. Where that is refused, id and address have to fit.
+    The client's name is checked first, because the server may have given the id to
+    another client. If the server refuses this check, CLIENT KILL names id and address.
     """
     number = orphan.client_id
     if number is None:
@@ -160,7 +160,7 @@ async def _end(
             shown = b"" if is_ours else await admin.call("CLIENT", "LIST", "ID", number)
             if f" name={connection.name} ".encode() not in shown:
                 return _Fate.ENDED
-        except RedisRefusedError:  # before Redis 6.2, or without the right to look
+        except RedisRefusedError:  # before Redis 6.2, or CLIENT LIST is not allowed
             if not orphan.address:
                 return _Fate.UNKILLABLE
             request = ["CLIENT", "KILL", "ID", number, "ADDR", orphan.address]

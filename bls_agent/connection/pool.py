@@ -1,4 +1,4 @@
-"""Connections by key, for programs that look at many projects over one endpoint."""
+"""Connections to Redis, chosen by key, for programs that read many projects."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from bls_agent.core.keys import encode_key, slot_of
 from bls_agent.core.settings import Settings
 
 SCAN_COUNT: Final = 1_000
-MANY: Final = 1_000  # requests in one write
-GLANCE: Final = 1.0  # seconds between two checks for a takeover
-FIRST_KEY_AT: Final = {"EVAL": 3, "EVALSHA": 3, "XINFO": 2}  # elsewhere 1
-KEPT: Final = 8  # connections to slots of a cluster that stay open
+MANY: Final = 1_000  # most requests in one write
+GLANCE: Final = 1.0  # seconds between two checks whether a server was replaced
+# Command → position of its first key; in all other commands it is 1.
+FIRST_KEY_AT: Final = {"EVAL": 3, "EVALSHA": 3, "XINFO": 2}
+KEPT: Final = 8  # most connections to slots of a cluster that stay open
 
 
 def default_endpoint(environ: Mapping[str, str]) -> Endpoint:
@@ -43,7 +44,7 @@ _Ask: TypeAlias = Callable[[Connection, Sequence[Request]], Awaitable[list[Reply
 
 
 class ConnectionPool:
-    """One connection for all keys; on a cluster one for each slot, the latest few."""
+    """One connection for all keys; on a cluster one per slot, of which 8 stay open."""
 
     def __init__(
         self, endpoint: Endpoint, name: str, *, timeout: float, strict: bool = False
@@ -53,16 +54,16 @@ class ConnectionPool:
         self._name = name
         self._timeout = timeout
         self._outage = Outage()
-        # By slot, the one used last at the end.
+        # Slot → connection; the connection that was used last stands at the end.
         self._connections: dict[int, Connection] = {}
         self._users: Counter[int] = Counter()
-        self._nodes: dict[Node, Connection] = {}  # of a cluster, for many keys at once
-        self._blocking: WeakSet[Connection] = WeakSet()  # their users close them
+        self._nodes: dict[Node, Connection] = {}  # for call_many() on a cluster
+        self._blocking: WeakSet[Connection] = WeakSet()  # closed by their users
         self._glance_at = 0.0
 
     @asynccontextmanager
     async def to(self, key: str) -> AsyncGenerator[Connection]:
-        """Return the connection to the server of a key, as long as the block lasts."""
+        """Yield the connection to the server of a key; it stays open in the block."""
         slot, connection = self.slot_of(key), self.pick(key)
         self._users[slot] += 1
         try:
@@ -74,14 +75,14 @@ class ConnectionPool:
             await self._close_surplus()
 
     async def _leave_deposed(self, connection: Connection) -> None:
-        """Ask once a second whether a server that still answers has been replaced."""
+        """Drop the connection if its server was replaced; check at most once a second."""
         now, server = anyio.current_time(), connection.server
         if server is not None and connection.connected and now >= self._glance_at:
             self._glance_at = now + GLANCE
             await connection.leave_for(await connection.route.resolve(server))
 
     def pick(self, key: str = "") -> Connection:
-        """Return the connection to a key's server; on a cluster it may soon be closed."""
+        """Return the connection to a key's server; on a cluster to() may close it later."""
         slot = self.slot_of(key)
         connection = self._connections.pop(slot, None)
         if connection is None:
@@ -106,7 +107,7 @@ class ConnectionPool:
         return connection
 
     def slot_of(self, key: str) -> int:
-        """Return the slot of a key, 0 without a cluster: a request stays in one slot."""
+        """Return the slot of a key, or 0 without a cluster."""
         return slot_of(key) if self._routes.cluster else 0
 
     async def _close_surplus(self) -> None:
@@ -115,14 +116,14 @@ class ConnectionPool:
                 await self._connections.pop(slot).aclose()
 
     async def scan(self, pattern: str | bytes) -> AsyncIterator[bytes]:
-        """Find keys by pattern on every server that holds any; never KEYS."""
+        """Yield the keys on all servers that match a pattern; uses SCAN, not KEYS."""
         async with aclosing(self.scan_steps(pattern)) as steps:
             async for keys in steps:
                 for key in keys:
                     yield key
 
     async def scan_steps(self, pattern: str | bytes) -> AsyncGenerator[list[bytes]]:
-        """Yield the keys that each SCAN found, which are mostly none."""
+        """Yield the list of keys that each SCAN returns; most of the lists are empty."""
         async with aclosing(self.masters()) as connections:
             async for connection in connections:
                 cursor, first = b"0", True
@@ -139,12 +140,12 @@ class ConnectionPool:
 
     @property
     def openings(self) -> int:
-        """How often the connections for many keys were opened; grows after a loss."""
+        """How often connections for many keys were opened; a reconnect adds 1."""
         connections = (self._nodes if self.is_cluster else self._connections).values()
         return sum(connection.generation for connection in connections)
 
     async def masters(self) -> AsyncGenerator[Connection]:
-        """Yield a connection to each server that holds keys, open until the next."""
+        """Yield a connection to each server that holds keys."""
         cluster = self._routes.cluster
         if cluster is None:
             async with self.to("") as connection:
@@ -154,15 +155,18 @@ class ConnectionPool:
             yield self._node(cluster, node)
 
     async def call_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send many requests, each about keys of one slot, a thousand in one write.
+        """Send many requests, each about keys of one slot; up to 1,000 in one write.
 
-        Error replies stand in the list, and on a cluster the failure of one server, too;
-        elsewhere a lost connection raises RedisUnavailableError.
+        The returned list contains error replies, and on a cluster the error of a server
+        that failed. Without a cluster a lost connection raises RedisUnavailableError.
         """
         return (await self._ask_many(Connection.call_many, requests))[0]
 
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """As :meth:`call_many`, for what changes nothing: repeated after a loss."""
+        """Send requests that change nothing, and once more after a lost connection.
+
+        Raises RedisUnavailableError if a server fails, also on a cluster.
+        """
         replies, failure = await self._ask_many(Connection.read_many, requests)
         if failure is not None:
             raise failure
@@ -171,7 +175,7 @@ class ConnectionPool:
     async def _ask_many(
         self, ask: _Ask, requests: Sequence[Request]
     ) -> tuple[list[Reply], RedisUnavailableError | None]:
-        """Ask each server for its keys; return the failure of one of several, too."""
+        """Send each server its requests; return the replies, and a failure on a cluster."""
         cluster = self._routes.cluster
         if cluster is None:
             async with self.to("") as connection:
@@ -193,7 +197,7 @@ class ConnectionPool:
     async def _follow(
         self, ask: _Ask, requests: Sequence[Request], replies: list[Reply]
     ) -> RedisUnavailableError | None:
-        """Send redirected requests again, those of one slot together."""
+        """Send redirected requests again, slot by slot; return the last failure."""
         redirected: dict[int, list[int]] = {}
         failure: RedisUnavailableError | None = None
         for at, reply in enumerate(replies):
@@ -227,7 +231,7 @@ class ConnectionPool:
             return await connection.call(name, encode_key(key), *rest)
 
     def detach(self) -> None:
-        """Become as never opened: the loop was closed under the connections."""
+        """Forget all open connections, because their event loop was closed."""
         opened = [*self._connections.values(), *self._nodes.values(), *self._blocking]
         for connection in opened:
             connection.detach()
@@ -247,7 +251,7 @@ async def _in_portions(
         try:
             replies += await ask(connection, requests[begin : begin + MANY])
         except RedisUnavailableError as error:
-            error.ambiguous |= begin > 0  # what was sent before was executed
+            error.ambiguous |= begin > 0  # earlier portions were executed
             raise
     return replies
 
@@ -255,7 +259,7 @@ async def _in_portions(
 async def _by_node(
     cluster: ClusterMap, requests: Sequence[Request]
 ) -> dict[Node, list[int]]:
-    """Return the server of each request: node → places in the list."""
+    """Return node → positions of the requests that this node serves."""
     found: dict[Node, list[int]] = {}
     for at, request in enumerate(requests):
         node = await cluster.master_of(slot_of(_key_of(request)))
@@ -264,7 +268,7 @@ async def _by_node(
 
 
 def _key_of(request: Request) -> str:
-    """Return the first key of a request; all of them lie in one slot."""
+    """Return the first key of a request; all keys of a request lie in one slot."""
     at = FIRST_KEY_AT.get(str(request[0]), 1)
     if request[0] == "XREAD":
         at = request.index("STREAMS") + 1

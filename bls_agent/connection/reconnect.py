@@ -1,4 +1,4 @@
-"""What an agent does while Redis is away or refuses: one paced try, few warnings.
+"""What an agent does while Redis is unreachable or refuses: few tries, few warnings.
 
 All connections of an agent share one :class:`ReconnectGate`, and its :class:`ThrottledLog`.
 """
@@ -29,16 +29,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REMIND_EVERY: Final = 60.0  # seconds between two warnings of the same cause
-MOST_TOPICS: Final = 1_000  # causes to remember; the oldest is forgotten first
+MOST_TOPICS: Final = 1_000  # most causes to remember; the oldest is forgotten first
 
-# Failures that depend on the request. All others are a state of the server, which all
-# connections of an agent meet at the same time: one warning stands for all.
+# Failures that depend on the request. All other failures come from the server's state
+# and reach all connections of an agent at the same time: one warning is enough.
 _OF_REQUEST: Final = frozenset({"unknown_command", "unsupported", "refused"})
 
-_SAME: Final = {"role_changed": "read_only"}  # the same event, seen while waiting
+_SAME: Final = {"role_changed": "read_only"}  # the same event, seen by a blocking read
 
 
-# The remedy in the warning, where a connection cannot be made or is refused.
+# Kind of error → advice in the warning if connecting fails.
 _REMEDIES: Final = {
     "auth": "User and password stand in the URL, redis://user:password@host:6379/0, "
     "which redis= or BLS_REDIS_URL gives.",
@@ -50,7 +50,7 @@ _REMEDIES: Final = {
 def nobody_listens(name: str) -> bool:
     """Return whether no handler of the host would show what a logger writes.
 
-    A handler that ships records to Redis does not count (``ships_away``).
+    A handler that only sends records to Redis does not count (``ships_away``).
     """
     logger: logging.Logger | None = logging.getLogger(name)
     while logger is not None:
@@ -78,7 +78,7 @@ def show_log() -> Generator[None]:
 
 
 class Reminders:
-    """Decides what to say again: of each topic something once a minute."""
+    """Decides whether to log a topic again: at most once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -90,17 +90,17 @@ class Reminders:
         if now - self._warned_at.get(topic, -REMIND_EVERY) < REMIND_EVERY:
             return False
         self._warned_at.pop(topic, None)
-        if len(self._warned_at) >= MOST_TOPICS:  # one for each key of another type
+        if len(self._warned_at) >= MOST_TOPICS:  # keys of a wrong type may be many
             self._warned_at.pop(next(iter(self._warned_at)), None)
         self._warned_at[topic] = now
         return True
 
 
 class Outage:
-    """How long Redis has been away, for connections that share it; logs its end once.
+    """How long Redis has been unreachable; connections may share one outage.
 
-    An outage that nobody has noticed is not logged: no try to connect failed, and no
-    warning was logged.
+    The end of an outage is logged once, but only if the outage was noticed: a try to
+    connect failed, or a warning was logged.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -110,7 +110,7 @@ class Outage:
         self.quiet = False  # whether it logs nothing at all
 
     async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:
-        """Run one try to connect, which ends the outage or makes it noticed."""
+        """Run one try to connect; success ends the outage, failure makes it noticed."""
         try:
             made = await connect()
         except RedisUnavailableError:
@@ -126,7 +126,7 @@ class Outage:
             self._since = self._clock()
 
     def mark_noticed(self) -> None:
-        """Record that somebody knows of the outage, if there is one."""
+        """Record that the current outage, if there is one, was noticed."""
         self._noticed = self._since is not None
 
     def _end(self) -> None:
@@ -138,11 +138,11 @@ class Outage:
 
 
 class ThrottledLog:
-    """Warns of what is wrong with Redis, for all connections of one agent together."""
+    """Warns of problems with Redis, for all connections of one agent together."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._reminders = Reminders(clock)
-        self._weaker: set[str] = set()  # what missing rights weaken, as it was told
+        self._weaker: set[str] = set()  # effects of missing rights, already logged
         self.outage = Outage(clock)
         self.quiet = False  # whether it logs nothing at all
 
@@ -150,18 +150,18 @@ class ThrottledLog:
         self.quiet = self.outage.quiet = True
 
     def warn(self, consequence: str, error: BlsError) -> bool:
-        """Log what a failure means, unless its cause was logged within the last minute.
+        """Log a failure, unless its cause was logged in the last minute; return if logged.
 
-        ``consequence`` says what does not work, for failures of a single request.
+        ``consequence`` describes what does not work; only failures of requests log it.
         """
         if isinstance(error, WrongTypeError):
             return self._say_now(f"type of {error.key}", "%s: %s", consequence, error)
         if not isinstance(error, RedisUnavailableError):
             return self._say_now(consequence, "%s: %s", consequence, error)
         if error.kind == "moved":
-            return False  # nothing is wrong: the request is sent elsewhere
+            return False  # nothing is wrong: the request is sent to another node
         if error.kind == "no_permission" and not error.connecting:
-            return False  # :meth:`note_denied` has logged it, by name
+            return False  # note_denied() has logged the right
         if error.kind in _OF_REQUEST:
             topic = f"{consequence} {error.kind}"
             return self._say_now(topic, "%s: %s", consequence, error)
@@ -175,7 +175,7 @@ class ThrottledLog:
     def note_denied(
         self, requests: Sequence[Request], replies: Sequence[Reply]
     ) -> None:
-        """Look for missing rights in replies; warn once of what each one weakens."""
+        """Find missing rights in error replies, and log the effect of each one once."""
         for request, reply in zip(requests, replies, strict=False):
             if not isinstance(reply, RedisUnavailableError):
                 continue
@@ -187,7 +187,7 @@ class ThrottledLog:
 
         right = find_right(request, by_key="to run the" not in error.reason)
         if right is not None and right.extra:
-            return  # no operator needs to grant it
+            return  # an optional right, which no operator needs to grant
         shown = right.shown if right else str(request[0])
         weaker = right.weaker if right else "it is not among the rights of an agent"
         if weaker not in self._weaker and not self.quiet:
@@ -206,7 +206,7 @@ class ThrottledLog:
 async def wait_after_failure(
     error: BlsError, consequence: str, backoff: Backoff, throttled_log: ThrottledLog
 ) -> None:
-    """Log a failure and wait before the next try; the gate has paced what connects."""
+    """Log a failure and wait, unless it came from connecting: the gate has done both."""
     permanent = isinstance(error, RedisRefusedError | WrongTypeError)
     delay = backoff.failed(permanent=permanent)
     if not (isinstance(error, RedisUnavailableError) and error.connecting):
@@ -215,10 +215,11 @@ async def wait_after_failure(
 
 
 class ReconnectGate:
-    """Lets one connection of an agent at a time try to reach Redis, and paces the tries.
+    """Lets one connection of an agent at a time try to connect, and delays the tries.
 
-    The first success opens the way for all. The gate logs that Redis is away, at once
-    and then once a minute. A password is tried at most once a minute.
+    After a success the other connections connect without delay. The gate logs that Redis
+    cannot be reached, at once and then once a minute. A refused password is tried at most
+    once a minute.
     """
 
     def __init__(self, backoff: Backoff) -> None:
@@ -227,8 +228,8 @@ class ReconnectGate:
         self._retry_at = 0.0
         self.throttled_log = ThrottledLog()
         self.outage = self.throttled_log.outage
-        self.connect_time = 0.0  # seconds that the last success took: some round trips
-        self.failures = 0  # tries that failed
+        self.connect_time = 0.0  # seconds that the last successful try took
+        self.failures = 0  # number of tries that failed
         self.last_error = "nothing went wrong so far"
         # Called after each success.
         self.on_connected: Callable[[], object] = lambda: None

@@ -1,7 +1,7 @@
-"""Where the connection for a key leads to: found anew at each connect.
+"""The server that a connection for a key leads to, looked up at each connect.
 
-Always the same server, or one that ``topology.py`` finds: the master that sentinels
-name, the node of a cluster that serves the key.
+The class here always finds the same server. The classes in ``topology.py`` find the
+master that sentinels name, or the node of a cluster that serves the key.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Node: TypeAlias = tuple[str, int]  # host and port
 
 
 class Route:
-    """The route to the server that serves a key; as it stands, to one server.
+    """The route to the server that serves a key; this base class knows one server.
 
     Attributes:
-        address: For messages while no server is known, without credentials.
-        greeting: What is sent on each new connection before anything else.
-        follows: Whether the route leads elsewhere after a redirection.
+        address: Address for messages while no server is known, without credentials.
+        greeting: Requests that are sent first on each new connection.
+        follows: Whether a redirected request is sent to the node that the reply names.
     """
 
     greeting: tuple[Request, ...] = ()
@@ -35,14 +35,14 @@ class Route:
         self._of_cluster = of_cluster
 
     async def find(self) -> Endpoint:
-        """Return where to connect now; RedisUnavailableError if no server can say."""
+        """Return the server to connect to; raise RedisUnavailableError if none is known."""
         return self._endpoint
 
     def check(self, replies: Sequence[Reply]) -> None:
-        """Check the replies to the greeting; RedisUnavailableError: wrong server."""
+        """Check the greeting's replies; raise RedisUnavailableError for a wrong server."""
 
     def invalidate(self, error: RedisUnavailableError | None = None) -> None:
-        """Find the server anew at the next connect; MOVED names it."""
+        """Look up the server again at the next connect; use the node that MOVED names."""
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
         if self._of_cluster or error.kind not in ("moved", "ask"):
@@ -53,7 +53,7 @@ class Route:
         return RedisRefusedError("cluster_node", reason, address=error.address)
 
     async def resolve(self, server: Endpoint) -> Endpoint:
-        """Return the server that has taken over from this one, or this one; never raises."""
+        """Return the server that replaced ``server``, or ``server`` itself; never raise."""
         return server
 
     async def aclose(self) -> None:

@@ -1,9 +1,9 @@
 """Several servers behind one URL: the master of Sentinel, the nodes of a Cluster.
 
-* **Sentinel.** One sentinel is believed; the server itself is asked its role before it
-  is used.
-* **Cluster.** A connect asks any known node for the map of slots, unless the map is
-  fresh. MOVED overrides the map, once.
+* **Sentinel.** The first sentinel that answers names the master. Each new connection
+  then asks that server for its role.
+* **Cluster.** Before a connect a known node is asked for the map of slots, if the map is
+  older than 1 s. A MOVED reply overrides the map for one connect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bls_agent.core.keys import slot_of
 
 SENTINEL_TIMEOUT: Final = 0.5  # seconds until the next sentinel is asked
 NODE_TIMEOUT: Final = 1.0  # seconds until the next node is asked for the map
-FRESH: Final = 1.0  # seconds during which all connections believe one map
+FRESH: Final = 1.0  # seconds after which the map of a cluster is fetched again
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ async def _ask_in_turn(
     ask: Callable[[Endpoint], Awaitable[T | None]],
     failures: _Failures,
 ) -> T | None:
-    """Return the first answer; ``None`` if no server has one, or all failed."""
+    """Return the first answer of a server; ``None`` if no server has an answer."""
     for server in servers:
         try:
             answer = await ask(server)
@@ -49,7 +49,7 @@ async def _ask_in_turn(
 def _sum_up(
     kind: str, reason: str, failures: _Failures, address: str
 ) -> RedisUnavailableError:
-    """Make one error of those of all servers; for good if each of them is."""
+    """Combine the errors of all servers; the result is permanent if each error is."""
     refused = all(isinstance(error, RedisRefusedError) for error in failures)
     reasons = "; ".join(str(error) for error in failures[:3])
     error = RedisRefusedError if refused else RedisUnavailableError
@@ -68,7 +68,7 @@ class SentinelRoute(Route):
         self._open: tuple[Endpoint, Connection] | None = None  # to one sentinel
 
     async def find(self) -> Endpoint:
-        """Ask the sentinels in turn; the first that knows a master is believed."""
+        """Ask the sentinels in turn; return the first master that one of them names."""
         failures: _Failures = []
         asked = list(self._sentinels)
         master = await _ask_in_turn(asked, self._ask, failures)
@@ -80,7 +80,7 @@ class SentinelRoute(Route):
         raise RedisRefusedError("no_such_service", reason, address=self.address)
 
     async def _ask(self, sentinel: Endpoint) -> Node | None:
-        """Ask one sentinel; a sentinel that fails is asked last after that."""
+        """Ask one sentinel for the master; if it fails, it is asked last next time."""
         connection = _connection_to(sentinel)
         try:
             return await self._ask_over(connection)
@@ -100,10 +100,10 @@ class SentinelRoute(Route):
         self._sentinels = [s for s in self._sentinels if s is not sentinel] + [sentinel]
 
     def check(self, replies: Sequence[Reply]) -> None:
-        """Refuse a server that is no master (any more, or not yet)."""
+        """Raise an error if the server is not the master, or no longer, or not yet."""
         role = replies[0]
         if isinstance(role, RedisRefusedError):
-            return  # without the right to ask: a replica answers READONLY
+            return  # no right to ask; a replica refuses writes with READONLY
         if isinstance(role, RedisUnavailableError):
             raise role
         if role[0] != b"master":
@@ -111,11 +111,11 @@ class SentinelRoute(Route):
             raise RedisUnavailableError("not_master", reason)
 
     def invalidate(self, error: RedisUnavailableError | None = None) -> None:  # noqa: ARG002
-        """Ask another sentinel first after that, because this one may lag behind."""
+        """Ask another sentinel first next time, because this one may be outdated."""
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
 
     async def resolve(self, server: Endpoint) -> Endpoint:
-        """Ask one sentinel, over a connection that stays open, which master it names."""
+        """Return the master that one sentinel names; keep the connection to it open."""
         first = self._sentinels[0]
         sentinel, connection = self._open = self._open or (first, _connection_to(first))
         try:
@@ -151,7 +151,7 @@ class SlotRange(NamedTuple):
 
 
 def read_slots(reply: Reply, asked: str) -> list[SlotRange]:
-    """Read the reply to CLUSTER SLOTS; a node without a host is at ``asked``."""
+    """Parse a reply to CLUSTER SLOTS; a node without a host gets the host ``asked``."""
     ranges: list[SlotRange] = []
     for first, last, *nodes in cast("Sequence[Sequence[Reply]]", reply):
         named = tuple(
@@ -163,7 +163,7 @@ def read_slots(reply: Reply, asked: str) -> list[SlotRange]:
 
 
 def read_redirection(reason: str, asked: str) -> Node | None:
-    """Read the target of MOVED: ``3999 127.0.0.1:6381``, maybe without host."""
+    """Return the node that MOVED names (``3999 127.0.0.1:6381``, maybe without host)."""
     host, _, port = reason.rpartition(" ")[2].rpartition(":")
     return (host or asked, int(port)) if port.isdecimal() else None
 
@@ -173,21 +173,21 @@ def _host_of(address: str) -> str:
 
 
 class ClusterMap:
-    """What is known of a cluster, shared by all connections of an agent."""
+    """The map of a cluster (slots and nodes), shared by all connections of an agent."""
 
     def __init__(self, endpoint: Endpoint, topology: Topology) -> None:
         self.endpoint = endpoint
         self.node = topology.node
         self._seeds = topology.seeds
         self._ranges: list[SlotRange] = []
-        self._last: Endpoint | None = None  # that answered; asked first
+        self._last: Endpoint | None = None  # node that answered last; asked first
         self._fetched = float("-inf")
 
     def route(self, key: str) -> KeyRoute:
         return KeyRoute(self, slot_of(key))
 
     def distrust(self) -> None:
-        """Have the map fetched anew before it is used again."""
+        """Mark the map as outdated, so that it is fetched before the next use."""
         self._fetched = float("-inf")
 
     async def master_of(self, slot: int) -> Node:
@@ -216,7 +216,7 @@ class ClusterMap:
         self._fetched = anyio.current_time()
 
     def _candidates(self) -> Iterator[Endpoint]:
-        """Yield every server worth asking, once: the last to answer, seeds, others."""
+        """Yield each known node once: the last that answered, the seeds, the others."""
         last = [] if self._last is None else [self._last]
         named = (self.node(*node) for _, _, nodes in self._ranges for node in nodes)
         seen: set[str] = set()
@@ -252,12 +252,12 @@ class KeyRoute(Route):
         self._moved_to: Endpoint | None = None
 
     async def find(self) -> Endpoint:
-        """Follow the last MOVED, once; else use the map."""
+        """Return the node that the last MOVED named, once; otherwise use the map."""
         moved_to, self._moved_to = self._moved_to, None
         return moved_to or self._map.node(*await self._map.master_of(self._slot))
 
     def invalidate(self, error: RedisUnavailableError | None = None) -> None:
-        """Distrust the map; remember where the slot has moved to."""
+        """Mark the map as outdated; remember the node that a MOVED error names."""
         self._map.distrust()
         self._moved_to = None
         if error is not None and error.kind == "moved":
@@ -273,10 +273,10 @@ class KeyRoute(Route):
 
 
 class Routes:
-    """The routes to the servers of one endpoint, with what they know in common."""
+    """The routes to the servers of one endpoint; they share a map or a sentinel route."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Choose by the endpoint; no server is asked yet."""
+        """Choose the kind of route by the endpoint; no server is asked yet."""
         self.cluster: ClusterMap | None = None
         self._shared = Route(endpoint)
         topology = endpoint.topology

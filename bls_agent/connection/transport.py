@@ -1,14 +1,14 @@
-"""One open connection in its event loop: requests written, replies parsed on arrival.
+"""One open connection: it writes requests and parses replies as they arrive.
 
-redis-py connects, authenticates and does TLS; then its transport is handed to
-:class:`Channel`, which feeds hiredis where the bytes arrive. Only this module touches
-redis-py's private attributes; :data:`TRIED` names the versions that it was tried with.
+redis-py connects, authenticates and does TLS. Then :class:`Channel` takes over the
+transport and passes the bytes that arrive to hiredis. Only this module uses private
+attributes of redis-py; it was tested with the versions in :data:`TRIED`.
 
-* Requests of any number of tasks go out at once; their replies come in the same order.
-  While replies are awaited, further requests leave in one write per turn of the loop.
-* A cancelled caller abandons its future, never the connection.
-* The oldest unanswered request has a deadline that grows with its bytes. When it is
-  over the connection is given up.
+* Any number of tasks send requests at the same time; replies come in the same order.
+  While a reply is awaited, new requests are written once per turn of the event loop.
+* Cancelling a caller drops only its reply; the connection stays open.
+* The oldest unanswered request has a deadline, which is later for large requests. If no
+  reply arrives before the deadline, the connection is dropped.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 
     from bls_agent.connection.route import Route
 
-FAST: Final = 64_000.0  # bytes/s that a long request must pass with
-SLOWEST: Final = 1_600.0  # the same after some that did not; documents promise 2,000
-MOST_PATIENT: Final = 16  # times the timeout, at that rate: replies may be lost, too
+FAST: Final = 64_000.0  # bytes/s that a long request must reach at first
+SLOWEST: Final = 1_600.0  # bytes/s after timeouts; the documents promise 2,000
+MOST_PATIENT: Final = 16  # most timeouts that a request has at such a low rate
 SECOND_LOOK: Final = (
-    0.02  # seconds for what has arrived while the event loop stood still
+    0.02  # seconds to read bytes that arrived while the event loop was blocked
 )
 CLOSED: Final = "Connection closed by server."
-CLOCK_STEP: Final = 0.001  # seconds: the clocks of some event loops are no finer
-OUTBOX: Final = 65_536  # bytes that may wait for the end of the loop's turn
-TRIED: Final = "5.2 to 8.1"  # versions of redis-py
+CLOCK_STEP: Final = 0.001  # seconds; some event loops have no finer clock
+OUTBOX: Final = 65_536  # bytes; larger collections of requests are written at once
+TRIED: Final = "5.2 to 8.1"  # versions of redis-py that were tested
 NOTHING: Final = object()  # what hiredis returns while a reply is not complete
 
 
 class Pace:
-    """How long a request may take, learnt from long ones: links may be narrow, or dead."""
+    """How long a request may take; adapts to the speed of earlier long requests."""
 
     def __init__(self, timeout: float, *, strict: bool = False) -> None:
         self.timeout = timeout
@@ -63,14 +63,14 @@ class Pace:
         self._rate = FAST
 
     def time_for(self, size: int) -> float:
-        """The seconds until a request of so many bytes counts as lost."""
+        """Return the seconds after which a request of ``size`` bytes counts as lost."""
         if self.strict:
             return self.timeout
         slow = min(size / self._rate, MOST_PATIENT * self.timeout)
         return max(self.timeout, size / FAST, slow)
 
     def learn(self, size: int, took: float | None) -> None:
-        """Allow long requests more time when one did not pass, and less when one did."""
+        """Allow long requests more time after a timeout, and less after a reply."""
         if size <= self.long:
             return
         if took is None:
@@ -81,7 +81,7 @@ class Pace:
 
 
 class Owner(Protocol):
-    """What a channel needs of the connection that it belongs to."""
+    """The part of a :class:`Connection` that its channel uses."""
 
     @property
     def address(self) -> str: ...
@@ -100,7 +100,7 @@ class Batch:
         "replies", "requests", "sent_at", "size", "unsent",
     )  # fmt: skip
 
-    def __init__(  # a dataclass takes twice as long, for each request
+    def __init__(  # no dataclass, because that takes twice as long for each request
         self,
         requests: Sequence[Request],
         size: int,
@@ -110,15 +110,15 @@ class Batch:
     ) -> None:
         self.requests = requests
         self.size = size
-        self.left = len(requests)  # replies that have not come
+        self.left = len(requests)  # number of replies that have not come
         self.future = future  # gets all replies at once, unless they are posted
-        self.posted = posted  # without a deadline; replies are collected one by one
-        # refused: one of the replies is an error.
+        self.posted = posted  # no deadline; collect() returns the replies one by one
+        # refused: a reply is an error. unsent: the requests are not written yet.
         self.refused = self.unsent = False
         self.replies: list[Reply] = []
-        self.began = self.sent_at = 0.0  # oldest unanswered since; sent
-        self.extended: float | None = None  # deadline after the first look at it
-        self.received = 0  # bytes that had arrived when it began
+        self.began = self.sent_at = 0.0  # when it became the oldest; when sent
+        self.extended: float | None = None  # new deadline after the first one
+        self.received = 0  # bytes that the channel had received at ``began``
 
 
 # A reply to a posted request, and the request.
@@ -126,13 +126,13 @@ Collected: TypeAlias = tuple[Reply, Request]
 
 
 class ChannelState(Enum):
-    """The state of a channel; these are all its changes.
+    """The state of a channel; no other changes of state occur.
 
     GREETING → OPEN: the server has answered the greeting
-    OPEN → CONGESTED: the transport holds large requests that have not left
-    CONGESTED → OPEN: they have left
-    OPEN, CONGESTED → DRAINING: it answers what was sent, and nothing more is sent
-    every state → ENDED: by the server, by a deadline, by us, or by a fork
+    OPEN → CONGESTED: the transport holds large requests that are not sent yet
+    CONGESTED → OPEN: the transport has sent these requests
+    OPEN, CONGESTED → DRAINING: only replies are awaited, no more requests are sent
+    every state → ENDED: the server, a deadline, this process or a fork ended it
     """
 
     GREETING = auto()
@@ -143,17 +143,17 @@ class ChannelState(Enum):
 
 
 class Channel:
-    """One open connection, as a protocol of asyncio; never opens again.
+    """One open connection, as a protocol of asyncio; it cannot be opened again.
 
-    It has many attributes, because each request and each reply passes through it: a
-    class more is a call more for every one of them.
+    The class has many attributes, because each request and each reply passes through
+    it, and a second class would cost another call for each of them.
     """
 
     def __init__(
         self, raw: RawConnection, owner: Callable[[], Owner | None], pace: Pace
     ) -> None:
         """Take over the transport of a connection that redis-py has opened."""
-        import asyncio  # noqa: PLC0415 - as above
+        import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         try:
             parse_error, stream, self._writer, unread = _take_apart(cast("Any", raw))
@@ -171,25 +171,25 @@ class Channel:
         self._outbox: list[bytes] = []
         self._outbox_size = 0
         self._timer: asyncio.TimerHandle | None = None
-        self.received = 0  # bytes; with TLS only those of complete records
+        self.received = 0  # bytes that arrived; with TLS only complete records
         self._waiter: asyncio.Future[None] | None = None
         self.state = ChannelState.GREETING
-        self._left = asyncio.Event()  # set when it is congested no more
-        self.error: Exception | None = None  # why it ended
+        self._left = asyncio.Event()  # set when congestion ends
+        self.error: Exception | None = None  # why the channel ended
         self.pending = 0  # replies to posted requests that are not collected yet
         self._arrived: deque[Collected] = deque()
-        self.client_id: int | None = None  # at the server, if that is known
+        self.client_id: int | None = None  # reply to CLIENT ID, if known
         self.server: Endpoint | None = None
         self.ended_at = 0.0  # on the clock of the event loop
         self._transport.set_protocol(cast("Any", self))
         self._left_over = unread
         self._ended = stream.at_eof() or self._transport.is_closing()
 
-    # --- its state
+    # --- state
 
     @property
     def usable(self) -> bool:
-        """Whether a request may be sent over it, at once or when others have left."""
+        """Whether a request may be sent, at once or after requests that still wait."""
         return self.state not in (ChannelState.DRAINING, ChannelState.ENDED)
 
     @property
@@ -199,18 +199,18 @@ class Channel:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest unanswered request began, if it has a deadline."""
+        """When the oldest unanswered request began; ``None`` if it has no deadline."""
         oldest = self._batches[0] if self._batches else None
         return None if oldest is None or oldest.posted else oldest.began
 
     @property
     def socket(self) -> Any:
-        """The socket, or what the loop shows of it."""
+        """The socket, or the object that the event loop returns in its place."""
         return self._transport.get_extra_info("socket")
 
     @property
     def own_address(self) -> str:
-        """Our end of a TCP connection in the form of CLIENT LIST, or ``""``."""
+        """The local address of a TCP connection, as in CLIENT LIST; otherwise ``""``."""
         name = self._transport.get_extra_info("sockname")
         if not isinstance(name, tuple):
             return ""
@@ -218,23 +218,24 @@ class Channel:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def send(self, requests: Sequence[Request]) -> Batch:
-        """Send requests in one write; ``batch.future`` gets replies and error replies."""
+        """Send requests in one write; ``batch.future`` gets all replies, also errors."""
         packed = self._packed(requests)
         batch = Batch(requests, len(packed), self._loop.create_future())
         self._write(packed, (batch,))
         return batch
 
     def post(self, requests: Sequence[Request]) -> None:
-        """Send requests whose replies are collected one by one, however late."""
+        """Send requests without a deadline; :meth:`collect` returns their replies."""
         packed, make = self._packed(requests), self._loop.create_future
         self.pending += len(requests)
         batches = [Batch([one], 0, make(), posted=True) for one in requests]
         self._write(packed, batches)
 
     async def collect(self, patience: float | None = None) -> Collected:
-        """Wait for the next reply to a posted request; cancelling loses nothing.
+        """Return the next reply to a posted request; cancelling loses no reply.
 
-        TimeoutError after ``patience`` seconds, by a timer: a cancel scope costs twice it.
+        Raises TimeoutError after ``patience`` seconds. This is done with a timer, because
+        a cancel scope takes twice as long.
         """
         if not self._arrived and self.state is not ChannelState.ENDED:
             waiter = self._waiter = self._loop.create_future()
@@ -260,7 +261,7 @@ class Channel:
         await self._left.wait()
 
     def drain(self) -> None:
-        """Send nothing more, and close when everything is answered and collected."""
+        """Send no more requests; close when all replies have come and are collected."""
         if self.usable:
             self.state = ChannelState.DRAINING
             self._left.set()
@@ -268,11 +269,11 @@ class Channel:
             self.close()
 
     def close(self) -> None:
-        """End the connection in order; waiting callers get an error."""
+        """Close the connection; waiting callers get an error."""
         self.fail(ConnectionError("the connection was closed"), is_loss=False)
 
     def close_from_anywhere(self) -> None:
-        """Close it soon, from any thread; no caller can use it any more."""
+        """Close the connection soon; may be called in any thread."""
         if self.state is not ChannelState.ENDED:
             try:
                 self._loop.call_soon_threadsafe(self.close)
@@ -288,8 +289,9 @@ class Channel:
     ) -> None:
         """End the connection; every unanswered request fails with ``error``.
 
-        ``oldest`` is the error of the oldest request and of those that waited as long.
-        The owner is told of a loss, because the server may go on serving the connection.
+        If ``oldest`` is given, requests that were sent at least a timeout ago fail with
+        it instead. If ``is_loss``, the owner remembers the connection as an orphan,
+        because the server may still execute its requests.
         """
         if self.state is ChannelState.ENDED:
             return
@@ -301,7 +303,7 @@ class Channel:
         unanswered = self._clear()
         self._wake()
         self._left.set()
-        self._transport.abort()  # what is not sent yet must not arrive later
+        self._transport.abort()  # unsent requests must not arrive later
         for batch in unanswered:
             if not (batch.posted or batch.future.done()):
                 is_overdue = now - batch.sent_at >= self._pace.timeout
@@ -313,7 +315,7 @@ class Channel:
             owner.note_lost(self)
 
     def reset_after_fork(self) -> None:
-        """In a forked child: leave what is open to the parent, and wake no caller."""
+        """In a forked child: leave the connection to the parent, and wake no caller."""
         found = self.socket
         descriptor = -1 if found is None else int(found.fileno())
         self._end_silently("the connection belongs to another process")
@@ -321,7 +323,7 @@ class Channel:
         detach_fd(descriptor)
 
     def detach(self) -> None:
-        """Drop the connection, because its loop was closed."""
+        """Drop the connection, because its event loop was closed."""
         self._end_silently("the event loop of the connection was closed")
         _close_without_loop(self._transport)
 
@@ -331,7 +333,7 @@ class Channel:
             self._clear()
 
     def _clear(self) -> list[Batch]:
-        """Stop watching and sending, and return the unanswered requests."""
+        """Stop the timer, drop unsent requests, and return the unanswered requests."""
         self._stop_timer()
         unanswered = list(self._batches)
         self._batches.clear()
@@ -361,12 +363,12 @@ class Channel:
             self._take_left_over()
 
     def _put_out(self, data: bytes) -> None:
-        """Collect the requests of one turn of the loop for one write, if they are small."""
+        """Collect small requests, which are written together once per turn of the loop."""
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox.append(data)
         self._outbox_size += len(data)
-        if self._outbox_size > OUTBOX:  # the transport says at once when to pause
+        if self._outbox_size > OUTBOX:  # the transport can then pause at once
             self._flush()
 
     def _flush(self) -> None:
@@ -394,7 +396,7 @@ class Channel:
     # --- reading
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come, and answer the callers."""
+        """Parse the bytes that arrived, and pass the replies to the callers."""
         self.received += len(data)
         if self.state is ChannelState.ENDED:
             return
@@ -404,24 +406,24 @@ class Channel:
             while (reply := reader.gets()) is not NOTHING:
                 if not self._batches or isinstance(reply, self._push_type):
                     text = "Redis sends what nobody asked for"
-                    raise ConnectionError(text)  # noqa: TRY301 - as any garbled reply
+                    raise ConnectionError(text)  # noqa: TRY301 - handled as a garbled reply
                 if isinstance(reply, Exception):
                     self._answer(self._understand(reply), refused=True)
                 else:
                     self._answer(reply)
-        except Exception as error:  # noqa: BLE001 - also what hiredis raises
+        except Exception as error:  # noqa: BLE001 - also errors of hiredis
             self.fail(error)
 
     def eof_received(self) -> None:
-        """End: the server has closed the connection."""
+        """End the channel, because the server has closed the connection."""
         self.fail(ConnectionError(CLOSED))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End: the connection is closed, perhaps by us."""
+        """End the channel, because the connection was closed, perhaps by this process."""
         self.fail(error or ConnectionError(CLOSED))
 
     def _take_left_over(self) -> None:
-        """Parse what came before the transport was ours, for the first request."""
+        """Parse the bytes that arrived before this channel took over the transport."""
         unread, self._left_over = self._left_over, b""
         if unread:
             self.data_received(unread)
@@ -453,7 +455,7 @@ class Channel:
 
     def _understand(self, error: Exception) -> Reply:
         if classify(error) in ("connection", "timeout", "tls", "not_redis"):
-            raise error  # no reply of the server
+            raise error  # the connection failed; this is no error reply
         owner = self._owner()
         if owner is None:
             return translate(error, "")
@@ -467,7 +469,7 @@ class Channel:
     # --- the deadline of the oldest unanswered request
 
     def _begin(self, batch: Batch, now: float) -> None:
-        """Start the time of a request, because the requests before it are answered."""
+        """Start the deadline of a request; all requests before it are answered."""
         batch.began = batch.sent_at if self._pace.strict else now
         if batch.posted:
             return
@@ -484,9 +486,9 @@ class Channel:
         self._timer = self._loop.call_at(due, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
-        """Drop the connection when the oldest request is overdue and no bytes come.
+        """Drop the connection when the oldest request is overdue and no bytes arrive.
 
-        A narrow link is not a dead one: a reply has time while its bytes arrive.
+        While bytes arrive, the deadline moves, because the link may only be slow.
         """
         self._timer = None
         batch = self._batches[0] if self._batches else None
@@ -511,7 +513,7 @@ class Channel:
 def _take_apart(raw: Any) -> tuple[Callable[[str], Exception], Any, Any, bytes]:
     """Take parser, streams and unread bytes out of a connection of redis-py.
 
-    Its finaliser finds nothing to close afterwards.
+    After this the finaliser of that connection has nothing to close.
     """
     parse_error: Callable[[str], Exception] = raw._parser.parse_error  # noqa: SLF001
     stream, writer = raw._reader, raw._writer  # noqa: SLF001
@@ -528,20 +530,20 @@ def _resolve(waiter: asyncio.Future[None]) -> None:
 def _close_without_loop(transport: asyncio.Transport) -> None:
     """Close a transport whose event loop was closed, and its socket.
 
-    ``abort()`` leaves the last step to the loop. It is called here, because without it
-    the finaliser of the transport warns of a socket that nobody has closed.
+    ``abort()`` leaves its last step, ``_call_connection_lost()``, to the loop. The step is
+    called here, because otherwise the finaliser of the transport warns of an open socket.
     """
-    with suppress(RuntimeError):  # the loop takes no call any more
+    with suppress(RuntimeError):  # a closed loop accepts no calls
         transport.abort()
     secured = getattr(transport, "_ssl_protocol", None)
     plain: Any = transport if secured is None else getattr(secured, "_transport", None)
-    opened = getattr(plain, "_sock", None)  # asyncio's; uvloop has closed its own
+    opened = getattr(plain, "_sock", None)  # of asyncio; uvloop has closed its socket
     if opened is None:
         return
     with suppress(OSError):
-        opened.shutdown(socket.SHUT_RDWR)  # also for a child that holds a copy
-    with suppress(RuntimeError):  # TLS would tell its protocol by the loop
-        plain._call_connection_lost(None)  # noqa: SLF001 - as said above
+        opened.shutdown(socket.SHUT_RDWR)  # also ends a copy in a forked child
+    with suppress(RuntimeError):  # with TLS this calls the closed loop
+        plain._call_connection_lost(None)  # noqa: SLF001 - the last step
 
 
 def abort(raw: RawConnection) -> None:
