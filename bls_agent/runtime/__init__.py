@@ -1,3 +1,3 @@
-"""Threads, tasks, event loops, leases, and writing in the background."""
+"""Threads, tasks, event loops and leases, and a writer that works in the background."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Bounded, ordered, batched writing in the background.
+"""Writes items in the background: in order, in batches, from a buffer with a limit.
 
-Items are put from any thread and written by one task: at once when it is idle, in
-batches while a write is under way. The buffer decides what is dropped when it is full.
+Any thread puts items, and one task writes them: at once when the task is idle, in
+batches while a write runs. The buffer decides what is dropped when it is full.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bls_agent.runtime.tasks import ThreadSafeEvent
 
 BATCH_ITEMS: Final = 500
 BATCH_BYTES: Final = 128 * 1024
-LEAST_BYTES: Final = 8 * 1024  # of a batch over the narrowest link
-SLOW: Final = 2.0  # seconds that a write may take until the next batch is smaller
-PACE: Final = 0.005  # seconds from one write to the next, unless a batch is full
-FAULTS: Final = 3  # of ours until a batch is given up: other batches wait behind it
+LEAST_BYTES: Final = 8 * 1024  # size limit of a batch after slow writes
+SLOW: Final = 2.0  # seconds of a write after which the next batch is made smaller
+PACE: Final = 0.005  # seconds between two writes, unless a batch is full
+FAULTS: Final = 3  # failures of our code after which a batch is dropped
 
 T = TypeVar("T", bound=Sized)
 
@@ -36,26 +36,27 @@ class Sink(Protocol[T]):
         ...
 
     async def write(self, batch: Sequence[T]) -> None:
-        """Write the whole batch, or raise RedisUnavailableError to be called again."""
+        """Write the whole batch; after RedisUnavailableError the writer calls it again."""
         ...
 
     async def was_written(self, batch: Sequence[T]) -> bool | None:
-        """Find out whether an earlier write of the batch was executed after all.
+        """Return whether an earlier write of the batch was executed.
 
-        ``None`` if that cannot be known: it is written again and counted.
+        Returns ``None`` if this cannot be known; then the batch is written again and
+        counted in ``maybe_repeated``.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Flushed:
-    """What a flush achieved.
+    """The result of a flush.
 
     Attributes:
-        complete: Everything that was accepted before the call is written or given up.
-        delivered: Items written since the call.
-        dropped: Items given up since the call.
-        queued: Items that still wait.
+        complete: Whether all items accepted before the call are written or dropped.
+        delivered: Number of items written since the call.
+        dropped: Number of items dropped since the call.
+        queued: Number of items that still wait.
     """
 
     complete: bool
@@ -69,17 +70,18 @@ class Flushed:
 
 @dataclass(eq=False)
 class _Batch(Generic[T]):
-    items: Sequence[T]  # as they were put
-    prepared: Sequence[T] | None = None  # made by the sink, to be written
-    faults: int = 0  # failures of ours, no failure of Redis, that it has met
-    is_ambiguous: bool = False  # it may be written already
-    is_carried: bool = False  # another run has begun it, with another sink
+    items: Sequence[T]  # as put() received them
+    prepared: Sequence[T] | None = None  # the form that the sink writes
+    faults: int = 0  # failures of our code, not of Redis, with this batch
+    is_ambiguous: bool = False  # whether the batch may be written already
+    is_carried: bool = False  # whether an earlier run began it with another sink
 
 
 class BatchWriter(Generic[T]):
-    """Takes items from any thread and writes them in order, from one task.
+    """Takes items from any thread and writes them in order, in one task.
 
-    Nothing is written twice, except where :meth:`Sink.was_written` cannot find out.
+    An item may be written twice only if :meth:`Sink.was_written` returns ``None``, or if
+    a batch continues in a later run.
     """
 
     def __init__(self, buffer: BoundedBuffer[T], *, pace: float = PACE) -> None:
@@ -87,16 +89,17 @@ class BatchWriter(Generic[T]):
         self._most = BATCH_BYTES
         self._pace = pace
         self.resent = 0  # items written again after an ambiguous failure
-        self.maybe_repeated = 0  # of these, items that may have been written twice
+        self.maybe_repeated = 0  # resent items that may have been written twice
         self._wakeup = ThreadSafeEvent()
         self._settled = anyio.Event()
         self._batch: _Batch[T] | None = None
         self._next: _Batch[T] | None = None
         self._paced_until = 0.0
-        self._flushing = 0  # callers that wait: no batch grows then
+        # Callers that wait in flush(). While it is above 0, no batch waits for more items.
+        self._flushing = 0
         self._hurried = anyio.Event()
-        self._run: object = None  # the run that is at work
-        # Whether Redis refuses the batch for good; it is tried again slowly.
+        self._run: object = None  # identifies the current call of run()
+        # Whether Redis refuses the batch permanently. It is retried after longer pauses.
         self.refused = False
 
     @property
@@ -104,12 +107,12 @@ class BatchWriter(Generic[T]):
         return self._run is not None
 
     def put(self, item: T) -> None:
-        """Take an item; never waits, never raises, from any thread."""
+        """Add an item to the buffer; callable in any thread, never waits or raises."""
         self.buffer.put(item)
         self._wakeup.set()
 
     async def run(self, sink: Sink[T], backoff: Backoff) -> None:
-        """Write until cancelled; what was under way is finished by the next run."""
+        """Write until cancelled; the next run finishes a batch that was interrupted."""
         this_run = self._run = object()
         self._wakeup.bind()
         if self._batch is not None:
@@ -127,13 +130,13 @@ class BatchWriter(Generic[T]):
                 self._batch = None
                 self._announce()
         finally:
-            if this_run is self._run:  # else collected with a loop that was closed
+            if this_run is self._run:  # else a run of a closed loop was collected
                 self._run = None
                 self._wakeup.unbind()
                 self._announce()
 
     def detach(self) -> None:
-        """Reset what belonged to a closed loop, in which :meth:`run` was."""
+        """Reset the state of a :meth:`run` whose event loop was closed."""
         self._run = None
         self._paced_until = 0.0
         self._flushing, self._hurried = 0, anyio.Event()
@@ -142,14 +145,14 @@ class BatchWriter(Generic[T]):
         self._settled = anyio.Event()
 
     def reset_after_fork(self) -> None:
-        """Reset in a forked child: what waits is written by the parent."""
+        """Drop all items in a forked child, because the parent writes them."""
         self.detach()
         self.buffer.reset_after_fork()
         self._batch = self._next = None
         self.resent = self.maybe_repeated = 0
 
     def give_up(self, reason: str) -> int:
-        """Drop what waits and what is under way, while none is written; return the number."""
+        """Drop all items and return their number; only call it while no run is active."""
         batches = [one for one in (self._batch, self._next) if one is not None]
         self._batch = self._next = None
         for batch in batches:
@@ -157,7 +160,7 @@ class BatchWriter(Generic[T]):
         return sum(len(batch.items) for batch in batches) + self.buffer.empty(reason)
 
     async def _gather(self) -> None:
-        """Let a batch grow while the one before has only just left."""
+        """Wait a moment after the last write, so that the next batch grows."""
         pause = self._paced_until - anyio.current_time()
         if pause > 0 and 0 < len(self.buffer) < BATCH_ITEMS and not self._flushing:
             await self._wait_for_flush(pause)
@@ -172,7 +175,7 @@ class BatchWriter(Generic[T]):
         return _Batch(items) if items else None
 
     async def _settle(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
-        """Write a batch; after a few faults of ours drop it: other batches wait."""
+        """Write a batch; drop it after 3 failures of our code, because others wait."""
         try:
             if batch.prepared is None:
                 batch.prepared = sink.prepare(batch.items)
@@ -187,13 +190,13 @@ class BatchWriter(Generic[T]):
         self.buffer.done(batch.items)
 
     def _prepare_next(self, sink: Sink[T], under_way: int) -> None:
-        """Make the next batch, if it will be full, while the server is at this one."""
-        roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too much is fixed
+        """Prepare the next batch, if it will be full, while the server writes this one."""
+        roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # in a small buffer items stay
         waiting = len(self.buffer) - under_way
         if roomy and self._next is None and waiting > BATCH_ITEMS:
             self._next = self._take()
             if self._next is not None:
-                with suppress(Exception):  # a fault is raised when its turn has come
+                with suppress(Exception):  # _settle() prepares again and raises
                     self._next.prepared = sink.prepare(self._next.items)
 
     async def _write(
@@ -208,7 +211,7 @@ class BatchWriter(Generic[T]):
                     sink, batch, prepared
                 ):
                     return
-                # Until the answer is there, a cancelled write may have been executed.
+                # Until the reply arrives, a cancelled write may have been executed.
                 batch.is_ambiguous = True
                 began = anyio.current_time()
                 soon = loop.call_soon(self._prepare_next, sink, len(batch.items))
@@ -220,7 +223,7 @@ class BatchWriter(Generic[T]):
                 batch.is_ambiguous = error.ambiguous
                 permanent = isinstance(error, RedisRefusedError)
                 delay = backoff.failed(permanent=permanent)
-                if not error.connecting:  # the gate has paced those
+                if not error.connecting:  # the gate has already waited for those
                     await self._pause(delay, refused=permanent)
             else:
                 backoff.succeeded()
@@ -228,7 +231,7 @@ class BatchWriter(Generic[T]):
                 return
 
     def _fit(self, took: float) -> None:
-        """Make the next batch smaller after a slow write: other requests wait."""
+        """Make the next batch smaller after a slow write, because other requests wait."""
         change = self._most // 2 if took > SLOW else self._most * 2
         self._most = min(max(change, LEAST_BYTES), BATCH_BYTES)
 
@@ -237,7 +240,7 @@ class BatchWriter(Generic[T]):
             await anyio.sleep(delay)
             return
         self.refused = True
-        self._announce()  # no flush waits for what is refused for good
+        self._announce()  # flush() does not wait for a refused batch
         await self._wait_for_flush(delay)
         self.refused = False
 
@@ -247,7 +250,7 @@ class BatchWriter(Generic[T]):
         try:
             written = await sink.was_written(prepared)
         except RedisUnavailableError as error:
-            error.ambiguous = True  # of the write before, still
+            error.ambiguous = True  # the earlier write may still be executed
             raise
         if written:
             return True
@@ -261,10 +264,10 @@ class BatchWriter(Generic[T]):
         event.set()
 
     async def flush(self, timeout: float) -> Flushed:
-        """Wait until all that was accepted is written or given up, or time is over.
+        """Wait until all accepted items are written or dropped, or until the timeout.
 
-        A batch that Redis has refused is tried once more at once, and not waited for
-        when it is refused again.
+        A batch that Redis has refused is tried once more at once. If Redis refuses it
+        again, this call does not wait longer.
         """
         target = self.buffer.count_accepted()
         before = self.buffer.stats()

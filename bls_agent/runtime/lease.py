@@ -1,15 +1,15 @@
-"""One key, one owner, for as long as the owner renews its lease.
+"""Leases: one process owns a key for as long as it renews its lease.
 
-The owner's token stands beside the key, and the server counts its TTL: an owner that
-dies, freezes or loses its connection has lost the lease after at most one TTL. The token
-holds the length of its lease, because a server whose clock is set back would keep it for
-longer; and the mark of its process, so that one that was killed and started again on the
-same machine does not wait for the TTL.
+A second key holds the token of the owner and has a TTL. An owner that dies, freezes or
+loses its connection loses the lease after at most one TTL. The token contains two more
+values: the length of the lease, because a server whose clock is set back would keep the
+key for longer, and a mark of the process, so that a process that was killed and starts
+again on the same machine need not wait for the TTL.
 
-:class:`LeaseState` decides, without I/O. A lease that stands alone is a :class:`Lease`;
-one whose value its owner writes again and again, a :class:`ValueLease`; a room that
-renews many leases, or takes one within a larger step, has a script of its own for that.
-All of them stand on ``lease.lua``.
+:class:`LeaseState` makes the decisions without I/O. :class:`Lease` is a lease without a
+value; :class:`ValueLease` is a lease on a value that the owner writes repeatedly. Packages
+that renew many leases at once, or take a lease in a larger step, use their own scripts.
+All of these scripts use ``lease.lua``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from bls_agent.connection.scripts import END_LEASE, HOLD_LEASE
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import OWNER, place_beside
 
-MARGIN: Final = 0.1  # of the TTL: we step down before the server ends the lease
-LONGEST_MARGIN: Final = 1.0  # seconds
-MAY_ARRIVE: Final = 25.0  # seconds after a loss in which a request may still be served
-RENEWALS: Final = 3  # in one TTL
+MARGIN: Final = 0.1  # part of the TTL by which the lease ends earlier for the owner
+LONGEST_MARGIN: Final = 1.0  # longest such time in seconds
+MAY_ARRIVE: Final = 25.0  # seconds in which a request may run after a lost connection
+RENEWALS: Final = 3  # renewals in one TTL
 _TOKEN: Final = re.compile(rb"[0-9a-f]+\.(\d{1,15})(?:[@ ]|$)")  # see lease.lua
 _ENDED: Final = frozenset("ZXx")  # states of a process that will never run again
 
@@ -48,29 +48,29 @@ Run = tuple[list[str], Sequence[Argument]]  # keys and arguments of a script
 
 
 def boot_seconds() -> float:
-    """Seconds of a clock that goes on while the machine sleeps, as leases do."""
+    """Return the seconds of a clock that also counts while the machine sleeps."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)  # Linux has it
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def valid_until(sent_at: float, ttl: float) -> float:
-    """Until when a lease requested at ``sent_at`` is surely ours."""
+    """Return the time until which a lease requested at ``sent_at`` is surely ours."""
     return sent_at + ttl - min(LONGEST_MARGIN, ttl * MARGIN)
 
 
 def make_token(ttl: float) -> str:
-    """Make the token of an owner, with the length of its lease and its process's mark."""
+    """Make a token, which contains the length of the lease and a mark of the process."""
     return f"{secrets.token_hex(16)}.{_milliseconds(ttl)}@{own_mark()}".rstrip("@")
 
 
 def length_of(token: bytes | None) -> float | None:
-    """The seconds of a lease that stand in its token, ``None`` without."""
+    """Return the length of a lease in seconds from its token; ``None`` if missing."""
     found = _TOKEN.match(token or b"")
     return int(found[1]) / 1000 if found else None
 
 
 def belongs_to_dead(token: str) -> bool:
-    """Whether the owner of a token was a process of this machine and is dead."""
+    """Return whether a token belongs to a process of this machine that is dead."""
     return is_dead(token.rpartition("@")[2])
 
 
@@ -83,13 +83,13 @@ def _milliseconds(seconds: float) -> int:
 
 
 class Ownership(StrEnum):
-    """The owner of a key, as far as we know."""
+    """The owner of a key, as far as this process knows."""
 
     UNKNOWN = "unknown"  # no reply yet, or our lease has ended and no other began
-    OURS = "ours"  # we own it
-    HELD = "held"  # another process owns it
-    STANDS = "stands"  # no process owns it, but a stranger's value stands there
-    WRONG_TYPE = "wrong_type"  # it, or the key of its lease, holds another type
+    OURS = "ours"  # this process owns the key
+    HELD = "held"  # another process owns the key
+    STANDS = "stands"  # no process owns the key, but another program wrote its value
+    WRONG_TYPE = "wrong_type"  # the key, or the key of the lease, has a wrong type
 
 
 _STANDINGS: Final = {
@@ -104,7 +104,7 @@ class LeaseReply(NamedTuple):
 
     # ``ours``, ``held``, ``lapsed``, ``ended``, or a word of ``beat.lua``.
     what: str
-    # Seconds until the other lease or value ends; ``None`` for never.
+    # Seconds until the other owner's lease or value ends; ``None`` for never.
     remaining: float | None = 0.0
     strange: bool = False  # whether another process had overwritten the value
     detail: str = ""  # the token of the owner, or the key of the wrong type
@@ -121,10 +121,11 @@ class LeaseReply(NamedTuple):
 
 
 class LeaseState:
-    """One owner's lease on one key: what to request, what replies mean; no I/O.
+    """One owner's lease on one key: makes requests and interprets replies, without I/O.
 
-    The owner checks :attr:`valid` before each thing that only the owner may do: it is
-    true as long as the server surely agrees, by our clock from *before* the last request.
+    The owner checks :attr:`valid` before each action that only the owner may do. It is
+    true while the lease exists on the server for sure, because the time is counted from
+    *before* the last request.
     """
 
     def __init__(
@@ -135,19 +136,19 @@ class LeaseState:
         *,
         is_dead: Callable[[str], bool] = belongs_to_dead,
     ) -> None:
-        self.key = key  # what is owned
-        # Where the owner's token stands.
+        self.key = key  # the owned key
+        # The key of the owner's token.
         self.owner_key = OWNER.locate(place=place_beside(key))
         self.ttl = ttl  # seconds until the lease ends if it is not renewed
-        self.token = token or make_token(ttl)  # ours
-        self.standing = Ownership.UNKNOWN  # by the last reply
-        self.losses = 0  # how often another process has got the key from us
+        self.token = token or make_token(ttl)
+        self.standing = Ownership.UNKNOWN  # according to the last reply
+        self.losses = 0  # how often another process has taken our key
         self._is_dead = is_dead
         self._dead_owner = ""
         self._valid_until = float("-inf")
         self._in_doubt = False
         self._harmless_at = float("-inf")
-        self._numbers = itertools.count(1)  # of requests, where a late one does nothing
+        self._numbers = itertools.count(1)  # a late request has no effect
 
     def is_valid(self, now: float) -> bool:
         return now < self._valid_until
@@ -162,9 +163,9 @@ class LeaseState:
         return self.token, _milliseconds(self.ttl), self._dead_owner
 
     def handle_reply(self, reply: LeaseReply, *, sent_at: float, now: float) -> bool:
-        """Record a reply; return whether to send the request once more, at once.
+        """Record a reply; return whether to send the request again at once.
 
-        That is so if our lease has lapsed, and if the next request names a dead owner.
+        Returns true if our lease has lapsed, or if the next request names a dead owner.
         """
         if self._in_doubt:
             self._in_doubt, self._harmless_at = False, now + MAY_ARRIVE
@@ -184,23 +185,23 @@ class LeaseState:
         return reply.what == "lapsed" or bool(self._dead_owner)
 
     def record_renewed(self, sent_at: float) -> None:
-        """Record that a request which was sent then has renewed the lease."""
+        """Record that a request sent at ``sent_at`` has renewed the lease."""
         self._valid_until = max(self._valid_until, valid_until(sent_at, self.ttl))
 
     def record_failure(self, *, ambiguous: bool) -> None:
-        """Record that a request had no reply; if ``ambiguous``, it may be executed."""
-        # One that keeps a key does nothing once our lease has ended.
+        """Record a request without a reply; if ``ambiguous``, it may be executed."""
+        # A renewal has no effect after our lease has ended, so it is not remembered.
         if ambiguous and self.standing is not Ownership.OURS:
             self._in_doubt = True
 
     def end_request(self, now: float) -> Run:
-        """Request to end the lease if it is ours."""
+        """Return the request that ends the lease if it is ours."""
         in_doubt = self._in_doubt or now < self._harmless_at
         stays = int(MAY_ARRIVE * 1000) if in_doubt else 0
         return [self.owner_key], (self.token, stays)
 
     def end(self) -> None:
-        """Own nothing any more, without a request to the server."""
+        """Give up the key in this process only, without a request to the server."""
         self.standing = Ownership.UNKNOWN
         self._valid_until = float("-inf")
 
@@ -217,22 +218,22 @@ class Lease(LeaseState):
         is_dead: Callable[[str], bool] = belongs_to_dead,
     ) -> None:
         super().__init__(key, ttl, is_dead=is_dead)
-        self.token = ""  # also once the lease is surely not ours any more
+        self.token = ""  # empty while the lease is surely not ours
         self._connection = connection
         register(self)
 
     async def acquire(self) -> bool:
-        """Take the lease if no living process has it, and return whether it is ours.
+        """Take the lease if no living process has it; return whether it is ours.
 
-        Called again after an ambiguous failure, it finds out whether it is.
+        After an ambiguous failure, call it again to learn whether the lease is ours.
         """
         self.token = self.token or make_token(self.ttl)
         return await self._hold(takes=True)
 
     async def renew(self) -> bool:
-        """Begin the TTL anew if the lease is still ours, and return whether it is.
+        """Restart the TTL if the lease is still ours; return whether it is ours.
 
-        ``False`` is final: acquire it again.
+        After ``False`` the lease is lost and has to be acquired again.
         """
         return bool(self.token) and await self._hold(takes=False)
 
@@ -259,20 +260,20 @@ class Lease(LeaseState):
         """Renew the lease three times in its TTL, and return when it is lost."""
         while True:
             await anyio.sleep(self.ttl / RENEWALS)
-            with suppress(RedisUnavailableError):  # the next one may succeed
+            with suppress(RedisUnavailableError):  # the next renewal may succeed
                 await self.renew()
             if not self.valid:
                 return
 
     async def give_back(self) -> None:
-        """End the lease if it is ours; another process may have it at once."""
+        """End the lease if it is ours; another process may then take it at once."""
         token, run = self.token, self.end_request(boot_seconds())
         self.forget()
         if token:
             await END_LEASE.run(self._connection, *run)
 
     def step_down(self) -> None:
-        """Not be :attr:`valid` until the server has confirmed the lease again."""
+        """Make :attr:`valid` false until the server has confirmed the lease again."""
         self._valid_until = float("-inf")
 
     def forget(self) -> None:
@@ -280,18 +281,19 @@ class Lease(LeaseState):
         self.token = ""
         self.end()
 
-    reset_after_fork = forget  # in a forked child the lease is the parent's
+    reset_after_fork = forget  # after a fork the lease stays with the parent
 
 
 class ValueLease(LeaseState):
-    """The lease on a key whose value its owner writes again and again; works once."""
+    """The lease on a key whose value its owner writes repeatedly; cannot be reused."""
 
-    digest = ""  # SHA-1 of the value that was last asked to be written
+    digest = ""  # SHA-1 of the value in the last write request
 
     def write_request(self, value: bytes, *, true: bool = True) -> Run:
-        """Request to write a value; where the key is not ours yet, to take it.
+        """Return the request that writes a value, and takes the key if it is not ours.
 
-        With ``true``, the value written before may be kept alive where memory is out.
+        If the server is out of memory, the value written before keeps living, but only if
+        ``true``: that value is then still true enough.
         """
         former, self.digest = self.digest, digest_of(value)
         takes = self.standing is not Ownership.OURS
@@ -300,21 +302,21 @@ class ValueLease(LeaseState):
         return [self.key, self.owner_key], (*self.arguments, number, value, *how)
 
     def end_request(self, now: float) -> Run:
-        """Request to end the lease and to remove the value if they are ours."""
+        """Return the request that ends the lease and removes the value, if both are ours."""
         keys, arguments = super().end_request(now)
         return [*keys, self.key], arguments
 
 
 def own_mark() -> str:
-    """The mark of this process: ``<machine>.<pid>.<start>.<program>``, or nothing.
+    """Return the mark of this process: ``<machine>.<pid>.<start>.<program>``.
 
-    ``""`` where no process could check by it whether this one runs. The last part
-    differs between programs that one process runs one after the other.
+    Returns ``""`` if no other process could use the mark to check whether this process
+    runs. The last part differs between programs that one process executes in turn.
     """
     return _mark_of(os.getpid())
 
 
-@cache  # by process: a forked child is another one
+@cache  # by process id, because a forked child needs its own mark
 def _mark_of(pid: int) -> str:
     machine = _name_machine()
     started = _read_start(pid)[0] if machine else ""
@@ -323,9 +325,9 @@ def _mark_of(pid: int) -> str:
 
 
 def is_dead(mark: str) -> bool:
-    """Whether the process of a mark is surely dead.
+    """Return whether the process of a mark is surely dead.
 
-    In doubt it is not: another machine or container, a system without ``/proc``.
+    Returns false in doubt: on another machine or container, or without ``/proc``.
     """
     parts, own = mark.split("."), own_mark().split(".")
     if len(parts) != len(own) or parts[0] != own[0] or not parts[1].isdecimal():
@@ -344,17 +346,17 @@ def is_dead(mark: str) -> bool:
 
 
 def _read_start(pid: int) -> tuple[str, str]:
-    """When a process was started, in ticks, and its state; ``""`` if unknown."""
+    """Return the start of a process in ticks, and its state; ``""`` if unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "", ""
-    words = text.rpartition(")")[2].split()  # its name may hold anything
+    words = text.rpartition(")")[2].split()  # a process name may contain ")"
     return (words[19], words[0]) if len(words) > 19 else ("", "")  # noqa: PLR2004 - proc(5): starttime is the 22nd
 
 
 def _name_program(machine: str) -> str:
-    """Digest the memory layout, which the kernel chooses by chance at each exec."""
+    """Return a digest of the memory layout, which the kernel randomizes at each exec."""
     try:
         layout = Path("/proc/self/auxv").read_bytes()
     except OSError:
@@ -364,7 +366,7 @@ def _name_program(machine: str) -> str:
 
 @cache
 def _name_machine() -> str:
-    """Name the space in which process ids mean the same; ``""`` if unknown."""
+    """Return a digest of machine, boot and namespace of process ids; else ``""``."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         space = str(Path("/proc/self/ns/pid").readlink())

@@ -1,7 +1,7 @@
 """An event loop in a daemon thread, private or shared, for programs that have no loop.
 
-The loop is plain asyncio's, whatever policy the host has set. Nothing in the thread
-holds the interpreter's exit, and no exception of a task ends the thread.
+The loop is always a loop of asyncio, whatever policy the host has set. The thread does
+not delay the interpreter's exit, and no exception of a task ends the thread.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# On Windows a signal cannot interrupt a wait: there it is seen between two short ones.
+# On Windows a signal cannot interrupt a wait, so a long wait is made of short ones.
 SLICE: Final = 0.1 if os.name == "nt" else inf
-LAST_WAIT: Final = 0.5  # seconds for the end of a shared thread
+LAST_WAIT: Final = 0.5  # longest wait in seconds for the end of a shared thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a daemon thread; works once. In a forked child it has ended."""
+    """An event loop in a daemon thread; starts once. A forked child cannot use it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.RLock()  # a signal handler may come in between
+        self._lock = threading.RLock()  # a signal handler may interrupt the holder
         self._threads = HandlerThreads()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._pid = 0
@@ -51,7 +51,7 @@ class LoopThread:
         self._over = False
 
     def start(self) -> None:
-        """Start the thread; its loop takes work from now on."""
+        """Start the thread, and wait until its event loop exists."""
         self._pid = os.getpid()
         self._thread.start()
         self._made.wait()
@@ -64,7 +64,7 @@ class LoopThread:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has started the thread; a forked child has not."""
+        """Whether this process has started the thread; false in a forked child."""
         return self._pid == os.getpid()
 
     def begin(
@@ -75,8 +75,8 @@ class LoopThread:
     ) -> Future[T]:
         """Run a coroutine function in the loop, without waiting for it.
 
-        Cancelling the future cancels the task. A thread that ends, or has ended,
-        cancels the future.
+        Cancelling the future cancels the task. If the thread ends or has ended, the
+        future is cancelled.
         """
         import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot wake a loop
         from concurrent.futures import Future  # noqa: PLC0415 - comes with asyncio
@@ -96,11 +96,11 @@ class LoopThread:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run a coroutine function in the loop and wait; raises as :func:`result_of`."""
+        """Run a coroutine function in the loop; wait with :func:`result_of`."""
         return result_of(self.begin(function, *args, **kwargs))
 
     def stop(self) -> None:
-        """Begin the end: what still runs is cancelled. From any thread, never waits."""
+        """Cancel all tasks and let the thread end; callable in any thread, never waits."""
         if not self.is_ours:
             return
         with self._lock:
@@ -113,7 +113,7 @@ class LoopThread:
         last.add_done_callback(lambda _: self.stop())
 
     def join(self, timeout: float) -> bool:
-        """Wait so many seconds for the end; return whether the thread has ended."""
+        """Wait at most ``timeout`` seconds; return whether the thread has ended."""
         if self.is_here:
             return False
         if self._thread.ident is not None:
@@ -121,7 +121,7 @@ class LoopThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        try:  # here: in the main thread a signal could leave half a loop
+        try:  # done in this thread, because a signal could interrupt the main thread
             self._loop = _make_loop(self._threads)
         except BaseException as error:  # noqa: BLE001 - for start() to raise
             self._failure = error
@@ -138,8 +138,8 @@ class LoopThread:
                 try:
                     self._loop.run_forever()
                 except (KeyboardInterrupt, SystemExit) as error:
-                    # A task raised it, and asyncio ends the loop for it. But no signal
-                    # arrives in this thread, and the program is not to end.
+                    # A task raised the error, and asyncio has stopped the loop. The loop
+                    # runs again, because the error was no signal and must not end us.
                     logger.warning("%s: a task raised %r", self._name, error)
         finally:
             self._loop.close()
@@ -155,16 +155,16 @@ class LoopThread:
         self._loop.stop()
 
 
-# A forked child removes no thread, so nothing of it is ever collected there: a
-# transport's finaliser would reach into the selector that is shared with the parent.
+# Keeps the loops alive in a forked child, where no thread removes them: a transport's
+# finaliser would change the selector that the child shares with the parent.
 _ALIVE: Final[set[LoopThread]] = set()
 
 
 async def _cancel_the_rest() -> None:
-    """End every other task; only this thread waits for one that resists."""
+    """Cancel every other task of the loop, and wait until all have ended."""
     import asyncio  # noqa: PLC0415 - knows all tasks of the loop
 
-    for _ in range(3):  # a task that is cancelled before its first step warns of it
+    for _ in range(3):  # Python warns of tasks that are cancelled before they begin
         await asyncio.sleep(0)
     while rest := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in rest:
@@ -174,9 +174,9 @@ async def _cancel_the_rest() -> None:
 
 
 def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
-    """Make a plain loop; a resolver that hangs does not hold the interpreter's exit."""
+    """Make a loop that resolves host names in daemon threads, which may hang at exit."""
     if sys.platform == "win32":
-        from asyncio import ProactorEventLoop as Loop  # noqa: PLC0415 - as above
+        from asyncio import ProactorEventLoop as Loop  # noqa: PLC0415 - 20 ms
     else:
         from asyncio import SelectorEventLoop as Loop  # noqa: PLC0415 - 20 ms
 
@@ -188,7 +188,7 @@ def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
 
 
 def wait_for(future: Future[Any], timeout: float | None = None) -> bool:
-    """Wait until a future is done; a signal's exception gets through at once."""
+    """Wait until a future is done; an exception of a signal handler ends the wait."""
     from concurrent.futures import wait  # noqa: PLC0415 - as in LoopThread.begin
 
     end = time.monotonic() + (inf if timeout is None else timeout)
@@ -201,11 +201,11 @@ def wait_for(future: Future[Any], timeout: float | None = None) -> bool:
 
 
 def result_of(future: Future[T]) -> T:
-    """Wait for a result; an interrupted wait cancels the task.
+    """Return the result of a future; an interrupted wait cancels its task.
 
     Raises RedisUnavailableError if the thread was ended first.
     """
-    from concurrent.futures import CancelledError  # noqa: PLC0415 - as above
+    from concurrent.futures import CancelledError  # noqa: PLC0415 - imported late
 
     try:
         wait_for(future)
@@ -218,8 +218,8 @@ def result_of(future: Future[T]) -> T:
 
 
 def refuse_in_event_loop(name: str, instead: str) -> None:
-    """Raise a ConfigurationError where an event loop runs in this thread."""
-    import asyncio  # noqa: PLC0415 - as above
+    """Raise a ConfigurationError if an event loop runs in this thread."""
+    import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
     try:
         asyncio.get_running_loop()
@@ -230,9 +230,9 @@ def refuse_in_event_loop(name: str, instead: str) -> None:
 
 
 class SharedThread:
-    """One loop thread for all objects of a kind; it ends with its last user.
+    """One loop thread for all objects of a kind; the last user ends the thread.
 
-    The interpreter's exit waits for it for at most ``at_exit`` seconds.
+    The interpreter's exit waits at most ``at_exit`` seconds for the thread.
     """
 
     def __init__(self, name: str, *, at_exit: float) -> None:
@@ -241,13 +241,13 @@ class SharedThread:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Have no thread and no users, as at first and in a forked child."""
-        self._lock = threading.RLock()  # a signal handler may come in between
+        """Begin without a thread and users; also called in a forked child."""
+        self._lock = threading.RLock()  # a signal handler may interrupt the holder
         self._thread: LoopThread | None = None
         self._users = 0
 
     def enter(self) -> LoopThread:
-        """Count one user more and return the thread, started for the first one."""
+        """Add a user and return the thread; start the thread for the first user."""
         register(self)
         with self._lock:
             if self._thread is None:
@@ -256,14 +256,14 @@ class SharedThread:
                     thread.start()
                     atexit.register(self._end_at_exit, thread)
                     self._thread = thread
-                except BaseException:  # mostly raised by a signal handler: end it here
+                except BaseException:  # mostly raised by a signal handler
                     thread.stop()
                     raise
             self._users += 1
             return self._thread
 
     def open(self, opening: Callable[[], Coroutine[Any, Any, None]]) -> LoopThread:
-        """Run ``opening`` in the thread; count one user more only if it succeeds."""
+        """Run ``opening`` in the thread; add a user only if ``opening`` succeeds."""
         thread = self.enter()
         try:
             thread.call(opening)
@@ -273,7 +273,7 @@ class SharedThread:
         return thread
 
     def leave(self) -> None:
-        """Count one user less; the last one ends the thread."""
+        """Remove a user; the last user ends the thread."""
         with self._lock:
             self._users -= 1
             if self._users or self._thread is None:
@@ -281,7 +281,7 @@ class SharedThread:
             thread, self._thread = self._thread, None
             try:
                 atexit.unregister(self._end_at_exit)
-            finally:  # whatever a signal raises here
+            finally:  # also if a signal handler raises an exception
                 thread.stop()
         thread.join(LAST_WAIT)
 

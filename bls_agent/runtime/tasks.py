@@ -1,7 +1,7 @@
-"""Tasks of an event loop: woken from any thread, cancelled early, outside of scopes.
+"""Helpers for tasks: wake them from any thread, run them outside of cancel scopes.
 
-asyncio is used where anyio has no equal: waking a loop from another thread without
-waiting for it, and a task that belongs to no cancel scope of the host.
+asyncio is used where anyio has no equivalent: for waking a loop from another thread
+without waiting, and for a task that belongs to no cancel scope of the host.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 class ThreadSafeEvent:
-    """A flag set from any thread, signal handler or finaliser; one task waits for it.
+    """A flag set in any thread, signal handler or finaliser; one task waits for it.
 
-    The task clears the flag and *then* checks for work: none is overlooked.
+    The task clears the flag and *then* checks for work, so that it misses no work.
     """
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class ThreadSafeEvent:
             self._event.set()
 
     def unbind(self) -> None:
-        """Forget the loop: after that the flag is only remembered."""
+        """Forget the loop; :meth:`set` then only remembers the flag."""
         self._loop = None
 
-    reset_after_fork = unbind  # in a forked child the loop is the parent's
+    reset_after_fork = unbind  # after a fork the loop belongs to the parent
 
     def set(self) -> None:
-        """Raise the flag; never waits, never raises."""
+        """Set the flag; never wait, and raise no error of the event loop."""
         if self._raised:
             return
         try:
@@ -59,19 +59,19 @@ class ThreadSafeEvent:
             if loop is None:
                 return
             running = self._asyncio._get_running_loop()  # noqa: SLF001 - documented; does not raise
-            # In a task of the loop; a signal handler that interrupts it is in none.
+            # True in a task of the loop, but not in a signal handler between tasks.
             if running is loop and self._asyncio.current_task(loop) is not None:
                 self._event.set()  # 20 µs cheaper than to wake the loop
             else:
-                loop.call_soon_threadsafe(lambda: self._event.set())  # noqa: PLW0108 - a new one meanwhile
-        except RuntimeError:  # the loop is closed: the flag stays raised for the next
+                loop.call_soon_threadsafe(lambda: self._event.set())  # noqa: PLW0108 - wait() may replace it
+        except RuntimeError:  # the loop is closed; the flag stays set for the next loop
             self._loop = None
         except BaseException:  # raised by a signal handler: the loop was not woken
             self._raised = False
             raise
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the flag is raised, clear it, and return whether it was raised."""
+        """Wait until the flag is set, clear it, and return whether it was set."""
         with anyio.move_on_after(timeout):
             await self._event.wait()
         raised = self._raised
@@ -85,7 +85,7 @@ def start_background(
 ) -> asyncio.Task[T]:
     """Run a coroutine function in the running event loop, outside of every scope.
 
-    The caller holds the task, and waits for its end.
+    The caller must keep a reference to the task, and wait for the end of the task.
     """
     import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
@@ -93,7 +93,7 @@ def start_background(
 
 
 async def cancel(task: asyncio.Task[Any] | None) -> None:
-    """Cancel a background task and wait for its end, whatever that is."""
+    """Cancel a background task and wait for its end; ignore its result or error."""
     import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
     if task is not None and not task.done():
@@ -106,9 +106,10 @@ async def call_in(
     function: Callable[[], Coroutine[Any, Any, T]],
     within: float | None,
 ) -> T | None:
-    """Await a function in the event loop of its object; ``None`` if that took too long.
+    """Await a function in the event loop of its object; return ``None`` if too late.
 
-    ``within`` seconds count only where that is not the running loop: it may hang.
+    The limit of ``within`` seconds applies only if that loop is not the running loop,
+    because another loop may hang.
     """
     import asyncio  # noqa: PLC0415 - anyio knows one loop
 
@@ -125,8 +126,8 @@ def start_soon(
 ) -> None:
     """Start a task in a group that may be cancelled before its first step.
 
-    anyio from 4.14 on makes and wraps the coroutine at once; one whose task never takes
-    its first step makes Python warn the host. So it is made in the first step.
+    anyio since 4.14 makes the coroutine at once. Python warns the host of a coroutine
+    that never began. So the coroutine is made in the first step of its task.
     """
     name = getattr(function, "__qualname__", repr(function))
     if hasattr(group, "create_task"):

@@ -1,7 +1,7 @@
-"""Daemon threads for plain handlers, one for each handler slot.
+"""Daemon threads for handlers that are plain functions, one for each handler slot.
 
-anyio's worker threads are shared with the host and hold the interpreter's exit while
-a handler hangs; these do neither.
+Worker threads of anyio are not used, because the host shares them, and because they
+delay the interpreter's exit while a handler hangs.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Return whether a call returns a coroutine; sees through partials and objects."""
+    """Return whether a call returns a coroutine; also for partials and callable objects."""
     plain = function
     while isinstance(plain, partial):
         plain = plain.func
     if isinstance(plain, type):
-        return False  # calling it makes an object
+        return False  # calling a class makes an object
     return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(
-        getattr(plain, "__call__", None)  # noqa: B004 - not whether it is callable
+        getattr(plain, "__call__", None)  # noqa: B004 - the method is needed
     )
 
 
 class HandlerThreads:
-    """Runs plain functions in daemon threads that are made when they are needed."""
+    """Runs plain functions in daemon threads, which are started when needed."""
 
     def __init__(self) -> None:
         self._pool = _Pool()
@@ -47,7 +47,7 @@ class HandlerThreads:
 
     @property
     def stuck(self) -> int:
-        """Calls that go on although their command has ended (timed out)."""
+        """Number of calls that still run although their command has timed out."""
         return self._pool.stuck
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
@@ -57,9 +57,9 @@ class HandlerThreads:
         return call
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Run a function in a thread of ours, with this task's context variables.
+        """Run a function in a daemon thread, with this task's context variables.
 
-        A cancelled caller stops waiting; the thread goes on, and is :attr:`stuck`.
+        A cancelled caller stops waiting. The thread continues; :attr:`stuck` counts it.
         """
         import asyncio  # noqa: PLC0415 - only a loop can be called from a thread
 
@@ -77,7 +77,7 @@ class HandlerThreads:
         return call.result
 
     def _finished(self, call: _Call) -> None:
-        """Record, in the loop's thread, that a call is over and its thread free."""
+        """Record that a call is over and its thread free; runs in the loop's thread."""
         call.pool.idle += 1
         call.done.set()
         if call.abandoned:
@@ -86,13 +86,13 @@ class HandlerThreads:
                 self.on_freed()
 
     def close(self) -> None:
-        """Let the idle threads end; busy ones end after their call."""
+        """Let the idle threads end; busy threads end after their call."""
         pool, self._pool = self._pool, _Pool()
         pool.close()
 
 
 class _Pool:
-    """The threads of one opening: they take calls until they are stopped."""
+    """The threads between two calls of close(); they take calls until they are stopped."""
 
     def __init__(self) -> None:
         self.idle = 0
@@ -115,12 +115,12 @@ class _Pool:
         calls = self._calls
         while calls is self._calls and (call := calls.get()) is not None:
             call()
-            del call  # what it holds must not be kept until the next call
+            del call  # else its values would be kept until the next call
 
     def reset_after_fork(self) -> None:
-        """In a forked child there are no threads; a call that forked ends alone."""
+        """Forget the threads in a forked child, which has only the thread that forked."""
         self.idle = self.stuck = self._threads = 0
-        self._calls = queue.SimpleQueue()  # a lost thread may hold the other one's lock
+        self._calls = queue.SimpleQueue()  # a lost thread may hold the old one's lock
         self.forks += 1
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class _Call:
     loop: asyncio.AbstractEventLoop
     pool: _Pool
     finished: Callable[[_Call], None]
-    forks: int  # of the pool at that time
+    forks: int  # the pool's count of forks when the call was made
     process: int = field(default_factory=os.getpid)
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -148,10 +148,10 @@ class _Call:
         except KeyboardInterrupt as error:  # no signal arrives in this thread
             self.error = RuntimeError("KeyboardInterrupt raised by the handler")
             self.error.__cause__ = error
-        except BaseException as error:  # noqa: BLE001 - it belongs to the command
+        except BaseException as error:  # noqa: BLE001 - the command handles it
             self.error = error
         if self.forks != self.pool.forks:
             exit_if_child(self.error, self.process)
-            return  # the function has forked, and this is a child: the loop is not its own
-        with contextlib.suppress(RuntimeError):  # a closed loop: no task waits any more
+            return  # the function has forked: a child must not use the parent's loop
+        with contextlib.suppress(RuntimeError):  # if the loop is closed, no task waits
             self.loop.call_soon_threadsafe(self.finished, self)

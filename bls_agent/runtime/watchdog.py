@@ -1,7 +1,7 @@
-"""Notices an event loop that stands still; meanwhile a thread publishes for it.
+"""Detects a blocked event loop; a thread publishes the status while the loop is blocked.
 
 One daemon thread per process watches every loop that has a listener. During a stall
-another thread opens connections of its own and runs a small event loop, in which the
+another thread opens its own connections and runs a small event loop, in which the
 listener publishes.
 """
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHORTEST: Final = 0.02  # seconds between two counts of a loop's timer
-LONGEST: Final = 1.0
-QUICK: Final = 0.02  # seconds between two checks of a loop that stands still
-FRAMES: Final = 5  # that are shown of the place where it stands
-SETTLE_PAUSE: Final = 0.25  # seconds between two tries to have nothing in flight
+SHORTEST: Final = 0.02  # shortest time in seconds between two counts of a loop
+LONGEST: Final = 1.0  # longest time in seconds between two counts of a loop
+QUICK: Final = 0.02  # seconds between two checks of a blocked loop
+FRAMES: Final = 5  # stack frames that the log shows of a blocked loop
+SETTLE_PAUSE: Final = 0.25  # seconds between two tries to kill open connections
 RETRY: Final = 0.5  # seconds after a failed write
 
 
 @dataclass
 class StallCounts:
-    """How often an event loop stood still, and the longest time in seconds."""
+    """How often an event loop was blocked, and the longest time in seconds."""
 
     stalls: int = 0
     longest: float = 0.0
@@ -46,18 +46,19 @@ class StallCounts:
 
 @dataclass
 class StallTimer:
-    """How long a loop has stood still, judged by counts that a thread reads repeatedly.
+    """Measures how long a loop is blocked, by a counter that the loop increases.
 
-    Time in which the thread itself stood still, as in a suspend, is not counted.
+    Time in which the checking thread was frozen, as in a suspend, is not counted.
     """
 
-    seen: int = -1  # the loop's count at the last check
-    seconds: float = 0.0  # for how long it has not changed
+    seen: int = -1  # the loop's counter at the last check
+    seconds: float = 0.0  # for how long the counter has not changed
 
     def check(self, count: int, elapsed: float, asked: float, longest: float) -> None:
-        """Check the loop's count once more, ``elapsed`` seconds after the last check.
+        """Check the loop's counter, ``elapsed`` seconds after the last check.
 
-        ``asked`` were to pass; at most ``longest`` more may be due to a busy machine.
+        ``asked`` is the time that the thread wanted to wait. Of a longer time at most
+        ``longest`` more seconds are counted, because the thread may have been frozen.
         """
         if count != self.seen:
             self.seen, self.seconds = count, 0.0
@@ -68,20 +69,20 @@ class StallTimer:
 class StallListener(Protocol):
     """Publishes for a stalled loop. All methods are called in a thread of the watchdog."""
 
-    name: str  # in the host's log
-    counts: StallCounts  # the watchdog counts here
-    stall_after: float  # seconds of standing still from which on it is a stall
-    # Seconds of standing still after which what the loop wrote last has to be
-    # refreshed; may be shorter.
+    name: str  # shown in the host's log
+    counts: StallCounts  # updated by the watchdog
+    stall_after: float  # seconds after which a blocked loop counts as a stall
+    # Seconds after which the thread publishes for a blocked loop; may be less than
+    # stall_after.
     publish_after: float
     interval: float  # seconds between two writes
 
     def connect(self) -> AgentConnections:
-        """Make connections for the thread; nothing is opened yet."""
+        """Make connections for the thread, without opening them."""
         ...
 
     def on_stall(self) -> None:
-        """The loop has stood still for ``stall_after`` seconds."""
+        """React to a loop that was blocked for ``stall_after`` seconds."""
         ...
 
     async def publish(self, connections: AgentConnections) -> None:
@@ -89,9 +90,9 @@ class StallListener(Protocol):
         ...
 
     def on_recovery(self, seconds: float) -> None:
-        """The loop moves, and no write of the thread can arrive any more.
+        """React to a loop that runs again; no write of the thread can arrive any more.
 
-        It stood still for ``seconds``; 0 if that was no stall.
+        The loop was blocked for ``seconds``; 0 if this did not count as a stall.
         """
         ...
 
@@ -99,24 +100,24 @@ class StallListener(Protocol):
 class LoopWatch:
     """Watches the loop of one listener, from :meth:`begin` to :meth:`end`.
 
-    A timer counts in the loop as long as the loop moves; the watchdog's thread reads
-    the count. During a stall a thread of its own publishes.
+    While the loop runs, a timer in the loop increases a counter, which the watchdog's
+    thread reads. During a stall another thread publishes.
     """
 
     def __init__(self, listener: StallListener) -> None:
         self.listener = listener
-        self.closed = True  # no publishing is begun for it any more
-        # Whether a thread publishes for it, or may have something in flight.
+        self.closed = True  # if true, no thread begins to publish
+        # Whether a thread publishes, or may have a write that has not arrived yet.
         self.publishing = False
-        self.period = LONGEST  # seconds between two counts
-        self._shortest = 0.0  # seconds of standing still until it is published
+        self.period = LONGEST  # seconds between two increases of the counter
+        self._shortest = 0.0  # seconds until a thread publishes for a blocked loop
         self._timer = StallTimer()  # used by the watchdog's thread
         self._count = 0
         self._at = 0.0  # monotonic seconds of the last count
         self._thread = 0  # identifier of the loop's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._handle: asyncio.TimerHandle | None = None
-        self._poke = anyio.Event()  # set when it has to be published at once
+        self._poke = anyio.Event()  # set to publish at once
 
     def begin(self) -> None:
         """Watch the running event loop."""
@@ -140,14 +141,14 @@ class LoopWatch:
             self._handle = self._loop.call_later(self.period, self._tick)
 
     async def end(self) -> None:
-        """Stop, and wait until no write of the thread can arrive any more."""
+        """Stop watching, and wait until no write of the thread can arrive any more."""
         self.drop()
         _WATCHDOG.wake.set()
         while self.publishing:  # noqa: ASYNC110 - a thread sets no event
             await anyio.sleep(0.005)
 
     def drop(self) -> None:
-        """Stop, without waiting; from anywhere, also from a finaliser."""
+        """Stop watching without waiting; callable in any thread and in a finaliser."""
         self.closed = True
 
     @property
@@ -155,7 +156,7 @@ class LoopWatch:
         return self.closed or self._loop is None or self._loop.is_closed()
 
     def check(self, elapsed: float, asked: float) -> None:
-        """Check the loop's count; if it has stood too long, begin to publish."""
+        """Check the loop's counter; begin to publish if the loop is blocked too long."""
         self._timer.check(self._count, elapsed, asked, 5 * self.period)
         if self.publishing or not self._is_late(self._shortest):
             return
@@ -168,7 +169,7 @@ class LoopWatch:
         ).start()
 
     def _is_late(self, seconds: float) -> bool:
-        """Whether the loop has been late for so long, beyond the timer's period."""
+        """Return whether the loop is blocked for that time beyond the timer's period."""
         return self._timer.seconds >= seconds + self.period
 
     def _run(self) -> None:
@@ -183,9 +184,9 @@ class LoopWatch:
             self.publishing = False
 
     async def _publish(self) -> None:
-        """Publish until the loop moves; then make sure that nothing is in flight."""
+        """Publish until the loop runs; then make sure that no write can still arrive."""
         connections = self.listener.connect()
-        connections.throttled_log.silence()  # the log may be what the loop waits for
+        connections.throttled_log.silence()  # logging may block the loop
         count, began, seconds, reported = self._count, self._at, 0.0, False
         try:
             async with anyio.create_task_group() as publishing:
@@ -212,7 +213,7 @@ class LoopWatch:
         listener.counts.stalls += 1
         listener.on_stall()
         text = "%s: the event loop has not moved for %g s; it stands in %s"
-        # In a thread that may be held: the loop may be standing in a handler of the log.
+        # Logged in a thread, because the loop may be blocked inside a log handler.
         threading.Thread(
             target=logger.warning,
             args=(text, listener.name, listener.stall_after, where),
@@ -232,7 +233,7 @@ class LoopWatch:
                 await self._poke.wait()
 
     async def _settle(self, connections: AgentConnections) -> None:
-        """Kill at the server the connections that were cut in the middle of a write."""
+        """Make the server end the connections that were lost during a write."""
         live = connections.liveness
         if live.unanswered:
             await live.drop()
@@ -242,7 +243,7 @@ class LoopWatch:
                 await connections.kill_orphans(live, kill=True)
             except RedisUnavailableError:
                 if self.closed:
-                    return  # it cannot be known any more, and end() waits
+                    return  # give up, because end() waits for this thread
                 live.orphans.restore(owed)
                 await anyio.sleep(SETTLE_PAUSE)
             else:
@@ -250,16 +251,16 @@ class LoopWatch:
 
 
 class _Watchdog:
-    """The thread, and the loops that it watches; it ends with the last of them.
+    """The watching thread and its watches; the thread ends with the last watch.
 
-    It holds the watches weakly, their loops hold them: so no agent is kept.
+    Watches are referenced weakly here; only their loops keep them. So no agent is kept.
     """
 
     def __init__(self) -> None:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Have no thread and nothing to watch, as at first and in a forked child."""
+        """Begin without a thread and watches; also called in a forked child."""
         self._watches: dict[int, weakref.ref[LoopWatch]] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -288,13 +289,13 @@ class _Watchdog:
                 for watch in self._open():
                     watch.check(elapsed, asked)
         except BaseException as error:  # noqa: BLE001 - it ends the thread
-            self._thread = None  # the next agent that opens has a new one
+            self._thread = None  # the next add() starts a new thread
             if not sys.is_finalizing():
                 text = "the watchdog failed\n%s"
                 logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
 
     def _open(self) -> list[LoopWatch]:
-        """Return what is to be watched; without any, the thread ends."""
+        """Return the watches that are not over; without any, let the thread end."""
         with self._lock:
             found = [reference() for reference in self._watches.values()]
             watches = [watch for watch in found if watch and not watch.is_over]
@@ -305,7 +306,7 @@ class _Watchdog:
 
 
 def _describe_place(thread: int) -> str:
-    """Name the innermost frames of a thread, without values."""
+    """Describe the innermost frames of a thread, without values of variables."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
     places: list[str] = []
     while frame is not None and len(places) < FRAMES:
