@@ -1,7 +1,7 @@
-"""An event of a run, its id and its frame; no I/O.
+"""An event of a run, its id and its form as a server-sent event; no I/O.
 
-Entries are read tolerantly: one that breaks the contract is an event all the same, and
-its ``faults`` name what is wrong.
+An entry of a stream that breaks the contract is decoded all the same. The ``faults`` of
+the event name the fields that are wrong.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Any, Final, TypeAlias
 from bls_agent.core.codec import JSONObject, decode_object, encode
 from bls_agent.core.errors import ConfigurationError, DecodeError
 
-BEGINNING: Final = "0-0"  # before every event
-END: Final = "$"  # behind the last one, wherever that is
-_LARGEST: Final = 2**64 - 1  # of either number
-_LARGEST_RUN: Final = 2**63 - 1  # what a column of type BIGINT holds
+BEGINNING: Final = "0-0"  # the position before every event
+END: Final = "$"  # the position after the last event at the time of the request
+_LARGEST: Final = 2**64 - 1  # the largest value of either number of an id
+_LARGEST_RUN: Final = 2**63 - 1  # the largest value of a BIGINT column
 _ID: Final = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
-DAY: Final = 86_400  # seconds: how long the contract keeps a run
+DAY: Final = 86_400  # seconds for which the contract keeps a run
 LARGEST: Final = 100_000_000
 
 
-EventId = str  # as it stands in a StreamEvent
+EventId = str  # of the form ``<milliseconds>-<number>``
 
 
 def order(event_id: EventId) -> tuple[int, int]:
-    """Return two numbers that compare as the ids do."""
+    """Return the two numbers of an id, which compare as ids do in Redis."""
     milliseconds, _, number = event_id.partition("-")
     return int(milliseconds), int(number or 0)
 
 
 def next_id(event_id: EventId) -> EventId | None:
-    """Return the least id behind another; ``None`` behind the largest."""
+    """Return the least id after an id; ``None`` after the largest id."""
     milliseconds, number = order(event_id)
     if number < _LARGEST:
         return f"{milliseconds}-{number + 1}"
@@ -44,7 +44,7 @@ def next_id(event_id: EventId) -> EventId | None:
 
 
 def previous_id(event_id: EventId) -> EventId | None:
-    """Return the greatest id before another; ``None`` before all of them."""
+    """Return the greatest id before an id; ``None`` before the smallest id."""
     milliseconds, number = order(event_id)
     if number:
         return f"{milliseconds}-{number - 1}"
@@ -52,7 +52,7 @@ def previous_id(event_id: EventId) -> EventId | None:
 
 
 def find_id(text: object) -> EventId | None:
-    """Return the full form of an id, also of milliseconds alone; else ``None``."""
+    """Return the full form of an id or of milliseconds; ``None`` for other values."""
     found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return None
@@ -63,14 +63,14 @@ def find_id(text: object) -> EventId | None:
 
 
 def read_id(value: object) -> EventId | None:
-    """Read an id as Redis gives it; ``None`` for what is none."""
+    """Read an id from the bytes that Redis returned; ``None`` for other values."""
     return (
         find_id(value.decode("ascii", "replace")) if isinstance(value, bytes) else None
     )
 
 
 def check_id(name: str, value: object) -> EventId:
-    """Return the full form of an id, or refuse it."""
+    """Return the full form of an id; raise ConfigurationError for other values."""
     found = find_id(value)
     if found is None:
         rule = "an id of an event is '<milliseconds>-<number>'"
@@ -86,18 +86,18 @@ def check_bound(name: str, value: object) -> str:
     if find_id(value) is None:
         rule = "an end of a range is the id of an event, '-' or '+'"
         raise ConfigurationError(name, value, rule)
-    return str(value)  # milliseconds alone mean their first or last event
+    return str(value)  # Redis takes milliseconds alone as their first or last event
 
 
 def check_run_id(value: object) -> int:
-    """Refuse what is no id of a run."""
+    """Return an id of a run; raise ConfigurationError for other values."""
     return check_count("run_id", value, least=0, most=_LARGEST_RUN)
 
 
 def check_count(
     name: str, value: object, *, least: int = 1, most: int = LARGEST
 ) -> int:
-    """Refuse what is no whole number within bounds."""
+    """Return a whole number within bounds; else raise ConfigurationError."""
     if isinstance(value, bool) or not isinstance(value, int):
         remedy = "Convert it with int()." if isinstance(value, str) else ""
         raise ConfigurationError(name, value, "it must be an integer", remedy)
@@ -106,11 +106,11 @@ def check_count(
     return value
 
 
-# What ends a line for the standard (CR, LF), what makes browsers ignore an id (NUL),
-# what ends a line for readers that know Unicode (as Python's splitlines), and what has
-# no UTF-8.
+# Characters that end a line by the standard (CR, LF), that make browsers ignore an id
+# (NUL), that end a line for readers that know Unicode (as Python's splitlines), and
+# surrogates, which UTF-8 cannot encode.
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-# The same within JSON, where JSON itself does not escape it.
+# Line ends that JSON does not escape, and their JSON escapes.
 _LINE_ENDS: Final = (
     (b"\xe2\x80\xa8", b"\\u2028"),
     (b"\xe2\x80\xa9", b"\\u2029"),
@@ -121,9 +121,9 @@ _LINE_ENDS: Final = (
 def write_frame(event: str, data: bytes, event_id: str = "") -> bytes:
     r"""Write one server-sent event.
 
-    In the name and the id, control characters, U+2028 and U+2029 are written as JSON
-    escapes (``\u000a``); in the data so are the three line ends that JSON leaves as
-    they are, which is the same JSON.
+    Control characters, U+2028 and U+2029 in the name and the id are written as JSON
+    escapes (``\u000a``). In the data, the three line ends that JSON does not escape are
+    escaped, too, which does not change the value of the JSON.
     """
     for end, escaped in _LINE_ENDS:
         if end in data:
@@ -182,27 +182,29 @@ _SOURCE_FIELDS: Final = (
 )
 
 
-_DIGITS: Final = 20  # of a number of 64 bit
+_DIGITS: Final = 20  # decimal digits of the largest number of 64 bits
 
 
 @dataclass(frozen=True)
 class StreamEvent:
     """One event of a run.
 
-    The same object may be given to many followers: take ``source``, ``event`` and
-    ``data`` as read-only.
+    Do not change ``source``, ``event`` and ``data``, because many followers may share
+    the same object.
 
     Attributes:
-        id: ``<milliseconds>-<number>``, growing within a run.
-        timestamp: When it happened: ISO 8601, as its writer wrote it.
-        sequence: Its number within the run, from 1; 0 where none can be read.
+        id: ``<milliseconds>-<number>``; each event of a run has a larger id than the
+            event before it.
+        timestamp: Time of the event in ISO 8601, as its writer wrote it.
+        sequence: Number of the event within the run, from 1; 0 if no number can be
+            read.
         source: ``agent_id``, ``agent_type``, ``agent_name`` and ``team_name``; ``None``
             if all of them are empty.
         event: ``category`` and ``action``.
-        data: Its content; ``{}`` where that cannot be read.
-        raw: All fields as Redis has them where the entry breaks the contract, else
+        data: Content of the event; ``{}`` if the content cannot be read.
+        raw: All fields as Redis has them if the entry breaks the contract, else
             ``None``.
-        faults: Names of the fields that are wrong then.
+        faults: Names of the fields that break the contract.
     """
 
     id: str
@@ -232,14 +234,14 @@ class StreamEvent:
 
     @property
     def closes(self) -> bool:
-        """Whether its writer has ended the run with it: ``system.close``."""
+        """Whether the event is ``system.close``, with which a writer ends a run."""
         return (
             self.event["category"] == EventCategory.SYSTEM
             and self.event["action"] == EventAction.CLOSE
         )
 
     def to_dict(self) -> JSONObject:
-        """Return the event as a JSON object, as the protocol lays it out."""
+        """Return the event as a JSON object, in the form that the protocol defines."""
         return {
             "id": self.id,
             "run_id": self.run_id,
@@ -252,12 +254,12 @@ class StreamEvent:
 
     @cached_property
     def json(self) -> bytes:
-        """The event as JSON: UTF-8, on one line; made once."""
+        """The event as JSON in UTF-8, on one line; encoded once."""
         return encode(self.to_dict())
 
     @cached_property
     def sse(self) -> bytes:
-        """The event as a server-sent event; made once for all followers."""
+        """The event as a server-sent event; encoded once for all followers."""
         return write_frame(self.name, encode(self.to_dict()), self.id)
 
     @classmethod
@@ -268,8 +270,8 @@ class StreamEvent:
 
         Args:
             run_id: The run.
-            entry_id: Its id, as Redis gives it.
-            fields: Names and values by turns, as Redis gives them.
+            entry_id: Id of the entry, as Redis returned it.
+            fields: Names and values in turn, as Redis returned them.
         """
         named = dict(zip(fields[::2], fields[1::2], strict=False))
         faults: list[str] = []
@@ -331,9 +333,9 @@ class GapReason(StrEnum):
     """Why events are missing.
 
     Attributes:
-        TRIMMED: They were the oldest of more than the run keeps.
-        EXPIRED: The whole run is gone.
-        LOST: The server was restarted or replaced, and lacks them.
+        TRIMMED: The oldest events were removed, because the run had more than it keeps.
+        EXPIRED: The run that had the events no longer exists.
+        LOST: The server was restarted or replaced, and does not have the events.
     """
 
     TRIMMED = "trimmed"
@@ -343,13 +345,13 @@ class GapReason(StrEnum):
 
 @dataclass(frozen=True)
 class Gap:
-    """Stands among the events of a run where some are missing.
+    """A follower returns it in place of missing events of a run.
 
     Attributes:
-        after: Id of the event behind which they are missing; ``"0-0"`` for the
+        after: Id of the event after which events are missing; ``"0-0"`` for the
             beginning.
-        before: Id of the next event that is there; ``None`` if there is none.
-        missing: How many, if that is known.
+        before: Id of the next event in Redis; ``None`` if Redis has no later event.
+        missing: Number of missing events; ``None`` if the number is unknown.
     """
 
     run_id: int
@@ -359,7 +361,7 @@ class Gap:
     missing: int | None = None
 
     def to_dict(self) -> JSONObject:
-        """Return the fields as browsers get them."""
+        """Return the fields as the JSON object that browsers receive."""
         return {
             "run_id": self.run_id,
             "reason": self.reason.value,
@@ -371,33 +373,34 @@ class Gap:
 
 @dataclass(frozen=True)
 class WriterLost:
-    """Stands among the events of a run: its writer fell silent without ending the run.
+    """A follower returns it when a writer fell silent without ending the run.
 
-    The writer died, or froze, or lost its link; it may come back, and is followed on
-    then. This stands in no stream: readers write nothing.
+    The writer died, froze or lost its connection. If the writer comes back, the
+    follower returns its new events. The stream in Redis has no entry for the loss,
+    because followers write nothing.
 
     Attributes:
-        after: Id of the last event that is there.
+        after: Id of the last event in Redis.
     """
 
     run_id: int
     after: str
 
     def to_dict(self) -> JSONObject:
-        """Return the fields as browsers get them."""
+        """Return the fields as the JSON object that browsers receive."""
         return {"run_id": self.run_id, "after": self.after}
 
 
-Followed: TypeAlias = StreamEvent | Gap | WriterLost  # what a follower is given
+Followed: TypeAlias = StreamEvent | Gap | WriterLost  # what a follower returns
 
 
 class FollowEnd(StrEnum):
     """Why a follower has ended.
 
     Attributes:
-        CLOSED: The run's writer has ended it: ``system.close``.
+        CLOSED: The writer has ended the run with ``system.close``.
         GONE: The run was deleted, or has expired.
-        LEFT: The follower or its store was closed here; the run may go on.
+        LEFT: The follower or its store was closed in this process. The run may go on.
     """
 
     CLOSED = "closed"

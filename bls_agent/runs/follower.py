@@ -1,4 +1,4 @@
-"""One follower of one run: all events behind a place, in order, each once."""
+"""Follows one run: returns all events after an id, in order, each once."""
 
 from __future__ import annotations
 
@@ -39,22 +39,23 @@ from bls_agent.runs.hub import Hub
 from bls_agent.runs.reading import Page, PageSize, RunKeys, RunReader
 from bls_agent.runs.topic import RunTopic
 
-BATCH: Final = 500  # events that are returned at once
-PAGE_BYTES: Final = 1024 * 1024  # of a page, about: each of many followers may hold one
+BATCH: Final = 500  # most events that are returned at once
+# Approximate bytes of a page. It is small, because many followers may each hold a page.
+PAGE_BYTES: Final = 1024 * 1024
 
 
 class Mode(Enum):
     """What a follower does next."""
 
-    STARTING = auto()  # asks the server what stands at the cursor
+    STARTING = auto()  # asks the server for the event at the cursor
     PAGING = auto()  # reads pages from Redis
-    STREAMING = auto()  # takes events from the ring of the run's topic
-    WAITING = auto()  # is a waiter of the topic
+    STREAMING = auto()  # takes events from the buffer of the run's topic
+    WAITING = auto()  # waits until the topic has something new
     ENDED = auto()
 
 
 class Step(Enum):
-    """The result of a step, if it is no list of events."""
+    """The result of a step that returns no list of events."""
 
     READ_ON = auto()
     WAIT = auto()
@@ -64,19 +65,19 @@ StepResult: TypeAlias = list[Followed] | Step
 
 
 class Cursor:
-    """The place behind which a follower goes on."""
+    """The position in a run after which a follower continues."""
 
     def __init__(self, last_id: EventId) -> None:
-        self.id = last_id  # ``$`` until the end of the run was looked up
-        # the sequence at the place; ``None`` if unknown
+        self.id = last_id  # ``$`` until the id of the last event is known
+        # the sequence at the position; ``None`` if unknown
         self.known: int | None = 0 if last_id == BEGINNING else None
-        self.is_event = True  # whether an event surely stood there once
-        self.closes = False  # whether that one has ended the run
+        self.is_event = True  # whether the id surely belongs or belonged to an event
+        self.closes = False  # whether the event at the position has ended the run
         # whether the run is known to have existed
         self.existed = last_id not in (BEGINNING, END)
 
     def note(self, event: StreamEvent) -> None:
-        """Go behind an event. Every follower calls it for each event: keep it short."""
+        """Move to an event. This must be fast, because every batch calls it."""
         self.id, self.known = event.id, sequence_of(event)
         self.closes, self.is_event, self.existed = event.closes, True, True
 
@@ -86,21 +87,21 @@ class Cursor:
         self.known = self.known if point.known is None else point.known
 
     def misses_nothing(self, first: StreamEvent) -> bool:
-        """Return whether an event is surely the next one, or the first of all."""
+        """Return whether surely no event is missing before an event."""
         is_fresh = self.id == BEGINNING and self.known is None
         return is_fresh or continues(self.known, first)
 
 
 @dataclass
 class Seat:
-    """How far a follower has got with a topic; ``version`` is the topic's."""
+    """The position of a follower in the buffer of a topic."""
 
     topic: RunTopic
-    number: int = 0  # of the event that comes next, in the topic's ring
-    # Of the topic when this follower had every event and nothing else was to be told:
-    # as long as it is the same, ``number`` is valid.
+    number: int = 0  # number of the next event in the topic's buffer
+    # The topic's version when this follower had every event and nothing else to return.
+    # ``number`` is valid as long as the topic has this version.
     settled_version: int | None = None
-    # Of the topic when the server was asked whether it still knows the cursor.
+    # The topic's version when the server was asked whether it has lost the cursor.
     checked_version: int | None = None
 
 
@@ -119,38 +120,39 @@ class Outage:
 
 
 class Follower:
-    """Returns the events of a run behind a place, as they are written.
+    """Returns the events of a run after an id, as they are written.
 
-    Iterate over it, or take batches, in one task at a time. Leaving the iteration needs
-    no closing: a follower for which no task waits costs nothing, and holds only its
-    place.
+    Iterate over the follower, or take batches, in one task at a time. A follower need
+    not be closed after the iteration, because it costs nothing while no task waits for
+    it. It then holds only its position and the events that it has read.
 
-    Each event is returned once, in order, through lost connections and restarts of a
-    server that keeps its data. Where some are missing, a :class:`~bls_agent.runs.Gap`
-    stands in their place. It ends at ``system.close`` if nothing stands behind that,
-    when the run disappears, and when its store is closed in this event loop. It waits
-    through an outage; a wrong password and a missing right, also those that changed
-    meanwhile, raise :class:`~bls_agent.RedisRefusedError`: iterating once more goes on
-    at the same place.
+    Each event is returned once, in order, also after lost connections and restarts of a
+    server that keeps its data. A :class:`~bls_agent.runs.Gap` is returned in place of
+    missing events. The follower ends at ``system.close`` if no event follows, when the
+    run disappears, and when its store is closed in this event loop. It waits while
+    Redis is unavailable. A wrong password or a missing right raises
+    :class:`~bls_agent.RedisRefusedError`, also if it changed during the iteration.
+    Iterate again to continue at the same position.
 
     Attributes:
-        place: Id of the event that was returned last; the iteration goes on behind it.
+        place: Id of the event that was returned last. The iteration continues after it.
     """
 
-    # All followers of a run share a topic, which keeps the newest events in a ring:
+    # All followers of a run share a topic, which buffers the newest events:
     #
     #   the run in Redis   1  2  3  4  5  6  7  8  9 10 11 ...
-    #   the ring                    [ base  6  7  8  9 head ]
+    #   the buffer                  [ base  6  7  8  9 head ]
     #   the cursor         PAGING     |   STREAMING     |    ahead: STARTING, then WAITING
     #                                              at the head: WAITING
     #
-    # STARTING  -> PAGING     the cursor is a place at which the server can go on
-    #           -> STREAMING  the server still knows the cursor of a follower with a topic
-    # PAGING    -> STREAMING  the cursor has reached the ring, or a new one begins there
+    # STARTING  -> PAGING     the position from which to read Redis is known
+    #           -> STREAMING  the follower has a topic, and the server lost no event
+    # PAGING    -> STREAMING  the cursor has reached the buffer, or a new topic begins
     # STREAMING -> WAITING    there is nothing to return
-    #           -> PAGING     the ring has dropped what comes next, the topic has ended,
-    #                         or the run was closed: perhaps more stands behind
-    #           -> STARTING   the cursor is ahead of the ring: has the server lost events?
+    #           -> PAGING     the buffer has dropped the next event, the topic has
+    #                         ended, or the run was closed: Redis may have later events
+    #           -> STARTING   the cursor is ahead of the buffer, because the server may
+    #                         have lost events
     # WAITING   -> STREAMING  something has changed, or time is up
     # any       -> ENDED
 
@@ -162,24 +164,24 @@ class Follower:
         *,
         is_plain: bool = False,
     ) -> None:
-        """Remember where to begin; nothing is read yet.
+        """Remember where to begin; Redis is not read yet.
 
-        ``last_id`` may be ``$`` for the end. A plain follower returns events only, and
-        what it reads never ends it.
+        ``last_id`` may be ``$`` for the end of the run. A plain follower returns only
+        events, and does not end with the run.
         """
         self.run_id = run_id
         self.place: EventId = last_id
-        self._find_hub = hub  # of the running event loop
+        self._find_hub = hub  # returns the hub of the running event loop
         self._hub: Hub | None = None
         self._is_plain = is_plain
         self._mode = Mode.STARTING
         self._end: FollowEnd | None = None
         self._cursor = Cursor(last_id)
-        self._seat: Seat | None = None  # while it is not PAGING
+        self._seat: Seat | None = None  # ``None`` at first and while PAGING
         self._page_size = PageSize(most_bytes=PAGE_BYTES)
         self._outage: Outage | None = None
-        self._reported_loss: tuple[bytes, int] | None = None  # of the writer
-        self._ready: deque[Followed] = deque()  # read, and not yet iterated over
+        self._reported_loss: tuple[bytes, int] | None = None  # the last WriterLost
+        self._ready: deque[Followed] = deque()  # items that are not yet returned
         self._has_waited = True  # whether other tasks could run since the last batch
 
     def __repr__(self) -> str:
@@ -188,17 +190,17 @@ class Follower:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the follower will return nothing more."""
         return self._mode is Mode.ENDED and not self._ready
 
     @property
     def end(self) -> FollowEnd | None:
-        """Why nothing more will come; ``None`` as long as something may."""
+        """Why the follower has ended; ``None`` while it may still return events."""
         return self._end if self.ended else None
 
     @property
     def unavailable(self) -> RedisUnavailableError | None:
-        """Why Redis cannot be asked now; ``None`` if it can."""
+        """The error because of which Redis cannot be read now; ``None`` without one."""
         if self._outage is not None:
             return self._outage.error
         return None if self._seat is None else self._seat.topic.outage
@@ -217,20 +219,21 @@ class Follower:
         return item
 
     async def batch(self, timeout: float | None = None) -> list[Followed]:
-        """Return all that is there; wait for it if nothing is.
+        """Return the next events, up to some hundreds; wait if there are none.
 
         Args:
-            timeout: Seconds to wait at most for something new; default: as long as it
-                takes. A request that is under way then is finished (the store's
-                ``timeout`` bounds it): even with 0 all is returned that is there.
+            timeout: Longest wait in seconds for a new event; default: no limit. A
+                running request is finished, within the store's ``timeout``, so that
+                existing events are returned even with 0.
 
         Returns:
-            Empty if nothing has come in time, or if nothing more will (``ended``).
+            The events; an empty list if none came in time, or if the follower ended.
 
         Raises:
             WrongTypeError: The key is no stream.
-            RedisRefusedError: Redis refuses for good.
-            RedisUnavailableError: The end could not be found (``last_id="$"``).
+            RedisRefusedError: Redis refuses, as for a wrong password.
+            RedisUnavailableError: The follower began with ``$``, and Redis did not
+                return the last event.
         """
         items = [*self._ready]
         self._ready.clear()
@@ -244,11 +247,11 @@ class Follower:
         return items
 
     async def aclose(self) -> None:
-        """End the follower; a wait under way returns."""
+        """End the follower; a task that waits in it returns."""
         seat = self._seat if self._mode is Mode.WAITING else None
         self._finish(FollowEnd.LEFT)
         self._ready.clear()
-        if seat is not None:  # it wakes all followers of the topic
+        if seat is not None:  # wakes the other followers of the topic, too
             seat.topic.wake()
 
     def _enter(self, mode: Mode) -> Step:
@@ -257,19 +260,19 @@ class Follower:
         return Step.READ_ON
 
     def _finish(self, end: FollowEnd | None = None) -> Step:
-        """End the follower; without a reason by what the cursor has read."""
+        """End the follower; the default reason follows from the event at the cursor."""
         by_run = FollowEnd.CLOSED if self._cursor.closes else FollowEnd.GONE
         self._end = self._end or end or by_run
         return self._enter(Mode.ENDED)
 
     async def _next(self, until: float = math.inf) -> list[Followed]:
-        """Return what comes next, at least one; empty at the end, or when time is up."""
+        """Return the next items; an empty list at the end, or when time is up."""
         if not self._has_waited:
             await anyio.lowlevel.checkpoint()
         self._has_waited = False
         while self._mode is not Mode.ENDED:
             seat = self._seat
-            if self._mode is Mode.STREAMING and seat is not None:  # most of all steps
+            if self._mode is Mode.STREAMING and seat is not None:  # the most usual case
                 result = self._stream(seat)
             else:
                 result = await self._step()
@@ -321,7 +324,7 @@ class Follower:
                 self._enter(Mode.STREAMING)
 
     async def _start(self, hub: Hub) -> StepResult:
-        """Find where to go on, at first and when the server may have lost events."""
+        """Find where to continue, at first and when the server may have lost events."""
         cursor, seat = self._cursor, self._seat
         reader, place = RunReader(hub.pool, self.run_id), cursor.id
         gap: Gap | None = None
@@ -352,7 +355,7 @@ class Follower:
         return self._enter(Mode.PAGING)
 
     async def _read_page(self, hub: Hub) -> StepResult:
-        """Read a page from Redis; behind the last one the topic takes over."""
+        """Read a page from Redis; after the last page, join the topic."""
         cursor, reader = self._cursor, RunReader(hub.pool, self.run_id)
         began, topic = anyio.current_time(), hub.find(self.run_id, reader.keys.events)
         head = None if topic is None else topic.buffer.head
@@ -367,16 +370,16 @@ class Follower:
         if page.is_last and cursor.closes and not self._is_plain:
             self._finish()
             return found
-        if hub.is_closed:  # meanwhile
+        if hub.is_closed:  # during the read
             return self._finish(FollowEnd.LEFT)
         topic = self._join(hub, reader.keys, page)
         if found or topic is None or topic.buffer.head != head:
             return found or Step.READ_ON
-        # What the topic has had behind the cursor was deleted meanwhile.
+        # The events that the topic had after the cursor were deleted before the read.
         return Step.WAIT if _is_before(cursor, topic) else Step.READ_ON
 
     def _join(self, hub: Hub, keys: RunKeys, page: Page) -> RunTopic | None:
-        """Take a seat at the run's topic, if the cursor has come so far."""
+        """Join the run's topic if the cursor has reached its buffer."""
         cursor, topic = self._cursor, hub.find(self.run_id, keys.events)
         if page.is_last and topic is None:
             topic = hub.join(keys, cursor.id, cursor.known, seen=cursor.existed)
@@ -400,16 +403,16 @@ class Follower:
         )
 
     def _stream(self, seat: Seat) -> StepResult:
-        """Take events from the ring.
+        """Take events from the buffer of the topic.
 
-        1. The topic is as it was when this follower had every event, which was no
-           ``system.close``: return the new events, or wait.
-        2. The run cannot be read: raise why.
-        3. The cursor stands before the ring: read from Redis.
-        4. Events stand behind the cursor: return them.
-        5. The cursor is ahead of the ring. Mostly this follower has read from Redis what
-           the topic gets in a moment; but the server may have lost it. Ask once for
-           each change of the topic.
+        1. The topic's version is the one at which this follower had every event, and
+           the last event was no ``system.close``: return the new events, or wait.
+        2. The run cannot be read: raise the error.
+        3. The cursor is before the buffer: read from Redis.
+        4. The buffer has events after the cursor: return the events.
+        5. The cursor is ahead of the buffer. Usually this follower has read events from
+           Redis that the topic receives in a moment, but the server may also have lost
+           events. Ask the server once for each version of the topic.
         6. The follower has every event: see :meth:`_report`.
         """
         topic, cursor = seat.topic, self._cursor
@@ -428,7 +431,7 @@ class Follower:
         return self._catch_up(seat)
 
     def _catch_up(self, seat: Seat) -> StepResult:
-        """Decide the cases from 4 on."""
+        """Handle the cases 4 to 6 of :meth:`_stream`."""
         topic, number = seat.topic, seat.topic.buffer.locate(self._cursor.id)
         if number is not None:
             seat.number = number
@@ -448,8 +451,8 @@ class Follower:
         return [*events]
 
     def _fall_behind(self, topic: RunTopic) -> StepResult:
-        """Read on from Redis, unless the run is gone."""
-        # What is large now may have been small before.
+        """Continue to read from Redis, unless the run no longer exists."""
+        # The present page size was adapted to earlier events, which may be smaller.
         self._page_size = PageSize(most_bytes=PAGE_BYTES)
         has_disappeared = topic.liveness.has_disappeared and not topic.is_open
         if self._is_plain or not has_disappeared or not self._cursor.existed:
@@ -461,16 +464,16 @@ class Follower:
         return [Gap(self.run_id, reason, place, None, missing or None)]
 
     def _report(self, topic: RunTopic) -> StepResult:
-        """Return what a follower with every event is told.
+        """Return the next result of a follower that has every event.
 
-        1. The run is gone: the end. If this follower never saw it, it was an earlier run
-           of the same id, and this follower waits for the next one.
-        2. The last event has closed the run: it ends if Redis has none behind.
-        3. The writer is lost, and this follower was not told.
-        4. The topic has ended: another one is found or made.
-        5. Otherwise it waits.
+        1. The run no longer exists: end. If this follower never saw the run, an earlier
+           run had the same id, and the follower waits for the next run.
+        2. The last event has closed the run: read Redis, and end without a later event.
+        3. The writer is lost, and this follower has not returned that: return it.
+        4. The topic has ended: find or make another topic.
+        5. Otherwise wait.
 
-        Only 4 and 5 concern a plain follower.
+        Only 4 and 5 apply to a plain follower.
         """
         liveness, cursor = topic.liveness, self._cursor
         if self._is_plain:
@@ -486,6 +489,6 @@ class Follower:
 
 
 def _is_before(cursor: Cursor, topic: RunTopic) -> bool:
-    """Return whether the ring has dropped what stands behind a cursor."""
+    """Return whether the buffer has dropped the event after a cursor."""
     ring = topic.buffer
     return ring.locate(cursor.id) is None and order(cursor.id) <= order(ring.head)

@@ -1,20 +1,24 @@
 """Finds out whether events are missing, a run exists, and its writer lives.
 
-A follower has read up to a *place*, where the sequence was *known*, and the next event
-that is there has another sequence than the one that would continue it. What decides:
+A follower has read up to a *place*, the id of its last event, and may *know* the
+sequence of that event. The sequence of the next event in Redis does not surely continue
+the known one. The first case that applies decides:
 
-1. The follower knows the sequences up to that event: nothing is missing, if the writer
-   has noted a loss there, or if the run begins with that event.
-2. The writer has noted that the server had forgotten events there: LOST.
+1. The known sequence shows that no event is missing, and the writer has noted a loss
+   before the next event, or the place is the beginning of the run: no gap.
+2. The writer has noted that the server had forgotten events before the next event: the
+   server has LOST them.
 3. The place is the beginning of the run: its first events are TRIMMED.
-4. The event at the place still stands: nothing is missing, because a peer's writer may
-   count as it likes.
-5. Older events than the place still stand, but not the one at it: no trimming does that,
-   the server has LOST it.
-6. The event has sequence 1: the run id was used again, the former run has EXPIRED.
-7. Otherwise everything up to the place was TRIMMED, and perhaps more.
+4. Redis still has the event at the place: no gap, because a writer of another program
+   may count in its own way.
+5. Redis has events older than the place, but not the event at the place: the server has
+   LOST it, because trimming removes the oldest events first.
+6. The next event has sequence 1: the id was used for a new run, and the former run has
+   EXPIRED.
+7. Otherwise all events up to the place, and perhaps later ones, were TRIMMED.
 
-5 and 6 are no gap if no event ever stood at the place: it was a time, not an id.
+The cases 5 and 6 are no gap if no event ever had the place as its id, because a caller
+may pass a time instead of the id of an event.
 """
 
 from __future__ import annotations
@@ -36,14 +40,14 @@ from bls_agent.runs.events import (
 from bls_agent.runs.reading import NO_KEY, RunReader, decode_entries
 
 LOOK: Final = 5.0  # seconds between two probes
-BEHIND: Final = 0.05  # seconds after the end of a lease
-SOON: Final = 1.0  # the same while events come and their writer is unknown
-LEASE: Final = 15.0  # seconds: a writer's usual lease
+BEHIND: Final = 0.05  # seconds from the end of a lease to the next probe
+SOON: Final = 1.0  # seconds between two probes while events of unknown writers come
+LEASE: Final = 15.0  # seconds of a writer's usual lease
 CONFIRMED: Final = 0.25  # seconds from the first probe without a lease to the second
-UNSEEN: Final = 2.0  # the same where no lease was ever seen
-UNOWNED: Final = 5.0  # seconds that a run without a lease has to come back
+UNSEEN: Final = 2.0  # seconds to the second probe if no lease was ever seen
+UNOWNED: Final = 5.0  # the least seconds from an outage until a run has disappeared
 
-DIGITS: Final = 16  # a sequence has fewer
+DIGITS: Final = 16  # a sequence has fewer digits
 
 
 def sequence_of(event: StreamEvent) -> int | None:
@@ -52,7 +56,7 @@ def sequence_of(event: StreamEvent) -> int | None:
 
 
 def continues(known: int | None, event: StreamEvent) -> bool:
-    """Return whether an event is surely the next one behind a known sequence."""
+    """Return whether an event is surely the next one after a known sequence."""
     sequence = sequence_of(event)
     if known is None or sequence is None:
         return False
@@ -61,19 +65,19 @@ def continues(known: int | None, event: StreamEvent) -> bool:
 
 @dataclass(frozen=True)
 class GapEvidence:
-    """What Redis holds at a place and behind it."""
+    """What Redis holds at a position in a run, and around it."""
 
-    stands: bool  # whether the event at the place is still there
-    oldest: EventId | None  # id of the oldest event that is there
-    # how many events the server had forgotten when the event behind the place was
-    # written, as its writer has noted; 0 if it noted nothing
+    stands: bool  # whether Redis still has the event at the position
+    oldest: EventId | None  # id of the oldest event in Redis
+    # Number of events that the server had forgotten before the next event, as noted
+    # when the next event was written; 0 without a note.
     noted: int = 0
 
 
 async def fetch_evidence(
     reader: RunReader, place: EventId, first: EventId
 ) -> GapEvidence:
-    """Read what decides whether events are missing between a place and an event."""
+    """Read what shows whether events are missing between a position and an event."""
     keys = reader.keys
     at, oldest, noted = await reader.pool.read_many(
         [
@@ -98,7 +102,7 @@ def classify_jump(
     *,
     is_event: bool = True,
 ) -> Gap | None:
-    """Decide whether a gap stands before an event, by the cases at the module's head."""
+    """Return the gap before an event, if any, by the cases in the module docstring."""
     sequence = sequence_of(first) or 0
     missing = sequence - known - 1 if known is not None else 0
     is_complete = known is not None and missing <= 0
@@ -128,12 +132,12 @@ def _had_tail(place: EventId, oldest: EventId | None) -> bool:
 
 @dataclass(frozen=True)
 class ResumeFacts:
-    """What Redis holds at the place where a follower begins."""
+    """What Redis holds about a run for a follower that starts or resumes."""
 
-    at: StreamEvent | None  # the event at the place, if it is there
-    exists: bool  # whether the run is there
+    at: StreamEvent | None  # the event at the follower's position, if Redis has it
+    exists: bool  # whether the run exists
     last: EventId | None  # id of the last event ever added; ``None`` if unknown
-    booked: tuple[EventId, int] | None  # id and sequence of the last one in the books
+    booked: tuple[EventId, int] | None  # id and sequence of the last event in the books
     lives: bool  # whether a writer has a lease on the run
     newest: StreamEvent | None = None  # the newest event; ``None`` if unknown
 
@@ -169,7 +173,7 @@ async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
 
 
 def read_last(about: Reply) -> tuple[EventId | None, bool]:
-    """Read from XINFO STREAM the last id, if that may be read, and whether a run is."""
+    """Return the last id in an XINFO reply, if known, and whether the run exists."""
     if isinstance(about, BlsError):
         if "no such key" in str(about).lower():
             return BEGINNING, False
@@ -190,30 +194,31 @@ def _number(text: bytes | None) -> int:
 
 
 class ResumePoint(NamedTuple):
-    """How to begin."""
+    """Where and how a follower starts or resumes."""
 
-    place: EventId  # behind which to read
-    known: int | None = None  # the sequence there, if that is known
-    gap: Gap | None = None  # to be given first
-    is_event: bool = True  # whether an event surely stood at the place once
-    closes: bool = False  # whether its writer has ended the run with it
-    is_over: bool = False  # whether nothing more can come
+    place: EventId  # the position after which to read
+    known: int | None = None  # the sequence at the position; ``None`` if unknown
+    gap: Gap | None = None  # the gap to return first
+    is_event: bool = True  # whether the id surely belongs or belonged to an event
+    closes: bool = False  # whether the event at the position has ended the run
+    is_over: bool = False  # whether no event can follow
 
 
 def find_resume_point(
     run_id: int, place: EventId, start: ResumeFacts, *, was_followed: bool = False
 ) -> ResumePoint:
-    """Decide where to go on behind an id: one from outside, or of a follower's place.
+    """Decide where to continue after an id that a caller passed or a follower reached.
 
-    1. An event stands at the place: go on behind it.
+    1. Redis has the event at the place: continue after the event.
     2. The last id of the run is before the place: the server has lost the events up to
-       it. Go on behind that last id.
-    3. The run is there: the first event behind the place shows whether any is missing.
-    4. The run is gone, and its books end at the place: it was deleted. Its writer goes
-       on behind its last event; without a living writer nothing more comes.
-    5. The run is gone otherwise, and its writer lives, or the follower has seen the run
-       until now: the server has lost it. Go on from the beginning.
-    6. The run is gone: it has expired, and nothing more comes.
+       the place. Continue after the last id.
+    3. The run exists: the first event after the place shows whether events are missing.
+    4. The run does not exist, and its books end at or before the place: it was deleted.
+       A living writer continues after the last event in the books. Without a living
+       writer no event can follow.
+    5. The run does not exist, and its writer lives or the follower has read the run:
+       the server has lost the run. Continue from the beginning.
+    6. Otherwise the run has expired, and no event can follow.
     """
     if start.at is not None:
         return ResumePoint(place, sequence_of(start.at), closes=start.at.closes)
@@ -235,13 +240,14 @@ def find_resume_point(
 
 @dataclass(frozen=True)
 class Probe:
-    """What was read of a run and its writer at one moment."""
+    """What Redis held about a run and its writer at one moment."""
 
-    exists: bool  # whether there are events
+    exists: bool  # whether the run has events
     owner: bytes | None  # token of a writer that has not ended the run
-    left: float | None  # seconds that are left of its lease; ``None`` if it has none
-    elapsed: float = 0.0  # seconds that reading took
-    # whether the run was known before: one that begins meanwhile has not disappeared
+    left: float | None  # remaining seconds of the writer's lease; ``None`` without one
+    elapsed: float = 0.0  # seconds that the probe took
+    # Whether the run was known before the probe. Else it may have begun during the
+    # probe, and has not disappeared.
     existed: bool = True
 
     @classmethod
@@ -251,33 +257,35 @@ class Probe:
         milliseconds = _known(left)
         if milliseconds in (None, NO_KEY):
             seconds = None
-        else:  # infinite where the key never expires
+        else:  # infinite if the key never expires
             seconds = milliseconds / 1000 if milliseconds >= 0 else float("inf")
         return cls(_known(exists) != 0, _known(owner), seconds, elapsed, existed)
 
 
 class WriterLiveness:
-    """Whether a run exists and its writer lives, by one probe after the other.
+    """Decides by repeated probes whether a run exists and its writer lives.
 
-    A lease that is gone does not prove a dead writer where it could not be renewed:
-    after an outage a living writer gets the time of a lease to come back.
+    A missing lease does not prove that the writer is dead, because the lease could not
+    be renewed during an outage. After an outage the writer has the length of one lease
+    to come back.
     """
 
     def __init__(self, now: float, *, existed: bool) -> None:
-        self.existed = existed  # whether the run was ever there
-        self.has_disappeared = False  # whether it was there and has disappeared
+        self.existed = existed  # whether the run ever existed
+        self.has_disappeared = False  # whether the run existed and has disappeared
         self.lost: bytes | None = None  # token of the writer that is lost now
         self.returns = 0  # how often a lost writer has come back
         self.probe_at = now  # when to probe again
         self._probed_at = float("-inf")
-        self._lease = 0.0  # the longest that was seen
+        self._lease = 0.0  # seconds of the longest lease that was seen
         self._lives_until = float("-inf")  # the end of the lease that was seen last
         self._lost_not_before = self._absent_not_before = now
-        self._missed: tuple[bytes, float] | None = None  # whose lease, since when
+        # the writer whose lease is missing, and the time since which it is missing
+        self._missed: tuple[bytes, float] | None = None
 
     @property
     def loss(self) -> tuple[bytes, int] | None:
-        """The loss that followers are told of once; ``None`` while the writer lives."""
+        """What identifies the loss of the writer; ``None`` while no writer is lost."""
         return None if self.lost is None else (self.lost, self.returns)
 
     def note_events(self) -> bool:
@@ -305,8 +313,8 @@ class WriterLiveness:
         if probe.left is not None:
             self._lease = max(self._lease, probe.left)
             self._lives_until = now + probe.left
-            # A probe that is sent now reaches the server later than this one's reply
-            # left it: so it may be sent before the end of the lease.
+            # The next probe may be sent ``elapsed`` seconds before the lease ends,
+            # because this reply and the next probe take about so long on the way.
             ends_at = self._lives_until - probe.elapsed
             self.probe_at = min(self.probe_at, ends_at + BEHIND)
         is_lost = self._record_writer(probe, now)
@@ -319,7 +327,7 @@ class WriterLiveness:
             return False
         if self._missed is None or self._missed[0] != probe.owner:
             self._missed = (probe.owner, now)
-        # A server that was slow to answer was slow to renew the lease, too.
+        # A server that answers slowly renews the lease slowly, too.
         wait = max(CONFIRMED if self._lease else UNSEEN, probe.elapsed)
         sure_at = max(self._missed[1] + wait, self._lost_not_before)
         if now < sure_at:
@@ -336,7 +344,7 @@ class WriterLiveness:
             return False
         if not (self.existed and probe.existed) or probe.left is not None:
             return False
-        # After an outage a server may come back empty, and the writer goes on.
+        # After an outage a server may come back empty while the writer continues.
         sure_at = max(self._lives_until, self._absent_not_before)
         if now < sure_at:
             self.probe_at = min(self.probe_at, sure_at + BEHIND)

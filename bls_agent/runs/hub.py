@@ -1,4 +1,4 @@
-"""All runs that are followed in one event loop, over one waiting connection."""
+"""Follows all runs of one event loop, over one blocking connection (one per slot)."""
 
 from __future__ import annotations
 
@@ -34,54 +34,54 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BLOCK: Final = 3.0  # seconds that the read waits at the server
-MARGIN: Final = 1.5  # seconds that its reply may be late
-MOST_MARGIN: Final = 10.0  # the same for a server that is far away
-FIRST_PAUSE: Final = 0.05  # seconds from one UNBLOCK to the next, then twice as many
-GRACE: Final = 1.5  # seconds from the first UNBLOCK until the connection is given up
-OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be read
+BLOCK: Final = 3.0  # seconds that the blocking read waits at the server
+MARGIN: Final = 1.5  # seconds that the reply of the blocking read may be late
+MOST_MARGIN: Final = 10.0  # the longest margin, for a server that is far away
+FIRST_PAUSE: Final = 0.05  # seconds after the first UNBLOCK; doubled after each other
+GRACE: Final = 1.5  # seconds from the first UNBLOCK until the connection is dropped
+OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # errors of a single key
 COUNT: Final = 100  # events of all runs in one reply, while their size is unknown
 ASKED: Final = 3  # requests of a probe of one run
 
-NAME: Final = "bls-agent-runs"  # of the tasks
-AT_ONCE: Final = 0.02  # seconds: probes that are due within it go into one write
+NAME: Final = "bls-agent-runs"  # name of the tasks
+AT_ONCE: Final = 0.02  # probes that are due within so many seconds are sent together
 
 
 @dataclass
 class PostedRead:
-    """The blocking read that is under way."""
+    """The blocking read that waits at the server now."""
 
-    # By key: the run, and the place behind which its events are read.
+    # Stream key → topic of the run, and the id after which its events are read.
     runs: dict[bytes, tuple[RunTopic, EventId]]
-    count: int = COUNT  # events that it asks for, of each run
-    at: float = 0.0  # when it was posted, or something has come
-    received: int | None = None  # bytes that the connection had received
+    count: int = COUNT  # most events that the read returns of each run
+    at: float = 0.0  # when the read was posted; later while its reply arrives slowly
+    received: int | None = None  # bytes that the connection had received by then
 
 
 class StreamReader:
-    """Reads the new events of its runs with one XREAD; on a cluster those of a slot.
+    """Reads new events of runs with one XREAD; on a cluster each slot has its reader.
 
-    The topics keep the places: a read may be dropped at any time, with its reply, and
-    sent again.
+    A read and its reply may be dropped at any time and sent again, because the topics
+    keep the positions.
     """
 
     def __init__(
         self, pool: ConnectionPool, key: str, wake: Callable[[], None]
     ) -> None:
-        self.topics: dict[int, RunTopic] = {}  # the runs, by their ids
+        self.topics: dict[int, RunTopic] = {}  # run id → topic
         self.connection = pool.waiting(key)
         self._blocking = BlockingConnection(self.connection)
         self._pool = pool
         self._key = key
         self._wake = wake
         self._outage: RedisUnavailableError | None = None
-        self._generation = 0  # of the connection, when it was used last
+        self._generation = 0  # generation of the connection at its last use
         self._given_up = False  # whether this reader has dropped the connection
-        self._room = COUNT  # events in a reply, of all runs
+        self._room = COUNT  # most events in a reply, of all runs together
         self._margin = MARGIN
         self._posted = PostedRead({})
-        self._is_stale = False  # whether the read waits behind outdated places
-        self._scope: anyio.CancelScope | None = None  # while a reply is waited for
+        self._is_stale = False  # whether runs or ids of the posted read are outdated
+        self._scope: anyio.CancelScope | None = None  # set while a reply is awaited
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -97,7 +97,7 @@ class StreamReader:
             self._task.add_done_callback(self._note_over)
 
     def restart_read(self) -> None:
-        """Drop the blocking read, which waits behind outdated places."""
+        """Have the blocking read replaced, because its runs or ids are outdated."""
         self._is_stale = True
         if self._scope is not None:
             self._scope.cancel()
@@ -110,7 +110,7 @@ class StreamReader:
                     await self._read()
                 except RedisUnavailableError as error:
                     await self._handle_error(error, backoff)
-                except Exception as error:  # noqa: BLE001 - the one place; the log tells
+                except Exception as error:  # noqa: BLE001 - logged, then tried again
                     text = "following runs failed and is started again\n%s"
                     logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
                     await self.connection.drop()
@@ -122,7 +122,7 @@ class StreamReader:
             await self.connection.aclose()
 
     def _note_over(self, _: asyncio.Task[None]) -> None:
-        """Wake all followers when the task ended or was cancelled: they begin anew."""
+        """Close all topics, because the task has ended; their followers start again."""
         for topic in self.topics.values():
             topic.close()
         self.topics.clear()
@@ -153,7 +153,7 @@ class StreamReader:
         if self.connection.generation != self._generation:
             took = anyio.current_time() - began
             self._margin = min(max(MARGIN, 3 * took), MOST_MARGIN)
-            self._room = COUNT  # what has come meanwhile may be large
+            self._room = COUNT  # events written since the last use may be large
             self._notice_opening()
         self._set_outage(None)
         topics = list(self.topics.values())
@@ -173,7 +173,7 @@ class StreamReader:
             topic.outage = outage
 
     def _notice_opening(self) -> None:
-        """Have the heads compared: another server may answer now, which is behind."""
+        """Request a check of all heads, because the new server may lack some events."""
         was_lost = self._generation > 0 and not self._given_up
         now = anyio.current_time()
         for topic in self.topics.values():
@@ -184,7 +184,7 @@ class StreamReader:
         self._generation, self._given_up = self.connection.generation, False
 
     async def _collect(self, until: float) -> tuple[Any, bool]:
-        """Wait for the reply; cancelling that loses nothing."""
+        """Wait for the reply; after a cancellation the reply can still be read."""
         self._posted.received = self._blocking.received
         with anyio.CancelScope(deadline=until) as scope:
             self._scope = scope
@@ -198,7 +198,7 @@ class StreamReader:
 
     async def _check_silence(self) -> None:
         """Drop a connection over which nothing has come for too long."""
-        # It may be a large reply over a narrow link.
+        # Bytes that have arrived may belong to a large reply over a slow connection.
         if self._blocking.received != self._posted.received:
             self._posted.at = anyio.current_time() - BLOCK
             return
@@ -225,7 +225,7 @@ class StreamReader:
         try:
             async with self._pool.to(self._key) as data:
                 if data.server is not None and not self.connection.is_at(data.server):
-                    return False  # there the id is another connection's
+                    return False  # at another server the id names another connection
                 return await self._blocking.unblock(data)
         except RedisUnavailableError:
             return False
@@ -238,7 +238,7 @@ class StreamReader:
             sizes = [sum(map(len, fields)) for _, fields in entries]
             size, count = size + sum(sizes), count + len(sizes)
             if not topic.is_open or topic.buffer.head != place:
-                continue  # the ring was restarted meanwhile
+                continue  # the topic was closed or restarted after the read was posted
             events = decode_entries(topic.keys.run_id, entries)
             if topic.liveness.note_events():
                 self._wake()
@@ -256,7 +256,7 @@ class StreamReader:
     async def _deliver_jump(
         self, topic: RunTopic, events: list[StreamEvent], sizes: list[int]
     ) -> None:
-        """Deliver events that may not stand right behind the head, after a query."""
+        """Ask Redis whether the events directly follow the head, and deliver them."""
         head = topic.buffer.head
         reader = RunReader(self._pool, topic.keys.run_id)
         evidence = await fetch_evidence(reader, head, events[0].id)
@@ -270,7 +270,7 @@ class StreamReader:
     async def _handle_error(
         self, error: RedisUnavailableError, backoff: Backoff
     ) -> None:
-        """Fail the runs that are refused; if there are none, it is an outage."""
+        """Close the topics of refused runs; if no run is refused, record an outage."""
         refused: dict[int, BlsError] = {}
         if isinstance(error, RedisRefusedError):
             try:
@@ -286,7 +286,7 @@ class StreamReader:
             await anyio.sleep(backoff.failed())
 
     async def _find_refused(self, error: RedisRefusedError) -> dict[int, BlsError]:
-        """Find the runs that cannot be read; all of them where it is not their keys."""
+        """Find the runs that Redis refuses; all runs if no single key is the cause."""
         topics = list(self.topics.values())
         refused: dict[int, BlsError] = {}
         if not error.connecting:
@@ -297,8 +297,8 @@ class StreamReader:
                 if isinstance(reply, RedisRefusedError):
                     reader = RunReader(self._pool, topic.keys.run_id)
                     refused[topic.keys.run_id] = reader.explain(reply)
-            if refused or error.kind in OF_ITS_KEY:  # else it was mended meanwhile
-                return refused
+            if refused or error.kind in OF_ITS_KEY:
+                return refused  # empty if the key was repaired since the error
         return {topic.keys.run_id: error for topic in topics}
 
     async def aclose(self) -> None:
@@ -310,14 +310,14 @@ class Hub:
 
     def __init__(self, pool: ConnectionPool) -> None:
         self.pool = pool
-        self.is_closed = False  # its store was closed in this loop: followers end
+        self.is_closed = False  # whether the store was closed in this loop
         self._streams: dict[int, StreamReader] = {}
         self._woken = anyio.Event()
         self._task: asyncio.Task[None] | None = None
         register(self)
 
     def reset_after_fork(self) -> None:
-        """In a forked child: tasks and waiting followers are the parent's."""
+        """Close the hub in a forked child, because its tasks belong to the parent."""
         self._detach()
         never_finalize(self)
 
@@ -329,7 +329,7 @@ class Hub:
     def join(
         self, keys: RunKeys, place: EventId, known: int | None, *, seen: bool
     ) -> RunTopic:
-        """Make the topic of a run that is not followed yet; it begins at a place."""
+        """Make the topic of a run that is not followed yet; it begins after an id."""
         slot = self.pool.slot_of(keys.events)
         stream = self._streams.get(slot)
         if stream is None:
@@ -366,7 +366,7 @@ class Hub:
                     topic.liveness.note_outage(anyio.current_time())
                     topic.needs_check = True
                 await anyio.sleep(backoff.failed())
-            except Exception as error:  # noqa: BLE001 - the one place; the log tells
+            except Exception as error:  # noqa: BLE001 - logged, then tried again
                 text = "looking after runs failed and is started again\n%s"
                 logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
                 await anyio.sleep(1.0 + backoff.failed())
@@ -377,7 +377,7 @@ class Hub:
         began = anyio.current_time()
         existed = [topic.liveness.existed for topic in topics]
         checked = [(topic, topic.buffer.head) for topic in topics if topic.needs_check]
-        for topic, _ in checked:  # a reconnect meanwhile asks for another comparison
+        for topic, _ in checked:  # a reconnect during the probe requests a new check
             topic.needs_check = False
         requests = [one for topic in topics for one in _probe_requests(topic.keys)]
         requests += [("XINFO", "STREAM", topic.keys.events) for topic, _ in checked]
@@ -413,14 +413,14 @@ class Hub:
             self._woken = anyio.Event()
 
     async def aclose(self) -> None:
-        """End the tasks; followers are woken and end, too."""
+        """End the tasks; the followers are woken, and end, too."""
         self.is_closed = True
         await cancel(self._task)
         for stream in list(self._streams.values()):
             await stream.aclose()
 
     def detach(self) -> None:
-        """Drop everything: the event loop was closed before the store."""
+        """Drop topics and connections, because the event loop was closed first."""
         self._detach()
         for stream in self._streams.values():
             stream.connection.detach()

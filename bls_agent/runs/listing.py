@@ -1,4 +1,4 @@
-"""Lists runs, and summarises how each stands."""
+"""Lists runs, and summarises the state of each run."""
 
 from __future__ import annotations
 
@@ -35,29 +35,28 @@ from bls_agent.runs.reading import (
 )
 
 PREVIEW: Final = 400  # bytes of a text that is taken from an event
-LONGEST_REASON: Final = 8 * 1024  # bytes of why a run failed
-PORTION: Final = 250  # runs that are read together
-FIRST_PORTION: Final = 10  # before it is known how large their events are
-PORTION_BYTES: Final = 2 * 1024 * 1024  # of events in one reply, about
-_TASK: Final = ("task", "title", "name", "input")  # what a run may be about
+LONGEST_REASON: Final = 8 * 1024  # bytes of the reason why a run failed
+PORTION: Final = 250  # most runs that are read together
+FIRST_PORTION: Final = 10  # runs read together while the size of events is unknown
+PORTION_BYTES: Final = 2 * 1024 * 1024  # approximate bytes of events in one reply
+_TASK: Final = ("task", "title", "name", "input")  # data fields that may describe a run
 
 MOST: Final = 10_000
 _GIVE_EVENTS: Final = ("XRANGE", "XREVRANGE")
-_OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # others may be answered
+_OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # errors of a single key
 
 
 class RunState(StrEnum):
-    """How a run stands.
+    """The state of a run.
 
     Attributes:
-        RUNNING: It has a writer that lives.
-        OPEN: It was not ended, or was begun anew; no writer holds a lease on it.
-        LOST: Its writer fell silent without ending it.
+        RUNNING: A living writer holds a lease on the run.
+        OPEN: The run was not ended, or was started again, but no writer holds a lease.
+        LOST: The writer of the run fell silent without ending the run.
         COMPLETED: Ended with ``lifecycle.completed``.
         FAILED: Ended with ``lifecycle.failed``.
         CANCELLED: Ended with ``lifecycle.cancelled``.
-        CLOSED: Ended with ``system.close`` alone, or what came late stands behind its
-            end.
+        CLOSED: Ended with ``system.close`` alone, or events were added after the end.
     """
 
     RUNNING = "running"
@@ -77,16 +76,16 @@ class RunSummary:
     """A run at one moment.
 
     Attributes:
-        length: How many events are kept.
-        sequence: Number of the last event: how many there were, as far as they were
-            counted; 0 where none can be read.
-        first_id: Id of the oldest event that is kept; ``""`` if none is.
-        last_id: Id of the newest event.
-        ttl: Seconds until the run is forgotten; ``None`` if it never is.
+        length: Number of events that Redis keeps.
+        sequence: Number of the last event, which counts all events of the run so far;
+            0 if no number can be read.
+        first_id: Id of the oldest event in Redis; ``""`` without events.
+        last_id: Id of the newest event; ``""`` without events.
+        ttl: Seconds until the run expires; ``None`` if it never expires.
         task: The beginning of ``task``, ``title``, ``name`` or ``input`` in the data of
-            its oldest event; ``""`` without one.
-        error: Why it failed, up to 8 KiB; ``""`` if it did not, or gave no reason.
-        source: Who began it: as in the oldest event.
+            the oldest event in Redis; ``""`` if the data have none of these fields.
+        error: Why the run failed, up to 8 KiB; ``""`` without a failure or a reason.
+        source: Source of the oldest event in Redis.
         last: Name of the newest event, such as ``llm.stream``.
     """
 
@@ -114,7 +113,7 @@ class RunSummary:
 
     @property
     def ended(self) -> bool:
-        """Whether its writer has ended it."""
+        """Whether the run is completed, failed, cancelled or closed."""
         return self.state in _ENDS or self.state is RunState.CLOSED
 
     def to_dict(self) -> JSONObject:
@@ -141,10 +140,10 @@ class RunList:
     """Runs, newest first.
 
     Attributes:
-        runs: Those whose newest event is newest.
-        total: How many runs there are, also those beyond the limit.
-        left_out: Keys of runs that cannot be read: ``"wrong_type"``,
-            ``"no_permission"``, ``"wrong_name"`` (the id is no number) → how many.
+        runs: The runs with the newest events, up to the limit.
+        total: Number of all readable runs, also of those beyond the limit.
+        left_out: Reason why keys of runs cannot be read → number of keys. The reasons
+            are ``"wrong_type"``, ``"no_permission"`` and ``"wrong_name"`` (no number).
     """
 
     runs: list[RunSummary]
@@ -161,19 +160,19 @@ class RunList:
 class RunFacts(NamedTuple):
     """What Redis holds about one run."""
 
-    length: int  # how many events are kept
-    ttl: int  # milliseconds, as PTTL gives them
+    length: int  # number of events
+    ttl: int  # milliseconds, as PTTL returns them
     first: Sequence[Entry]  # the oldest event
-    last: Sequence[Entry]  # the two newest ones, newest first
-    lease: int  # of its writer: milliseconds, as PTTL gives them
-    owner: bytes | None  # token of the writer that has to end it, by the books
-    # whether a ``system.close`` stands there behind which nothing began anew, by books
-    # that know of all that stands behind it
+    last: Sequence[Entry]  # the two newest events, newest first
+    lease: int  # milliseconds of the writer's lease, as PTTL returns them
+    owner: bytes | None  # token of the writer that has not ended the run, by the books
+    # whether the run was closed and not started again since then; ``False`` if the
+    # books have not counted the newest event
     closed: bool = False
 
 
 def summarise(run_id: int, facts: RunFacts) -> RunSummary | None:
-    """Summarise a run; ``None`` if there is none."""
+    """Summarise a run; ``None`` if the run does not exist."""
     if facts.ttl == NO_KEY:
         return None
     newest = [StreamEvent.decode(run_id, *entry) for entry in facts.last]
@@ -265,7 +264,7 @@ async def list_runs(pool: ConnectionPool, limit: int) -> RunList:
 
 
 async def describe_run(pool: ConnectionPool, run_id: int) -> RunSummary | None:
-    """Summarise a run; ``None`` if there is none."""
+    """Summarise a run; ``None`` if the run does not exist."""
     search = _Search(pool)
     found = await search.summarise([check_run_id(run_id)])
     if search.refusal is not None:
@@ -280,11 +279,11 @@ class _Search:
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
-        self.left_out: Counter[str] = Counter()  # why → how many
-        self.refusal: RedisUnavailableError | None = None  # what was refused last
+        self.left_out: Counter[str] = Counter()  # reason → number of runs
+        self.refusal: RedisUnavailableError | None = None  # the last missing right
 
     async def sort_newest_first(self, runs: Sequence[int]) -> list[int]:
-        """Sort runs, the one with the newest event first; leave out what is none."""
+        """Sort runs by their newest events, newest first; leave out unreadable keys."""
         found: dict[int, tuple[int, int]] = {}
         async for run_id, replies in self._request(runs, _newest_requests):
             if self._is_readable(replies):
@@ -316,7 +315,7 @@ class _Search:
         runs: Sequence[int],
         make: Callable[[RunKeys], list[Request]],
     ) -> AsyncGenerator[tuple[int, list[Reply]]]:
-        """Yield the replies about each run, errors among them, portion by portion."""
+        """Yield each run with its replies, some of which may be errors."""
         begin, portion = 0, PageSize(FIRST_PORTION, PORTION, PORTION_BYTES)
         while begin < len(runs):
             part = runs[begin : begin + portion.count]
@@ -371,11 +370,11 @@ def _fact_requests(keys: RunKeys) -> list[Request]:
 
 
 def _read_facts(replies: Sequence[Reply]) -> RunFacts:
-    """Read the replies; where lease and books may not be read there is no writer."""
+    """Read the replies; without the right to read the books, assume no writer."""
     length, ttl, first, last, lease, books = replies
     lease = NO_KEY if isinstance(lease, Exception) else lease
     nothing: Reply = (None, None, None)
     owner, closed, counted = nothing if isinstance(books, Exception) else books
-    # Events of other writers behind it may be a new beginning.
+    # Later events that the books have not counted may start the run again.
     ended = closed is not None and bool(last) and last[0][0] == counted
     return RunFacts(length, ttl, first, last, lease, owner, ended)

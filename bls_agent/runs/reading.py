@@ -1,4 +1,4 @@
-"""Reading a run from Redis: ranges, page by page, and what else is known of it."""
+"""Reads a run from Redis in ranges and pages, and names the keys of the run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from bls_agent.runs.events import StreamEvent, check_run_id, next_id
 
 NO_KEY: Final = -2  # PTTL of a missing key
 FIRST_PAGE: Final = 10  # events that are read at once while their size is unknown
-GROWTH: Final = 10  # how many times longer a page may be than the one before
-TYPES: Final = ("stream", "hash", "string")  # of the three keys of a run
-PAGE: Final = 500  # events of the longest one
-PAGE_BYTES: Final = 4 * 1024 * 1024  # about as long as a page may become
-LESS: Final = 4  # divisor of a page that has not come through in time
-QUICK: Final = 1.0  # seconds: a page that took less may be followed by a longer one
+GROWTH: Final = 10  # how many times longer a page may be than the page before
+TYPES: Final = ("stream", "hash", "string")  # types of the three keys of a run
+PAGE: Final = 500  # events of the longest page
+PAGE_BYTES: Final = 4 * 1024 * 1024  # approximate bytes of the largest page
+LESS: Final = 4  # divisor of the page size after a timeout
+QUICK: Final = 1.0  # a longer page may follow a page that took fewer seconds
 
 
-Entry: TypeAlias = tuple[bytes, Sequence[bytes]]  # id; names and values by turns
+Entry: TypeAlias = tuple[bytes, Sequence[bytes]]  # id, then names and values in turn
 
 
 class RunKeys:
@@ -39,26 +39,27 @@ class RunKeys:
 
     @property
     def all(self) -> list[str]:
-        """All three, in the order of the scripts."""
+        """The three keys, in the order that the scripts expect."""
         return [self.events, self.books, self.owner]
 
 
 def run_id_of(key: bytes) -> int | None:
-    """Read the run's id from its key; ``None`` for a key of no run."""
+    """Return the run id in a key; ``None`` if the key belongs to no run."""
     fields = RUN_EVENTS.parse(key)
     digits = fields["run_id"] if fields else ""
     if not (digits.isascii() and digits.isdigit()) or digits != digits.lstrip("0"):
         return 0 if digits == "0" else None
     try:
         return check_run_id(int(digits))
-    except ValueError:  # of int(), and a ConfigurationError
+    except ValueError:  # from int(), or the ConfigurationError of check_run_id()
         return None
 
 
 async def find_wrong_run_key(pool: ConnectionPool, keys: RunKeys) -> WrongTypeError:
-    """Find the key of a run that has another type, by commands that scripts need, too.
+    """Return an error that names the key of a run that has a wrong type.
 
-    Where their replies do not show it any more, it is the stream.
+    Only commands that the scripts also need are sent. If no reply shows a wrong type
+    any more, the error names the stream.
     """
     requests: list[Request] = [
         ("XLEN", keys.events), ("HMGET", keys.books, "owner"), ("GET", keys.owner)
@@ -72,15 +73,15 @@ async def find_wrong_run_key(pool: ConnectionPool, keys: RunKeys) -> WrongTypeEr
 
 
 class Page(NamedTuple):
-    """Neighbouring events of a run."""
+    """Consecutive events of a run."""
 
     events: list[StreamEvent]  # oldest first
-    is_last: bool  # whether nothing stood behind them when they were read
-    size: int  # their bytes
+    is_last: bool  # whether the range had no later event when the page was read
+    size: int  # bytes of the events
 
 
 class PageSize:
-    """How much to read at once: as much as fits, and comes through the link in time."""
+    """How much to read at once, by the size of events and the connection's speed."""
 
     def __init__(
         self, first: int = FIRST_PAGE, most: int = PAGE, most_bytes: int = PAGE_BYTES
@@ -90,7 +91,7 @@ class PageSize:
         self._most_bytes = most_bytes
 
     def shrink(self, error: RedisUnavailableError) -> bool:
-        """Ask for less if the link was too slow; return whether less is possible."""
+        """Ask for less if the connection was too slow; return whether less is asked."""
         was_under_way = error.kind == "timeout" or error.ambiguous
         if error.connecting or not was_under_way or self.count == 1:
             return False
@@ -98,7 +99,7 @@ class PageSize:
         return True
 
     def record(self, found: int, size: int, took: float) -> None:
-        """Adapt to a page: how many were found, their bytes, and the seconds it took."""
+        """Adapt to a page: the number of its events, their bytes, and its seconds."""
         if took < QUICK:
             self._most = min(self._longest, 2 * self._most)
         fitting = self._most_bytes // max(1, size // max(1, found))
@@ -106,14 +107,14 @@ class PageSize:
 
 
 class RunReader:
-    """Reads one run over given connections."""
+    """Reads one run over the connections of a pool."""
 
     def __init__(self, pool: ConnectionPool, run_id: int) -> None:
         self.keys = RunKeys(run_id)
         self.pool = pool
 
     async def read(self, start: str | None, end: str, count: int) -> Page:
-        """Read events of a range, both ends in it."""
+        """Read events of a range, including both ends."""
         if start is None:
             await anyio.lowlevel.checkpoint()
             return Page([], is_last=True, size=0)
@@ -152,14 +153,14 @@ class RunReader:
         return next(iter(await self.read_back("+", 1)), None)
 
     async def ask(self, name: str, *rest: str | int) -> Reply:
-        """Send one request about the stream, which changes nothing."""
+        """Send one read-only request about the stream."""
         try:
             return await self.pool.read(self.keys.events, name, *rest)
         except RedisUnavailableError as error:
             raise self.explain(error) from error
 
     def explain(self, error: BlsError) -> BlsError:
-        """Return the error that readers raise for a refused key."""
+        """Return WrongTypeError for a key of a wrong type, else the error unchanged."""
         if getattr(error, "kind", "") == "wrong_type":
             return WrongTypeError(self.keys.events, "stream")
         return error

@@ -17,22 +17,22 @@ from bls_agent.runs.reading import RunKeys
 if TYPE_CHECKING:
     import asyncio
 
-MOST: Final = 1_000  # events
+MOST: Final = 1_000  # events in a buffer
 MOST_BYTES: Final = 2 * 1024 * 1024
 
-LINGER: Final = 5.0  # seconds that a run is followed on after the last wait
+LINGER: Final = 5.0  # seconds for which a run is read after the last follower waited
 
 
 class EventBuffer:
-    """All events between two places, each with a number that grows by one.
+    """All events between two ids, each with a number that grows by one.
 
     ::
 
         base   events[0]   events[1]   …   events[-1] = head
                  first      first + 1                          end
 
-    It is bounded by count and bytes. The newest event always stays, however large,
-    because otherwise a thousand followers would fetch it a thousand times.
+    The buffer is bounded by count and bytes. The newest event always stays, however
+    large, because otherwise a thousand followers would fetch it a thousand times.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class EventBuffer:
         return self.first + len(self._events)
 
     def add(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
-        """Append events that stand right behind the head; drop the oldest ones."""
+        """Append events that directly follow the head; drop the oldest events."""
         self._events += events
         self._sizes += sizes
         self._bytes += sum(sizes)
@@ -71,20 +71,20 @@ class EventBuffer:
             del self._events[:drop], self._sizes[:drop]
 
     def restart(self, head: EventId) -> None:
-        """Begin empty at another place; earlier numbers are not valid any more."""
+        """Empty the buffer and begin after an id; earlier numbers become invalid."""
         self.first = self.end + 1
         self._events, self._sizes, self._bytes = [], [], 0
         self.base = self.head = head
 
     def after(self, number: int, most: int) -> list[StreamEvent] | None:
-        """Return events from a number on; ``None`` if some of them are dropped."""
+        """Return events from a number on; ``None`` if some of them were dropped."""
         at = number - self.first
         if at < 0:
             return None
         return self._events[at : at + most]
 
     def locate(self, place: EventId) -> int | None:
-        """Return the number of the event right behind a place; ``None`` if unknown."""
+        """Return the number of the event directly after an id; ``None`` if unknown."""
         if place == self.head:
             return self.end
         if place == self.base:
@@ -105,27 +105,27 @@ def _order_of(event: StreamEvent) -> tuple[int, int]:
 
 
 class RunTopic:
-    """The newest events of one run, and what wakes the followers that wait for more.
+    """Holds the newest events of one run, and wakes followers that wait for more.
 
-    It does not know its followers. It lives as long as one waits, and some seconds
-    longer; a follower that comes back later reads from Redis and makes a new topic.
+    The topic does not know its followers. It lives as long as a follower waits, and
+    some seconds longer. A follower that comes back later makes a new topic.
     """
 
     def __init__(
         self, keys: RunKeys, head: EventId, known: int | None, *, seen: bool
     ) -> None:
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - this import takes 20 ms
 
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.keys = keys
         self.buffer = EventBuffer(head)
         self.known = known  # the sequence at the head, if it is known
-        self.version = 0  # grows with each change but new events
+        self.version = 0  # grows with each change other than new events
         self.liveness = WriterLiveness(now, existed=seen)
-        self.outage: RedisUnavailableError | None = None  # why Redis is away now
-        self.failure: BlsError | None = None  # why the run cannot be read, for good
-        self.is_open = True  # whether its new events are read
+        self.outage: RedisUnavailableError | None = None  # why Redis is unavailable now
+        self.failure: BlsError | None = None  # why Redis refuses to read the run
+        self.is_open = True  # whether new events of the run are read
         self.needs_check = True  # whether the server may have lost the head
         self._waiters: set[asyncio.Future[None]] = set()
         self._left_at = now
@@ -140,11 +140,11 @@ class RunTopic:
         return bool(self._waiters) or now - self._left_at < LINGER
 
     async def wait(self, until: float = math.inf) -> None:
-        """Wait for new events or another change; by a timer, because a scope costs more."""
+        """Wait for new events or another change."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
         timer = None
-        if until < math.inf:
+        if until < math.inf:  # a timer, because a cancel scope costs more
             timer = self._loop.call_at(until, _resolve, waiter)
         try:
             await waiter
@@ -156,7 +156,7 @@ class RunTopic:
                 self._left_at = anyio.current_time()
 
     def notify(self) -> None:
-        """Wake all followers to a change other than new events."""
+        """Record a change other than new events, and wake all followers."""
         self.version += 1
         self.wake()
 
@@ -169,25 +169,25 @@ class RunTopic:
             _resolve(waiter)
 
     def append(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
-        """Append events that stand right behind the head, and wake all followers."""
+        """Append events that directly follow the head, and wake all followers."""
         self.buffer.add(events, sizes)
         self.known = sequence_of(events[-1])
         self.wake()
 
     def skip(self, events: Sequence[StreamEvent]) -> None:
-        """Go on behind events, because some may be missing before them.
+        """Continue after events before which other events may be missing.
 
-        Each follower reads them from Redis, and finds out what is missing for it.
+        Each follower reads these events from Redis, and finds out what it has missed.
         """
         self.buffer.restart(events[-1].id)
         self.known = sequence_of(events[-1])
         self.wake()
 
     def compare(self, head: EventId, last: EventId) -> bool:
-        """Compare the head with the last id of the server; return whether it is lost.
+        """Compare the head with the server's last id; return whether the head is lost.
 
-        ``head`` is what the head was when the server was asked. Followers that have
-        read further than the head are woken in any case, to check their own places.
+        ``head`` is the head at the time of the request. All followers are woken in any
+        case, because those that are ahead of the head have to check their positions.
         """
         is_lost = order(last) < order(head) and head == self.buffer.head
         if is_lost:
@@ -198,11 +198,11 @@ class RunTopic:
         return is_lost
 
     def close(self) -> None:
-        """End the topic; its followers find another one, or end."""
+        """End the topic; its followers find another topic, or end."""
         self.detach()
         self.wake()
 
     def detach(self) -> None:
-        """End the topic without waking followers, which wait in a closed loop or in the parent."""
+        """End the topic without waking followers."""
         self.is_open = False
         self.version += 1
