@@ -1,7 +1,6 @@
 """bls-agent: put a service on the BLS Project Console, over one shared Redis.
 
-The names below are loaded when they are first used, so that importing the package
-costs next to nothing.
+The names below are loaded at their first use, so that importing the package is fast.
 """
 
 from __future__ import annotations

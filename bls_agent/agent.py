@@ -1,4 +1,4 @@
-"""The agent that a service embeds to be on the console."""
+"""The agent: a service embeds it to appear on the BLS Project Console."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ R = TypeVar("R")
 M = TypeVar("M", bound=Middleware)
 C = TypeVar("C", bound=Check)
 
-_warned: set[str] = set()  # variables that this process has been warned of
+_warned: set[str] = set()  # variables about which this process has logged a warning
 
 
 def _warn_of_unknown_variables() -> None:
@@ -91,26 +91,28 @@ def _warn_of_unknown_variables() -> None:
 class ProjectAgent:
     """Puts a service on the BLS Project Console.
 
-    While it is open it refreshes the project's status, ships log records and runs the
-    commands that the console sends. It never raises into the host, makes it wait or
-    cancels it, and its memory is bounded. Redis may be away at any time.
+    While the agent is open, it refreshes the project's status, writes log records to
+    Redis and runs the commands that the console sends. Its background work does not
+    raise into the host program, block it or cancel its tasks. Its memory is bounded.
+    Redis may be unreachable at any time.
 
     Use ``async with agent:`` around the application, or ``await agent.run()`` as the
-    application; before that nothing is opened. It can be opened again.
+    application. Nothing is opened before that. A closed agent can be opened again.
 
     Args:
-        project: The name by which consoles find it; UTF-8 in form NFC.
-        redis: URL (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``,
-            ``redis+cluster://``) or a client of redis-py, from which address and
-            credentials are taken. Default: ``BLS_REDIS_URL``, else
+        project: The name by which consoles find the service; UTF-8 in form NFC.
+        redis: A URL (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``,
+            ``redis+cluster://``) or a client of redis-py, from which the agent takes
+            address and credentials. Default: ``BLS_REDIS_URL``, else
             ``redis://127.0.0.1:6379/0``.
-        settings: Takes the place of the environment.
+        settings: The settings to use instead of the environment.
         validate: ``"pydantic"`` lets pydantic check all arguments of commands.
-        options: Any field of :class:`~bls_agent.Settings`; beats ``settings`` and the
-            environment (``BLS_STATUS_TTL`` for ``status_ttl``, and so on).
+        options: Any field of :class:`~bls_agent.Settings`. An option overrides
+            ``settings`` and the environment (``BLS_STATUS_TTL`` for ``status_ttl``,
+            and so on).
 
     Raises:
-        ConfigurationError: An argument is wrong, or ``BLS_REDACT_KEYS``. All other
+        ConfigurationError: An argument or ``BLS_REDACT_KEYS`` is wrong. All other
             variables are checked when the agent is opened.
     """
 
@@ -137,7 +139,7 @@ class ProjectAgent:
             replicas=options.get("replicas", known.replicas),
         )
         stream = LogStream(
-            time.time,  # noqa: TID251 - the one clock; all else gets it as argument
+            time.time,  # noqa: TID251 - chosen here, passed on as an argument
             max_records=options.get("log_buffer", known.log_buffer),
             max_bytes=options.get("log_buffer_bytes", known.log_buffer_bytes),
         )
@@ -145,7 +147,7 @@ class ProjectAgent:
         stream.redactor = Redactor(self._redact_keys())
         self._state = AgentState(
             project=self.project,
-            clock=time.time,  # noqa: TID251 - as above
+            clock=time.time,  # noqa: TID251 - the same clock
             router=Router(pydantic=validate == "pydantic"),
             stream=stream,
             instance=options.get("instance") or "",
@@ -166,28 +168,29 @@ class ProjectAgent:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The address of Redis: as given, else from the settings."""
+        """The address of Redis: the argument ``redis``, or else from the settings."""
         name = "BLS_REDIS_URL" if self._given_settings is None else "redis_url"
         return self._endpoint or Endpoint.of(self._settings().redis_url, name)
 
     @property
     def status(self) -> Status:
-        """The status that is shown: the worst of all sources."""
+        """The status that consoles show: the worst status that any source has set."""
         return self._state.board.status(time.monotonic())
 
     def set_status(self, status: Status | str, *, reason: str = "") -> None:
-        """Set the service's own status; written at once, then refreshed.
+        """Set the service's own status, which the agent writes at once and refreshes.
 
-        May be called from any thread; never waits.
+        This method may be called from any thread, and it does not wait.
 
         Args:
-            status: ``Status.FAULT``, or its word: ``"故障"``, ``"fault"``.
-            reason: Why, in a sentence. It is logged, and consoles show it beside the
-                status.
+            status: A status such as ``Status.FAULT``, or the word for a status:
+                ``"故障"``, ``"fault"``.
+            reason: The reason, in one sentence. It is logged, and consoles show it
+                beside the status.
 
         Raises:
-            ConfigurationError: ``status`` is none of the four, or ``reason`` is no
-                text; the status stays as it is.
+            ConfigurationError: ``status`` is none of the four statuses, or ``reason``
+                is not a text. The status is not changed.
         """
         if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
             raise ConfigurationError("reason", reason, "a text")
@@ -213,18 +216,19 @@ class ProjectAgent:
     ) -> Callable[P, R] | CommandDecorator:
         """Register a handler: ``@agent.command`` or ``@agent.command("name", …)``.
 
-        The function is returned unchanged. It may be a coroutine function or a plain
-        one, which runs in a thread. Arguments are bound by name and checked against the
-        annotations before it runs; a parameter annotated
+        The function is returned unchanged. A coroutine function runs in the event loop,
+        a plain function in a thread. Before the handler runs, arguments are bound by
+        name and checked against the annotations. A parameter annotated
         :class:`~bls_agent.CommandContext` gets the context.
 
         Args:
-            function: The handler, or the command's name (default: the function's).
-            timeout: Seconds for this command; ``None`` for no limit.
+            function: The handler, or the command's name (default: the function's name).
+            timeout: Seconds that the handler may run; ``None`` for no limit.
 
         Raises:
-            DuplicateHandlerError: The name has a handler already.
-            ConfigurationError: The signature cannot be served.
+            DuplicateHandlerError: The command has a handler already.
+            ConfigurationError: The name, the timeout or the handler's signature is not
+                allowed.
         """
 
         def register(handler: Callable[P, R], /) -> Callable[P, R]:
@@ -247,15 +251,15 @@ class ProjectAgent:
     def fallback(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Register the handler of commands that have no handler of their own.
 
-        It is called with the :class:`~bls_agent.CommandContext` alone.
+        The fallback gets one argument, the :class:`~bls_agent.CommandContext`.
         """
         self._state.router.set_fallback(self._as_coroutine(function))
         return function
 
     def middleware(self, function: M, /) -> M:
-        """Put ``async (context, call_next) -> result`` around every command.
+        """Register ``async (context, call_next) -> result`` to wrap every command.
 
-        The first one registered is the outermost.
+        The middleware that is registered first is the outermost.
         """
         if not is_coroutine_function(function):
             rule = "a coroutine function (context, call_next)"
@@ -286,19 +290,20 @@ class ProjectAgent:
         timeout: float = TIMEOUT,
         failures: int = FAILURES,
     ) -> C | HealthCheckDecorator:
-        """Register a check that is called again and again; failing means status 故障.
+        """Register a check that runs regularly and sets the status 故障 if it fails.
 
-        ``@agent.health_check`` or ``@agent.health_check("name", …)``; from any thread.
-        The function takes no arguments and is returned unchanged; a plain one runs in a
-        thread. It fails if it raises, returns exactly ``False`` or takes longer than its
-        timeout. It is first called when the agent opens; a success ends the 故障.
+        Write ``@agent.health_check`` or ``@agent.health_check("name", …)``, in any
+        thread. The function takes no arguments and is returned unchanged. A plain
+        function runs in a thread. A check fails if it raises, returns exactly ``False``
+        or exceeds its timeout. It is first called when the agent opens. A success ends
+        the status 故障.
 
         Args:
-            function: The check, or its name (default: the function's).
-            interval: Seconds from the end of one call to the beginning of the next,
-                less up to a fifth.
-            timeout: Seconds a call may take.
-            failures: Failures in a row that are an alarm.
+            function: The check, or the check's name (default: the function's name).
+            interval: Seconds from the end of one call to the beginning of the next.
+                Each wait is shortened by a random share of up to a fifth.
+            timeout: Seconds that a call may take.
+            failures: Number of failures in a row that set the status 故障.
 
         Raises:
             ConfigurationError: The name is taken, a number is out of range, or the
@@ -331,11 +336,12 @@ class ProjectAgent:
             timeout: Seconds to wait at most.
 
         Returns:
-            What was written and dropped; true if none of these records still waits.
+            The numbers of written and dropped records. The object is true if none of
+            the records logged before the call still waits.
         """
         self._detach_gone()
         delivery, session = self._state.stream.delivery, self._open_session()
-        with anyio.move_on_after(timeout + 0.5):  # another loop may hang
+        with anyio.move_on_after(timeout + 0.5):  # the agent's event loop may hang
             if session is None:
                 return await delivery.flush(timeout)
             return await session.call(partial(delivery.flush, timeout))
@@ -348,7 +354,7 @@ class ProjectAgent:
             timeout: Seconds to wait at most; ``None`` for no limit.
 
         Raises:
-            RedisUnavailableError: It was not written within that time.
+            RedisUnavailableError: The status was not written within that time.
             ConfigurationError: The agent is not open.
         """
         session = self._require_session()
@@ -363,17 +369,17 @@ class ProjectAgent:
         )
 
     def stats(self) -> AgentStats:
-        """Return a snapshot of every counter and state; from any thread."""
-        from bls_agent.project.stats import collect_stats  # noqa: PLC0415 - see _prepare
+        """Return a snapshot of all counters and states; callable from any thread."""
+        from bls_agent.project.stats import collect_stats  # noqa: PLC0415 - 2 ms, not at import
 
         return collect_stats(self._state, self._open_session())
 
     async def __aenter__(self) -> Self:
-        """Open the agent; Redis may still be away.
+        """Open the agent; do not wait for Redis.
 
         Raises:
-            ConfigurationError: The agent is open already, or the environment holds a
-                value that does not fit.
+            ConfigurationError: The agent is open already, or an environment variable
+                has a wrong value.
         """
         from bls_agent.project.session import AgentSession  # noqa: PLC0415 - 10 ms, not at import
 
@@ -406,15 +412,16 @@ class ProjectAgent:
     async def __aexit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Close in order; an exception of the body goes on unchanged."""
-        from bls_agent.project.session import final_status  # noqa: PLC0415 - loaded by now
+        """Close the agent; an exception of the block is passed on unchanged."""
+        from bls_agent.project.session import final_status  # noqa: PLC0415 - the module is loaded already
 
         await self._close(final_status(error))
 
     async def aclose(self) -> None:
-        """Close the agent, from any task; does nothing if it is closed.
+        """Close the agent, from any task; do nothing if the agent is closed.
 
-        In a handler it only begins the end, because the end waits for that handler.
+        In a command handler this method only starts the closing and returns, because
+        the closing waits for that handler.
         """
         session = self._open_session()
         if CURRENT_COMMAND.get() and session is not None:
@@ -432,7 +439,7 @@ class ProjectAgent:
             with anyio.CancelScope(shield=True):
                 await session.wait_closed()
         except BaseException:
-            session.force()  # cancelled once more while it ended: hurry
+            session.force()  # cancelled again while it closes: do not wait for handlers
             raise
         if self._session is session and session.closed.is_set():
             self._session = None
@@ -444,17 +451,22 @@ class ProjectAgent:
         banner: bool | None = None,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> signal.Signals | None:
-        """Serve until SIGTERM, SIGINT or a cancellation, drain, and return the signal.
+        """Run the agent until SIGTERM, SIGINT or a cancellation, and close it.
 
-        A second signal cuts the time of running handlers short.
+        After a second signal, running handlers get no more time.
 
         Args:
-            handle_signals: Listen for the two signals (in the main thread only).
-            banner: Write to standard error what happens, if the program has not
-                configured logging. Default: the setting (``BLS_BANNER``).
-            task_status: ``started()`` is called when the first status was written.
+            handle_signals: Whether to listen for the two signals (this is done in the
+                main thread only).
+            banner: Whether to log to standard error if the program has not configured
+                logging. Default: the setting (``BLS_BANNER``).
+            task_status: Its method ``started()`` is called when the first status was
+                written.
+
+        Returns:
+            The signal that ended the agent; ``None`` if no signal did.
         """
-        from bls_agent.project.signals import obey_signals  # noqa: PLC0415 - loaded with it
+        from bls_agent.project.signals import obey_signals  # noqa: PLC0415 - only programs that call run()
 
         shown = self._settings().banner if banner is None else banner
         with show_log() if shown else nullcontext():
@@ -483,24 +495,26 @@ class ProjectAgent:
                 thread.ready(5.0)
                 serve_my_application()
 
-        Where no block fits, an ``ExitStack`` takes it until the interpreter's exit.
-        Servers that fork do it in the worker.
+        If a ``with`` block does not fit, enter the object in an ``ExitStack``. The agent
+        is then closed when the interpreter exits. A server that forks must call this
+        method in the worker process.
         """
         from bls_agent.project.agent_thread import AgentThread  # noqa: PLC0415 - rarely used
 
         return AgentThread(self, lambda: self._settings().shutdown_timeout)
 
     @asynccontextmanager
-    async def lifespan(self, app: object) -> AsyncGenerator[None]:  # noqa: ARG002 - theirs
+    async def lifespan(self, app: object) -> AsyncGenerator[None]:  # noqa: ARG002 - Starlette passes it
         """Keep the agent open as long as a Starlette or FastAPI application runs.
 
-        ``FastAPI(lifespan=agent.lifespan)``; beside another one it is the outermost
-        block: ``async with agent.lifespan(app), connect() as pool: yield …``. The last
-        status is 故障 where the application fails to start, 离线 where the server is
-        stopped.
+        Write ``FastAPI(lifespan=agent.lifespan)``. In a lifespan of your own, make the
+        agent's lifespan the outermost block: ``async with agent.lifespan(app),
+        connect() as pool: yield …``. The last status is 故障 if the application fails to
+        start, and 离线 if the server is stopped.
 
         Raises:
-            ConfigurationError: As ``async with agent:``; the server does not start.
+            ConfigurationError: The reasons are those of ``async with agent:``. The
+                server then does not start.
         """
         async with self:
             yield
@@ -512,12 +526,12 @@ class ProjectAgent:
         return session
 
     def _open_session(self) -> AgentSession | None:
-        """The session, unless its loop is closed or belongs to a parent process."""
+        """Return the session if its loop is open and belongs to this process."""
         session = self._session
         return None if session is None or session.is_gone else session
 
     def _detach_gone(self) -> None:
-        """Release a session that cannot end any more, and what it holds."""
+        """Release a session that cannot close itself, because its loop is gone."""
         session = self._session
         if session is not None and session.is_gone:
             session.detach()
@@ -539,7 +553,7 @@ class ProjectAgent:
         return Settings.from_env(os.environ, **self._options)
 
     def _redact_keys(self) -> Sequence[str]:
-        """Read the names of secrets at once, because a record is redacted when it is made."""
+        """Read the names of secrets early, because log calls redact their records."""
         if self._given_settings is not None:
             return self._settings().redact_keys
         if "redact_keys" in self._options:
@@ -548,7 +562,7 @@ class ProjectAgent:
         return Settings.from_env({name: os.environ.get(name, "")}).redact_keys
 
     def _prepare(self, settings: Settings) -> None:
-        """Apply the settings of the environment; add the built-in commands."""
+        """Apply the settings to the log, and add the built-in commands."""
         from bls_agent.project.stats import stats_source  # noqa: PLC0415 - 2 ms, not at import
 
         state = self._state

@@ -1,6 +1,6 @@
 """The console's side of the console protocol, for tests, tools and the local console.
 
-Works with agents written in any language.
+The console works with agents written in any language.
 """
 
 from __future__ import annotations
@@ -58,33 +58,33 @@ if TYPE_CHECKING:
     from bls_agent.project.console.search import LogFilter, LogSearch
     from bls_agent.project.log.reading import LogPage
 
-NAMES_KEPT: Final = 1_000  # of projects that were seen
-STARTING: Final = 0.5  # seconds that an agent may need for its first key
-NEWEST: Final = 50  # records among which the last one of an agent is sought
-LOOK_TIME: Final = 1.0  # seconds for finding out what became of a command
+NAMES_KEPT: Final = 1_000  # names of known projects that a console remembers
+STARTING: Final = 0.5  # seconds to wait for the first key of a starting agent
+NEWEST: Final = 50  # newest records in which an agent's last record is searched
+LOOK_TIME: Final = 1.0  # seconds at most to locate a command or record a failure
 
 
 class Console(Store):
     """Sends commands, reads statuses and logs.
 
-    Close it with :meth:`aclose` when it was used without ``async with``. A read never
-    returns "nothing" for "Redis is away".
+    Close the console with :meth:`aclose` if it was used without ``async with``. If Redis
+    is unreachable, a read raises an error and does not return an empty result.
 
     Args:
-        redis: URL, client of redis-py or a :class:`~bls_agent.ProjectAgent`. Default:
+        redis: A URL, a client of redis-py or a :class:`~bls_agent.ProjectAgent`. Default:
             ``BLS_REDIS_URL``, read at the first request.
         timeout: Deadline of one request in seconds.
 
     Raises:
-        ConfigurationError: The URL or client cannot be used.
+        ConfigurationError: The URL, the client or ``timeout`` cannot be used.
     """
 
     client_name: ClassVar[str] = "bls-console"
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         super().__init__(redis, timeout=timeout)
-        self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
-        self._seen: set[str] = set()  # projects that have, or had, a key
+        self._clock: Callable[[], float] = time.time  # noqa: TID251 - chosen here, passed on as an argument
+        self._seen: set[str] = set()  # projects that need no further check for a key
 
     @property
     def _pool(self) -> ConnectionPool:
@@ -96,7 +96,7 @@ class Console(Store):
 
     @cached_property
     def redactor(self) -> Redactor:
-        """Takes secrets out of what is shown, also the names of ``BLS_REDACT_KEYS``."""
+        """Removes secrets from shown texts, also under names of ``BLS_REDACT_KEYS``."""
         return Redactor(self._settings.redact_keys)
 
     async def send(
@@ -117,19 +117,20 @@ class Console(Store):
         """Put a command into a project's control list.
 
         Args:
-            project: One without a status, a log and a queue is refused.
+            project: The project. Without a status, a log and a queue it is refused.
             command: The command's name.
-            args: Its arguments.
-            id: Its id; made up if absent.
-            broadcast: Every replica is to run it (agents with ``replicas=True``).
-            create: Send it to a project of which there is no key yet, too.
-            size_limit: Longest command in bytes; more than 64 KB where every agent of
-                the project reads longer ones.
-            record: Also write a record of sender, command and arguments (without their
-                secrets) into the console list, if that is possible, and another one if
-                the command then could not be sent. At ``BLS_LOG_LIST_LIMIT`` records
-                (10,000) the oldest one makes room.
-            sent_by: The sender, for that record. Default: user and host.
+            args: The command's arguments.
+            id: The command's id. Default: a new id.
+            broadcast: Whether every replica runs the command (agents with
+                ``replicas=True``).
+            create: Whether to send the command even if the project has no key yet.
+            size_limit: Longest command in bytes. Pass more than 64 KB only if every
+                agent of the project reads longer commands.
+            record: Whether to write a record of sender, command and arguments (without
+                secrets) into the console list, if that is possible. A second record is
+                written if the command could not be sent. If the list has more than
+                ``BLS_LOG_LIST_LIMIT`` records (10,000), the oldest record is removed.
+            sent_by: The sender that the record names. Default: user and host.
             source: The command's ``source``.
             timestamp: The command's ``timestamp``, ISO-8601 with a zone. Default: now.
 
@@ -137,11 +138,12 @@ class Console(Store):
             The command as it was sent.
 
         Raises:
-            ConfigurationError: A name or an argument cannot be sent; as
-                :class:`~bls_agent.CommandTooLargeError`, it is too long.
-            UnknownProjectError: There is no such project.
-            RedisUnavailableError: Not sent; or perhaps, if ``error.ambiguous``.
-            WrongTypeError: The project's control key is no list.
+            ConfigurationError: A name or an argument cannot be sent. If the command is
+                too long, this is a :class:`~bls_agent.CommandTooLargeError`.
+            UnknownProjectError: The project has no status, no log and no queue.
+            RedisUnavailableError: If ``error.ambiguous`` is true, the command may have
+                been sent. Otherwise it was not sent.
+            WrongTypeError: The project's control key is not a list.
         """
         message = Command.create(
             command,
@@ -165,13 +167,13 @@ class Console(Store):
         return message
 
     async def _find(self, project: str, *, create: bool) -> None:
-        """Refuse a project that has no key, also a moment later; asked once per name."""
+        """Refuse a project that gets no key within ``STARTING``; remember others."""
         try:
             if project in self._seen:
                 return
             encode_key(project)
         except (TypeError, AttributeError, UnicodeEncodeError):
-            check_name("project", project)  # which names what is wrong
+            check_name("project", project)  # raises an error that names the fault
         until = anyio.current_time() + STARTING
         while create or not await has_keys(self._pool, project):
             check_name("project", project)
@@ -197,7 +199,7 @@ class Console(Store):
     async def _send_recorded(
         self, project: str, key: str, payload: bytes, note: AuditRecord
     ) -> None:
-        """Send the record and the command in one write; only the command counts."""
+        """Send record and command in one write; only the command must succeed."""
         console = PROJECT_CONSOLE.locate(project=project)
         before = note.before(self._clock())
         pushes = [("RPUSH", encode_key(console), before)]
@@ -209,7 +211,7 @@ class Console(Store):
             await self._record_failure(console, note, error)
             raise
         if isinstance(length, int) and length > self._settings.log_list_limit:
-            with suppress(BlsError):  # one for one: the list may be longer on purpose
+            with suppress(BlsError):  # one record: the list may be longer on purpose
                 await self._call(console, "LTRIM", 1, -1)
 
     async def _record_failure(
@@ -237,14 +239,18 @@ class Console(Store):
     ) -> Outcome:
         """Send a command and wait for the record of its outcome.
 
-        Of a broadcast, the first one. The other arguments: as for :meth:`send`.
+        The first outcome of a broadcast is returned. The other arguments are those of
+        :meth:`send`.
 
         Raises:
-            ConfigurationError: As :meth:`send`, or ``timeout`` is no time; not sent.
-            UnknownProjectError: As :meth:`send`.
-            NoOutcomeError: No such record within ``timeout`` seconds; says what is known.
-            RedisUnavailableError: As :meth:`send`; once it is sent, an outage is
-                waited out.
+            ConfigurationError: An argument of :meth:`send` cannot be sent, or
+                ``timeout`` is not a time. Nothing was sent.
+            UnknownProjectError: The project has no status, no log and no queue.
+            NoOutcomeError: No outcome was recorded within ``timeout`` seconds. The
+                error states what is known about the command.
+            RedisUnavailableError: The command was not or perhaps not sent (see
+                :meth:`send`), or Redis refuses to read the log. During an outage after
+                sending, the method waits.
         """
         outcomes = await self._collect(
             project,
@@ -276,14 +282,14 @@ class Console(Store):
     ) -> dict[str, Outcome]:
         """Send a broadcast and wait for the outcome of every living instance.
 
-        The other arguments: as for :meth:`send`.
+        The other arguments are those of :meth:`send`.
 
         Returns:
-            Instance → its outcome. One that is missing has not answered in time.
+            The outcome of each instance. A missing instance has not answered in time.
 
         Raises:
             ConfigurationError, UnknownProjectError, NoOutcomeError,
-            RedisUnavailableError: As :meth:`call`.
+            RedisUnavailableError: The reasons are those of :meth:`call`.
         """
         outcomes = await self._collect(
             project,
@@ -309,8 +315,8 @@ class Console(Store):
         timeout: float,
         **how: Any,
     ) -> dict[str, Outcome]:
-        from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few do it
-        from bls_agent.project.status.replicas import OutcomeCollector  # noqa: PLC0415 - as above
+        from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few programs need it
+        from bls_agent.project.status.replicas import OutcomeCollector  # noqa: PLC0415 - few programs need it
 
         check_seconds("timeout", timeout)
         roll = OutcomeCollector(frozenset(expected))
@@ -325,7 +331,7 @@ class Console(Store):
         return roll.outcomes
 
     async def _locate_command(self, project: str, command_id: str) -> tuple[str, str]:
-        """Find ``NoOutcomeError.state`` and ``.since``; empty where that is not known."""
+        """Return ``state`` and ``since`` of NoOutcomeError; ``""`` if not known."""
         with suppress(BlsError), anyio.move_on_after(LOOK_TIME):
             key = CONTROL.locate(project=project)
             async for _, command in waiting(self._pool, key):
@@ -334,20 +340,22 @@ class Console(Store):
                 if await self.status(project) not in (None, Status.OFFLINE):
                     return "waiting", ""
                 for entry in reversed(await self.logs(project, NEWEST)):
-                    if "sentBy" not in entry.metadata:  # the agent's, no sender's
+                    if "sentBy" not in entry.metadata:  # the agent wrote it
                         return "offline", entry.timestamp
                 return "offline", ""
             return "taken", ""
         return "", ""
 
     async def queue(self, project: str, limit: int = 200) -> list[Command]:
-        """Read at most ``limit`` waiting commands of a project, the next one first.
+        """Read the first ``limit`` waiting commands of a project, in queue order.
 
-        In mode ``compat`` the first one may be running. An element that is no command
-        has ``""`` as its ``command``, and empty values for whatever else is missing.
+        If the agent uses mode ``compat``, the first command may be running. An element
+        that is not a command has ``""`` as its ``command``, and empty values for other
+        missing fields.
 
         Raises:
-            WrongTypeError: The control key is no list.
+            ConfigurationError: ``limit`` is less than 1.
+            WrongTypeError: The control key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
         if limit < 1:
@@ -359,17 +367,19 @@ class Console(Store):
     async def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the protocol's name
         """Take a command out of a project's control list, before an agent takes it.
 
-        In one step, by its exact bytes: either the command is withdrawn or an agent
-        gets it, never both; but in mode ``compat`` the first one may be running. Of
-        several with this id all are withdrawn.
+        Either the command is withdrawn or an agent gets the command, because one
+        request removes its exact bytes. If the agent uses mode ``compat``, the first
+        command of the list may be running although it is withdrawn. If several commands
+        have this id, all are withdrawn.
 
         Returns:
-            The command; ``None`` if it does not wait there.
+            The command; ``None`` if no command with this id waits.
 
         Raises:
-            ConfigurationError: ``id`` is no id.
-            WrongTypeError: The control key is no list.
-            RedisUnavailableError: Not withdrawn; or perhaps, if ``error.ambiguous``.
+            ConfigurationError: ``id`` is not a text, or is empty.
+            WrongTypeError: The control key is not a list.
+            RedisUnavailableError: If ``error.ambiguous`` is true, the command may have
+                been withdrawn. Otherwise it was not withdrawn.
         """
         if not id or type(id) is not str:
             raise ConfigurationError("id", id, "a text that is not empty")
@@ -392,18 +402,19 @@ class Console(Store):
     async def forget(self, project: str, *, force: bool = False) -> list[str]:
         """Delete every key of a project: its status, its log, its waiting commands.
 
-        Also our own keys beside them: of mode ``reliable``, of replicas and broadcasts.
-        This is not atomic: what a project writes meanwhile may be deleted or stay, and
-        an agent that is online writes its status again. ``force`` deletes also while
-        the project is online; commands that an agent in mode ``reliable`` has taken and
-        not ended stay even then.
+        It also deletes the keys that this package keeps for the project: those of mode
+        ``reliable``, of replicas and of broadcasts. The deletion is not atomic: keys
+        that an agent writes meanwhile may be deleted or stay, and an agent that is
+        online writes its status again. With ``force`` the keys of a project that is
+        online are deleted, too. Commands that an agent in mode ``reliable`` has taken
+        and not ended are not deleted, even with ``force``.
 
         Returns:
             The keys that were deleted.
 
         Raises:
-            LeaseHeldError: The project is online; nothing was deleted.
-            RedisUnavailableError: Some keys may be left; call it again.
+            LeaseHeldError: The project is online. Nothing was deleted.
+            RedisUnavailableError: Some keys may be left. Call this method again.
         """
         deleted = await forget_project(self._pool, project, force=force)
         self._seen.discard(project)
@@ -413,13 +424,13 @@ class Console(Store):
         """Read the living replicas of a project, each with its status.
 
         Returns:
-            Instance → its status; empty without agents with ``replicas=True``.
+            The status of each instance; empty without agents with ``replicas=True``.
 
         Raises:
-            WrongTypeError: The key of the replicas is no hash.
+            WrongTypeError: The key of the replicas is not a hash.
             RedisUnavailableError: Redis cannot answer.
         """
-        from bls_agent.project.status.replicas import read_replicas  # noqa: PLC0415 - few do it
+        from bls_agent.project.status.replicas import read_replicas  # noqa: PLC0415 - few programs need it
 
         key = PROJECT_STATUS.locate(project=project)
         async with self._pool.to(key) as connection:
@@ -429,11 +440,12 @@ class Console(Store):
         """Read a project's status.
 
         Returns:
-            ``None`` if it has none: it never had one, or it was not refreshed.
+            The status; ``None`` if the project never wrote a status, or did not refresh
+            the status in time.
 
         Raises:
             DecodeError: The value is none of the four statuses.
-            WrongTypeError: The key is no string.
+            WrongTypeError: The status key is not a string.
             RedisUnavailableError: Redis cannot answer.
         """
         value = await self._read("GET", PROJECT_STATUS.locate(project=project))
@@ -442,7 +454,7 @@ class Console(Store):
     async def exists(self, project: str) -> bool:
         """Find out whether a project has a status, a log or waiting commands.
 
-        A key that may not be read, or holds another type, counts as one.
+        A key that this console may not read, or that has a wrong type, counts, too.
 
         Raises:
             RedisUnavailableError: Redis cannot answer.
@@ -452,10 +464,11 @@ class Console(Store):
     async def projects(self) -> dict[str, Status | None]:
         """Find every project that has a status, a log or waiting commands.
 
-        Uses SCAN, never KEYS. Projects whose status may not be read are left out.
+        It uses SCAN, not KEYS. Projects whose status this console may not read are left
+        out.
 
         Returns:
-            Name → status, sorted by name; ``None`` for no valid status.
+            The status of each project, sorted by name; ``None`` for no valid status.
 
         Raises:
             RedisUnavailableError: Redis cannot answer, or refuses every status.
@@ -463,12 +476,13 @@ class Console(Store):
         return await find_projects(self._pool)
 
     async def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
-        """Read the newest records, at most ``limit``, newest last.
+        """Read the newest records of a project, at most ``limit``, newest last.
 
-        Fewer where they are very long (16 MiB together).
+        Fewer records are returned if they are very long (16 MiB together).
 
         Raises:
-            WrongTypeError: The key is no list.
+            ConfigurationError: ``limit`` is less than 1.
+            WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
         if limit < 1:
@@ -481,18 +495,19 @@ class Console(Store):
     ) -> LogPage:
         """Read records page by page, backwards from the newest.
 
-        No record is repeated or left out, while the list grows and is cut from its
-        front. Equal records in a row, without ids, are taken for one another.
+        The pages do not repeat or skip records while the list grows and is trimmed at
+        its front. This does not hold for equal records in a row without ids, because
+        they cannot be distinguished.
 
         Args:
-            project: Its name.
-            before: ``page.before`` of the page read last; ``""`` for the newest.
-            limit: Records at most; fewer where they are very long.
+            project: The project's name.
+            before: ``page.before`` of the previous page; ``""`` for the newest page.
+            limit: Largest number of records; fewer if they are very long.
 
         Raises:
             ConfigurationError: ``before`` is not from an earlier page, or ``limit`` is
                 less than 1.
-            WrongTypeError: The key is no list.
+            WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
         if limit < 1:
@@ -502,21 +517,21 @@ class Console(Store):
     async def search_logs(
         self, project: str, wanted: LogFilter, *, before: str = "", limit: int = 200
     ) -> LogSearch:
-        """Search records backwards from the newest, in the whole list.
+        """Search the records of a project backwards from the newest.
 
-        One search looks at 10,000 records, as many as a list has by default. It ends
-        earlier where ``limit`` records fit, and returns up to 499 more than that.
+        One search reads about 10,000 records, the default length of a list. It ends
+        earlier if ``limit`` records match, and may return up to 499 more records.
 
         Args:
-            project: Its name.
-            wanted: Which records fit, for example ``LogFilter(text="1024")``.
-            before: ``search.before`` of the search that this one continues.
-            limit: Records after which to stop.
+            project: The project's name.
+            wanted: The filter for records, for example ``LogFilter(text="1024")``.
+            before: ``search.before`` of the search to continue; ``""`` for a new search.
+            limit: Number of matching records after which the search stops.
 
         Raises:
             ConfigurationError: ``before`` is not from an earlier search, or ``limit`` is
                 less than 1.
-            WrongTypeError: The key is no list.
+            WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
         if limit < 1:
@@ -528,16 +543,17 @@ class Console(Store):
     ) -> AsyncIterator[LogEntry]:
         """Yield records as they are written, until the iteration is left or cancelled.
 
-        Records that carry an id (``metadata.agent``) come once each, across trimming
-        and reconnects, others at best effort; an entry with ``is_gap`` stands for
-        missing ones. While Redis is away it waits; a refusal is raised.
+        A record with an id (``metadata.agent``) is yielded only once, also after trimming
+        and reconnects. This is not guaranteed for records without an id. An entry with
+        ``is_gap`` stands for missing records. While Redis is unreachable, the iteration
+        waits. If Redis refuses a read, the iteration raises.
 
         Args:
-            project: Its name.
-            last: Begin with so many records that are there already.
-            interval: Seconds between two reads; more where records are very long.
+            project: The project's name.
+            last: Number of existing records to yield first.
+            interval: Seconds between two reads; longer if records are very long.
         """
-        from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few do it
+        from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few programs need it
 
         follower = Follower()
         backoff = Backoff()

@@ -1,13 +1,12 @@
-"""An agent and a console at work: ``python -m bls_agent.demo``.
+"""A demo of an agent and a console: ``python -m bls_agent.demo``.
 
-The story: a console sends an order service good commands, bad ones and rubbish, while
-Redis is killed under both and brought back. Each step acts at one end and waits for
-what the console reads at the other; everything on the screen was read from Redis.
-With ``--console``: a small fleet of services, workers and runs, and the console in the
-browser, until Ctrl-C.
+A console sends valid and invalid commands to an order service. Meanwhile Redis is killed
+and started again. Each step does something with the agent or the console and waits until
+the console has read the result from Redis. With ``--console``, the demo runs a small
+fleet of services, workers and runs, and the console in the browser, until Ctrl-C.
 
-The server is one of our own (the extra ``server``). Exit code 0: everything happened;
-1: something did not; 2: the demo could not run; 130: Ctrl-C.
+The demo starts its own server (the extra ``server``). The exit code is 0 if every step
+succeeded, 1 if a step failed, 2 if the demo could not run, and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from bls_agent.runs import EventStore
 from bls_agent.workers import BacktestWorkerHeartbeat, Heartbeat, TaskStatus
 
 PROGRAM: Final = "python -m bls_agent.demo"
-STEP_DEADLINE: Final = 5.0  # seconds until a step has failed
-LOOK_INTERVAL: Final = 0.05  # seconds between two looks of the console
-SLOW_TIMEOUT: Final = 0.5  # seconds
+STEP_DEADLINE: Final = 5.0  # seconds after which a step has failed
+LOOK_INTERVAL: Final = 0.05  # seconds between two reads of the console
+SLOW_TIMEOUT: Final = 0.5  # seconds that the command ``import`` may run
 BEAT: Final = 2.0  # seconds between two records of the fleet
-IN_ERROR: Final = range(5, 10)  # of thirty beats: the risk service is in error
-BETWEEN_RUNS: Final = 10.0  # seconds
-MEANWHILE: Final = [1, 2, 3]  # the records that are written while Redis is away
+IN_ERROR: Final = range(5, 10)  # beats out of 30 in which the risk service is in error
+BETWEEN_RUNS: Final = 10.0  # seconds from the end of a run to the next run
+MEANWHILE: Final = [1, 2, 3]  # numbers of records logged while Redis is down
 CODES: Final = ("600519.SH", "000858.SZ", "300750.SZ", "601318.SH")
 CLOCK_COLUMNS: Final = 8
 LABEL_COLUMNS: Final = 6
@@ -83,11 +82,11 @@ class Screen:
 
 
 class SurpriseError(Exception):
-    """The console did not see what a step promises."""
+    """The console did not read what a step expects."""
 
 
 class Story:
-    """Both ends, and what the console has read so far; each step is a method."""
+    """An agent, a console and what it has read so far; each step is a method."""
 
     def __init__(self, server: DevServer, console: Console, screen: Screen) -> None:
         self.server = server
@@ -95,13 +94,13 @@ class Story:
         self.screen = screen
         self.texts = screen.texts
         self.project = screen.texts["project"]
-        self.packed = anyio.Event()  # lets the handler of `pack` come to its end
+        self.packed = anyio.Event()  # lets the handler of `pack` return
         self.agent = make_orders(server.url, screen.texts, self.packed)
-        self.life = AsyncExitStack()  # closes the agent
+        self.life = AsyncExitStack()  # when it is closed, it closes the agent
         self.entries: list[LogEntry] = []
         self.status: Status | None = None
-        self.reachable = True  # Redis answered the last question
-        self.awaited = ""  # what a step waits for
+        self.reachable = True  # whether Redis answered the last request
+        self.awaited = ""  # what the current step waits for
 
     async def follow_log(self) -> None:
         async for entry in self.console.follow_logs(
@@ -111,7 +110,7 @@ class Story:
             self.entries.append(entry)
 
     async def follow_status(self) -> None:
-        """Show the status whenever it changes, and whether Redis answers at all."""
+        """Show each change of the status, and whether Redis answers."""
         while True:
             before, reachable, kind = self.status, True, ""
             try:
@@ -167,26 +166,26 @@ class Story:
             raise SurpriseError(self.texts["not_as_expected"].format(what=what))
 
     async def come_online(self) -> None:
-        """Open the agent: the console reads that it is online."""
+        """Open the agent and wait until the console reads that it is online."""
         await self.life.enter_async_context(self.agent)
         await self.shows(Status.ONLINE)
 
     async def run_command(self) -> None:
-        """Send a good command: its handler writes a record, its result is reported."""
+        """Send a valid command; check its result and its handler's log record."""
         command = await self.send("reload", force=True)
         outcome = await self.ended(command, OutcomeKind.SUCCEEDED)
         holds = outcome.result == {"rules": 42} and len(self.records_of(command)) == 1
         self.expect(outcome.message, holds=holds)
 
     async def reject_arguments(self) -> None:
-        """Send wrong arguments: each is named, and the handler does not run."""
+        """Send wrong arguments; the outcome names them, and no handler runs."""
         command = await self.send("reload", force="yes", fast=1)
         message = (await self.ended(command, OutcomeKind.REJECTED)).message
         named = "'force'" in message and "'fast'" in message
         self.expect(message, holds=named and not self.records_of(command))
 
     async def cut_off(self) -> None:
-        """Send a command whose handler takes too long: it is cancelled."""
+        """Send a command whose handler takes too long and is cancelled."""
         command = await self.send("import")
         outcome = await self.ended(command, OutcomeKind.TIMED_OUT)
         self.expect(outcome.message, holds=len(self.records_of(command)) == 1)
@@ -207,7 +206,8 @@ class Story:
         commands = (packing, waiting, await self.send("reload"))
         for command in commands:
             await self.ended(command, OutcomeKind.SUCCEEDED)
-        # The whole list, read again: one outcome for each command, each record once.
+        # The whole list is read again to check that it has one outcome for each command
+        # and each record once.
         entries = await self.console.logs(self.project, 1_000)
         numbers = [
             one.metadata["number"] for one in entries if "number" in one.metadata
@@ -220,7 +220,7 @@ class Story:
             self.expect(command.command, holds=ended[command.id] == 1)
 
     async def stop(self) -> None:
-        """Close the agent: its final status stays."""
+        """Close the agent and wait until the console reads the final status."""
         await self.life.aclose()
         await self.shows(Status.OFFLINE)
 
@@ -272,7 +272,7 @@ async def attempt(step: Callable[[Story], Awaitable[None]], story: Story) -> str
 
 
 def make_orders(redis: str, texts: Texts, packed: anyio.Event) -> ProjectAgent:
-    """Make the order service: what a user of the package would write."""
+    """Make the order service, as a user of the package would write it."""
     agent = ProjectAgent(texts["project"], redis=redis, settings=Settings())
 
     @agent.command
@@ -289,7 +289,7 @@ def make_orders(redis: str, texts: Texts, packed: anyio.Event) -> ProjectAgent:
 
     @agent.command
     async def pack(order: int) -> dict[str, int]:
-        """Pack an order, which takes until the story lets it end."""
+        """Pack an order, which takes until the demo lets it end."""
         agent.log.info(texts["log_packing"], order=order)
         await packed.wait()
         return {"packed": order}
@@ -324,10 +324,10 @@ async def compute(redis: str, tasks: TaskStatus, number: int, texts: Texts) -> N
 
 
 async def write_runs(store: EventStore, texts: Texts) -> None:
-    """Write one run after the other: a call of a tool, and a text word by word."""
+    """Write runs one after the other, each with a tool call and a streamed text."""
     source = {"agent_id": "analyst", "agent_name": texts["fleet_analyst"]}
     while True:
-        run_id = int(time.time())  # noqa: TID251 - a program takes its database's key
+        run_id = int(time.time())  # noqa: TID251 - a real program takes the key in its database
         async with store.run(run_id, source=source) as run:
             run.emit("agent", "tool_call", {"tool": "quotes.latest", "codes": CODES})
             await anyio.sleep(BEAT)
@@ -340,13 +340,13 @@ async def write_runs(store: EventStore, texts: Texts) -> None:
 
 @asynccontextmanager
 async def console_in_browser(redis: str) -> AsyncGenerator[str]:
-    """Run ``bls-agent console`` and yield its address, or "" if it does not run."""
+    """Run ``bls-agent console`` and yield its address, or "" if it does not start."""
     command = [sys.executable, "-m", "bls_agent", "console", "--redis", redis]
     command += ["--json", "--port", "0"]
     async with await anyio.open_process(
         command,
-        stderr=None,  # ours: it says there why it does not run
-        start_new_session=True,  # Ctrl-C reaches us alone, and we end it
+        stderr=None,  # the console prints its errors there
+        start_new_session=True,  # this process ends it after Ctrl-C
     ) as process:
         assert process.stdout is not None  # noqa: S101 - for the type checker
         page = ""
@@ -393,7 +393,7 @@ async def serve_fleet(server: DevServer, screen: Screen) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    logging.getLogger("bls_agent").addHandler(logging.NullHandler())  # shown anyway
+    logging.getLogger("bls_agent").addHandler(logging.NullHandler())  # no log on stderr
     given = sys.argv[1:] if arguments is None else arguments
     texts = load_texts("demo", find_language(given, os.environ))
     parser = make_parser(PROGRAM, texts["demo_help"], texts)

