@@ -1,3 +1,3 @@
-"""Errors, settings, JSON, keys, rights, buffers, redaction: without an event loop."""
+"""Errors, settings, JSON, keys, rights, buffers, redaction; no event loop."""
 
 from __future__ import annotations

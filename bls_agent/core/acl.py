@@ -1,6 +1,6 @@
-"""The rights that a program needs in Redis, and ACL rules made of them: the one table.
+"""The tables of rights that programs need in Redis, and the ACL rules made from them.
 
-``docs/rights.md`` shows the agent's, and its messages quote it.
+``docs/rights.md`` shows the rights of the agent; the agent's messages quote them.
 """
 
 from __future__ import annotations
@@ -79,25 +79,25 @@ _UNSEEN: Final = "replicas are not listed"
 
 
 class KeyAccess(NamedTuple):
-    """Commands on patterns of keys, as one selector of an ACL opens them."""
+    """Commands and the keys on which one selector of an ACL allows them."""
 
-    keys: tuple[str, ...]  # glob patterns; none for commands without keys
-    commands: str  # as an ACL names them, with blanks between
+    keys: tuple[str, ...]  # glob patterns; empty for commands without keys
+    commands: str  # names as in an ACL, separated by blanks
     access: str = READ  # ``%R~``, ``%W~`` or ``%RW~``
 
     @property
     def writes(self) -> bool:
-        """Whether only a program that writes needs it."""
+        """Whether only a program that writes needs these commands."""
         return self.access != READ
 
     @property
     def words(self) -> list[str]:
-        """Its commands, as an ACL allows them."""
+        """The commands as words of an ACL, such as ``+get``."""
         return [f"+{command}" for command in self.commands.split()]
 
     @property
     def selector(self) -> str:
-        """Its commands on its keys alone."""
+        """The selector that allows the commands on these keys only."""
         opened = (f"{self.access}{pattern}" for pattern in self.keys)
         return f"({' '.join([*dict.fromkeys(self.words), *opened])})"
 
@@ -105,7 +105,7 @@ class KeyAccess(NamedTuple):
 def _rules_of(
     rights: Iterable[KeyAccess], *, write: bool = True, selectors: bool
 ) -> list[str]:
-    """Make the words of an ACL; without selectors every command is on every key."""
+    """Make the words of an ACL; without selectors, allow all commands on all keys."""
     needed = [right for right in rights if write or not right.writes]
     keyed = [one for one in needed if one.keys]
     rules = ["-@all", *(word for one in needed if not one.keys for word in one.words)]
@@ -116,7 +116,7 @@ def _rules_of(
     return list(dict.fromkeys(rules))
 
 
-# Keys that one script touches together, so that one selector opens them all.
+# Keys that one script uses together: one selector must allow all of them.
 _STATUS: Final = (PROJECT_STATUS,)
 _LOG: Final = (PROJECT_CONSOLE,)
 _COMMANDS: Final = (CONTROL,)
@@ -131,15 +131,15 @@ _INBOXES: Final = (BROADCAST,)
 class Right:
     """One right of an agent, or of a console."""
 
-    command: str  # as an ACL names it: ``rpush``, ``client|kill``; several with blanks
-    keys: tuple[KeyTemplate, ...]  # none where the command takes no key
-    modes: frozenset[Mode]  # the ways to receive in which it is used
-    weaker: str  # what does not hold without it
-    essential: bool = False  # a part of the contract does not work without it at all
-    option: str = ""  # the option that needs it, where the command goes on without
-    extra: bool = False  # not in acl_rules(): for old servers only, or too mighty
-    replicas: bool = False  # used only with ``replicas=True``
-    access: str = READ_AND_WRITE  # how the keys are used
+    command: str  # name as in an ACL: ``rpush``, ``client|kill``; or several names
+    keys: tuple[KeyTemplate, ...]  # empty if the command takes no key
+    modes: frozenset[Mode]  # modes of receiving in which the command is used
+    weaker: str  # what no longer works without this right
+    essential: bool = False  # whether a part of the contract fails without it
+    option: str = ""  # option that needs the right; else it is left out
+    extra: bool = False  # left out of acl_rules(): for old servers, or too powerful
+    replicas: bool = False  # whether it is used only with ``replicas=True``
+    access: str = READ_AND_WRITE  # READ, WRITE or READ_AND_WRITE
 
     @property
     def shown(self) -> str:
@@ -148,7 +148,7 @@ class Right:
         return f"{words} … {self.option}" if self.option else words
 
     def patterns(self, project: str | None) -> tuple[str, ...]:
-        """Make the glob patterns of its keys, of one project or of all."""
+        """Make the glob patterns of the keys, for one project or for all."""
         return tuple(_pattern(key, project) for key in self.keys)
 
 
@@ -188,7 +188,7 @@ RIGHTS: Final = (
 )
 # fmt: on
 
-# The rights of a console; those that write are for sending commands.
+# The rights of a console; the rights to write are needed for sending commands.
 # fmt: off
 CONSOLE_RIGHTS: Final = tuple(
     Right(command, keys, _ALL, weaker, essential=essential, access=access)
@@ -214,14 +214,14 @@ _FORGOTTEN: Final = (
 
 
 def _keys_of(*rows: str, leased: bool = False, name: str = "") -> tuple[str, ...]:
-    """Make the patterns of kinds of keys, with those of owners' tokens if leased.
+    """Make the patterns of kinds of keys; if leased, also of their owner keys.
 
-    With a name, of keys whose only field has this value.
+    With a name, the patterns match only keys whose first field has this value.
     """
     fields = [KEYS[row].fields[:1] if name else () for row in rows]
     fixed = [dict.fromkeys(names, name) for names in fields]
     found = [KEYS[row].pattern(**one) for row, one in zip(rows, fixed, strict=True)]
-    if leased:  # an id with a hash tag of its own keeps that
+    if leased:  # an owner key has braces added, except around an id with a hash tag
         tagged = [OWNER.locate(place=f"{{{one}}}") for one in found]
         found += [*tagged, *(OWNER.locate(place=one) for one in found)]
     return tuple(found)
@@ -232,7 +232,7 @@ _KINDS: Final = tuple(
     for name, row in KEYS.items()
     if row.contract is Contract.WORKERS and name.endswith("_heartbeat")
 )
-_BEATEN: Final = tuple(  # the kinds that a Heartbeat keeps alive
+_BEATEN: Final = tuple(  # kinds that the class Heartbeat refreshes
     name for name in _KINDS if KEYS[name].fields in {("node_id",), ("worker_id",)}
 )
 _TASKS: Final = _keys_of("task_status", "backtest_task_progress")
@@ -242,7 +242,7 @@ _CACHE: Final = _keys_of("func_cache", leased=True)
 # fmt: off
 _WORKER_LOOKING: Final = (
     KeyAccess(_keys_of(*_KINDS), "getrange pttl"),  # WorkerRegistry
-    KeyAccess(_keys_of("owner"), "getrange"),  # WorkerRegistry: a lease tells its TTL
+    KeyAccess(_keys_of("owner"), "getrange"),  # WorkerRegistry: the owner key holds the lease's TTL
 )
 _BEATING: Final = "evalsha eval type get set del pttl pexpire"  # Heartbeat
 _WORKER_RIGHTS: Final = (
@@ -309,7 +309,7 @@ _LEASES: Final = CRAWL_LEASES.template.partition("{")[0]
 
 
 def _crawl_patterns(project: str | None, spider: str | None) -> tuple[str, ...]:
-    """Return patterns of the keys and of ours beside them, with and without hash tag."""
+    """Return patterns of crawl keys, and of our own with and without hash tag."""
     begin, parts = _REQUESTS.template.partition("{")[0], [project, spider]
     names = [name for name in parts if name is not None]
     if names:
@@ -340,7 +340,7 @@ CRAWL_REQUEUE: Final = KeyAccess(
 def crawl_rights(
     project: str | None = None, spider: str | None = None
 ) -> tuple[KeyAccess, ...]:
-    """Return what crawlers need; arguments as for :func:`crawl_acl_rules`."""
+    """Return the rights of crawlers, for the arguments of :func:`crawl_acl_rules`."""
     keys = _crawl_patterns(project, spider)
     reading = "zcard hlen llen scard hgetall lrange sismember"
     writing = (
@@ -356,13 +356,16 @@ def crawl_rights(
 
 
 def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | None:
-    """Find the row of a refused request; ``by_key``: other keys may be allowed."""
+    """Find the right that a refused request needs.
+
+    ``by_key`` means that the command itself is allowed, but not on this key.
+    """
     words = [str(word) for word in request[:4]] + [""] * 3
     name, key = words[0].lower(), words[1]
     if name == "client":
         name = f"client|{key.lower()}"
     elif name.startswith("eval"):
-        key = words[3]  # behind the script and the number of keys
+        key = words[3]  # the key after the script and the number of keys
     option = "GET" if by_key and request[-1] == "GET" else ""
     for right in RIGHTS:
         named = name in right.command.split() and right.option == option
@@ -381,15 +384,16 @@ def acl_line(
     """Write the rights of one agent as a line for ``ACL SETUSER`` or ``users.acl``.
 
     Args:
-        project: The project's name; wildcards in it are escaped.
-        mode: How its agent receives commands.
+        project: The project's name; wildcards in the name are escaped.
+        mode: The mode in which the agent receives commands.
         replicas: Whether several processes share the name.
-        selectors: Each command on its key alone, for Redis 7 and newer, and Valkey.
-            Without, for Redis 6: every command on every key of the project.
+        selectors: Whether each command is allowed only on its own keys, which needs
+            Redis 7 or newer, or Valkey. Without selectors, for Redis 6, every command
+            is allowed on every key of the project.
 
     Raises:
-        ConfigurationError: The name cannot be a part of such a line, or there is no
-            such mode.
+        ConfigurationError: The name cannot be a part of such a line, or the mode does
+            not exist.
     """
     if any(quote in project for quote in "\"'"):
         raise ConfigurationError(
@@ -405,11 +409,11 @@ def acl_rules(
     replicas: bool = False,
     selectors: bool = True,
 ) -> list[str]:
-    """Return the rules of :func:`acl_line` as a list, for programs; same arguments.
+    """Return the rules of :func:`acl_line`, with the same arguments, as a list.
 
     Raises:
-        ConfigurationError: The name holds a blank or breaks a rule for names, or there
-            is no such mode.
+        ConfigurationError: The name holds a blank or breaks a rule for names, or the
+            mode does not exist.
     """
     if mode != "auto" and mode not in _ALL:
         rule = "one of: auto, blocking, compat, reliable"
@@ -418,7 +422,7 @@ def acl_rules(
     modes = _AUTO if mode == "auto" else frozenset({mode})
     by_keys: dict[tuple[str, ...], list[str]] = {}
     for row in RIGHTS:
-        # TYPE without selectors, too: before Redis 6.2 it is used
+        # without selectors TYPE is kept, because servers before Redis 6.2 need it
         left_out = row.extra and (selectors or not row.keys)
         if row.modes & modes and replicas >= row.replicas and not left_out:
             by_keys.setdefault(row.patterns(project), []).append(row.command)
@@ -436,20 +440,20 @@ def console_acl_rules(
     forget: bool = False,
     selectors: bool = True,
 ) -> list[str]:
-    """Return the rights of a console, of one project or of all, as ACL rules.
+    """Return the ACL rules of a console, for one project or for all projects.
 
-    They are enough for every console but the doctor, which looks at every key. Only a
-    console of all projects sees workers, runs, assets and crawl queues.
+    The rules are enough for every console; the doctor needs more, because it reads every
+    key. Only a console of all projects sees workers, runs, assets and crawl queues.
 
     Args:
-        project: The only project that it may see; ``None`` for all.
-        send: Whether it may send commands and record who sent them, see and withdraw
-            waiting commands, and queue failed requests of crawlers again.
-        forget: Whether it may delete all that belongs to a project.
+        project: The only project that the console may see; ``None`` for all projects.
+        send: Whether the console may send commands and record who sent them, see and
+            withdraw waiting commands, and queue failed requests of crawlers again.
+        forget: Whether the console may delete all keys of a project.
         selectors: As for :func:`acl_line`.
 
     Raises:
-        ConfigurationError: As :func:`acl_rules`.
+        ConfigurationError: The name holds a blank or breaks a rule for names.
     """
     if project is not None:
         _refuse_blanks(check_name("project", project))
@@ -464,7 +468,7 @@ def console_acl_rules(
         ]
         needed.append(KeyAccess((_pattern(OWNER, project),), "pttl"))
     if project is None:
-        needed.insert(2, KeyAccess((), "client|unblock"))  # following parks a read
+        needed.insert(2, KeyAccess((), "client|unblock"))  # following waits in a read
         needed += _WORKER_LOOKING
         shared = (*RUN_RIGHTS, *ASSET_RIGHTS)
         needed += (one for one in shared if one.keys and not one.writes)
@@ -475,19 +479,19 @@ def console_acl_rules(
 def worker_acl_rules(
     worker: str | None = None, *, write: bool = True, selectors: bool = True
 ) -> list[str]:
-    """Return the rights of a worker, or of a program that looks at workers, as ACL rules.
+    """Return the ACL rules of a worker, or of a program that only reads workers' keys.
 
-    They are enough for everything in :mod:`bls_agent.workers`. Tasks, progress and
-    results of functions belong to the fleet: each worker may write all of them.
+    The rules are enough for all of :mod:`bls_agent.workers`. Each worker may write all
+    tasks, progress and results of functions, because the whole fleet shares them.
 
     Args:
-        worker: The only id under which it may keep a heartbeat; ``None`` for any.
-        write: Whether it is a worker; else it may only look.
-        selectors: As for :func:`acl_line`. Without, a user may write each key that it
-            may look at, so that ``worker`` needs selectors.
+        worker: The only id for which a heartbeat may be written; ``None`` for any id.
+        write: Whether the program is a worker; otherwise it may only read.
+        selectors: As for :func:`acl_line`. Without selectors, a user may write each key
+            that it may read, so that ``worker`` needs selectors.
 
     Raises:
-        ConfigurationError: The id breaks a rule for names, holds a blank, or stands
+        ConfigurationError: The id breaks a rule for names, holds a blank, or is given
             without selectors.
     """
     rights: Sequence[KeyAccess] = _WORKER_RIGHTS
@@ -503,24 +507,25 @@ def worker_acl_rules(
 
 
 def run_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
-    """Return the rights of a program that writes or only follows runs, as ACL rules.
+    """Return the ACL rules of a program that writes runs or only follows them.
 
-    They are enough for everything in :mod:`bls_agent.runs`, of every run.
+    The rules are enough for all of :mod:`bls_agent.runs`, for every run.
 
     Args:
-        write: Whether it writes; else it may only read and follow.
+        write: Whether the program may write; otherwise it may only read and follow.
         selectors: As for :func:`acl_line`.
     """
     return _rules_of(RUN_RIGHTS, write=write, selectors=selectors)
 
 
 def asset_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
-    """Return the rights of a synchronisation, or of a reader, as ACL rules.
+    """Return the ACL rules of a program that synchronises or only reads assets.
 
-    They are enough for everything in :mod:`bls_agent.assets`, of every asset.
+    The rules are enough for all of :mod:`bls_agent.assets`, for every asset.
 
     Args:
-        write: Whether it synchronises, saves or deletes; else it may only read.
+        write: Whether the program may synchronise, save and delete; otherwise it may
+            only read.
         selectors: As for :func:`acl_line`.
     """
     return _rules_of(ASSET_RIGHTS, write=write, selectors=selectors)
@@ -533,15 +538,16 @@ def crawl_acl_rules(
     write: bool = True,
     selectors: bool = True,
 ) -> list[str]:
-    """Return the rights of a crawler, or of a reader, as ACL rules.
+    """Return the ACL rules of a crawler, or of a program that only reads crawl keys.
 
-    They are enough for everything in :mod:`bls_agent.crawl` but Bloom filters, whose
-    commands only a server with the module knows: add ``+bf.add +bf.exists +bf.card``.
+    The rules are enough for all of :mod:`bls_agent.crawl` except Bloom filters. For
+    these add ``+bf.add +bf.exists +bf.card``, which only a server with the module knows.
 
     Args:
-        project: The only project; ``None`` for all.
-        spider: The only spider of it; ``None`` for the project with all its spiders.
-        write: Whether it queues, takes, filters or cleans up; else it may only look.
+        project: The only project; ``None`` for all projects.
+        spider: The project's only spider; ``None`` for all spiders of the project.
+        write: Whether the program may queue, take, filter and clean up; otherwise it
+            may only read.
         selectors: As for :func:`acl_line`.
 
     Raises:
@@ -552,7 +558,7 @@ def crawl_acl_rules(
 
 
 def _pattern(key: KeyTemplate, project: str | None) -> str:
-    """Make the glob pattern of one kind of key, of one project or of all."""
+    """Make the glob pattern of one kind of key, for one project or for all."""
     if project is None:
         return key.pattern()
     if "project" in key.fields:

@@ -1,4 +1,4 @@
-"""How long to wait before trying again: decisions only, no sleeping."""
+"""Delays before another try; this module computes them and does not sleep."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-PERMANENT_DELAY: Final = (30.0, 60.0)  # a password is not repaired within seconds
+PERMANENT_DELAY: Final = (30.0, 60.0)  # seconds; nobody repairs a password faster
 
 
 def jittered(interval: float, rng: random.Random) -> float:
-    """Spread a period: between 80 % and 100 % of it, so that a fleet drifts apart."""
+    """Return 80 % to 100 % of a period, so that processes do not act all at once."""
     return interval * rng.uniform(0.8, 1.0)
 
 
 @dataclass
 class Backoff:
-    """Full jitter: a delay between 0 and a ceiling that doubles up to ``cap``.
+    """Computes a random delay from 0 to a ceiling that doubles up to ``cap``.
 
-    A permanent fault (wrong password, missing right) waits 30 to 60 seconds instead.
+    After a permanent fault (wrong password, missing right) it is 30 to 60 seconds.
     """
 
     base: float = 0.1  # first ceiling in seconds
@@ -27,7 +27,10 @@ class Backoff:
     failures: int = 0  # failures in a row
 
     def failed(self, *, permanent: bool = False, longest: bool = False) -> float:
-        """Record a failure and return the seconds to wait; ``longest``: 60, if permanent."""
+        """Record a failure and return the seconds to wait.
+
+        If the failure is permanent and ``longest`` is true, return 60 seconds.
+        """
         ceiling = min(self.cap, self.base * 2 ** min(self.failures, 30))
         self.failures += 1
         if permanent:

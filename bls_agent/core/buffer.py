@@ -1,10 +1,10 @@
 """A bounded buffer that decides what to drop when it is full. No I/O.
 
-Count and bytes are bounded, items in flight included. When the buffer is full, the
-lowest rank is dropped first and, within a rank, the oldest item.
+The number of items and their bytes are bounded, including items in flight. When the
+buffer is full, the lowest rank is dropped first and, within a rank, the oldest item.
 
 ========== ================== ==========================================================
-an item is it stands in       the next state, and who moves the item there
+state      attribute          next state, and the method that moves the item there
 ========== ================== ==========================================================
 new        ``_intake``        waiting: ``_drain``
 refused    ``_refused``       dropped: ``_drain``
@@ -29,13 +29,13 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import Final, Generic, Protocol, TypeVar
 
-OVERHEAD_BYTES: Final = 64  # what an item costs beside its payload, about
-DRAIN_LIMIT: Final = 16  # items that one put() drains, its own and those of others
-SPARE: Final = 4  # a quarter beyond the bounds: room while the lock is held
+OVERHEAD_BYTES: Final = 64  # estimated memory of an item beside its payload
+DRAIN_LIMIT: Final = 16  # items that one put() drains, from any thread
+SPARE: Final = 4  # undrained items may exceed the bounds by 1/4
 
 
 class Sized(Protocol):
-    """An item of a buffer: it knows its size and its rank."""
+    """An item of a buffer, with its size and its rank."""
 
     @property
     def size(self) -> int:
@@ -44,7 +44,7 @@ class Sized(Protocol):
 
     @property
     def rank(self) -> int:
-        """0 goes first when the buffer is full."""
+        """The rank; items of rank 0 are dropped first when the buffer is full."""
         ...
 
 
@@ -57,13 +57,13 @@ class BufferStats:
 
     accepted: int  # items ever put
     delivered: int  # items that were written
-    dropped: dict[str, int]  # reason → items given up
+    dropped: dict[str, int]  # reason → number of dropped items
     queued: int  # items waiting or in flight
-    queued_bytes: int  # their bytes
+    queued_bytes: int  # bytes of the queued items
 
 
 class BoundedBuffer(Generic[T]):
-    """Keeps items in order until they are delivered, within a count and a size."""
+    """Keeps items in order until they are delivered; limits count and bytes."""
 
     def __init__(self, max_items: int, max_bytes: int, ranks: int) -> None:
         self.max_items = max_items
@@ -71,22 +71,22 @@ class BoundedBuffer(Generic[T]):
         self._begin(ranks)
 
     def _begin(self, ranks: int) -> None:
-        self._lock = threading.RLock()  # a signal handler must not wait for its thread
-        self._changing = threading.Lock()  # held inside of a change, never waited for
+        self._lock = threading.RLock()  # reentrant, for signal handlers
+        self._changing = threading.Lock()  # held during a change
         self._intake: deque[T] = deque()
-        self._refused: deque[None] = deque()  # a count that needs no lock
+        self._refused: deque[None] = deque()  # its length is a count that needs no lock
         self._waiting: tuple[deque[tuple[int, T]], ...] = tuple(
             deque() for _ in range(ranks)
-        )  # with the number of each item, from 1
-        self._in_flight: deque[int] = deque()  # their numbers
-        self._accepted = 0  # the number of the newest item that is not new
-        self._queued = 0  # waiting or in flight
+        )  # for each rank, the items with their numbers, from 1
+        self._in_flight: deque[int] = deque()  # numbers of the items in flight
+        self._accepted = 0  # number of the newest item that has left the intake
+        self._queued = 0  # number of items waiting or in flight
         self._queued_bytes = 0
         self._delivered = 0
         self._dropped: Counter[str] = Counter()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: begin afresh and count what was there as dropped."""
+        """In a forked child, empty the buffer and count its items as dropped."""
         left = len(self._intake) + sum(map(len, self._waiting)) + len(self._in_flight)
         left += len(self._refused)
         self._begin(len(self._waiting))
@@ -95,7 +95,7 @@ class BoundedBuffer(Generic[T]):
             self._dropped["forked"] = left
 
     def put(self, item: T) -> None:
-        """Add an item; never waits, never raises. Evicts when full."""
+        """Add an item without waiting or raising; drop an item if there are too many."""
         if len(self._intake) > DRAIN_LIMIT and self._is_overfull(item):
             self._try_drain()
             if self._is_overfull(item):
@@ -105,7 +105,7 @@ class BoundedBuffer(Generic[T]):
         self._try_drain()
 
     def _is_overfull(self, item: T) -> bool:
-        """Guess whether the intake has no room for an item; higher ranks have more."""
+        """Estimate whether the intake is full; its limit is higher for higher ranks."""
         length = len(self._intake)
         share = 1 + (item.rank + 1) / len(self._waiting) / SPARE
         coming = length * (item.size + OVERHEAD_BYTES)
@@ -115,14 +115,15 @@ class BoundedBuffer(Generic[T]):
         )
 
     def __len__(self) -> int:
-        """Items waiting or in flight."""
+        """Return the number of items that are new, waiting or in flight."""
         return self._queued + len(self._intake)
 
     def take(self, max_items: int, max_bytes: int) -> list[T]:
-        """Move the oldest items to "in flight", in the order in which they came.
+        """Move the oldest items to "in flight", and return them in order of arrival.
 
-        More may be taken while others are in flight; they end in that order. A single
-        item larger than ``max_bytes`` is taken alone.
+        More items may be taken while others are in flight. Items must be delivered or
+        dropped in the order in which they were taken. An item larger than ``max_bytes``
+        is taken alone.
         """
         with self._lock, self._changing:
             self._drain(max_items - self._queued + len(self._in_flight) + DRAIN_LIMIT)
@@ -166,12 +167,12 @@ class BoundedBuffer(Generic[T]):
             return count
 
     def count_accepted(self) -> int:
-        """Count the items that were ever put; waits for a change in another thread."""
+        """Return the number of items ever put; wait for a change in another thread."""
         with self._lock, self._changing:
             return self._accepted + len(self._intake) + len(self._refused)
 
     def settled_to(self, number: int) -> bool:
-        """Return whether the first so many items have all been delivered or dropped."""
+        """Return whether the first ``number`` items were all delivered or dropped."""
         with self._lock, self._changing:
             self._drain()
             left = [rank[0][0] for rank in self._waiting if rank]
@@ -180,12 +181,13 @@ class BoundedBuffer(Generic[T]):
             return min(left, default=self._accepted + 1) > number
 
     def stats(self) -> BufferStats:
-        """Return a consistent snapshot, from anywhere; waits for a change in another thread.
+        """Return a consistent snapshot; wait for a change in another thread.
 
-        In a signal handler that has interrupted a change it may be one item off.
+        In a signal handler that has interrupted a change, the snapshot may be one item
+        off.
         """
         with self._lock:
-            if not self._changing.locked():  # else this thread was interrupted inside
+            if not self._changing.locked():  # else this call interrupts a change
                 with self._changing:
                     self._drain()
             refused, dropped = len(self._refused), dict(self._dropped)
@@ -198,12 +200,12 @@ class BoundedBuffer(Generic[T]):
             )
 
     def _try_drain(self) -> None:
-        """Drain at most so many items; never waits.
+        """Drain at most ``DRAIN_LIMIT`` items without waiting.
 
         There are three cases:
 
-        1. No other thread holds the lock, and no change is under way: drain, also what
-           comes meanwhile.
+        1. No other thread holds the lock, and no change is under way: drain, also items
+           that arrive meanwhile.
         2. Another thread holds the lock: return. A later call drains.
         3. This thread is inside of a change, which a signal handler or a finaliser
            interrupts: return, because the change must end first.
@@ -212,19 +214,19 @@ class BoundedBuffer(Generic[T]):
         while left > 0 and (self._intake or self._refused):
             if self._changing.locked():
                 return
-            try:  # around acquire, too: a signal's exception may come right behind it
+            try:  # around acquire, too: a signal may raise right after it
                 if not self._lock.acquire(blocking=False):
                     return
                 with self._changing:
                     left -= self._drain(left)
             finally:
-                try:  # noqa: SIM105 - each call more would be a place to be interrupted
+                try:  # noqa: SIM105 - each further call could be interrupted
                     self._lock.release()
-                except RuntimeError:  # another thread's
+                except RuntimeError:  # another thread holds the lock
                     pass
 
     def _drain(self, most: float = math.inf) -> int:
-        """Move at most so many items out of the intake and return their number."""
+        """Move at most ``most`` items out of the intake and return their number."""
         count = 0
         while count < most and self._intake:
             count += 1
@@ -235,7 +237,7 @@ class BoundedBuffer(Generic[T]):
             self._waiting[item.rank].append((self._accepted, item))
             while self._queued > self.max_items or self._queued_bytes > self.max_bytes:
                 if not self._evict():
-                    break  # all of it is in flight
+                    break  # all items are in flight
         while count < most and self._refused:
             count += 1
             self._refused.popleft()

@@ -1,8 +1,8 @@
 """JSON bytes ⇄ values, timestamps and the size limit of a record.
 
-The only importer of orjson. What other programs wrote is refused with a reason
-(:class:`~bls_agent.core.errors.DecodeError`) if it is wrong; what the host hands us is
-always encoded, odd values as a readable stand-in: a log call never raises.
+Only this module imports orjson. Wrong data of other programs raises a
+:class:`~bls_agent.core.errors.DecodeError` with a reason. Every value of the host program
+is encoded, odd values as a readable stand-in, because a log call must not raise.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ JSONValue: TypeAlias = (
 )
 JSONObject: TypeAlias = dict[str, Any]
 
-_MAX_DEPTH: Final = 100  # of a stand-in tree; orjson itself encodes 254 levels
+_MAX_DEPTH: Final = 100  # levels of a tree with stand-ins; orjson itself encodes 254
 _INT64: Final = (-(2**63), 2**64 - 1)
-_MAX_BITS: Final = 4_000  # of an integer shown in digits; str() itself has a limit
-_MAX_BYTES: Final = 65_536  # of a bytes object that is shown
-# Digits become 0, all else a blank: to search that costs a twentieth of a pattern.
+_MAX_BITS: Final = 4_000  # of an integer shown in digits, because str() has a limit
+_MAX_BYTES: Final = 65_536  # shown bytes of a bytes object
+# Makes digits 0 and other bytes blanks, because a regular expression takes 20 times
+# as long as a search in the result.
 _DIGITS: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))  # noqa: PLR2004 - "0" to "9"
 _LONG_NUMBER: Final = b"0" * 19
 
 
 def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
-    """Read one JSON document of at most ``limit`` bytes, integers of any size exactly."""
+    """Read a JSON document of at most ``limit`` bytes; keep large integers exact."""
     if limit is not None and len(payload) > limit:
         raise DecodeError("too_large", payload, f"the limit is {limit} bytes")
     try:
@@ -46,7 +47,7 @@ def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
 
 
 def decode_object(payload: bytes, *, limit: int | None = None) -> JSONObject:
-    """Read one JSON object; DecodeError as of :func:`decode`, or ``not_an_object``."""
+    """Read a JSON object; raise DecodeError, also for any other JSON value."""
     value = decode(payload, limit=limit)
     if not isinstance(value, dict):
         raise DecodeError("not_an_object", payload, f"a JSON {type(value).__name__}")
@@ -64,19 +65,19 @@ def _refusal(payload: bytes, message: str) -> DecodeError:
 
 
 def _exactly(payload: bytes, value: JSONValue) -> JSONValue:
-    """Decode again with exact integers: orjson turns those over 64 bit to float."""
+    """Decode again, because orjson turns integers over 64 bits into floats."""
     try:
         exact: JSONValue = _json.loads(payload)
     except (ValueError, RecursionError):
-        return value  # thousands of digits or levels: what orjson made of it must do
+        return value  # too many digits or levels: take the value of orjson
     return exact
 
 
 def encode(value: object) -> bytes:
     """Write any value as JSON; never raises.
 
-    What JSON cannot hold appears as a stand-in: bytes as escaped text, sets as lists,
-    integers over 64 bit as digits, any other object as its ``repr``; NaN as ``null``.
+    Values that JSON cannot hold get a stand-in: bytes an escaped text, sets a list,
+    integers over 64 bits their digits, NaN ``null``, any other object its ``repr``.
     """
     try:
         return orjson.dumps(value, default=_stand_in)
@@ -85,14 +86,14 @@ def encode(value: object) -> bytes:
 
 
 def encode_lines(value: object) -> str:
-    """Write any value as indented JSON, for people; never raises. As :func:`encode`."""
+    """Write any value as :func:`encode` does, but as indented JSON for people."""
     return orjson.dumps(
         orjson.loads(encode(value)), option=orjson.OPT_INDENT_2
     ).decode()
 
 
 def encode_sorted(value: JSONValue) -> bytes:
-    """Write plain values without blanks, the keys of objects in order; else TypeError."""
+    """Write JSON without blanks and with sorted keys, or raise TypeError."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
@@ -130,7 +131,7 @@ def _refuse_lossy(value: object) -> None:
 
 
 def _tame(value: object, depth: int, parents: set[int]) -> JSONValue:
-    """Rebuild a value from what JSON can hold; one that raises gets a stand-in."""
+    """Rebuild a value from JSON types; replace it by a stand-in if it raises."""
     try:
         return _rebuild(value, depth, parents)
     except Exception as error:  # noqa: BLE001 - whatever the host's objects raise
@@ -147,7 +148,7 @@ def _rebuild(value: object, depth: int, parents: set[int]) -> JSONValue:
     if depth >= _MAX_DEPTH:
         return "<too deep>"
     native: JSONValue = orjson.loads(orjson.dumps(value, default=_stand_in))
-    return native  # a date, a UUID, an Enum, a dataclass: as alone, so among odd ones
+    return native  # dates, UUIDs, enums, dataclasses: as orjson encodes them
 
 
 def _tame_container(value: Any, depth: int, parents: set[int]) -> JSONValue:
@@ -171,7 +172,7 @@ def _tame_key(key: object) -> str:
 
 
 def _tame_text(text: str) -> str:
-    r"""Keep a str that orjson accepts: a true str, lone surrogates as ``\udXXX``."""
+    r"""Return a true str that orjson accepts, lone surrogates as ``\udXXX``."""
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
@@ -212,7 +213,7 @@ def _describe(value: object) -> str:
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
 
 
-# Each step keeps less: characters of a text, items of a list, levels.
+# Each step keeps less: (bytes of a text, items of a list, levels of a tree).
 _STEPS: Final = (
     *((49_152, 8_192, 8), (32_768, 2_048, 8), (16_384, 512, 8)),
     *((4_096, 128, 6), (512, 32, 4), (64, 16, 3), (64, 4, 2)),
@@ -220,10 +221,11 @@ _STEPS: Final = (
 
 
 def encode_within(value: JSONObject, limit: int) -> tuple[bytes, bool]:
-    """Write an object in at most ``limit`` bytes (at least 256); return whether it was cut.
+    """Write an object in at most ``limit`` bytes; return whether it was shortened.
 
-    Long texts end in ``…``. Long lists, large objects and deep levels show how much is
-    missing. Small values stay. When nothing helps, the object becomes a preview.
+    ``limit`` is at least 256. Long texts end in ``…``. Long lists, large objects and deep
+    levels show how much is missing. Small values stay. If the object is still too long,
+    a preview of its beginning replaces it.
     """
     payload = encode(value)
     if len(payload) <= limit:
@@ -269,22 +271,22 @@ def _shorten_object(
 
 
 def cut_text(text: str, size: int) -> str:
-    """Shorten a text to about ``size`` UTF-8 bytes; a cut text ends in ``…``."""
+    """Shorten a text to about ``size`` UTF-8 bytes; ``…`` marks a shortened text."""
     if len(text) * 4 <= size:
         return text
-    data = _tame_text(text[: size + 1]).encode()  # a character is a byte or more
+    data = _tame_text(text[: size + 1]).encode()  # a character has at least one byte
     if len(data) <= size:
         return text
     return data[: max(size - 3, 0)].decode("utf-8", "ignore") + "…"
 
 
-# Unix milliseconds, and how they are written.
+# The last Unix milliseconds that were formatted, and their text.
 _last: tuple[int, str] = (0, "1970-01-01T00:00:00.000Z")
 
 
 def format_timestamp(seconds: float) -> str:
-    """Write Unix seconds as on the wire: ``2026-01-12T12:34:56.789Z``."""
-    global _last  # noqa: PLW0603 - many records are of one second, or millisecond
+    """Write Unix seconds as the contracts do: ``2026-01-12T12:34:56.789Z``."""
+    global _last  # noqa: PLW0603 - many records have the same second or millisecond
     now, (then, text) = int(seconds * 1000), _last
     if now != then:
         whole, milliseconds = divmod(now, 1000)
@@ -297,7 +299,7 @@ def format_timestamp(seconds: float) -> str:
 
 
 def parse_timestamp(text: object) -> datetime | None:
-    """Read an ISO-8601 timestamp, UTC if it names no zone; ``None`` if it is none."""
+    """Read an ISO-8601 timestamp (UTC without a zone); ``None`` for other values."""
     if not isinstance(text, str):
         return None
     try:

@@ -1,6 +1,6 @@
 """The public names of a package, each loaded from its module when it is first used.
 
-So importing a package costs next to nothing.
+This makes importing a package fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make ``__getattr__`` and ``__dir__`` of a package.
 
-    ``homes`` gives the modules of names that are not at home in ``default``.
+    ``homes`` maps names to modules; all other names are in the module ``default``.
     """
 
     def load(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""URLs that name several servers, taken apart. No I/O.
+"""Parsing of URLs that name several servers. No I/O.
 
 ``redis+sentinel://user:password@host:port,host:port/service/db`` and
 ``redis+cluster://user:password@host:port,host:port``, with ``rediss+…`` for TLS.
@@ -26,14 +26,14 @@ _HOST: Final = re.compile(
 
 @dataclass(frozen=True, repr=False)
 class SeveralHosts:
-    """What a URL of several servers says."""
+    """The fields of a URL that names several servers."""
 
     kind: Kind  # whether the hosts are sentinels or nodes of a cluster
-    base: str  # the scheme by which one of the servers is reached
+    base: str  # the scheme for a single server, ``redis`` or ``rediss``
     login: str  # user and password as they stand in the URL, with the ``@``, or ``""``
-    hosts: tuple[tuple[str, int], ...]  # host and port of each
+    hosts: tuple[tuple[str, int], ...]  # host and port of each server
     service: str  # the name under which sentinels know the master
-    database: str  # its number, as text
+    database: str  # number of the database, as text
     query: str  # the options, with the ``?``, or ``""``
 
     @property
@@ -58,9 +58,9 @@ def address_of(
 
 
 def take_apart(url: str) -> SeveralHosts | None:
-    """Take a URL of several servers apart; ``None`` if it is none.
+    """Parse a URL that names several servers; return ``None`` for any other URL.
 
-    ConfigurationError if it is one and breaks a rule, which the error names.
+    Raise ConfigurationError if the URL breaks a rule, which the error names.
     """
     found = re.fullmatch(r"(rediss?)\+(sentinel|cluster)://(.*)", url, re.DOTALL)
     if found is None:
