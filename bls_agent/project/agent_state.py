@@ -1,4 +1,4 @@
-"""What an agent keeps from one session to the next."""
+"""The state that an agent keeps from one session to the next."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bls_agent.runtime.watchdog import StallCounts
 
 @dataclass(eq=False)
 class AgentState:
-    """Counters, handlers and the log of an agent; each session uses the same ones."""
+    """The counters, handlers and log of an agent, which all its sessions share."""
 
     project: str
     clock: Callable[[], float]  # returns Unix seconds
@@ -43,21 +43,21 @@ class AgentState:
     outcomes: Counter[OutcomeKind] = field(default_factory=Counter[OutcomeKind])
     status_counts: StatusCounts = field(default_factory=StatusCounts)
     stall_counts: StallCounts = field(default_factory=StallCounts)
-    forked: bool = False  # whether this process is a child of the one that made it
+    forked: bool = False  # whether this process was forked after the agent was made
 
     def __post_init__(self) -> None:
-        """Reset on a fork even before the first session: records may wait already."""
+        """Register for forks before any session, because records may wait already."""
         register(self)
 
     def name_process(self, given: str | None) -> None:
-        """Name this process, once; a forked child never gets its parent's name."""
+        """Name this process, once. A forked child never gets the name of its parent."""
         if given and self.forked:
             given = f"{given}-{os.getpid()}"
         unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self.instance = self.instance or given or unique
 
     def set_status(self, status: Status, reason: str) -> None:
-        """Set the host's own status; a reason that is new, or over, is logged first."""
+        """Set the host's own status. Log it if the reason for the status changes."""
         now, board = time.monotonic(), self.board
         before = board.reason(now)
         board.set(board.HOST, status, reason=cut_text(reason, REASON_LIMIT))
@@ -70,7 +70,7 @@ class AgentState:
             self.stream.emit(level, text, metadata, is_alarm=True)
 
     def reset_after_fork(self) -> None:
-        """Reset in a forked child: what waits is written by the parent."""
+        """Reset in a forked child, because the parent writes the waiting records."""
         self.forked = True
         self.instance = ""
         self.numbers = itertools.count(1)

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LEAVE_GRACE: Final = 1.95  # seconds beyond shutdown_timeout; the agent itself takes 1.9
+LEAVE_GRACE: Final = 1.95  # seconds after shutdown_timeout, 1.9 of them for the agent
 EXIT_PATIENCE: Final = 0.9  # seconds for running handlers when the interpreter exits
-HURRY: Final = 1.0  # seconds for the end after handlers were cut short
-ANSWER_GRACE: Final = 0.5  # seconds beyond a timeout until the loop counts as hung
+HURRY: Final = 1.0  # seconds for closing after running handlers were cancelled
+ANSWER_GRACE: Final = 0.5  # seconds after a timeout until the loop counts as hung
 
 
 class _Agent(AbstractAsyncContextManager[object], Protocol):
@@ -46,21 +46,22 @@ class _Agent(AbstractAsyncContextManager[object], Protocol):
 
 
 class AgentThread:
-    """Runs an agent in a daemon thread with its own event loop, while it is entered.
+    """Runs an agent in a daemon thread with an event loop, during a ``with`` block.
 
-    Made by :meth:`ProjectAgent.in_thread`; it can be entered again after it was left.
+    :meth:`ProjectAgent.in_thread` makes it. It may be entered again after it was left.
     The synchronous methods of the agent (``log``, ``set_status``, ``stats``,
     decorators) are called on the agent, from any thread.
 
     Entering returns when the agent is open and never waits for Redis. Leaving drains as
-    ``async with agent:`` does and takes at most ``shutdown_timeout`` + 2 s, also when a
-    handler blocks the event loop: then the thread is left behind with a warning in the
-    host's log, and the agent closes when that handler returns. A second signal cuts the
-    time of running handlers short. A block that is never left is closed when the
+    ``async with agent:`` does and takes at most ``shutdown_timeout`` + 2 s. If a handler
+    blocks the loop for longer, the thread keeps running, a warning is written to the
+    host's log, and the agent closes when that handler returns. A second signal ends the
+    time that running handlers have. A block that is never left is closed when the
     interpreter exits, within 2 s. In a forked child leaving does nothing.
 
-    Coroutine handlers run in this thread, plain ones in worker threads. Its event loop
-    is plain asyncio's, also where the host uses uvloop. No signal handler is installed.
+    Coroutine handlers run in this thread, plain functions in worker threads. The thread
+    uses asyncio's own event loop, even if the host uses uvloop. No signal handler is
+    installed.
     """
 
     def __init__(self, agent: _Agent, shutdown_timeout: Callable[[], float]) -> None:
@@ -91,7 +92,7 @@ class AgentThread:
             thread.start()
             thread.call(self._open)
         except BaseException:
-            thread.stop()  # whatever of the agent runs there ends in order
+            thread.stop()  # what the agent has started there ends in order
             thread.join(HURRY)
             raise
         self._thread = thread
@@ -101,7 +102,7 @@ class AgentThread:
     def __exit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Close in order; an exception of the block goes on unchanged."""
+        """Close the agent in order. An exception of the block is raised unchanged."""
         self._close(error, self._patience)
 
     def flush(self, timeout: float = 5.0) -> Flushed:
@@ -111,10 +112,11 @@ class AgentThread:
             timeout: Seconds to wait at most.
 
         Returns:
-            What was written and dropped; true if none of these records still waits.
+            The numbers of written and dropped records. The result is true if none of
+            the records still waits.
 
         Raises:
-            ConfigurationError: Called where an event loop runs.
+            ConfigurationError: The calling thread runs an event loop.
         """
         refuse_in_event_loop("flush", "'await agent.flush()'")
         thread = self._running()
@@ -136,9 +138,9 @@ class AgentThread:
             timeout: Seconds to wait at most; ``None`` for no limit.
 
         Raises:
-            RedisUnavailableError: It was not written within that time.
-            ConfigurationError: The agent is not open, or this is called where an event
-                loop runs.
+            RedisUnavailableError: The status was not written within ``timeout``.
+            ConfigurationError: The agent is not open, or the calling thread runs an
+                event loop.
         """
         refuse_in_event_loop("ready", "'await agent.ready()'")
         thread = self._running()
@@ -151,7 +153,7 @@ class AgentThread:
         result_of(waiting)
 
     def _running(self) -> LoopThread | None:
-        """The thread, unless the block was left or this is a forked child."""
+        """Return the thread; ``None`` if the block was left or in a forked child."""
         thread = self._thread
         return thread if thread is not None and thread.is_ours else None
 
@@ -163,7 +165,7 @@ class AgentThread:
         await self._agent.__aexit__(kind, error, getattr(error, "__traceback__", None))
 
     def _close_at_exit(self) -> None:
-        """Close a block that was never left; 故障 if the program failed."""
+        """Close a block that was never left, with status 故障 if the program failed."""
         at_a_prompt = hasattr(sys, "ps1")
         error = None if at_a_prompt else getattr(sys, "last_value", None)
         self._close(error, EXIT_PATIENCE, HURRY)
@@ -171,17 +173,18 @@ class AgentThread:
     def _close(
         self, error: BaseException | None, patience: float, hurry: float = 0.0
     ) -> None:
-        """End the agent and its thread, at the latest when the time is over.
+        """Close the agent and end its thread within a limited time.
 
-        ``error`` decides the final status. An end in order gets ``patience`` seconds;
-        then running handlers are cut short, and the rest gets ``hurry`` seconds.
+        ``error`` decides the final status. Closing in order may take ``patience``
+        seconds. Then running handlers are cancelled, and closing may take ``hurry``
+        seconds more.
         """
         thread = self._running()
         if thread is None:
             return
         closing = thread.begin(self._exit, error)
         deadline = time.monotonic() + patience + hurry
-        if thread.is_here or CURRENT_COMMAND.get():  # the end waits for this handler
+        if thread.is_here or CURRENT_COMMAND.get():  # closing waits for this handler
             self._let_go(thread, closing, deadline)
             return
         try:
@@ -192,7 +195,7 @@ class AgentThread:
             raise
         finally:
             try:
-                if closing.cancel():  # which makes the agent hurry
+                if closing.cancel():  # the agent waits for no handler now
                     closing = thread.begin(self._exit, error)
                     wait_for(closing, hurry)
             finally:
@@ -201,7 +204,7 @@ class AgentThread:
     def _let_go(
         self, thread: LoopThread, closing: Future[None], deadline: float
     ) -> None:
-        """Let the thread end when the agent is closed, and log whether it does."""
+        """Let the thread end after the agent is closed; log a failure of either."""
         thread.stop_after(closing)
         self._thread = None
         atexit.unregister(self._close_at_exit)

@@ -1,6 +1,6 @@
 """The values of the console protocol's three keys: status, log record, command. No I/O.
 
-Reading is tolerant; what is written has exactly the documented form.
+Reading accepts other forms, too. Writing produces exactly the documented form.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from bls_agent.core.errors import ConfigurationError, DecodeError
 
 CONSOLE_SOURCE: Final = "BLS Project Console"
 COMMAND_LIMIT: Final = 65_535  # bytes; the console protocol asks for less than 64 KB
-# The field of a record's metadata that tells why the status is what it is from then on;
-# empty where that is not known.
+# The metadata field of a record that states the reason for the status from then on. It
+# is empty if the reason is not known.
 STATUS_REASON: Final = "statusReason"
-PEEKED: Final = 1024 * 1024  # bytes of a message that is parsed to show it
+PEEKED: Final = 1024 * 1024  # bytes of the longest message that is parsed to be shown
 
 
 class Status(StrEnum):
@@ -43,7 +43,7 @@ class Status(StrEnum):
 
     @property
     def severity(self) -> int:
-        """The worse the higher: 故障 > 报错 > 在线 > 离线."""
+        """A number that is higher for a worse status: 故障 > 报错 > 在线 > 离线."""
         return _SEVERITY.index(self)
 
     @classmethod
@@ -56,7 +56,7 @@ class Status(StrEnum):
         """Return the status that a text names: ``在线`` or ``online``, in any case.
 
         Raises:
-            ConfigurationError: It is none of the four.
+            ConfigurationError: The text names none of the four states.
         """
         word = value.strip() if isinstance(value, str) else ""
         with suppress(ValueError):
@@ -147,17 +147,17 @@ _GRAVE: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a command ended, as its record in the console list says.
+    """How a command ended, as recorded in the console list.
 
     Attributes:
         command: ``""`` for a message that had no name.
         command_id: ``""`` for a message that had no id.
         source: The command's sender, or ``""``.
         duration_ms: Milliseconds from taking the command to its end.
-        result: What the handler returned, if it succeeded.
-        error: ``{"type", "message", …}`` if it did not.
-        truncated: Bytes of the record before result or error were shortened to fit
-            into 65,535; 0 if they are whole.
+        result: What the handler returned, if the command succeeded.
+        error: ``{"type", "message", …}`` if the command did not succeed.
+        truncated: Size of the record in bytes before it was shortened to fit into
+            65,535 bytes; 0 if it was not shortened.
     """
 
     kind: OutcomeKind
@@ -203,12 +203,12 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """One record of the console list, as read.
+    """One record of the console list, as it was read.
 
     Attributes:
         timestamp: ISO-8601 text as it was written, or ``""``.
-        level: An unknown one counts as info.
-        message: The text. Of a value that is no JSON object: the value itself.
+        level: The level; an unknown level is read as info.
+        message: The text; the whole value if the value is no JSON object.
         metadata: The additional fields, ``{}`` if there are none.
         valid: Whether the value was a JSON object.
     """
@@ -255,7 +255,7 @@ class LogEntry:
     def outcome(self) -> Outcome | None:
         """The outcome that the record reports, if it is an outcome record.
 
-        A record of the host's with a field ``outcome`` of its own is none.
+        A record of the host that only has a field ``outcome`` is no outcome record.
         """
         kind = self.metadata.get("outcome")
         if not isinstance(kind, str) or kind not in _KINDS:
@@ -278,7 +278,7 @@ class LogEntry:
 
     @property
     def is_gap(self) -> bool:
-        """Whether this stands for records that are missing (see ``follow_logs``)."""
+        """Whether this entry stands for missing records (see ``follow_logs``)."""
         return "gap" in self.metadata and not self.timestamp
 
     def _agent(self) -> tuple[str, int | None]:
@@ -300,10 +300,11 @@ class Command:
     """One command of the control list.
 
     Attributes:
-        id: Made up when the message has none.
-        timestamp: When it was sent, as the sender wrote it, or ``""``.
+        id: The id; :meth:`decode` makes a new id if the message has none.
+        timestamp: When the command was sent, as the sender wrote it, or ``""``.
         source: The sender, or ``""``.
-        broadcast: Whether every replica is to run it (ours: no part of the protocol).
+        broadcast: Whether every replica runs the command. The console protocol does not
+            have this field; this package adds it.
     """
 
     id: str
@@ -325,10 +326,10 @@ class Command:
         timestamp: str = "",
         broadcast: bool = False,
     ) -> Command:
-        """Make a command as the console does.
+        """Make a command in the form that the console uses.
 
         Raises:
-            ConfigurationError: An argument is not as the console protocol has it.
+            ConfigurationError: An argument does not fit the console protocol.
         """
         if type(command) is not str or not command.strip():
             raise ConfigurationError("command", command, "a text that is not blank")
@@ -366,7 +367,7 @@ class Command:
 
     @classmethod
     def decode(cls, payload: bytes, *, now: float, limit: int) -> Command:
-        """Read a command; one without an id gets a new one, made with ``now``.
+        """Read a command. A command without an id gets a new id, made from ``now``.
 
         Args:
             payload: The element of the list.
@@ -381,7 +382,7 @@ class Command:
 
     @classmethod
     def from_fields(cls, fields: JSONObject, payload: bytes, *, now: float) -> Command:
-        """Make a command of the fields that its payload holds.
+        """Make a command from the fields of its payload.
 
         Raises:
             DecodeError: ``no_command`` or ``bad_args``.
@@ -396,10 +397,10 @@ class Command:
 
     @classmethod
     def peek(cls, payload: bytes) -> Command:
-        """Read what can be read of a message, even if it is no command; never raises.
+        """Read the valid fields of a message, even if it is no command. Never raises.
 
-        What is missing or wrong is empty. Of a message that is too long, or no JSON,
-        only an ``id`` in the first place is read.
+        Missing and wrong fields are empty. If a message is too long or no JSON, only an
+        ``id`` that is its first field is read.
         """
         try:
             fields = decode_object(payload, limit=PEEKED)
@@ -408,7 +409,7 @@ class Command:
         return cls._of(fields, id_of(fields))
 
     @classmethod
-    def _of(cls, fields: JSONObject, id: str) -> Command:  # noqa: A002 - as above
+    def _of(cls, fields: JSONObject, id: str) -> Command:  # noqa: A002 - the protocol's name
         timestamp, source = fields.get("timestamp"), fields.get("source")
         command: JSONValue = fields.get("command")
         args: JSONValue = fields.get("args")
@@ -428,7 +429,7 @@ _FIRST_ID: Final = re.compile(
 
 
 def leading_id(payload: bytes) -> str:
-    """Return the id of a message that is no JSON, if it stands in the first place."""
+    """Return the id of a message that is no JSON, if the id is its first field."""
     leading = _FIRST_ID.match(payload)
     try:
         return id_of(decode_object(leading[1] + b"}")) if leading else ""

@@ -1,7 +1,8 @@
-"""One opening of an agent: all that is opened together and closed together.
+"""One session of an agent: everything that is opened and closed together.
 
-A session runs in a task outside of every scope of the host: neither can cancel the
-other. At its end the intake stops, handlers get their time, log and status are written.
+A session runs in a task outside of every cancel scope of the host, so that neither can
+cancel the other. At its end a session stops receiving commands, waits for running
+handlers, and writes the rest of the log and the final status.
 """
 
 from __future__ import annotations
@@ -54,26 +55,26 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-END_GRACE: Final = 1.9  # seconds beyond shutdown_timeout until everything is over
-FLUSH_GRACE: Final = 1.0  # seconds of these that are left for the log
-AWAY_GRACE: Final = 0.5  # seconds that each step waits for a Redis that is away
+END_GRACE: Final = 1.9  # seconds after shutdown_timeout until the session is closed
+FLUSH_GRACE: Final = 1.0  # seconds of END_GRACE that are reserved for the log
+AWAY_GRACE: Final = 0.5  # seconds that each step waits for an unreachable Redis
 
 
 class SessionState(Enum):
-    """The life of a session, in this order; INHERITED may follow each of the others."""
+    """The states of a session in their order; INHERITED may follow any other state."""
 
-    OPENING = "opening"  # its loops have not begun
-    RUNNING = "running"  # its loops run
-    STOPPING = "stopping"  # the end was asked for, or the session was cancelled
-    CLOSED = "closed"  # all that it held is released
-    INHERITED = "inherited"  # this is a forked child: the parent alone goes on with it
+    OPENING = "opening"  # the background tasks have not begun
+    RUNNING = "running"  # the background tasks run
+    STOPPING = "stopping"  # the session was asked to stop, or was cancelled
+    CLOSED = "closed"  # connections, threads and tasks are released
+    INHERITED = "inherited"  # in a forked child; only the parent continues the session
 
 
 class AgentSession:
-    """Everything that an agent has only while it is open, and the life of that.
+    """Makes, runs and releases everything that an agent has only while it is open.
 
-    Most attributes are the parts that are made together here, from top to bottom, run
-    together in :meth:`run` and are released together.
+    Most attributes are objects that are made together here, run together in :meth:`run`
+    and are released together.
     """
 
     def __init__(
@@ -83,14 +84,14 @@ class AgentSession:
         self._settings = settings
         self.state = SessionState.OPENING
         self._final_status = Status.OFFLINE
-        self.stop_requested = anyio.Event()  # set when the end has begun
+        self.stop_requested = anyio.Event()  # set when stopping has begun
         self._forced = anyio.Event()
-        self.faults = 0  # failures of the agent itself; each is in the host's log
+        self.faults = 0  # failures of the agent's own code, each in the host's log
         self.ended_unasked = False  # whether the session was cancelled from outside
         self.loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self.signal: signal.Signals | None = None  # that began the end
-        self.failure: BaseException | None = None  # unexpected, that ended it
+        self.signal: signal.Signals | None = None  # the signal that stopped the session
+        self.failure: BaseException | None = None  # the error that ended the session
         register(self)
         if settings.status_interval * 3 > settings.status_ttl:
             text = (
@@ -98,8 +99,8 @@ class AgentSession:
                 "refresh is enough to show a living service as gone"
             )
             logger.warning(text, settings.status_interval, settings.status_ttl)
-        self.opened = anyio.Event()  # set when the loops run
-        self.closed = anyio.Event()  # set when everything is over
+        self.opened = anyio.Event()  # set when the background tasks run
+        self.closed = anyio.Event()  # set when the session has ended
         self._status_key = PROJECT_STATUS.build(project=state.project)
         self._reminders = Reminders()
         self._control_key = CONTROL.build(project=state.project)
@@ -190,7 +191,7 @@ class AgentSession:
         state = self._state
         if self._settings.stall_after is None:
             return None
-        silent = replace(endpoint, notes=())  # they have been logged
+        silent = replace(endpoint, notes=())  # the notes have been logged before
         return LoopWatch(
             StallStatusPublisher(
                 writer,
@@ -215,7 +216,7 @@ class AgentSession:
             case "auto":
                 return AutoReceiver(connections, key, self._warn)
             case "reliable":
-                # 3 ms, only where it is used.
+                # Imported here, because it takes 3 ms and no other mode needs it.
                 from bls_agent.project.receive.reliable import ReliableReceiver  # noqa: PLC0415
 
                 return ReliableReceiver(
@@ -228,7 +229,7 @@ class AgentSession:
                 )
 
     def start(self) -> None:
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - the import takes 20 ms
 
         self.loop = asyncio.get_running_loop()
         task = start_background(self.run, f"bls-agent {self._state.project}")
@@ -236,7 +237,7 @@ class AgentSession:
         self._task = task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        # A task that is cancelled before it began runs nothing of its own, no finally.
+        # A task that is cancelled before its first step runs no code, not even finally.
         error = self.failure = None if task.cancelled() else task.exception()
         if self.state is not SessionState.INHERITED:
             self.state = SessionState.CLOSED
@@ -248,8 +249,8 @@ class AgentSession:
             logger.warning(text, self._state.project)
 
     async def call(self, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Await a function in the session's loop: an agent in a thread has its own."""
-        import asyncio  # noqa: PLC0415 - anyio knows one loop
+        """Await a function in the session's event loop, which may be another one."""
+        import asyncio  # noqa: PLC0415 - anyio cannot call into another event loop
 
         if self.loop is None or not self.is_elsewhere:
             return await function()
@@ -266,7 +267,7 @@ class AgentSession:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
 
     def _rewrite_status(self) -> None:
-        """Write the status again after a reconnect: the server may have lost it."""
+        """Rewrite the status after a reconnect, because the server may have lost it."""
         if any(
             connection.generation > connection.connected
             for connection in self.connections.all
@@ -283,33 +284,33 @@ class AgentSession:
             logger.info("%s: connected, the status is %s", project, now)
 
     def _warn(self, text: str, metadata: dict[str, object]) -> None:
-        """Warn in the console list and in the host's log; the same text once a minute."""
+        """Warn in the console list and in the host's log, each text once a minute."""
         if not self._reminders.is_due(f"{text} {metadata}"):
             return
         self._state.stream.emit(Level.WARN, text, metadata)
         logger.warning("%s: %s", self._state.project, text)
 
     def stop(self, final_status: Status) -> None:
-        """Begin the end; from any thread, returns at once."""
+        """Begin to stop. May be called from any thread; returns at once."""
         if self.is_open:
             self.state = SessionState.STOPPING
             self._final_status = final_status
             self._call_in_loop(self.stop_requested.set)
 
     def ended_by(self) -> signal.Signals | None:
-        """Return the signal that ended it, if one did; raise what it failed with."""
+        """Return the signal that ended the session, if any; raise the error if any."""
         if self.failure is not None:
             raise self.failure
         return self.signal
 
     def force(self) -> None:
-        """Cut the time of running handlers short; from any thread."""
+        """Stop waiting for running handlers. May be called from any thread."""
         self._call_in_loop(self._forced.set)
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the session runs in another loop than the caller's."""
-        import asyncio  # noqa: PLC0415 - anyio does not know
+        """Whether the session runs in another event loop than the caller's."""
+        import asyncio  # noqa: PLC0415 - anyio has no such function
 
         return self.loop is not asyncio._get_running_loop()  # noqa: SLF001 - documented
 
@@ -317,22 +318,26 @@ class AgentSession:
         if self.loop is None or not self.is_elsewhere:
             function()
             return
-        with suppress(RuntimeError):  # closed meanwhile
+        with suppress(RuntimeError):  # the loop was closed meanwhile
             self.loop.call_soon_threadsafe(function)
 
     async def wait_closed(self) -> None:
-        """Wait for the end; from another loop, which may hang, for a limited time."""
+        """Wait until the session is closed.
+
+        A caller in another event loop waits for a limited time, because the session's
+        loop may hang.
+        """
         if not self.is_elsewhere:
             await self.closed.wait()
         with anyio.move_on_after(self._settings.shutdown_timeout + END_GRACE + 0.1):
-            while not (self.closed.is_set() or self.is_gone):  # noqa: ASYNC110 - as above
+            while not (self.closed.is_set() or self.is_gone):  # noqa: ASYNC110 - an Event belongs to one loop
                 await anyio.sleep(0.01)
 
     async def run(self) -> None:
-        """Run until :meth:`stop`; cancelling ends the session in order, too.
+        """Run until :meth:`stop` is called; a cancellation also ends it in order.
 
-        A handler that resists its cancellation holds this task, but no caller waits for
-        it.
+        A handler that ignores its cancellation keeps this task alive, but no caller
+        waits for this task.
         """
         window = self._settings.error_window
         if self.watch is not None:
@@ -367,7 +372,7 @@ class AgentSession:
         except BaseException:
             if (
                 self.state is not SessionState.INHERITED
-            ):  # else this loop is the parent's, and torn
+            ):  # else the event loop belongs to the parent
                 raise
         finally:
             self._release_callers()
@@ -395,7 +400,7 @@ class AgentSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether it opens or runs, and nobody has asked for its end."""
+        """Whether the session opens or runs, and was not asked to stop."""
         return self.state in (SessionState.OPENING, SessionState.RUNNING)
 
     @property
@@ -404,15 +409,15 @@ class AgentSession:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it cannot end in order: its loop is closed, or a parent's."""
+        """Whether no end in order is possible: the loop is closed, or a parent's."""
         return self.is_inherited or (self.loop is not None and self.loop.is_closed())
 
     def detach(self) -> None:
-        """Release everything without a final status: the loop will not run any more."""
+        """Release everything without a final status, because the loop runs no more."""
         self._detach(SessionState.CLOSED)
 
     def reset_after_fork(self) -> None:
-        """In a forked child the session goes on in the parent only."""
+        """Detach in a forked child, because only the parent continues the session."""
         never_finalize(self)
         self._detach(SessionState.INHERITED)
 
@@ -432,12 +437,12 @@ class AgentSession:
         self.closed.set()
 
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run a loop; a fault of ours in it is logged, and the loop starts again."""
+        """Run a background function; after an unexpected error, log it and restart."""
         backoff = self._backoff()
         while not self.stop_requested.is_set():
             try:
                 await loop()
-            except Exception as error:  # noqa: BLE001 - the one place; it is logged
+            except Exception as error:  # noqa: BLE001 - any error is logged
                 if self.is_gone:
                     return
                 text = "a loop of the agent failed and is started again\n%s"
@@ -454,7 +459,7 @@ class AgentSession:
                 await self._drain()
                 with anyio.CancelScope(deadline=end - (END_GRACE - FLUSH_GRACE) / 2):
                     await self._flush(end)
-            finally:  # also when it is cancelled once more
+            finally:  # also after another cancellation
                 with anyio.CancelScope(deadline=end, shield=True):
                     await self._write_final_status()
 
@@ -471,7 +476,7 @@ class AgentSession:
             await self.dispatcher.stop(0.0)
 
     async def _flush(self, end: float) -> None:
-        """Write the rest of the log, also when the shipping loop has ended."""
+        """Write the rest of the log, even if the writing task has ended."""
         delivery = self._state.stream.delivery
         timeout = (
             AWAY_GRACE if self._is_away() else max(0.0, end - anyio.current_time())
@@ -479,12 +484,12 @@ class AgentSession:
         async with anyio.create_task_group() as tasks:
             if not delivery.running:
                 tasks.start_soon(self._write_log)
-                await anyio.lowlevel.checkpoint()  # it is running now
+                await anyio.lowlevel.checkpoint()  # the writing task runs now
             await delivery.flush(timeout)
             tasks.cancel_scope.cancel()
 
     async def _write_final_status(self) -> None:
-        """Write 离线 or 故障 without a TTL; the second try uses a new connection."""
+        """Write 离线 or 故障 without a TTL. A second try uses a new connection."""
         if self.watch is not None:
             with anyio.move_on_after(AWAY_GRACE):
                 await self.watch.end()
@@ -506,11 +511,11 @@ class AgentSession:
 
 
 def final_status(error: BaseException | None) -> Status:
-    """Choose 离线 for an end that was asked for, 故障 for any other exception."""
+    """Return 离线 for an intended end, 故障 for any other exception."""
     if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit):
         return Status.OFFLINE
     if isinstance(error, SystemExit):
         return Status.FAULT if error.code else Status.OFFLINE
-    # Asked last: in a forked child no event loop runs.
+    # Checked last, because this needs an event loop and a forked child runs none.
     was_cancelled = isinstance(error, anyio.get_cancelled_exc_class())
     return Status.OFFLINE if was_cancelled else Status.FAULT

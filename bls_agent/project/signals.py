@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT for an agent that is the program: drain, then hurry."""
+"""SIGTERM and SIGINT for an agent that is the whole program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 async def obey_signals(session: AgentSession) -> None:
-    """Drain at the first SIGTERM or SIGINT, hurry at the second."""
+    """Drain at the first SIGTERM or SIGINT; at the second, wait for no handler."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or sys.platform == "win32":
         return
@@ -34,10 +34,10 @@ async def obey_signals(session: AgentSession) -> None:
 
 
 class _SignalHandlers:
-    """The handlers of :func:`obey_signals`; a forked child gets the former ones back.
+    """Replaces the handlers of :func:`obey_signals` by the defaults in a forked child.
 
-    Ours wake the loop through a pipe that the child shares: its SIGTERM would stop the
-    parent's agent, or be lost from Python 3.12 on.
+    They wake the event loop through a pipe that the child shares with its parent, so a
+    SIGTERM to the child would stop the parent's agent, or be lost from Python 3.12 on.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class _SignalHandlers:
     def reset_after_fork(self) -> None:
         signal.set_wakeup_fd(-1)
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) == handler:  # else the child has set it since
+            if signal.getsignal(number) == handler:  # else the child has set its own
                 interrupt = number == signal.SIGINT
                 usual = signal.default_int_handler if interrupt else signal.SIG_DFL
                 signal.signal(number, usual)

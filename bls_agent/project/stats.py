@@ -26,33 +26,35 @@ class AgentStats:
         project: The project's name.
         instance: Name of this process in record ids.
         open: Whether the agent is open.
-        status: The status that is shown, or will be.
-        status_source: The source of that status: ``host``, ``health check <name>``,
-            ``error window``, ``event loop``; the first of several.
+        status: The current status of the agent.
+        status_source: The source that decides the status: ``host``,
+            ``health check <name>``, ``error window`` or ``event loop``. If several
+            sources have this status, the first of them.
         status_sources: Source → its status.
-        mode: How commands come now: ``blocking``, ``compat``, ``reliable``,
+        mode: How commands are received now: ``blocking``, ``compat``, ``reliable``,
             or ``closed``.
         connections: Use of a connection → whether it is connected.
         reconnect_failures: Failed attempts to reach Redis.
         commands_running: Handlers that run now.
-        commands_stuck: Handlers that go on after their time was over.
-        commands_held: Taken and not acknowledged (mode ``reliable``).
-        commands_reclaimed: Taken back from dead processes (mode ``reliable``).
-        lease_losses: Times when another process may have taken over what was held.
+        commands_stuck: Handlers that still run after their time was over.
+        commands_held: Commands taken and not yet acknowledged (mode ``reliable``).
+        commands_reclaimed: Commands taken from dead processes (mode ``reliable``).
+        lease_losses: Times when the lease was lost, so that another process may have
+            taken over the commands of this one.
         outcomes: Kind of outcome → commands.
         logs_accepted: Records ever logged.
         logs_delivered: Records written.
         logs_dropped: Reason → records given up.
         logs_queued: Records waiting or in flight.
-        logs_queued_bytes: Their bytes.
-        logs_resent: Records written again after an ambiguous failure.
-        logs_maybe_repeated: Of these, records that may stand twice in the list.
-        logs_not_encoded: Reason → log calls that could not even be encoded.
+        logs_queued_bytes: Bytes of the queued records.
+        logs_resent: Records sent again because the first try may have failed.
+        logs_maybe_repeated: Resent records that may stand twice in the list.
+        logs_not_encoded: Reason → log calls whose record could not be encoded.
         status_writes: Times the status was written.
-        status_failures: Times it could not be written.
-        loop_stalls: Times the event loop stood still longer than ``stall_after``.
-        loop_stalled_seconds: The longest of the stalls that are over.
-        faults: Failures of the agent itself; each is in the host's log.
+        status_failures: Times the status could not be written.
+        loop_stalls: Times the event loop was blocked for longer than ``stall_after``.
+        loop_stalled_seconds: Seconds of the longest stall that has ended.
+        faults: Failures of the agent's own code; each is in the host's log.
     """
 
     project: str
@@ -140,7 +142,7 @@ def _collect_kept(state: AgentState) -> AgentStats:
 def stats_source(
     state: AgentState, session_of: Callable[[], AgentSession | None]
 ) -> Callable[[], JSONObject]:
-    """Make a function that returns the counters and keeps no unclosed agent alive."""
+    """Make a function that returns the counters. It does not keep the agent alive."""
     reference = weakref.WeakMethod(session_of)
 
     def collect() -> JSONObject:

@@ -1,3 +1,3 @@
-"""What a console reads of a project: its log, its queue, its keys."""
+"""What a console reads of a project: its log, its control list, its keys."""
 
 from __future__ import annotations

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from bls_agent.project.console.search import LogFilter, LogSearch
     from bls_agent.project.log.reading import Follower, LogPage, LogPlace
 
-WINDOW: Final = 64  # records a follower reads first; more while these are too few
-MOST: Final = 65_536  # records that are ever read at once
-LONGEST: Final = 16 * 1024 * 1024  # bytes of them, about; lengths are estimated
-FEW: Final = 4  # records from which the length of the others is guessed
-GROWTH: Final = 8  # by how much more is read as long as they are short
+WINDOW: Final = 64  # records that a follower reads first; more if these are too few
+MOST: Final = 65_536  # most records in one read
+LONGEST: Final = 16 * 1024 * 1024  # bytes in one read, about; lengths are estimated
+FEW: Final = 4  # records from which the length of the others is estimated
+GROWTH: Final = 8  # factor by which the next read asks for more records
 READ_RATE: Final = 8 * 1024 * 1024  # bytes per second that following reads, about
 LONGEST_PAUSE: Final = 15.0  # seconds between two reads of very long records
-SEARCHED: Final = 1_000  # records in one read while a place is searched for
-MOST_SEARCHED: Final = 10_000  # records that one search looks at
-AT_ONCE: Final = 500  # of them in one read: other tasks run in between
+SEARCHED: Final = 1_000  # records in one read while a position is searched for
+MOST_SEARCHED: Final = 10_000  # most records that one search reads, about
+AT_ONCE: Final = 500  # records in one read of a search; between reads other tasks run
 
 
 class LogReader:
@@ -34,7 +34,7 @@ class LogReader:
         self._encoded = encode_key(self._key)
 
     async def look(self, follower: Follower) -> list[LogEntry]:
-        """Read windows of the tail until the follower finds its place, or a gap."""
+        """Read ever more of the newest records until the follower finds the new ones."""
         size = min(WINDOW, _fit(follower.window_bytes, follower.window_records))
         while True:
             window, length = await self._window(-size, -1)
@@ -45,12 +45,12 @@ class LogReader:
             size = min(size * GROWTH, most)
 
     async def newest(self, limit: int) -> tuple[list[bytes], int]:
-        """Read the newest records, fewer if they are very long; and the length."""
+        """Return the newest records, fewer if they are long, and the list's length."""
         window, length, _ = await self._newest(limit)
         return window, length
 
     async def _newest(self, limit: int) -> tuple[list[bytes], int, int]:
-        """Read in growing steps; also return how many records were asked for last."""
+        """Read in growing steps; the third value is the number last asked for."""
         size = min(limit, FEW)
         while True:
             window, length = await self._window(-size, -1)
@@ -60,7 +60,7 @@ class LogReader:
             size = min(size * GROWTH, most)
 
     async def page(self, before: str, limit: int) -> LogPage:
-        """Read the newest records, or those before the place of an earlier page."""
+        """Read the newest records, or the records before the position of a page."""
         from bls_agent.project.log.reading import LogPlace, cut_page  # noqa: PLC0415 - rare
 
         if before:
@@ -70,14 +70,14 @@ class LogReader:
         return cut_page(window, index, len(window), limit)
 
     async def search(self, wanted: LogFilter, before: str, limit: int) -> LogSearch:
-        """Look for records backwards, from the newest or from a place.
+        """Search for records backwards, from the newest or from a position.
 
-        It ends behind the read in which
+        The search ends after a read if
 
-        1. the list begins, or every record is older than what is wanted: no older
-           record can fit;
-        2. so many records fit as the caller asks for;
-        3. so many records were looked at as one search may.
+        1. the list begins there, or every record is older than the wanted records,
+           because then no older record can match;
+        2. as many records match as the caller asks for;
+        3. as many records were read as one search may read.
         """
         from bls_agent.project.console.search import LogSearch  # noqa: PLC0415 - rare
 
@@ -111,10 +111,10 @@ class LogReader:
                     return cut_page(window, first, at, min(limit, most))
                 top, wanted = first + at, min(wanted * GROWTH, limit, most)
                 size = wanted
-            elif at is not None:  # so much was trimmed that the page is not whole
+            elif at is not None:  # the window begins too late for a whole page
                 top, size = first + at, wanted
             elif first:
-                # Trimming moves records to the front: the place can only be there.
+                # Trimming moves records to the front, so the record can only be there.
                 top = max(0, min(first - 1, length - place.count))
                 size = max(wanted, min(SEARCHED, most))
             else:
@@ -130,7 +130,7 @@ class LogReader:
 
 
 def pause_after(held: int) -> float:
-    """How many seconds to leave a log alone after so many bytes of it."""
+    """Return how many seconds to wait after ``held`` bytes of a log were read."""
     return min(held / READ_RATE, LONGEST_PAUSE)
 
 
@@ -139,5 +139,5 @@ def _fitting(window: Sequence[bytes]) -> int:
 
 
 def _fit(held: int, records: int) -> int:
-    """How many records may be read at once if they are as long as these."""
+    """Return how many records of this average length may be read at once."""
     return max(1, min(MOST, LONGEST * records // held)) if held else MOST

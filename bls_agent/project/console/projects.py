@@ -1,4 +1,4 @@
-"""What the console does with the keys of projects: find, read, withdraw, forget."""
+"""Finds projects, reads their control lists, and deletes their keys."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from bls_agent.project.messages import Command, Status
 if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
 
-PAGE: Final = 100  # commands in one read: a command may be long
-NO_KEY: Final = -2  # PTTL of a key that is not there
+PAGE: Final = 100  # commands in one read; few, because a command may be long
+NO_KEY: Final = -2  # the reply to PTTL if the key does not exist
 REMEDY: Final = "Stop its agent first, or pass force=True."
 
 
 async def find_projects(pool: ConnectionPool) -> dict[str, Status | None]:
-    """Find every project that has any key, with its status, sorted by name.
+    """Return every project that has any key, with its status, sorted by name.
 
-    ``None`` stands for no valid status; projects whose status may not be read are left
-    out.
+    The status is ``None`` if the value is not valid or missing. A project whose status
+    key may not be read is left out.
     """
     names: set[str] = set()
     for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
@@ -55,7 +55,7 @@ async def find_projects(pool: ConnectionPool) -> dict[str, Status | None]:
                 names.add(parsed["project"])
     found = sorted(names)
     keys = [PROJECT_STATUS.locate(project=name) for name in found]
-    # Not MGET: one key that may not be read would refuse the others, too.
+    # Not MGET, because one forbidden key would make Redis refuse all keys.
     requests = [("GET", encode_key(key)) for key in keys]
     replies = await pool.read_many(requests)
     refused = [reply for reply in replies if _is_refusal(reply)]
@@ -81,7 +81,7 @@ def _status_in(reply: Reply) -> Status | None:
 
 
 async def has_keys(pool: ConnectionPool, project: str) -> bool:
-    """Whether a project has a status, a log or a queue; a refused key counts."""
+    """Whether a project has a status, log or control list; a refused read counts."""
     rows = (("PTTL", PROJECT_STATUS), ("LLEN", PROJECT_CONSOLE), ("LLEN", CONTROL))
     requests = [(name, encode_key(row.locate(project=project))) for name, row in rows]
     return await pool.read_many(requests) != [NO_KEY, 0, 0]
@@ -90,10 +90,10 @@ async def has_keys(pool: ConnectionPool, project: str) -> bool:
 async def waiting(
     pool: ConnectionPool, key: str
 ) -> AsyncIterator[tuple[bytes, Command]]:
-    """Read a control list from its end: no change meanwhile hides a command that stays.
+    """Read a control list from its end, so that no change hides a command that stays.
 
-    Pages overlap by one command; where that one is not found, the page behind it is
-    read again. A command may be given more than once.
+    Pages overlap by one command. If that command is not found, the previous page is
+    read again. A command may be returned more than once.
     """
     last, edge = -1, b""
     while True:
@@ -111,7 +111,10 @@ async def waiting(
 async def forget_project(
     pool: ConnectionPool, project: str, *, force: bool
 ) -> list[str]:
-    """Delete every key; LeaseHeldError if the project is online and not ``force``."""
+    """Delete every key of a project and return the names of the deleted keys.
+
+    Raises LeaseHeldError if the project is online, unless ``force`` is true.
+    """
     status = PROJECT_STATUS.locate(project=project)
     place = place_beside(CONTROL.locate(project=project))
     owner_pattern = OWNER.locate(place=INFLIGHT.pattern(place=place))
@@ -147,7 +150,7 @@ def _owner_of(key: str) -> str:
 
 
 def _tags_of(key: str) -> set[str]:
-    """The places of a key; of a name that can be read in two ways, both."""
+    """Return the ``place`` of a key name; both, if it can be parsed in two ways."""
     readings = (KEYS[row].parse(key) or {} for row in find_templates(key))
     return {reading["place"] for reading in readings if "place" in reading}
 

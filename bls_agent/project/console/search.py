@@ -1,4 +1,4 @@
-"""Which records of a log are wanted, and what a search has found. No I/O."""
+"""The filter and the result of a search in a log. No I/O."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _SPAN: Final = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class LogFilter:
-    """Which records of a log are wanted. A gap in the log always is.
+    """Selects records of a log. Every attribute must match; a gap always matches.
 
     Attributes:
-        text: Plain text, in any case, in the message, in the metadata as JSON, or in a
-            field of the metadata written as ``name=value``.
-        level: Records of this level and worse.
-        since: Records from then on. A record without a time counts as new.
-        until: Records up to then.
-        replica: The process that wrote the record: the name of the replica, or the
-            beginning of the id in ``metadata.agent``.
-        logger: The name of a logger of ``logging``, and of those below.
+        text: Plain text, in any case, that occurs in the message, in the metadata as
+            JSON, or in a field of the metadata written as ``name=value``.
+        level: The lowest level of the records.
+        since: The earliest time of the records. A record without a time matches.
+        until: The latest time of the records. A record without a time does not match.
+        replica: The name of the replica that wrote the record, or the beginning of the
+            id in ``metadata.agent``.
+        logger: The name of a logger of ``logging``; loggers below it match, too.
     """
 
     text: str = ""
@@ -40,7 +40,7 @@ class LogFilter:
     logger: str = ""
 
     def wants(self, entry: LogEntry) -> bool:
-        """Return whether a record is wanted."""
+        """Return whether a record matches."""
         if entry.is_gap:
             return True
         return (
@@ -52,7 +52,7 @@ class LogFilter:
         )
 
     def is_before(self, entry: LogEntry) -> bool:
-        """Return whether a record is older than all that are wanted."""
+        """Return whether a record is older than ``since``."""
         moment = parse_timestamp(entry.timestamp) if self.since else None
         return moment is not None and self.since is not None and moment < self.since
 
@@ -87,15 +87,15 @@ class LogFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class LogSearch:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
-        entries: The records that fit, newest last.
-        searched: How many records were looked at.
-        back_to: The timestamp of the oldest of them, ISO-8601 text as it was written;
-            ``""`` if none has a time.
-        before: The argument with which the search goes on before them; ``""`` if no
-            older record can fit.
+        entries: The records that match, newest last.
+        searched: How many records were read.
+        back_to: The timestamp of the oldest record read, ISO-8601 text as it was
+            written; ``""`` if no record has a time.
+        before: The argument that continues the search with older records; ``""`` if no
+            older record can match.
     """
 
     entries: Sequence[LogEntry] = ()
@@ -105,7 +105,7 @@ class LogSearch:
 
 
 def read_moment(text: str) -> datetime | None:
-    """Read ``10m`` or ``1h30m`` before now, or a timestamp; ``None`` if it is neither."""
+    """Parse a timestamp, or an age like ``10m`` or ``1h30m``; ``None`` if neither."""
     if found := _SPAN.fullmatch(text):
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         ago = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)

@@ -1,1 +1,1 @@
-"""The console log: from any thread into the list, and read again."""
+"""The console log: writing records from any thread, and reading them."""

@@ -1,6 +1,6 @@
-"""The standard library's logging, shipped into the console list.
+"""A handler that sends the records of Python's logging into the console list.
 
-Neither :class:`BLSHandler` nor anything below it has a lock: a signal handler,
+:class:`BLSHandler` and the code that it calls use no lock, because a signal handler, a
 finaliser or the garbage collector may log while it interrupts this very code.
 """
 
@@ -19,16 +19,16 @@ from bls_agent.project.messages import Level
 
 TRACE_LIMIT: Final = 16_000  # characters of a traceback, as in describe_error()
 
-# Shipping these would log, and ship, without end.
+# Sending a record of these loggers would make them log again, without end.
 _IGNORED: Final = frozenset({"bls_agent", "redis"})
-# What a record has without `extra`, also when it was formatted, here or elsewhere.
+# The attributes of a record without `extra`, formatted or not.
 _PLAIN: Final = frozenset(
     {
         *logging.LogRecord("", 0, "", 0, "", (), None).__dict__,
         *("message", "asctime"),
     }
 )
-# Names in the metadata that mean something of ours; an extra's name gives way.
+# Metadata fields with a meaning in this package; an extra of that name is renamed.
 _RESERVED: Final = frozenset(
     {
         *("logger", "severity", "exception", "stack", "arguments"),
@@ -36,11 +36,11 @@ _RESERVED: Final = frozenset(
     }
 )
 
-# Colours for a terminal, as werkzeug and uvicorn write them.
+# Colours for a terminal; werkzeug and uvicorn write them.
 _SGR: Final = re.compile(r"\x1b\[[0-9;:]*m")
 
 _Passed: TypeAlias = bool | logging.LogRecord  # what a filter returns since 3.12
-_nesting = threading.local()  # of all handlers: two of them may call each other
+_nesting = threading.local()  # shared, because two handlers may call each other
 
 
 class HasLog(Protocol):
@@ -48,12 +48,12 @@ class HasLog(Protocol):
 
     @property
     def log(self) -> Log:
-        """Where records go."""
+        """The log that takes the records."""
         ...
 
 
 class BLSHandler(logging.Handler):
-    """Ships the records of the standard library's logging into the console list.
+    """Sends the records of Python's logging into the console list.
 
     Add it to a logger, as a rule to the root logger, or name it in a ``dictConfig``::
 
@@ -65,26 +65,28 @@ class BLSHandler(logging.Handler):
 
     Like ``agent.log`` it never waits and never raises, and may be used from any thread,
     signal handler or finaliser, before the agent is opened and after it was closed. The
-    agent's ``log_level`` applies, too. Inside a command each record has its command id.
+    agent's ``log_level`` applies, too. A record that is logged while a command runs has
+    the id of that command.
 
-    The message is the record's own, or the formatter's if one is set. ``extra`` fields,
-    the logger's name, ``exception`` and ``stack`` go into the metadata; an extra with
-    the name of a field of ours gets an underscore behind it: ``logger_``.
+    The message is the formatter's text if a formatter is set, else the record's own
+    message. The metadata holds the ``extra`` fields, the logger's name, ``exception``
+    and ``stack``. An ``extra`` field whose name this package uses gets an underscore at
+    its end, like ``logger_``.
 
-    Records of the loggers ``bls_agent`` and ``redis`` are not shipped; where no other
-    handler is there, warnings go to standard error. Records that are logged while a
-    record is being made are ignored beyond the second level, and counted in
-    ``stats().logs_not_encoded``.
+    Records of the loggers ``bls_agent`` and ``redis`` are not sent. If no other handler
+    takes them, their warnings go to standard error. Records that are logged while a
+    record is being made are sent up to two levels deep. Deeper ones are ignored and
+    counted in ``stats().logs_not_encoded``.
 
     Args:
-        agent: Its console list is written.
-        level: Records below are left out; a number or a name, as everywhere in logging.
+        agent: The agent into whose console list the records go.
+        level: Records below this level are ignored; a number or a name, as in logging.
 
     Raises:
-        ConfigurationError: ``agent`` has no log, or there is no such level.
+        ConfigurationError: ``agent`` has no log, or ``level`` is no level of logging.
     """
 
-    # For :func:`~bls_agent.connection.reconnect.nobody_listens`.
+    # Read by :func:`~bls_agent.connection.reconnect.nobody_listens`.
     ships_away: Final = True
 
     def __init__(self, agent: HasLog, level: int | str = logging.NOTSET) -> None:
@@ -105,16 +107,17 @@ class BLSHandler(logging.Handler):
         self._log = log
 
     def createLock(self) -> None:  # noqa: N802 - the name is logging's
-        """Set no lock: see the module."""
+        """Set no lock, for the reason in the docstring of the module."""
         self.lock = None
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Ship a record unless it is ignored or filtered; never waits, never raises.
+        """Send a record unless it is ignored or filtered. Never waits, never raises.
 
-        A filter that raises keeps its record back: it may be there to keep a secret.
+        If a filter raises, the record is not sent, because the filter may be there to
+        keep a secret.
 
         Returns:
-            Whether the record was taken.
+            Whether the record passed the filters.
         """
         if str(record.name).partition(".")[0] in _IGNORED:
             _tell_last_resort(record)
@@ -145,14 +148,14 @@ class BLSHandler(logging.Handler):
         metadata = _metadata_of(record)
         try:
             message: object = self.format(record)
-        except Exception:  # noqa: BLE001 - wrong arguments, a foreign formatter or __str__
+        except Exception:  # noqa: BLE001 - arguments, a formatter or a __str__
             message = _plain_message(record, metadata)
         if isinstance(message, str):
             message = _without_colours(message)
         self._log.write(level, message, metadata, at=record.created)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the formatter's text, or the record's own message without one."""
+        """Return the formatter's text; without a formatter the record's own message."""
         if self.formatter is None:
             return record.getMessage()
         return self.formatter.format(record)
@@ -163,7 +166,7 @@ def _without_colours(text: str) -> str:
 
 
 def _tell_last_resort(record: logging.LogRecord) -> None:
-    """Use logging's last resort: without it this handler would hide a warning."""
+    """Write a warning to standard error if no other handler takes it."""
     last = logging.lastResort
     if last is None or record.levelno < last.level:
         return
@@ -180,10 +183,10 @@ def _level_of(number: int) -> Level:
 
 
 def _plain_message(record: logging.LogRecord, metadata: JSONObject) -> object:
-    """The message without the formatter; if it fails, its arguments go beside it."""
+    """Return the message without a formatter; if that fails, keep its arguments."""
     try:
         return record.getMessage()
-    except Exception:  # noqa: BLE001 - they do not fit the text, or a foreign __str__
+    except Exception:  # noqa: BLE001 - wrong arguments, or a __str__ raised
         metadata["arguments"] = record.args
         return record.msg
 
@@ -210,7 +213,7 @@ def _extras_of(record: logging.LogRecord) -> JSONObject:
 
 
 def _beside_ours(extras: JSONObject) -> JSONObject:
-    """Rename extras that have names of ours, without a clash among them."""
+    """Rename extras whose names are reserved, so that no two names are equal."""
     moved: JSONObject = {}
     for given, value in extras.items():
         name = given
@@ -226,7 +229,7 @@ def _traces_of(record: logging.LogRecord) -> JSONObject:
         error = _error_of(record.exc_info)
         if error is not None:
             traces["exception"] = describe_error(error)
-    elif record.exc_text:  # the exception itself stayed in another process
+    elif record.exc_text:  # the exception object exists in another process only
         traces["exception"] = {"traceback": _end_of(record.exc_text)}
     if record.stack_info:
         traces["stack"] = _end_of(record.stack_info)
@@ -234,12 +237,12 @@ def _traces_of(record: logging.LogRecord) -> JSONObject:
 
 
 def _error_of(given: object) -> BaseException | None:
-    """Find the exception in ``exc_info``; outside of an except block there is none."""
+    """Return the exception in ``exc_info``; ``None`` outside of an except block."""
     if isinstance(given, tuple):
         given = cast("tuple[object, ...]", given)[1]
     return given if isinstance(given, BaseException) else None
 
 
 def _end_of(text: str) -> str:
-    """Cut a traceback at its beginning, which matters least."""
+    """Remove the beginning of a long traceback, because the end matters more."""
     return text if len(text) <= TRACE_LIMIT else f"…{text[-TRACE_LIMIT:]}"

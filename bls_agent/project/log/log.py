@@ -1,8 +1,8 @@
-"""The agent's log: from any thread into the console list, without ever waiting.
+"""The agent's log: writes records into the console list without making callers wait.
 
-:class:`Log` encodes a record in the calling thread into a bounded buffer (a small
-success is encoded with its batch, see ``record.py``);
-:class:`LogSink` writes batches, and caps the list in the same round trip.
+:class:`Log` encodes a record in the calling thread and puts it into a bounded buffer.
+The outcome record of a small success is encoded with its batch, see ``record.py``.
+:class:`LogSink` writes batches, and limits the list's length in the same round trip.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from bls_agent.runtime.batch_writer import BatchWriter
 if TYPE_CHECKING:
     from bls_agent.connection.agent_connections import AgentConnections
 
-# The command whose handler runs here; every log record made inside carries its id.
+# The id of the command whose handler runs here; log records that it makes have this id.
 CURRENT_COMMAND: Final[ContextVar[str]] = ContextVar("bls_agent_command", default="")
-NESTED: Final = 2  # log calls inside a log call (a __repr__ that logs) that are served
-NEWEST: Final = 10  # records of the tail that are searched first
-SEARCH_MARGIN: Final = 200  # records of other writers behind our batch, about
+NESTED: Final = 2  # levels of log calls inside a log call (a __repr__ that logs)
+NEWEST: Final = 10  # newest records that are searched first
+SEARCH_MARGIN: Final = 200  # records of other writers expected after the batch
 
 
 class LogStream:
-    """The records of one agent that are to be written, shared by all its logs."""
+    """Takes the records of one agent that will be written; all its logs share it."""
 
     def __init__(
         self, clock: Callable[[], float], *, max_records: int, max_bytes: int
@@ -67,17 +67,17 @@ class LogStream:
         self._revert: tuple[float, Level] | None = None
 
     def reset_after_fork(self) -> None:
-        """Reset in a forked child: what waits is written by the parent."""
+        """Reset in a forked child, because the parent writes the waiting records."""
         self.delivery.reset_after_fork()
         self.failures = Counter()
         self.on_error = None
         self._nesting = threading.local()
         self._reported = Counter(self.delivery.buffer.stats().dropped)
-        CURRENT_COMMAND.set("")  # the parent reports its outcome
+        CURRENT_COMMAND.set("")  # the parent reports the command's outcome
 
     @property
     def level(self) -> Level:
-        revert = self._revert  # read once: another thread may be here, too
+        revert = self._revert  # read once, because another thread may change it
         if revert is not None and time.monotonic() >= revert[0]:
             self._level, self._revert = revert[1], None
         return self._level
@@ -88,7 +88,7 @@ class LogStream:
         self._revert = None if seconds is None else (time.monotonic() + seconds, former)
 
     def report_drops(self) -> list[LogRecord]:
-        """Make a record about what was dropped since the last call, if anything was."""
+        """Make a record about the records dropped since the last call, if any."""
         dropped = Counter(self.delivery.buffer.stats().dropped)
         fresh, self._reported = dropped - self._reported, dropped
         if not fresh:
@@ -109,7 +109,7 @@ class LogStream:
         values: tuple[object, ...] = (),
         is_alarm: bool = False,
     ) -> None:
-        """Put one record; never waits, never raises."""
+        """Put one record into the buffer. Never waits, never raises."""
         depth = getattr(self._nesting, "depth", 0)
         if depth > NESTED:
             self.failures["recursion"] += 1
@@ -139,7 +139,7 @@ class LogStream:
             self._nesting.depth = depth
 
     def report(self, outcome: Outcome) -> None:
-        """Put a command's outcome record; a full buffer drops it last."""
+        """Put an outcome record into the buffer. A full buffer drops it last."""
         now = self.now()
         record = SuccessRecord.of(outcome, now, self.redactor)
         if record is not None:
@@ -159,10 +159,10 @@ class Log:
 
     Every method is synchronous, may be called from any thread, never waits and never
     raises, whatever the metadata holds. Records below the agent's ``log_level`` are
-    dropped here; inside a handler each record carries the command's ``commandId``.
+    ignored. A record made inside a handler has the command's ``commandId``.
 
     A message may have values for its ``%``, as in ``logging``: ``log.info("%d left", 3)``.
-    Values that do not fit stand in the metadata as ``arguments``.
+    Values that do not fit the message are put into the metadata as ``arguments``.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Log:
     def exception(self, message: object, /, *values: object, **metadata: Any) -> None:
         """Write an error record with the exception that is being handled.
 
-        Outside of an ``except`` block give it: ``exception=error``.
+        Outside of an ``except`` block pass the exception as ``exception=error``.
         """
         error = metadata.get("exception", sys.exc_info()[1])
         if isinstance(error, BaseException):
@@ -205,11 +205,11 @@ class Log:
         self._write(Level.ERROR, message, metadata, values)
 
     def bind(self, /, **metadata: Any) -> Log:
-        """Return a log whose records all carry this metadata."""
+        """Return a log that adds this metadata to each of its records."""
         return Log(self._stream, {**self._bound, **metadata})
 
     def is_enabled_for(self, level: Level) -> bool:
-        """Whether records of this level are shipped now: see ``log_level``."""
+        """Whether records of this level are sent now; see ``log_level``."""
         return level.rank >= self._stream.level.rank
 
     def count_failure(self, reason: str) -> None:
@@ -227,10 +227,10 @@ class Log:
         """Write a record on behalf of another logging library.
 
         Args:
-            level: A text is read in any spelling.
-            message: The text, or any object with a ``str``.
-            metadata: Additional fields; beat what is bound.
-            at: Unix seconds at which it was made; now if not given.
+            level: The level; a text may have any usual spelling.
+            message: The text, or any object, which is converted with ``str``.
+            metadata: Additional fields; they replace bound fields of the same name.
+            at: Unix seconds at which the record was made; now if not given.
         """
         if not isinstance(level, Level):
             level = Level.parse(level)
@@ -256,13 +256,13 @@ class Log:
 def _fill_in(
     text: str, values: tuple[object, ...], metadata: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any]]:
-    """Format a text as ``logging`` does; what does not fit goes into the metadata."""
+    """Format a text as ``logging`` does; put values that do not fit into metadata."""
     filling: object = values
     if len(values) == 1 and isinstance(values[0], Mapping) and values[0]:
         filling = values[0]  # pyright: ignore[reportUnknownVariableType] - a user's
     try:
         return text % filling, metadata
-    except (Exception, SystemExit):  # noqa: BLE001 - they do not fit, or a foreign __str__
+    except (Exception, SystemExit):  # noqa: BLE001 - wrong values, or a __str__ raised
         return text, {"arguments": values, **metadata}
 
 
@@ -271,19 +271,19 @@ def _as_text(message: object) -> str:
         return str(message)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - a foreign __str__
+    except BaseException as error:  # noqa: BLE001 - a user's __str__ raised
         return f"<{type(message).__name__}, whose str raised {type(error).__name__}>"
 
 
 def describe_error(error: BaseException, *, frames: int = 20) -> dict[str, str]:
-    """Describe an exception: type, message, end of its traceback. Never raises."""
+    """Return an exception's type, message and end of its traceback. Never raises."""
     fields = {"type": type(error).__name__, "message": cut_text(_as_text(error), 2_000)}
     try:
         lines = traceback.format_exception(
             type(error), error, error.__traceback__, limit=-frames, chain=True
         )
         fields["traceback"] = cut_text("".join(lines), 16_000)
-    except Exception as failure:  # noqa: BLE001 - foreign __str__, cyclic causes
+    except Exception as failure:  # noqa: BLE001 - a __str__ raised, or cyclic causes
         fields["traceback"] = f"<not available: {type(failure).__name__}>"
     return fields
 
@@ -311,14 +311,14 @@ class LogSink:
         self._last = b""
 
     def prepare(self, items: Sequence[AnyRecord]) -> Sequence[AnyRecord]:
-        """Number the records, after a record about those that had to be dropped."""
+        """Number the records; put a record about dropped records in front of them."""
         batch = [*self._stream.report_drops(), *items]
         for record in batch:
             record.number(self._id_prefix, next(self._numbers))
         return batch
 
     async def write(self, batch: Sequence[AnyRecord]) -> None:
-        """Append the batch and cap the list, in one round trip."""
+        """Append the batch and limit the length of the list, in one round trip."""
         complain = self._connections.throttled_log.warn
         values = [record.payload for record in batch]
         pushed, trimmed = await self._connections.data.call_many(
@@ -337,20 +337,20 @@ class LogSink:
             complain("the console list is not capped", trimmed)
 
     async def was_written(self, batch: Sequence[AnyRecord]) -> bool | None:
-        """Search the list for the batch, after the old connection is surely gone.
+        """Return whether the list contains the batch; ``None`` if that is uncertain.
 
-        Only then is the tail read: nothing that went over that connection arrives
-        later.
+        The old connection is closed at the server first, so that no request that was
+        sent over it can arrive after the end of the list was read.
         """
         killed = await self._connections.kill_orphans(self._connections.data, kill=True)
         if not self._id_prefix:
-            return None  # equal records may be different ones
+            return None  # equal records may be different records
         known = [record.payload for record in batch if record.has_id]
         if not known:
             return None
         window = len(batch) + SEARCH_MARGIN
         tail: list[bytes] = []
-        for count in (NEWEST, window):  # the link may be narrow
+        for count in (NEWEST, window):  # few first, because the link may be slow
             try:
                 tail = await self._connections.data.call(
                     "LRANGE", self._key, -count, -1
@@ -361,7 +361,7 @@ class LogSink:
                 return True
             if self._last in tail:
                 break
-        # Surely absent if the window reaches back before the batch: to the record
-        # written before it, or to the beginning of a list that was never capped.
+        # The batch is surely absent if the records read begin before it: with the last
+        # record of the batch before, or with the first of a list never trimmed.
         reaches_back = self._last in tail or len(tail) < min(window, self._list_limit)
         return False if killed and reaches_back else None

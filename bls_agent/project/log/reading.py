@@ -1,7 +1,8 @@
-"""Reading the console list: what is new in its tail, and pages of it. No I/O.
+"""Finding new records at the end of the console list, and pages of the list. No I/O.
 
-The list is capped from its front, so positions mean nothing a moment later. Following
-recognises the tail seen last; a page remembers digests of the records at its place.
+The list is trimmed at its front, so the position of a record changes all the time.
+Following therefore recognises the records that it read last, and a page is found again
+by digests of its first records.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Final
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.messages import Level, LogEntry
 
-ANCHOR: Final = 64  # records remembered to find the place again
-ALIKE: Final = 8  # records in a row by which a place is known
+ANCHOR: Final = 64  # newest records remembered, to find them in the next window
+ALIKE: Final = 8  # records in a row by which a position is recognised
 _FORM: Final = struct.Struct(">IB4s8s")
 
 
@@ -34,10 +35,10 @@ def gap_entry(missing: int | None) -> LogEntry:
 def find_end(
     seen: Sequence[Hashable], window: Sequence[Hashable], grown: int
 ) -> int | None:
-    """Find the index behind the records seen last in a window; ``None`` if not there.
+    """Find the index after the records seen last; ``None`` if the window lacks them.
 
-    Equal records may stand in several places: first the one is tried that fits by how
-    much the list has grown.
+    Equal records may stand at several positions. The position that fits the growth of
+    the list is tried first.
     """
     for index in [len(window) - 1 - grown, *reversed(range(len(window)))]:
         if 0 <= index < len(window):
@@ -49,10 +50,13 @@ def find_end(
 
 @dataclass
 class Follower:
-    """Remembers what was seen and picks what is new from each window of the tail."""
+    """Remembers the records that were read and finds the new records in a window.
 
-    started: bool = False  # whether the place to follow from is fixed
-    window_bytes: int = 0  # of the window that was seen last
+    A window is the newest records of the list, as they were read in one request.
+    """
+
+    started: bool = False  # whether the position to follow from is fixed
+    window_bytes: int = 0  # bytes of the window that was read last
     window_records: int = 0
     _length: int = 0
     _anchor: list[bytes] = field(default_factory=list[bytes])
@@ -61,7 +65,7 @@ class Follower:
     )
 
     def start(self, window: Sequence[bytes], length: int) -> None:
-        """Fix the place: everything in this window counts as seen."""
+        """Fix the position to follow from; all records in this window count as read."""
         self.started = True
         self._remember(window, length)
         for payload in window:
@@ -70,9 +74,9 @@ class Follower:
     def find_new(
         self, window: Sequence[bytes], length: int, *, longest: bool = False
     ) -> list[LogEntry] | None:
-        """Pick what is new, gaps included; ``None`` if a longer window is needed.
+        """Return new records and gaps; ``None`` if a longer window is needed.
 
-        With ``longest`` no longer one can be had.
+        With ``longest`` a longer window is not possible.
         """
         place = self._find_place(window, length)
         cut = len(window) < length
@@ -107,7 +111,7 @@ class Follower:
         return LogEntry.decode(self._anchor[-1]).number is not None
 
     def _is_old(self, payload: bytes, entry: LogEntry) -> bool:
-        """Whether a record was seen before; a process may count from 1 again."""
+        """Whether a record was read before; a process may start again at number 1."""
         if payload in self._anchor:
             return True
         number, timestamp = self._latest.get(entry.instance, (0, ""))
@@ -125,7 +129,7 @@ class Follower:
         self._length = length
 
     def _lacks_its_first(self, entry: LogEntry) -> bool:
-        """Whether its process began to write unseen, in a list that was empty."""
+        """Whether earlier records of its process are missing, after an empty list."""
         unknown = entry.instance not in self._latest
         return unknown and entry.number is not None and entry.number > 1
 
@@ -134,7 +138,7 @@ class Follower:
         return bool(before and entry.number and entry.number <= before[0])
 
     def _record(self, entry: LogEntry) -> int | None:
-        """Return how many records of its process are missing before it, if known."""
+        """Return how many records of the process are missing before it, if known."""
         number = entry.number
         if number is None:
             return None
@@ -149,13 +153,13 @@ class Follower:
 
 @dataclass(frozen=True, kw_only=True)
 class LogPage:
-    """Some records in a row.
+    """A page of consecutive records.
 
     Attributes:
         entries: The records, newest last.
         before: The argument for the page before this one; ``""`` where the list begins.
-        trimmed: Whether the requested place is not there any more, and with it all that
-            stood before it: the list was cut.
+        trimmed: Whether the requested position was trimmed from the list, with all
+            records before it.
     """
 
     entries: Sequence[LogEntry]
@@ -165,10 +169,10 @@ class LogPage:
 
 @dataclass(frozen=True)
 class LogPlace:
-    """The place of a record, with digests of it and of those behind it."""
+    """The position of a record, with digests of that record and of the next ones."""
 
-    index: int  # from the front; trimming can only move it further to the front
-    count: int  # how many records are known: up to 8
+    index: int  # counted from the front; trimming can only make it smaller
+    count: int  # how many records the digests cover: up to 8
     _first: bytes
     _all: bytes
 
@@ -187,12 +191,12 @@ class LogPlace:
         raise ConfigurationError("before", text, rule)
 
     def encode(self) -> str:
-        """Write the place as text of 23 characters that a URL may hold."""
+        """Encode the position as a text of 23 characters that a URL may contain."""
         fields = _FORM.pack(self.index, self.count, self._first, self._all)
         return urlsafe_b64encode(fields).decode().rstrip("=")
 
     def find_in(self, window: Sequence[bytes]) -> int | None:
-        """Find the record in a window: the last place at which all digests fit."""
+        """Return the last index in a window at which both digests match."""
         for at in reversed(range(len(window) - self.count + 1)):
             known = window[at : at + self.count]
             if _mark(known[:1], 4) == self._first and _mark(known, 8) == self._all:

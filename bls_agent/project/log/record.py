@@ -1,13 +1,13 @@
-"""One record of the console list, from its maker to its bytes. No I/O.
+"""One record of the console list, and its encoding to bytes. No I/O.
 
-A record is kept as two pieces of JSON in one bytes object, with room for its id between:
+A record is kept as two pieces of JSON in one bytes object. Its id is inserted later:
 
     {"timestamp":"…","level":"info","message":"…"       the head
-    ,"metadata":{                                       _OPENS; its end is the place
+    ,"metadata":{                                       _OPENS; the id is inserted here
     ,"module":"redis"}}                                 the rest; ``}}`` without metadata
 
-A record with an id has ``"agent":"order-1#7"`` at the place. Without an id the comma
-behind the place is left out, and without metadata all of ``,"metadata":{}``.
+The id looks like ``"agent":"order-1#7"``. A record without an id leaves out the comma
+at the start of the rest; without metadata it leaves out all of ``,"metadata":{}``.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _OPENS: Final = b',"metadata":{'
 
 
 class LogRecord:
-    """A record that is encoded and redacted when it is made, in the caller's thread."""
+    """A record that is encoded and redacted in the caller's thread, when it is made."""
 
     __slots__ = (
         "_body", "_has_agent", "_payload", "_place", "rank", "size"
     )  # fmt: skip
 
     OUTCOME_RANK: Final = 4
-    MARK: Final = 150  # bytes that an id adds, at most for usual names
+    MARK: Final = 150  # most bytes that an id adds, for names of usual length
     NUMBER_ROOM: Final = 20  # bytes of an id after its prefix
     ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
 
@@ -72,16 +72,16 @@ class LogRecord:
         if len(head) + len(tail) > room:
             lost = max(0, len(message) - len(text))
             head, tail = _shorten(head, tail, len(head) + len(tail) + lost, room)
-        # One copy of exact size: what orjson returns holds more memory than it shows.
-        # It has room for the id where "metadata" opens; the comma is for what follows.
+        # A copy of exact size, because the bytes that orjson returns use more memory
+        # than their length. The comma follows the id, which is inserted before it.
         rest = b"}}" if tail == b"{}" else b",%b}" % tail[1:]
         self._body = b"%b%b%b" % (head, _OPENS, rest)
         self._place = len(head) + len(_OPENS)
         self._has_agent = "agent" in metadata
         self._payload: bytes | None = None
-        # A full buffer drops the lowest first: 0 debug … 3 error, 4 outcomes.
+        # A full buffer drops the lowest rank first: 0 debug … 3 error, 4 outcomes.
         self.rank = level.rank if rank is None else rank
-        # Bytes on the wire, at most (for names of up to 100 bytes).
+        # Most bytes that are sent for this record (for names of up to 100 bytes).
         self.size = len(self._body) + self.MARK
 
     def number(self, prefix: bytes, number: int = 0) -> None:
@@ -96,7 +96,7 @@ class LogRecord:
 
     @property
     def has_id(self) -> bool:
-        """Whether its id distinguishes the record from every other one."""
+        """Whether the record has an id that no other record has."""
         return not self._has_agent
 
     @property
@@ -109,15 +109,16 @@ class LogRecord:
 class SuccessRecord:
     """The outcome record of a small success, which is encoded when it is written.
 
-    A batch of them takes a third less time than one after each handler. The host could
-    change no part of it until then, and its size is known.
+    Encoding a batch of such records takes a third less time than encoding one record
+    after each handler. Waiting is safe, because the host cannot change the values of
+    such an outcome, and because the size of the record is known before.
     """
 
     __slots__ = ("_now", "_outcome", "_record", "_redactor", "rank", "size")
 
-    SMALL: Final = 200  # characters of its command's name, id and source, at most
-    FRAME: Final = 234  # bytes of all else, at most
-    PLAIN: Final = frozenset({NoneType, bool, float})  # types of its result
+    SMALL: Final = 200  # most characters of the command's name, id and source together
+    FRAME: Final = 234  # most bytes of everything else in the record
+    PLAIN: Final = frozenset({NoneType, bool, float})  # types that the result may have
 
     def __init__(
         self, outcome: Outcome, now: float, size: int, redactor: Redactor
@@ -127,29 +128,29 @@ class SuccessRecord:
         self._redactor = redactor
         self._record: LogRecord | None = None
         self.rank = LogRecord.OUTCOME_RANK
-        self.size = size  # bytes on the wire, at most
+        self.size = size  # most bytes that are sent for this record
 
     @classmethod
     def of(
         cls, outcome: Outcome, now: float, redactor: Redactor = DEFAULT
     ) -> SuccessRecord | None:
-        """Make the record of an outcome; ``None`` if it has to be encoded at once."""
+        """Make the record of an outcome; ``None`` if it must be encoded at once."""
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             return None
         text = outcome.command + outcome.command_id
         words = text + outcome.source.replace(" ", "")
         is_plain = words.replace("-", "").replace("_", "").replace(".", "").isalnum()
-        # A source may be redacted, which makes it longer, by less than its length.
+        # A source counts twice, because redaction may almost double its length.
         text += 2 * outcome.source
         is_small = len(text) <= cls.SMALL and type(outcome.result) in cls.PLAIN
         if not (is_plain and is_small):
             return None
-        letters = len(outcome.command) + len(text)  # the name stands in it twice
+        letters = len(outcome.command) + len(text)  # the record has the name twice
         letters = letters if text.isascii() else 4 * letters
         return cls(outcome, now, LogRecord.MARK + cls.FRAME + letters, redactor)
 
     def number(self, prefix: bytes, number: int = 0) -> None:
-        """Encode the record, unless that was done before, and set its id."""
+        """Encode the record if it is not encoded yet, and set its id."""
         self._encoded.number(prefix, number)
 
     @property
@@ -173,17 +174,17 @@ class SuccessRecord:
         return self._record
 
 
-# Either of them: what a buffer of records holds.
+# The type of the records in a buffer.
 AnyRecord: TypeAlias = LogRecord | SuccessRecord
 
 
 def id_prefix(instance: str) -> bytes:
-    """Encode what the ids of a process have in common; ``b""`` for no instance."""
+    """Encode the common beginning of all ids of a process; ``b""`` for no instance."""
     return b'"agent":' + encode(f"{instance}#")[:-1] if instance else b""
 
 
 def _redact(payload: bytes, redactor: Redactor) -> bytes:
-    """Redact the encoded JSON, whatever objects it was made from."""
+    """Redact encoded JSON, because the objects it was made from may have any type."""
     if not redactor.suspects(payload):
         return payload
     return encode(redactor.tree(decode(payload)))
@@ -198,7 +199,7 @@ def _shorten(head: bytes, tail: bytes, size: int, room: int) -> tuple[bytes, byt
 
 
 def _cut_encoded(text: str, limit: int) -> str:
-    """Shorten a text until its JSON form fits; control characters take six bytes."""
+    """Shorten a text until its JSON form fits; a control character takes six bytes."""
     size = limit - 2  # the quotes
     while len(encode(text)) > limit:
         text = cut_text(text, size)
