@@ -393,7 +393,7 @@ class Exchange:
     def _next_settlements(self) -> list[Settlement]:
         """Return ends and renewals of leases, ``ack`` first.
 
-        ``ack`` is first because the server refuses the others if memory is out.
+        ``ack`` is first because, unlike the others, it needs no free server memory.
         """
         found = self._settlements[:MOST_PUSHES]
         del self._settlements[:MOST_PUSHES]

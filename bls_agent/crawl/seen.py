@@ -263,7 +263,7 @@ class DedupPipeline:
         return item
 
     async def close_spider(self, spider: object = None) -> None:  # noqa: ARG002 - as above
-        """Close the connection. With ``cleanup`` remove all fingerprints before that."""
+        """Close the connection; with ``cleanup``, remove all fingerprints first."""
         try:
             if self._cleanup:
                 await self._seen.clear()

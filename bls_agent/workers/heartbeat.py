@@ -1,4 +1,4 @@
-"""``Heartbeat``: keeps a worker's heartbeat in Redis while the worker lives."""
+"""``Heartbeat``: keeps a worker's heartbeat in Redis while the worker runs."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHORTEST: Final = 0.1  # seconds: a shorter interval makes no sense
-LEAVE_GRACE: Final = 1.0  # seconds beyond its timeout that leaving may take
-AT_EXIT: Final = 1.0  # seconds that the exit of the interpreter waits at most
+SHORTEST: Final = 0.1  # seconds; the shortest allowed interval
+LEAVE_GRACE: Final = 1.0  # seconds that leaving may take in addition to ``timeout``
+AT_EXIT: Final = 1.0  # longest wait in seconds when the interpreter exits
 
 _NOT_READY: Final = {
     Ownership.HELD: "another process owns its key",
@@ -61,16 +61,21 @@ _THREAD: Final = SharedThread("bls-agent heartbeats", at_exit=AT_EXIT)
 class HeartbeatStats:
     """Every counter and state of a heartbeat at one moment.
 
+    A beat is one write of the heartbeat to Redis.
+
     Attributes:
-        open: Whether it is kept alive.
-        owned: Whether the key surely belongs to this process.
-        standing: ``ours``; ``held``: another process owns it; ``stands``: a value of
-            a peer that knows no lease stands there; ``wrong_type``; or ``unknown``.
-        writes: Beats that were written.
-        refreshes: Beats for which Redis had no memory: the former value was kept alive.
-        failures: Beats that could not be written, or perhaps.
-        losses: Times another process had taken the key over.
-        overwritten: Times a peer had written over the key without owning it.
+        open: Whether the heartbeat is open.
+        owned: Whether it is certain that the key belongs to this process.
+        standing: Who owns the key: ``ours``; ``held`` (another process); ``stands`` (no
+            process, but another program's value is under the key); ``wrong_type`` (the
+            key holds another type); or ``unknown``.
+        writes: Beats that Redis stored.
+        refreshes: Beats that Redis could not store because its memory was full; Redis
+            kept the former value alive instead.
+        failures: Beats that Redis did not confirm; Redis may have stored some of them.
+        losses: How often another process took the key over.
+        overwritten: How often another program overwrote the value without owning the
+            key.
     """
 
     key: str
@@ -99,7 +104,7 @@ def _check_interval(interval: float | None, ttl: float) -> float:
 
 
 def _check_slot(heartbeat: WorkerHeartbeat, endpoint: Endpoint | None) -> None:
-    """Refuse a key whose slot, on a cluster, no lease can share."""
+    """Refuse a key that, on a cluster, cannot share its slot with its lease."""
     if endpoint is not None and endpoint.is_cluster and not shares_slot(heartbeat.key):
         rule = "on a cluster its owner stands beside it, and the braces of this id make a slot that no other key can be put into"
         raise ConfigurationError(
@@ -108,35 +113,36 @@ def _check_slot(heartbeat: WorkerHeartbeat, endpoint: Endpoint | None) -> None:
 
 
 class Heartbeat:
-    """Keeps a worker's heartbeat, with its state, in Redis while the worker lives.
+    """Keeps a worker's heartbeat, with its state, in Redis while the worker runs.
 
-    ``async with Heartbeat(...) as beat:`` in a program with an event loop, ``with
-    Heartbeat(...) as beat:`` in one without. While it is open the worker's key holds
-    its heartbeat, with a TTL, written anew every ``interval`` seconds and whenever
-    :meth:`update` changes it. Leaving removes the key at once. Nothing in it raises
-    into the host or makes it wait; Redis may be away at the start and at any time.
+    Use ``async with Heartbeat(...) as beat:`` in a program with an event loop, and
+    ``with Heartbeat(...) as beat:`` in a program without one. While the block runs, the
+    worker's key holds the heartbeat with a TTL. The heartbeat is written every
+    ``interval`` seconds and whenever :meth:`update` changes the value. Leaving the block
+    removes the key at once. An outage of Redis, also at the start, raises no exception.
+    Only opening and closing wait for Redis, at most ``timeout`` + 1 s.
 
-    One process owns a key at a time: another one that starts under the same id is
-    refused. A value without an owner, from a peer that knows no lease, is judged by its
-    TTL. After a crash the id is free at once for a process on the same machine, where
-    the system shows that the former one is gone (Linux, same container); elsewhere
-    after at most ``ttl`` seconds.
+    Only one process at a time owns a key; see ``conflict`` for a second process.
+    A value without an owner, from a program that uses no lease, blocks the key until the
+    value's TTL ends. After a crash, a process on the same machine can take the id at once
+    if the system shows that the former process is dead (Linux, same container). Any
+    other process can take the id after at most ``ttl`` seconds.
 
-    A heartbeat whose event loop stands still for longer than ``ttl`` expires. With plain
-    ``with`` a thread beats, whatever the program does meanwhile. SIGTERM ends a program
-    without leaving the block, unless it is handled:
+    The heartbeat expires if its event loop is blocked for longer than ``ttl``. With plain
+    ``with``, a thread writes the heartbeat, whatever the program does meanwhile. SIGTERM
+    ends a program without leaving the block, unless the program handles the signal:
     ``signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))``.
 
     Args:
         redis: A URL, a client of redis-py, a ``ProjectAgent``, or ``None`` for
             ``BLS_REDIS_URL``.
         heartbeat: The first value; a copy is kept.
-        interval: Seconds between two beats at most, jittered; at most a third of
-            ``ttl``, which is the default.
+        interval: Longest time in seconds between two beats; each pause is shortened at
+            random. At most a third of ``ttl``, which is also the default.
         ttl: Seconds for which the worker counts as alive after a beat; 30 by default.
-        conflict: ``"refuse"`` raises :class:`~bls_agent.LeaseHeldError` where a living
-            process owns the key; ``"wait"`` lets the host go on and takes the key when
-            it is free.
+        conflict: What to do if a living process owns the key. ``"refuse"`` raises
+            :class:`~bls_agent.LeaseHeldError`. ``"wait"`` lets the program continue and
+            takes the key when it is free.
         timeout: Deadline of one request in seconds.
 
     Raises:
@@ -174,7 +180,7 @@ class Heartbeat:
         register(self)
 
     def reset_after_fork(self) -> None:
-        """In a forked child: the key is the parent's."""
+        """Close the heartbeat in a forked child, because the key is the parent's."""
         self._state = self._writer = self._thread = None
 
     def __repr__(self) -> str:
@@ -187,22 +193,23 @@ class Heartbeat:
 
     @property
     def heartbeat(self) -> WorkerHeartbeat:
-        """A copy of the present value."""
+        """A copy of the current value."""
         return copy.deepcopy(self._current.now)
 
     @property
     def owned(self) -> bool:
-        """Whether the key surely belongs to this process until the next beat is due."""
+        """Whether it is certain that the key belongs to this process."""
         state = self._state
         return state is not None and state.claim.valid
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the heartbeat; written at once, many changes in a few writes.
+        """Change fields of the heartbeat. The new value is written soon.
 
-        From any thread; never waits, and never raises for Redis.
+        Many changes need only a few writes. May be called from any thread; never waits
+        for Redis, and raises no exception about Redis.
 
         Raises:
-            ConfigurationError: A field is unknown or cannot hold that value; nothing
+            ConfigurationError: A field is unknown or cannot hold that value. No field
                 has changed.
         """
         self._current.change(changes)
@@ -211,7 +218,7 @@ class Heartbeat:
             writer.write_soon([state])
 
     def stats(self) -> HeartbeatStats:
-        """Return every counter and state; from any thread."""
+        """Return every counter and state. May be called from any thread."""
         state, counts = self._state, self._counts
         return HeartbeatStats(
             key=self._key,
@@ -225,11 +232,11 @@ class Heartbeat:
         """Wait until the first beat is written.
 
         Args:
-            timeout: Seconds to wait at most; ``None`` for ever.
+            timeout: Longest time to wait in seconds; ``None`` to wait without limit.
 
         Raises:
-            RedisUnavailableError: Not within that time.
-            ConfigurationError: It is not open.
+            RedisUnavailableError: No beat was written within that time.
+            ConfigurationError: The heartbeat is not open.
         """
         state, writer = self._opened(), self._writer
         if writer is not None:
@@ -243,7 +250,10 @@ class Heartbeat:
             raise RedisUnavailableError("not_ready", reason, address=address)
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Do as :meth:`ready`, where no event loop runs: else ConfigurationError."""
+        """Do the same as :meth:`ready` in a program without an event loop.
+
+        Raise ConfigurationError in a running event loop.
+        """
         refuse_in_event_loop("wait_ready", "'await beat.ready()'")
         self._opened()
         if self._thread is None:
@@ -257,31 +267,35 @@ class Heartbeat:
         return self._state
 
     async def __aenter__(self) -> Self:
-        """Open: the first beat is written, or will be when Redis is there.
+        """Open the heartbeat. If Redis is unreachable, the first beat is written later.
 
         Raises:
             LeaseHeldError: The key belongs to a living process.
-            WrongTypeError: The key holds another type; it was left alone.
-            ConfigurationError: It is open already, or ``BLS_REDIS_URL`` is wrong.
+            WrongTypeError: The key holds another type; its value was left alone.
+            ConfigurationError: The heartbeat is open already, or ``BLS_REDIS_URL`` is
+                wrong.
         """
         await self._open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Remove the key; the exception of the body goes on unchanged."""
+        """Remove the key. An exception of the block is raised unchanged."""
         await self.aclose()
 
     def __enter__(self) -> Self:
-        """Open in a program without an event loop; raises as ``async with``."""
+        """Open the heartbeat in a program without an event loop.
+
+        Raise the same exceptions as ``async with``.
+        """
         refuse_in_event_loop("with Heartbeat(...)", "'async with Heartbeat(...)'")
         self._refuse_twice()
         self._thread = _THREAD.open(self._open)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the key; the exception of the block goes on unchanged."""
+        """Remove the key. An exception of the block is raised unchanged."""
         thread = self._thread
-        if thread is None:  # a forked child, or closed already
+        if thread is None:  # this is a forked child, or the heartbeat is closed already
             return
         self._thread = None
         try:
@@ -303,7 +317,8 @@ class Heartbeat:
         self._refuse_twice()
         endpoint = self._access.endpoint
         _check_slot(self._current.now, endpoint)
-        # Neither state nor writer holds this object: an unclosed one is collected.
+        # Neither state nor writer refers to this object, so that an unclosed heartbeat
+        # can be garbage-collected.
         state = HeartbeatState(
             self._current,
             ValueLease(self._key, self._ttl),
@@ -322,7 +337,7 @@ class Heartbeat:
             raise
 
     def _raise(self, conflict: Exception | None) -> None:
-        """Raise a conflict, unless it ends and may be waited for."""
+        """Raise a conflict, unless it will end and ``conflict="wait"`` was passed."""
         ends = isinstance(conflict, LeaseHeldError) and conflict.remaining is not None
         if ends and self._conflict == "wait":
             text = "no heartbeat is written until its key is free: %s"
@@ -331,9 +346,9 @@ class Heartbeat:
             raise conflict
 
     async def aclose(self) -> None:
-        """Remove the key, if this process owns it, and stop; nothing if closed.
+        """Remove the key if this process owns it, and stop writing.
 
-        Takes at most ``timeout`` + 1 s.
+        Do nothing if the heartbeat is closed. Wait at most ``timeout`` + 1 s.
         """
         self._leave_closed_loop()
         state, writer = self._state, self._writer
@@ -349,7 +364,7 @@ class Heartbeat:
         with anyio.CancelScope(shield=True):
             try:
                 await writer.remove(state)
-            finally:  # no scope is a shield against Task.cancel()
+            finally:  # a scope does not protect against Task.cancel()
                 await WRITERS.leave(writer)
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:

@@ -1,8 +1,8 @@
 """The kinds of worker heartbeats, as values.
 
-Written strictly, in the contract's order of fields; read tolerantly: unknown fields are
-ignored, absent ones have their default (the status has none), and a number may be
-written as text.
+Heartbeats are written with the contract's fields, in the contract's order. They are read
+tolerantly: unknown fields are ignored, an absent field has its default (only the status
+has no default), and a number may be written as text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bls_agent.core.codec import (
 from bls_agent.core.errors import ConfigurationError, DecodeError
 from bls_agent.core.keys import KEYS, KeyTemplate, name_of
 
-DIGITS: Final = 20  # of a number as text: int() itself refuses thousands
+DIGITS: Final = 20  # longest number that is read from text; int() refuses thousands
 
 
 class WorkerStatus(StrEnum):
@@ -48,7 +48,7 @@ def _check_status(name: str, value: object) -> WorkerStatus:
 
 
 def _check_text(name: str, value: object) -> str:
-    text = name_of(value)  # some callers have numbers or UUIDs
+    text = name_of(value)  # some callers pass numbers or UUIDs
     if isinstance(text, str):
         return text
     raise ConfigurationError(name, value, "text")
@@ -78,7 +78,7 @@ def _check_texts(name: str, value: object) -> list[str]:
 
 
 def _check_moment(name: str, value: object) -> str:
-    """Check a moment: ISO-8601 text stays as it is, a datetime becomes ISO-8601."""
+    """Return a moment as ISO-8601 text; text that is ISO-8601 already is unchanged."""
     if isinstance(value, datetime):
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         return format_timestamp(aware.timestamp())
@@ -87,7 +87,7 @@ def _check_moment(name: str, value: object) -> str:
     raise ConfigurationError(name, value, "ISO-8601 or a datetime")
 
 
-# What checks a value, by its field's annotation, and gives it as it is written.
+# Annotation of a field → the function that checks and converts the field's value.
 _CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = MappingProxyType(
     {
         "WorkerStatus": _check_status,
@@ -108,8 +108,8 @@ class WorkerHeartbeat:
     """The fields of every kind of heartbeat.
 
     Attributes:
-        kind: The row of the table of keys: form of the key, TTL.
-        id_field: The field that repeats the key's id.
+        kind: The row of the table of keys, which defines the form of the key and its TTL.
+        id_field: The name of the field that holds the id in the key.
         status: The state of the worker.
         timestamp: When the heartbeat was made: ISO-8601 with its zone.
     """
@@ -127,7 +127,7 @@ class WorkerHeartbeat:
 
     @classmethod
     def template(cls) -> KeyTemplate:
-        """The form of its key, and its TTL."""
+        """Return the form of the heartbeat's key, with its TTL."""
         return KEYS[cls.kind]
 
     @property
@@ -137,12 +137,15 @@ class WorkerHeartbeat:
 
     @property
     def key(self) -> str:
-        """Its key; ConfigurationError if the id is empty or holds control characters."""
+        """The heartbeat's key in Redis.
+
+        Raise ConfigurationError if the id is empty or contains control characters.
+        """
         return self.template().build(**{self.template().fields[0]: self.id})
 
     @property
     def said_at(self) -> datetime | None:
-        """The timestamp, aware; ``None`` if a peer wrote anything else there."""
+        """The timestamp as an aware datetime; ``None`` if it is not ISO-8601."""
         return parse_timestamp(self.timestamp)
 
     def to_dict(self) -> JSONObject:
@@ -150,30 +153,36 @@ class WorkerHeartbeat:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def to_json(self) -> str:
-        """Encode it as the contract lays it out; non-ASCII text stays as it is."""
+        """Encode the heartbeat as JSON in the contract's form; non-ASCII text stays."""
         return encode(self.to_dict()).decode()
 
     @classmethod
     def from_json(cls, data: str | bytes | Mapping[str, Any]) -> Self:
-        """Read the heartbeat of a worker in any language.
+        """Decode the heartbeat of a worker, written in any programming language.
 
         Raises:
-            DecodeError: It is no JSON object, or a field is wrong (``bad_field``).
+            DecodeError: The data is not a JSON object, or a field is wrong
+                (``bad_field``).
         """
         given, payload = _object_of(data)
         names = [one.name for one in fields(cls)]
         known = {name: given[name] for name in names if given.get(name) is not None}
-        if "status" not in known:  # the one field that has no default
+        if "status" not in known:  # only this field has no default
             raise DecodeError("bad_field", payload, "status: absent")
         try:
-            known.setdefault("timestamp", "")  # not the time of reading
+            known.setdefault(
+                "timestamp", ""
+            )  # the default would be the time of reading
             return cls(**known)
         except ConfigurationError as error:
             detail = f"{error.name}: {error.rule}"
             raise DecodeError("bad_field", payload, detail) from None
 
     def changed(self, **changes: Any) -> Self:
-        """Return a copy with other fields, made now; ConfigurationError if they do not fit."""
+        """Return a copy with changed fields and the current time as timestamp.
+
+        Raise ConfigurationError if a field is unknown or cannot hold its value.
+        """
         names = [one.name for one in fields(self)]
         if unknown := changes.keys() - set(names):
             rule = f"its fields are {', '.join(names)}"
@@ -191,7 +200,7 @@ class DataWorkerHeartbeat(WorkerHeartbeat):
     """A data worker: ``heartbeat:data_worker:{node_id}``.
 
     Attributes:
-        stats: The worker's own counters; what JSON can hold.
+        stats: The worker's own counters; any values that JSON can hold.
     """
 
     kind: ClassVar[str] = "data_worker_heartbeat"
@@ -206,7 +215,10 @@ class DataWorkerHeartbeat(WorkerHeartbeat):
         status: WorkerStatus = WorkerStatus.RUNNING,
         stats: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Make one, as of now; ConfigurationError if a field cannot hold its value."""
+        """Make a heartbeat with the current time as timestamp.
+
+        Raise ConfigurationError if a field cannot hold its value.
+        """
         given: Any = {} if stats is None else stats
         return cls(node_id=node_id, status=status, stats=given)
 
@@ -216,11 +228,11 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
     """A backtest worker: ``backtest:worker:{worker_id}``.
 
     Attributes:
-        running_tasks: Tasks under way.
-        max_tasks: Tasks that it can do at a time.
-        started_at: ISO-8601 with its zone.
-        last_heartbeat: The same as ``timestamp``, for readers that look here.
-        task_uuids: Which tasks are under way.
+        running_tasks: Number of running tasks.
+        max_tasks: Number of tasks that the worker can run at a time.
+        started_at: Start of the worker: ISO-8601 with its zone.
+        last_heartbeat: The same as ``timestamp``, for readers that use this field.
+        task_uuids: Ids of the running tasks.
     """
 
     kind: ClassVar[str] = "backtest_worker_heartbeat"
@@ -243,10 +255,11 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
         started_at: str | datetime | None = None,
         task_uuids: Iterable[str] = (),
     ) -> Self:
-        """Make one, as of now; ConfigurationError if a field cannot hold its value.
+        """Make a heartbeat with the current time as timestamp.
 
-        ``worker_id`` is text, an integer or a UUID; ``started_at`` ISO-8601 or a
-        datetime (UTC without a zone), now by default.
+        ``worker_id`` is text, an integer or a UUID. ``started_at`` is ISO-8601 text or a
+        datetime (UTC if it has no zone); the default is the current time. Raise
+        ConfigurationError if a field cannot hold its value.
         """
         given = cast("object", task_uuids)  # from a caller without a type checker
         if isinstance(given, Iterable) and not isinstance(given, str | bytes):
@@ -265,12 +278,12 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
         )
 
     def changed(self, **changes: Any) -> Self:
-        """Return a copy with other fields, made now."""
+        """Return a copy with changed fields; both time fields are the current time."""
         other = super().changed(**changes)
         return replace(other, last_heartbeat=other.timestamp)
 
     def update_heartbeat(self, running_tasks: int | None = None) -> None:
-        """Renew it in place, as of now."""
+        """Set both time fields of this object to the current time."""
         count = self.running_tasks if running_tasks is None else running_tasks
         self.running_tasks = _check_count("running_tasks", count)
         self.timestamp = self.last_heartbeat = _now()
@@ -281,9 +294,9 @@ class ExecutionNodeHeartbeat(WorkerHeartbeat):
     """An execution node: ``heartbeat:node:{node_id}``.
 
     Attributes:
-        host: Where it runs.
-        port: Where it listens; 0 for nowhere.
-        active_strategies: Strategies that it executes.
+        host: The machine on which the node runs.
+        port: The port on which the node listens; 0 if it does not listen.
+        active_strategies: Number of strategies that the node executes.
     """
 
     kind: ClassVar[str] = "execution_node_heartbeat"
@@ -302,7 +315,10 @@ class ExecutionNodeHeartbeat(WorkerHeartbeat):
         status: WorkerStatus = WorkerStatus.RUNNING,
         active_strategies: int = 0,
     ) -> Self:
-        """Make one, as of now; ConfigurationError if a field cannot hold its value."""
+        """Make a heartbeat with the current time as timestamp.
+
+        Raise ConfigurationError if a field cannot hold its value.
+        """
         if isinstance(host, WorkerStatus):
             rule = "a host's name: the order is node_id, host, port, status"
             raise ConfigurationError("host", host, rule, "Pass status=… by name.")
@@ -320,8 +336,8 @@ class SchedulerHeartbeat(WorkerHeartbeat):
     """A scheduler: ``heartbeat:scheduler:{node_id}``.
 
     Attributes:
-        running_tasks: Tasks under way.
-        pending_tasks: Tasks that wait.
+        running_tasks: Number of running tasks.
+        pending_tasks: Number of waiting tasks.
     """
 
     kind: ClassVar[str] = "scheduler_heartbeat"
@@ -338,7 +354,7 @@ class SchedulerHeartbeat(WorkerHeartbeat):
         running_tasks: int = 0,
         pending_tasks: int = 0,
     ) -> Self:
-        """Make one, as of now."""
+        """Make a heartbeat with the current time as timestamp."""
         return cls(
             node_id=node_id,
             status=status,
@@ -352,7 +368,7 @@ class TaskTimerHeartbeat(WorkerHeartbeat):
     """A task timer: ``heartbeat:task_timer:{node_id}``.
 
     Attributes:
-        jobs_count: Jobs on its schedule.
+        jobs_count: Number of jobs on the timer's schedule.
     """
 
     kind: ClassVar[str] = "task_timer_heartbeat"
@@ -367,7 +383,7 @@ class TaskTimerHeartbeat(WorkerHeartbeat):
         status: WorkerStatus = WorkerStatus.RUNNING,
         jobs_count: int = 0,
     ) -> Self:
-        """Make one, as of now."""
+        """Make a heartbeat with the current time as timestamp."""
         return cls(node_id=node_id, status=status, jobs_count=jobs_count)
 
 
@@ -388,14 +404,14 @@ KINDS: Final[Mapping[str, type[WorkerHeartbeat]]] = MappingProxyType(
 def parse_heartbeat_data(
     data: str | bytes | Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Read a heartbeat into a dict, whatever its kind.
+    """Read a heartbeat of any kind into a dict.
 
     Args:
-        data: What GET gave, or a dict.
+        data: The reply to GET, or a dict.
 
     Returns:
-        Always a dict: the object that was written; ``{}`` for no value;
-        ``{"raw": text}`` for anything else.
+        The heartbeat's JSON object; ``{}`` if ``data`` is ``None``; ``{"raw": text}``
+        for anything else.
     """
     if data is None:
         return {}

@@ -1,4 +1,4 @@
-"""One heartbeat: its value, its next write, what a reply means. No I/O here."""
+"""One heartbeat: its value, the time of its next write, and its replies. No I/O."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from bls_agent.workers.heartbeat_fields import WorkerHeartbeat, WorkerStatus
 
 logger = logging.getLogger(__name__)
 
-SOON: Final = 0.02  # seconds after another owner's lease is over
-CHECK_AGAIN: Final = 1.0  # seconds between two checks whether a taken key is free
+SOON: Final = 0.02  # seconds between the end of another owner's lease and our next try
+CHECK_AGAIN: Final = 1.0  # longest time in seconds between two checks of a taken key
 
-_RNG: Final = random.SystemRandom()  # has no state that forked children would share
+_RNG: Final = random.SystemRandom()  # other generators would repeat in forked children
 _BLOCKED: Final = (Ownership.HELD, Ownership.STANDS, Ownership.WRONG_TYPE)
 
 
 class CurrentHeartbeat:
-    """The value of a heartbeat: ``now`` is replaced, never changed, from any thread."""
+    """The value of a heartbeat; any thread may replace ``now`` by a changed copy."""
 
     def __init__(self, heartbeat: WorkerHeartbeat) -> None:
         self.now = copy.deepcopy(heartbeat)
@@ -42,13 +42,16 @@ class CurrentHeartbeat:
         register(self)
 
     def reset_after_fork(self) -> None:
-        """In a forked child: a thread that does not exist here may hold the lock."""
+        """Make a new lock in a forked child.
+
+        A thread of the parent, which does not exist here, may hold the former lock.
+        """
         self._lock = threading.RLock()
 
     def change(self, changes: dict[str, Any]) -> None:
-        """Change fields; a ``ConfigurationError`` leaves all of them as they were."""
+        """Change fields. After a ``ConfigurationError`` no field has changed."""
         with self._lock:
-            while True:  # a signal handler may come in between, and change it itself
+            while True:  # a signal handler may interrupt this loop and change the value
                 before = self.now
                 after = copy.deepcopy(before.changed(**changes))
                 if self.now is before:
@@ -58,7 +61,7 @@ class CurrentHeartbeat:
 
 @dataclass
 class HeartbeatCounts:
-    """Counters of one heartbeat over all its openings; see ``HeartbeatStats``."""
+    """Counters of one heartbeat since it was made; see ``HeartbeatStats``."""
 
     writes: int = 0
     refreshes: int = 0
@@ -81,14 +84,14 @@ class HeartbeatState:
         self.claim = claim  # whether this process owns the key
         self.counts = counts
         self.interval = interval  # longest time between two beats, in seconds
-        self.due_at = float("-inf")  # when it is written next, on the loop's clock
-        self.is_wanted = False  # it has changed: to be written before it is due
-        # Its opening waits for ``answered``, ``ready()`` for ``settled``, its close for
-        # ``ended``. Each is also set where no reply can be waited for any more.
+        self.due_at = float("-inf")  # time of the next beat, by the loop's clock
+        self.is_wanted = False  # the value has changed and is written before ``due_at``
+        # Opening waits for ``answered``, ``ready()`` for ``settled``, and closing for
+        # ``ended``. Each is also set when no reply can arrive any more.
         self.answered = anyio.Event()  # Redis has replied to the first beat
         self.settled = anyio.Event()  # a beat was written
         self.ended = anyio.Event()  # the key was removed
-        self.conflict: BlsError | None = None  # what its opening raises
+        self.conflict: BlsError | None = None  # the exception that opening raises
         self._current = current
         self._refused = False
         self._status_sent: WorkerStatus | None = None
@@ -98,7 +101,7 @@ class HeartbeatState:
 
     @property
     def is_written(self) -> bool:
-        """Whether a beat was ever written."""
+        """Whether Redis has stored at least one beat."""
         return self._status_written is not None
 
     def beat(self) -> Run:
@@ -112,14 +115,15 @@ class HeartbeatState:
     def handle_reply(self, reply: Reply, *, sent_at: float, now: float) -> float:
         """Record the reply of ``beat.lua``; return the seconds until the next beat.
 
-        1. ``lapsed``, or ``held`` by a process that is surely dead: 0, and the next
-           beat takes the key.
-        2. ``written`` or ``refreshed``: the key is ours. The interval, jittered.
-        3. ``held`` or ``stands``: another owner, or a value without one. Until it ends,
-           but at most a second, because its owner may leave.
-        4. ``wrong_type``, ``late``, or a value that never ends: the interval.
+        1. ``lapsed``, or ``held`` by a process that is certainly dead: return 0, and the
+           next beat takes the key.
+        2. ``written`` or ``refreshed``: the key is ours. Return about the interval.
+        3. ``held`` or ``stands``: the key has another owner, or a value without owner.
+           Return the time until its TTL ends, but at most a second, because the owner
+           may leave earlier.
+        4. ``wrong_type``, ``late``, or a value without TTL: return about the interval.
 
-        Both times are of ``boot_seconds``.
+        ``sent_at`` and ``now`` are times of ``boot_seconds``.
         """
         self._refused = False
         answer = LeaseReply.of(reply)
@@ -142,14 +146,14 @@ class HeartbeatState:
         return pause
 
     def record_failure(self, error: RedisUnavailableError, *, ambiguous: bool) -> None:
-        """Record that a beat had no reply; if ``ambiguous``, it was perhaps written."""
+        """Record a beat without reply; Redis may have stored it if ``ambiguous``."""
         self.counts.failures += 1
         self._refused = isinstance(error, RedisRefusedError)
         self.claim.record_failure(ambiguous=ambiguous)
         self.answered.set()
 
     def want(self) -> None:
-        """Have the value written early, unless no value could be written now."""
+        """Request an early write, unless Redis or the key's owner refuses writes."""
         if not self._refused and self.claim.standing not in _BLOCKED:
             self.is_wanted = True
 
@@ -161,7 +165,7 @@ class HeartbeatState:
             logger.warning(text, self.claim.key)
 
     def _record_conflict(self, answer: LeaseReply) -> None:
-        """Record why the key cannot be taken, for the opening, and log it once."""
+        """Record for opening why the key cannot be taken; log later conflicts once."""
         standing, key = self.claim.standing, self.claim.key
         error: BlsError | None = None
         if answer.what == "wrong_type":

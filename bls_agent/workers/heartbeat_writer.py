@@ -1,4 +1,4 @@
-"""All heartbeats of one event loop and one Redis: one connection, one task, few writes."""
+"""Writes all heartbeats of one event loop to one Redis, in one task and few writes."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NAME: Final = "bls-agent:heartbeats"  # of the connection
-TOGETHER: Final = 0.25  # seconds: beats that are due so soon are written, too
-BATCH: Final = 500  # heartbeats that are written before the host gets its turn
-COALESCE: Final = 0.1  # seconds between two writes of what was changed
-CAP: Final = 2.0  # seconds between two tries while Redis is away
-RETRY: Final = 1.0  # seconds after a fault of ours
-GRACE: Final = 0.5  # seconds beyond its timeout that a removal may take
-REMOVALS: Final = 2  # tries to remove: the second over a new connection
+NAME: Final = "bls-agent:heartbeats"  # name of the connection and the task
+TOGETHER: Final = 0.25  # seconds; beats that are due within this time are written, too
+BATCH: Final = 500  # most heartbeats written at a time, so that other tasks can run
+COALESCE: Final = 0.1  # shortest time in seconds between two writes of changed values
+CAP: Final = 2.0  # longest pause in seconds while Redis is unreachable
+RETRY: Final = 1.0  # pause in seconds after an error in this package
+GRACE: Final = 0.5  # seconds that a removal may take in addition to ``timeout``
+REMOVALS: Final = 2  # attempts to remove heartbeats; the second uses a new connection
 
 _HOPELESS: Final = ("no_permission", "unknown_command", "refused")
 
 
 class HeartbeatWriter:
-    """Writes many heartbeats from one task, over one connection (cluster: per node)."""
+    """Writes many heartbeats from one task, over one connection to each Redis node."""
 
     def __init__(self, endpoint: Endpoint, *, timeout: float) -> None:
-        # Its task has ended, its loop was closed, or it is a forked child's copy.
+        # The task has ended, or this object is the copy in a forked child.
         self.is_over = False
-        self.users = 0  # heartbeats that are open
+        self.users = 0  # number of open heartbeats
         self.states: set[HeartbeatState] = set()
         self._timeout = timeout
         self._pool = ConnectionPool(endpoint, NAME, timeout=timeout)
@@ -68,26 +68,26 @@ class HeartbeatWriter:
         self._task.add_done_callback(self._handle_task_end)
 
     def _handle_task_end(self, _: asyncio.Task[None]) -> None:
-        # A task that is cancelled before its first step runs no finally of its own.
+        # A task that is cancelled before its first step does not run its ``finally``.
         self.is_over = True
         for state in self._ending:
             state.ended.set()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: the heartbeats are the parent's."""
+        """Forget the heartbeats in a forked child: they belong to the parent."""
         self.is_over = True
         self.states = set()
 
     def add(self, state: HeartbeatState) -> None:
-        """Keep one more heartbeat alive; its first beat is due at once."""
+        """Keep one more heartbeat alive. The first beat is due at once."""
         self.states.add(state)
         state.due_at = now = anyio.current_time()
-        if now < self._retry_at:  # Redis is away, and the host does not wait for it
+        if now < self._retry_at:  # Redis is unreachable: opening must not wait
             state.answered.set()
         self._wakeup.set()
 
     def write_soon(self, states: Collection[HeartbeatState]) -> None:
-        """Have heartbeats written soon; from any thread, never waits."""
+        """Request that heartbeats are written soon. Any thread may call this."""
         for state in list(states):
             state.want()
         self._wakeup.set()
@@ -98,7 +98,10 @@ class HeartbeatWriter:
         self.states.discard(state)
 
     async def remove(self, state: HeartbeatState) -> None:
-        """Remove a heartbeat from Redis if its key is ours, within ``timeout`` + 0.5 s."""
+        """Remove a heartbeat from Redis if its key is ours.
+
+        Wait for Redis at most ``timeout`` + 0.5 s.
+        """
         self._detach(state)
         if self.is_over:
             return
@@ -106,7 +109,8 @@ class HeartbeatWriter:
         self._wakeup.set()
         with anyio.move_on_after(self._timeout + GRACE):
             await state.ended.wait()
-        state.ended.set()  # a cancelled caller skips this: _wind_up removes it
+        # A cancelled caller does not come here; _wind_up() then removes the heartbeat.
+        state.ended.set()
         if state in self._ending:
             self._ending.remove(state)
 
@@ -126,7 +130,7 @@ class HeartbeatWriter:
                     await self._wait_until_due()
                     if not self.is_over:
                         await self._write_due()
-                except Exception as error:  # noqa: BLE001 - ours: the others go on
+                except Exception as error:  # noqa: BLE001 - heartbeats must go on
                     text = "a beat of the heartbeats failed\n%s"
                     logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
                     await anyio.sleep(RETRY + self._backoff.failed())
@@ -137,7 +141,7 @@ class HeartbeatWriter:
                     await self._wind_up()
 
     async def _wind_up(self) -> None:
-        """Remove heartbeats that no caller will remove; close the connection."""
+        """Remove the heartbeats that are left, and close the connection."""
         if states := list(self.states):
             logger.warning("the task of the heartbeats was cancelled and has ended")
             for state in states:
@@ -172,7 +176,7 @@ class HeartbeatWriter:
             state.is_wanted = False
         try:
             await self._write(due)
-        except BaseException:  # a fault of ours must not end the others
+        except BaseException:  # after an error, all these heartbeats are tried again
             for state in due:
                 state.claim.record_failure(ambiguous=True)
                 state.due_at = anyio.current_time() + RETRY
@@ -183,7 +187,7 @@ class HeartbeatWriter:
         try:
             if ending:
                 await self._remove(ending)
-        except BaseException:  # callers wait for these: _wind_up tries once more
+        except BaseException:  # callers wait for the removal: _wind_up() tries again
             self._ending += [state for state in ending if not state.ended.is_set()]
             raise
 
@@ -224,7 +228,11 @@ class HeartbeatWriter:
         self._record_success()
 
     def _record_success(self) -> None:
-        """Record that Redis answers. A new server gets all heartbeats at once."""
+        """Record that Redis replied.
+
+        After an outage or a reconnection, all heartbeats are written at once, because
+        the server may be a new one.
+        """
         self._backoff.succeeded()
         self._retry_at = 0.0
         away_since, self._away_since = self._away_since, None
@@ -238,7 +246,7 @@ class HeartbeatWriter:
     def _record_outage(
         self, states: Sequence[HeartbeatState], error: RedisUnavailableError
     ) -> None:
-        """Record that a write had no reply: all heartbeats pause."""
+        """Record that a write had no reply, and pause all heartbeats."""
         longest = error.kind == "auth"
         refused = isinstance(error, RedisRefusedError)
         delay = self._backoff.failed(permanent=refused, longest=longest)
@@ -247,7 +255,7 @@ class HeartbeatWriter:
         if self._away_since is None:
             self._away_since = now
         self._log_failure(error)
-        # Many beats go in several writes: the first ones may have been executed.
+        # Redis may have executed some of several beats before the failure.
         ambiguous = error.ambiguous or len(states) > 1
         for state in states:
             state.record_failure(error, ambiguous=ambiguous)
@@ -256,7 +264,7 @@ class HeartbeatWriter:
     def _record_refusal(
         self, state: HeartbeatState, error: RedisUnavailableError
     ) -> float:
-        """Record that Redis refused one beat; return the seconds until the next beat."""
+        """Record that Redis refused one beat; return the seconds until the next."""
         self._log_failure(error)
         state.record_failure(error, ambiguous=error.ambiguous)
         refused = isinstance(error, RedisRefusedError)
@@ -268,13 +276,13 @@ class HeartbeatWriter:
 
 
 class _Writers:
-    """The writers of this process; each ends with the last heartbeat in it."""
+    """The writers of this process. A writer ends when its last heartbeat is closed."""
 
     def __init__(self) -> None:
         self._by_loop: LoopLocal[dict[object, HeartbeatWriter]] = LoopLocal()
 
     def enter(self, endpoint: Endpoint, *, timeout: float) -> HeartbeatWriter:
-        """Return the running loop's writer for this Redis, and count one more user."""
+        """Return the running loop's writer for a Redis, and count one more user."""
         writers = self._by_loop.get(dict[object, HeartbeatWriter])
         key = (endpoint.address, _find_likeness(endpoint), timeout)
         found = writers.get(key)
@@ -286,7 +294,7 @@ class _Writers:
         return found
 
     async def leave(self, writer: HeartbeatWriter) -> None:
-        """Release a writer, in its event loop; the last user closes it."""
+        """Release a writer in its event loop. The last user closes the writer."""
         writer.users -= 1
         if writer.users and not writer.is_over:
             return
@@ -298,7 +306,7 @@ class _Writers:
 
 
 def _find_likeness(endpoint: Endpoint) -> int:
-    """Return a number that is equal for the same servers and credentials."""
+    """Return a number that is equal for equal servers and credentials."""
     topology = endpoint.topology
     if topology is None:
         return endpoint.likeness or id(endpoint)

@@ -1,4 +1,4 @@
-"""The progress of a fleet's work: days that are synced, backtests."""
+"""The progress of a fleet's work: synced days and running backtests."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from bls_agent.workers.tasks import Task, TaskKeys, read_key
 
 Day: TypeAlias = "date | str"  # "2026-01-12"
 
-MANY: Final = 500  # members in one command: about a millisecond of the server's
+MANY: Final = 500  # members in one command, which takes the server about 1 ms
 _DAY: Final = timedelta(days=1)
 _RULE: Final = "days: date objects, or text such as 2026-01-12"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncSummary:
-    """How far a synchronisation is, over a range of days.
+    """How many days of a calendar are synced.
 
     Attributes:
-        total: Days that there should be.
-        synced: Days of these that are there.
-        missing: Days that are not, in order.
-        foreign: Members of the set that are no dates.
+        total: Number of days in the calendar.
+        synced: Number of days in the calendar that are synced.
+        missing: Days in the calendar that are not synced, in order.
+        foreign: Number of members of the set that are not dates.
     """
 
     total: int
@@ -40,24 +40,24 @@ class SyncSummary:
 
     @property
     def first_missing(self) -> date | None:
-        """The day to go on with; ``None`` if nothing is missing."""
+        """The first day that is not synced; ``None`` if no day is missing."""
         return self.missing[0] if self.missing else None
 
     @property
     def completion(self) -> float:
-        """The part that is there, from 0 to 1; of no days at all 1."""
+        """The synced part of the calendar, from 0 to 1; 1 if the calendar is empty."""
         return self.synced / self.total if self.total else 1.0
 
 
 def read_days(members: Iterable[bytes]) -> tuple[set[date], int]:
-    """Read the members of a set of days: the days, and how many members are none."""
+    """Return the days in a set, and the number of members that are not days."""
     days: set[date] = set()
     foreign = 0
     for member in members:
         with suppress(ValueError):
             text = member.decode("ascii")
             day = date.fromisoformat(text)
-            if day.isoformat() == text:  # there are shorter forms
+            if day.isoformat() == text:  # fromisoformat() accepts shorter forms, too
                 days.add(day)
                 continue
         foreign += 1
@@ -65,7 +65,7 @@ def read_days(members: Iterable[bytes]) -> tuple[set[date], int]:
 
 
 def list_days(name: str, days: Iterable[Day] | Day) -> set[date]:
-    """Return days as dates, one or many; ``name`` is the argument's, for the error."""
+    """Return one or many days as dates. The error names the argument ``name``."""
     if isinstance(days, str | date):
         return {_check_day(name, days)}
     try:
@@ -75,7 +75,7 @@ def list_days(name: str, days: Iterable[Day] | Day) -> set[date]:
 
 
 def days_of(calendar: Iterable[Day]) -> set[date]:
-    """Return the days of a calendar, see :meth:`SyncProgress.summary`."""
+    """Return the days of a calendar; see :meth:`SyncProgress.summary`."""
     if not isinstance(calendar, tuple):
         return list_days("calendar", calendar)
     if len(calendar) != 2:  # noqa: PLR2004 - a start and an end
@@ -99,11 +99,11 @@ def _check_day(name: str, day: object) -> date:
 
 
 class BacktestProgress(TaskKeys):
-    """Writes how far a backtest is: ``backtest:task:{task_id}:progress``.
+    """Writes the progress of backtests: ``backtest:task:{task_id}:progress``.
 
-    The value lives for two hours from the last :meth:`set`. It is laid out like that of
-    :class:`~bls_agent.workers.TaskStatus`, with ``progress`` always there, and the
-    methods raise what they raise there.
+    The value expires two hours after the last :meth:`set`. The value has the same form
+    as in :class:`~bls_agent.workers.TaskStatus`, but always has ``progress``. The
+    methods raise the same exceptions as in that class.
     """
 
     row: ClassVar[KeyTemplate] = KEYS["backtest_task_progress"]
@@ -111,16 +111,17 @@ class BacktestProgress(TaskKeys):
     async def set(
         self, task_id: str, progress: float, status: str = "running", **fields: Any
     ) -> Task | None:
-        """Write how far it is, over whatever was written before.
+        """Write the progress of a backtest; the former value is overwritten.
 
         Args:
-            task_id: Which backtest.
+            task_id: The id of the backtest.
             progress: Percent, from 0 to 100.
             status: Any text.
             fields: Further fields; see :meth:`TaskStatus.set`.
 
         Returns:
-            As :meth:`TaskStatus.set`.
+            The task as it was written; with ``on_error="none"``, ``None`` if Redis could
+            not answer.
 
         Raises:
             ConfigurationError: The id cannot be part of a key, or a field cannot be
@@ -130,37 +131,40 @@ class BacktestProgress(TaskKeys):
 
 
 class SyncProgress(WritingStore):
-    """Which days of something are synced: a set of dates, ``{type}_update_{code}``.
+    """The days for which data is synced: a set of dates, ``{type}_update_{code}``.
 
-    The set lives for thirty days from the last :meth:`add`. Works with and without
-    ``async with``, in any event loop; close it with :meth:`aclose` when it was used
-    without. Every method raises :class:`~bls_agent.ConfigurationError` for a name that
-    cannot be part of a key and for what is no date,
-    :class:`~bls_agent.WrongTypeError` for a key that is no set, which is left alone,
-    and :class:`~bls_agent.RedisUnavailableError` if Redis cannot answer; a write was
-    then perhaps executed if ``error.ambiguous``. With ``on_error="none"`` a write counts
-    in ``failed_writes`` instead, logs a warning, once a minute at most, and returns 0 or
-    ``False``.
+    The set expires thirty days after the last :meth:`add`. Works in any event loop, with
+    and without ``async with``. If you do not use ``async with``, call :meth:`aclose` at
+    the end.
 
-    ``a_update_b_update_c`` may be the type ``a`` or the type ``a_update_b``: a type that
-    runs into ``_update_`` is refused, so that no two names share a set.
+    Every method raises :class:`~bls_agent.ConfigurationError` for a name that cannot be
+    part of a key and for a value that is not a date. For a key that is not a set it
+    raises :class:`~bls_agent.WrongTypeError`, and leaves the key alone. If Redis cannot
+    answer, it raises :class:`~bls_agent.RedisUnavailableError`; if ``error.ambiguous``
+    is true, Redis may have executed the write. With ``on_error="none"``, a write without
+    answer is counted in ``failed_writes`` instead, is logged as a warning at most once a
+    minute, and returns 0 or ``False``.
+
+    The key ``a_update_b_update_c`` could have the type ``a`` or the type ``a_update_b``.
+    So that two names never share a set, the longer type is refused.
     """
 
     client_name: ClassVar[str] = "bls-progress"
 
     async def add(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema's name
-        """Mark days as synced; the set lives for thirty days from now.
+        """Mark days as synced. The set then expires thirty days from now.
 
-        Five hundred days in one step. An error leaves a part of them at most, never a
-        set without an end; all of them may be added again.
+        Up to 500 days are added in one atomic step. After an error, some of the days may
+        be missing, but the set has a TTL; add all the days again.
 
         Args:
-            type: What is synced, such as ``tick``.
-            code: Of what, such as ``000001.SZ``.
-            dates: Date objects or ISO text, one or many; none changes nothing.
+            type: The kind of data that is synced, such as ``tick``.
+            code: The instrument whose data is synced, such as ``000001.SZ``.
+            dates: Date objects or ISO text, one or many. Without any date nothing
+                changes.
 
         Returns:
-            How many of them are new.
+            How many of the days are new in the set.
         """
         key, ttl = _key(type, code), KEYS["sync_progress"].ttl
         runs = [([key], (cast("int", ttl), *part)) for part in _portions(dates)]
@@ -172,10 +176,10 @@ class SyncProgress(WritingStore):
             return 0
 
     async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema's name
-        """Take days out, so that they count as missing; the others live on as before.
+        """Remove days, so that they count as missing. The TTL of the set is unchanged.
 
         Returns:
-            How many of them were there.
+            How many of the days were in the set.
         """
         key = _key(type, code)
         requests = [("SREM", encode_key(key), *part) for part in _portions(dates)]
@@ -187,7 +191,7 @@ class SyncProgress(WritingStore):
             return 0
 
     async def clear(self, type: str, code: str) -> bool:  # noqa: A002 - the schema's name
-        """Drop all days, without holding up the server; return whether there were any."""
+        """Remove all days with UNLINK. Return whether the set had any days."""
         key = _key(type, code)
         try:
             if await read_key(self._access.pool, "SCARD", key):
@@ -204,9 +208,9 @@ class SyncProgress(WritingStore):
         return bool(checked_reply(found, key))
 
     async def dates(self, type: str, code: str) -> set[date]:  # noqa: A002 - the schema's name
-        """Return every day that is synced; empty if there is none, or no more.
+        """Return every synced day. Return an empty set if the key is absent or expired.
 
-        Members that are no dates are left out; :meth:`summary` counts them.
+        Members that are not dates are left out; :meth:`summary` counts such members.
         """
         return (await self._read(_key(type, code)))[0]
 
@@ -216,13 +220,13 @@ class SyncProgress(WritingStore):
         code: str,
         calendar: Iterable[Day],
     ) -> SyncSummary:
-        """Compare what is synced with a calendar.
+        """Compare the synced days with a calendar.
 
         Args:
-            type: What is synced.
-            code: Of what.
-            calendar: A tuple ``(start, end)`` for every day between, both included; any
-                other iterable for just the days in it, such as an exchange's.
+            type: The kind of data that is synced, such as ``tick``.
+            code: The instrument whose data is synced, such as ``000001.SZ``.
+            calendar: A tuple ``(start, end)`` for every day from start to end, both
+                included; or any other iterable of days, such as trading days.
         """
         key, wanted = _key(type, code), days_of(calendar)
         days, foreign = await self._read(key)
@@ -234,12 +238,12 @@ class SyncProgress(WritingStore):
         )
 
     async def _read(self, key: str) -> tuple[set[date], int]:
-        # One step, whatever its size: a century of days takes the server 2.5 ms.
+        # SMEMBERS may read the whole set, as a century of days takes the server 2.5 ms.
         return read_days(await read_key(self._access.pool, "SMEMBERS", key))
 
 
 def _key(type: str, code: str) -> str:  # noqa: A002 - the schema's name
-    """Build a key that no other type and code share."""
+    """Build a key; refuse a type if another type and code have the same key."""
     row = KEYS["sync_progress"]
     key = row.build(type=type, code=code)
     first = row.readings(key)[0]

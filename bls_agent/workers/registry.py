@@ -38,24 +38,24 @@ T = TypeVar("T")
 
 TOGETHER: Final = 250  # workers in one write
 LEASE: Final = 255  # bytes of a lease that are read
-PLENTY: Final = 8 * 2**20  # bytes in one look, from which on large values are cut
-LARGE: Final = 65_536  # bytes of values that are read before the host gets its turn
+PLENTY: Final = 8 * 2**20  # bytes of values in one read; large ones after are truncated
+LARGE: Final = 65_536  # bytes of values to decode before other tasks can run
 NO_KEY: Final = -2  # PTTL of a missing key
 NO_TTL: Final = -1
 
-SEARCH_PAUSE: Final = 2.0  # seconds from the end of a search to the next one, at least
-SEARCH_REST: Final = 4.0  # times as long as a search took
+SEARCH_PAUSE: Final = 2.0  # shortest pause in seconds between two searches
+SEARCH_REST: Final = 4.0  # pause after a search, as a multiple of the search's duration
 
 
 class WorkerRegistry(Store):
-    """Finds the workers of a fleet by their heartbeats; never writes.
+    """Finds the workers of a fleet by their heartbeats; writes nothing to Redis.
 
-    Works with and without ``async with``; close it with :meth:`aclose` when it was used
-    without. Several tasks may list and watch at once.
+    Works with and without ``async with``. If you do not use ``async with``, call
+    :meth:`aclose` at the end. Several tasks may list and watch at once.
 
-    It needs SCAN, GETRANGE and PTTL of the heartbeats' keys, and GETRANGE of the leases
-    beside them, which hold TTLs other than the default. Heartbeats that may not be
-    read are left out; if that is so for all of them it raises.
+    The Redis user needs SCAN, and GETRANGE and PTTL of the heartbeats' keys. GETRANGE of
+    the keys of their leases is needed for TTLs other than the default. Heartbeats that
+    the user may not read are left out; an error is raised if the user may read none.
     """
 
     client_name: ClassVar[str] = "bls-workers"
@@ -63,15 +63,18 @@ class WorkerRegistry(Store):
     async def alive(
         self, kind: type[WorkerHeartbeat] | str | None = None
     ) -> list[Worker]:
-        """Find every worker whose heartbeat is there, and whatever else has such a key.
+        """Find every worker with a heartbeat in Redis.
+
+        A key of a heartbeat with any other value is returned, too; see
+        :attr:`Worker.problem`.
 
         Args:
             kind: A class of heartbeats, the name of a row such as
-                ``"backtest_worker_heartbeat"`` (its end may be left out), or ``None``
-                for every kind.
+                ``"backtest_worker_heartbeat"`` (``_heartbeat`` may be left out), or
+                ``None`` for every kind.
 
         Returns:
-            Sorted by kind and id.
+            The workers, sorted by kind and id.
 
         Raises:
             ConfigurationError: There is no such kind.
@@ -87,26 +90,28 @@ class WorkerRegistry(Store):
         interval: float = 1.0,
         refreshes: bool = False,
     ) -> AsyncGenerator[WorkerChange]:
-        """Report workers that join, leave, fall silent, come back or change.
+        """Yield each change of a worker: joined, left, changed, stale or back.
 
-        First every worker that is there ``joined``. Known ones are read each interval,
-        so that a dead one ``left`` an interval after its TTL at the latest; new ones
-        are searched for every few seconds, less often where that takes long. Among a
-        million other keys a search, and the look behind it, takes a second.
+        At first every worker is yielded as ``joined``. Known workers are read once per
+        interval, so that a dead worker is yielded as ``left`` within one interval after
+        its TTL. New workers are searched for every few seconds, or less often if a
+        search takes long. A search among a million other keys takes about a second.
 
-        An outage is reported once as ``unavailable`` and its end as ``available``; it
-        is tried again every 2 s at most. After it no worker counts as ``left`` before
-        half a TTL is over: they had no way to refresh.
+        An outage of Redis is yielded once as ``unavailable``, and its end as
+        ``available``. During an outage, the pause between two attempts is at most 2 s.
+        For half a TTL after an outage no worker counts as ``left``, because workers
+        could not refresh their heartbeats.
 
         Args:
-            kind: As for :meth:`alive`.
-            interval: Seconds between two looks.
-            refreshes: Whether to report also workers that have ``refreshed`` a
-                heartbeat without a new value: an age that is shown has to follow them.
+            kind: The same as for :meth:`alive`.
+            interval: Seconds between two reads.
+            refreshes: Whether to yield ``refreshed``, too: a worker has refreshed its
+                heartbeat without changing the value. A displayed age needs this.
 
         Raises:
-            ConfigurationError: There is no such kind, or the interval is no time.
-            RedisRefusedError: Redis refuses for good; waiting does not repair that.
+            ConfigurationError: ``kind`` is unknown, or ``interval`` is not a number of
+                seconds.
+            RedisRefusedError: Redis refuses the requests, and waiting does not help.
         """
         kinds, every = _kinds_of(kind), check_seconds("interval", interval)
         return self._watch(self.look(WorkerDiff(refreshes=refreshes), every, kinds))
@@ -125,7 +130,7 @@ class WorkerRegistry(Store):
         interval: float,
         kinds: Mapping[str, KeyTemplate] = HEARTBEATS,
     ) -> AsyncGenerator[list[WorkerChange]]:
-        """Look again and again, and yield what each look has changed in ``diff``."""
+        """Read all workers once per interval, and yield the changes of each read."""
         backoff = Backoff()
         openings, is_away, search_at = None, False, -inf
         while True:
@@ -144,7 +149,7 @@ class WorkerRegistry(Store):
             backoff.succeeded()
             now, before = anyio.current_time(), openings
             openings = self._access.pool.openings
-            # A restart of the server between two looks shows no outage.
+            # A restart of the server between two reads shows only as a new connection.
             if is_away or before not in (None, openings):
                 diff.hold(now)
             changes = [WorkerChange(Change.AVAILABLE)] if is_away else []
@@ -158,7 +163,10 @@ class WorkerRegistry(Store):
         known: Mapping[bytes, Worker],
         search_at: float,
     ) -> tuple[dict[bytes, Worker], float]:
-        """Read known workers and, if a search is due, new ones; return when the next is due."""
+        """Read known workers, and search for new ones if a search is due.
+
+        Return the workers, and the time at which the next search is due.
+        """
         keys = {key: one.kind for key, one in known.items()}
         began = anyio.current_time()
         if began >= search_at:
@@ -189,7 +197,7 @@ def _kinds_of(kind: type[WorkerHeartbeat] | str | None) -> Mapping[str, KeyTempl
 
 
 def _common_pattern(kinds: Mapping[str, KeyTemplate]) -> str:
-    """Make one pattern of the letters that stand at each place, for one SCAN."""
+    """Make one pattern for all kinds: at each position, any of the kinds' letters."""
     heads = [row.template.partition("{")[0] for row in kinds.values()]
     if len(heads) == 1:
         return next(iter(kinds.values())).pattern()
@@ -200,9 +208,10 @@ def _common_pattern(kinds: Mapping[str, KeyTemplate]) -> str:
 async def _read(
     pool: ConnectionPool, keys: Mapping[bytes, str], before: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
-    """Read heartbeats and their TTLs; leave out those that are gone or may not be read.
+    """Read heartbeats and their TTLs; leave out missing and forbidden keys.
 
-    MGET would hide keys of other types, read huge values, and fail for all of them.
+    MGET is not used because it hides keys of other types, reads huge values, and fails
+    for all keys if one key is forbidden.
     """
     seen: dict[bytes, Worker] = {}
     refused: list[RedisUnavailableError] = []
@@ -216,7 +225,7 @@ async def _read(
         for key, left, value in zip(part, replies[::2], replies[1::2], strict=True):
             if error := _refusal_in(left, value):
                 refused.append(error)
-            elif left != NO_KEY or value:  # written again after it had expired
+            elif left != NO_KEY or value:  # or the key was written again after PTTL
                 payload = None if isinstance(value, Exception) else value
                 ttl = None if left == NO_TTL else max(0.0, left / 1000)
                 seen[key] = Worker.read(
@@ -224,7 +233,7 @@ async def _read(
                 )
                 size += len(payload or b"")
                 total += len(seen[key].payload)
-            if size >= LARGE:  # a page of large values takes a second to read
+            if size >= LARGE:  # decoding many large values takes a second
                 size = 0
                 await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
@@ -236,7 +245,7 @@ async def _read(
 async def _judge_by_leases(
     pool: ConnectionPool, seen: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
-    """Judge workers that seem stale by the TTL in their lease, if it differs."""
+    """Judge workers that seem stale again, by the TTL in their lease; return these."""
     doubtful = [(k, one) for k, one in seen.items() if one.stale or one.age is None]
     judged: dict[bytes, Worker] = {}
     for part in _parts([(k, one) for k, one in doubtful if one.ttl is not None]):
@@ -250,7 +259,10 @@ async def _judge_by_leases(
 
 
 def _refusal_in(left: Reply, value: Reply) -> RedisUnavailableError | None:
-    """Return the error of a key that may not be read. A key of another type is shown."""
+    """Return the error of a key that the user may not read; raise other errors.
+
+    Return ``None`` for a key of another type, because such a key is shown.
+    """
     for reply in (left, value):
         if isinstance(reply, RedisUnavailableError):
             if reply.kind == "no_permission":

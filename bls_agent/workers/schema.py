@@ -1,9 +1,10 @@
-"""The names of the key schema, all of them derived from the rows of ``keys.py``.
+"""The names of the key schema, all of them derived from the rows of ``core/keys.py``.
 
 ``RedisKeyPrefix``, ``RedisKeyPattern``, ``RedisKeyBuilder`` and ``RedisTTL`` are the four
-lists of the schema. Nothing is listed here: a row called ``task_status`` is
-``RedisKeyPrefix.TASK_STATUS``, ``RedisKeyPattern.TASK_STATUS_ALL``,
-``RedisKeyBuilder.task_status(…)`` and ``RedisTTL.TASK_STATUS``. ``dir()`` tells all.
+lists of the schema. Their attributes are not written here but made from the rows. The
+row ``task_status`` has ``RedisKeyPrefix.TASK_STATUS``,
+``RedisKeyPattern.TASK_STATUS_ALL``, ``RedisKeyBuilder.task_status(…)`` and
+``RedisTTL.TASK_STATUS``. ``dir()`` returns all names of a list.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _FIELDS_AT_END: Final = re.compile(r"\*([:_]\*)+$")
 
 
 def _pattern(row: KeyTemplate) -> str:
-    """Write fields with nothing but separators between them as one ``*``."""
+    """Return the pattern of a row, with one ``*`` for all fields at the end."""
     return _FIELDS_AT_END.sub("*", row.pattern())
 
 
 @cache
 def _list_patterns() -> dict[str, str]:
-    """Return one pattern for each kind of key that has fields, and two for namespaces."""
+    """Return a pattern for each kind of key with fields, and two for namespaces."""
     found = {f"{n.upper()}_ALL": _pattern(row) for n, row in ROWS.items() if row.fields}
     return {"ALL_HEARTBEATS": "heartbeat:*", "ALL_GINKGO_KEYS": "ginkgo:*", **found}
 
@@ -47,7 +48,7 @@ def _list_patterns() -> dict[str, str]:
 @cache
 def _list_ttls() -> dict[str, int]:
     found = {n.upper(): row.ttl for n, row in ROWS.items() if row.ttl is not None}
-    return {**found, "FUNC_CACHE_DEFAULT": found["FUNC_CACHE"]}  # as in the schema
+    return {**found, "FUNC_CACHE_DEFAULT": found["FUNC_CACHE"]}  # the schema has both
 
 
 @cache
@@ -56,7 +57,7 @@ def _list_builders() -> dict[str, Callable[..., str]]:
 
 
 def _make_builder(name: str, row: KeyTemplate) -> Callable[..., str]:
-    """Make the function that builds one kind of key, its fields as parameters."""
+    """Make the function that builds one kind of key; its parameters are the fields."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [
         inspect.Parameter(field, kind, annotation="str | int | UUID")
@@ -74,12 +75,12 @@ def _make_builder(name: str, row: KeyTemplate) -> Callable[..., str]:
 
 
 class _Derived(type):
-    """A class whose attributes are derived from the rows of the table of keys."""
+    """Metaclass of a class whose attributes are made from the table of keys."""
 
     _derive: Callable[[], Mapping[str, Any]]
 
     def _find(cls, name: str) -> Any:
-        """Return what a row implies, or suggest the nearest name."""
+        """Return an attribute. The error for an unknown name suggests a known one."""
         names = cls._derive()
         if name in names:
             return names[name]
@@ -108,26 +109,26 @@ class _Builders(_Derived):
 
 
 class RedisKeyPrefix(metaclass=_Texts):
-    """What each kind of key begins with, without the separator."""
+    """The beginning of each kind of key, without the separator."""
 
     _derive = staticmethod(_list_prefixes)
 
 
 class RedisKeyPattern(metaclass=_Texts):
-    """A glob pattern for each kind of key; for SCAN, never for KEYS.
+    """A glob pattern for each kind of key. Use the patterns for SCAN, not for KEYS.
 
-    ``SYNC_PROGRESS_ALL`` and ``FUNC_CACHE_ALL`` match foreign keys as well: look at what
-    you find.
+    ``SYNC_PROGRESS_ALL`` and ``FUNC_CACHE_ALL`` also match keys of other programs, so
+    check each key that you find.
     """
 
     _derive = staticmethod(_list_patterns)
 
 
 class RedisKeyBuilder(metaclass=_Builders):
-    """A function for each kind of key that makes it of its fields.
+    """For each kind of key, a function that builds the key from its fields.
 
-    A field is text, an integer or a UUID. Each raises
-    :class:`~bls_agent.ConfigurationError` for a field that is empty or holds control
+    A field is text, an integer or a UUID. Each function raises
+    :class:`~bls_agent.ConfigurationError` for a field that is empty or contains control
     characters, and ``TypeError`` for the wrong number of fields.
     """
 
@@ -135,20 +136,21 @@ class RedisKeyBuilder(metaclass=_Builders):
 
 
 class RedisTTL(metaclass=_Seconds):
-    """Seconds that each kind of key lives after a write."""
+    """The TTL of each kind of key after a write, in seconds."""
 
     _derive = staticmethod(_list_ttls)
 
 
 def extract_id_from_key(key: str | bytes, prefix: str) -> str:
-    """Return the id that a key names.
+    """Return the id in a key.
 
     Args:
-        key: The key, as text or as Redis gave it.
-        prefix: What it begins with, with or without the ``:`` behind it.
+        key: The key, as text or bytes.
+        prefix: The beginning of the key, with or without the ``:`` after the prefix.
 
     Returns:
-        What follows the prefix; of a key that does not begin so, its last part.
+        The text after the prefix. If the key does not begin with the prefix, the text
+        after its last ``:``.
     """
     text = key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
     if not text.startswith(prefix):

@@ -1,9 +1,9 @@
-"""``TaskStatus``: how the tasks of a fleet are, one key for each.
+"""``TaskStatus``: the status of the tasks of a fleet, with one key for each task.
 
 The key schema names the keys ``ginkgo:task_status:{task_id}`` and
-``backtest:task:{task_id}:progress`` and leaves their values open. Here both hold one
-JSON object: ``task_id``, ``status``, ``timestamp``, then the caller's own fields in
-their order, of which ``progress`` (percent) and ``message`` have a meaning.
+``backtest:task:{task_id}:progress`` but does not define the values. This module stores
+a JSON object with ``task_id``, ``status`` and ``timestamp``, then the caller's own
+fields in the caller's order. ``progress`` (percent) and ``message`` are defined.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from bls_agent.core.errors import (
 from bls_agent.core.keys import KEYS, KeyTemplate, checked_reply, encode_key
 
 WHOLE: Final = 100  # percent
-WORD: Final = 64  # characters of a bare text that is taken for a status
-TRIES: Final = 50  # of a change that other processes are always ahead of
-SHORTEST_PAUSE: Final = 0.001  # seconds, doubled from try to try
-LONGEST_PAUSE: Final = 0.05
+WORD: Final = 64  # most characters of a text without JSON that is taken for a status
+TRIES: Final = 50  # attempts to change a value that other processes keep changing
+SHORTEST_PAUSE: Final = 0.001  # seconds, doubled after each attempt
+LONGEST_PAUSE: Final = 0.05  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +50,16 @@ class Task:
     """The value under the key of a task, read tolerantly.
 
     Attributes:
-        id: The id in its key.
-        status: Its state, in the writer's words; ``""`` if there is none. A bare
+        id: The id in the task's key.
+        status: The status in the writer's words, or ``""``. A value that is only a
             text such as ``running`` is a status, too.
-        timestamp: When that was written, aware; ``None`` if that is not known.
-        progress: Percent; ``None`` if that is not known.
+        timestamp: The time of the write, as an aware datetime; ``None`` if unknown.
+        progress: Percent; ``None`` if unknown.
         message: A text for people, or ``""``.
-        fields: The whole object, as it stands there.
-        raw: The text that stands there instead of an object, else ``None``.
-        reason: Why it is no object: ``not_json``, ``not_an_object``, ``not_utf8``,
-            ``too_deep``, or ``wrong_type`` for a key that holds no string; else ``""``.
+        fields: The whole JSON object.
+        raw: The value as text if it is not a JSON object, else ``None``.
+        reason: Why the value is not an object: ``not_json``, ``not_an_object``,
+            ``not_utf8``, ``too_deep``, ``wrong_type`` (the key is not a string), or ``""``.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Task:
 
     @classmethod
     def decode(cls, task_id: str, payload: bytes) -> Self:
-        """Decode a value, whatever it holds; never raises."""
+        """Decode the value of a task; never raise, whatever the value is."""
         found, reason = _decode(payload)
         if not isinstance(found, dict):
             return cls(
@@ -95,7 +95,7 @@ class Task:
 def encode_task(
     task_id: str, status: str, fields: Mapping[str, Any], *, now: float
 ) -> bytes:
-    """Make the value of a task; ``now`` is in Unix seconds."""
+    """Encode the value of a task; ``now`` is in Unix seconds."""
     given = {"status": status, "timestamp": format_timestamp(now), **fields}
     return encode_strictly("fields", {"task_id": task_id, **_checked(given)})
 
@@ -103,9 +103,9 @@ def encode_task(
 def change_task(
     task_id: str, payload: bytes, changes: Mapping[str, Any], *, now: float
 ) -> bytes:
-    """Change some fields of a value; a bare word becomes the status of an object.
+    """Change some fields of a value. A bare text becomes the status of a new object.
 
-    A value that is neither object nor word would be lost: it raises ``DecodeError``.
+    Raise ``DecodeError`` for any other value, because the change would destroy it.
     """
     found, reason = _decode(payload)
     if not isinstance(found, dict):
@@ -118,7 +118,7 @@ def change_task(
 
 
 def _decode(payload: bytes) -> tuple[JSONValue, str]:
-    """Decode a value; the second part names in one word why it is no object."""
+    """Decode a value. Return it, and in one word why it is not an object, or ``""``."""
     try:
         found = decode(payload)
     except DecodeError as error:
@@ -127,7 +127,7 @@ def _decode(payload: bytes) -> tuple[JSONValue, str]:
 
 
 def _bare_status(found: JSONValue, payload: bytes, reason: str) -> str:
-    """Take a bare text for a status, quoted or not, if it looks like one."""
+    """Return a bare text, quoted or not, if it looks like a status, else ``""``."""
     text = payload.decode() if reason == "not_json" else found
     word = text.strip() if isinstance(text, str) else ""
     fits = len(word) <= WORD and word.isprintable() and word[:1].isalnum()
@@ -165,16 +165,16 @@ def _checked(given: Mapping[str, Any]) -> JSONObject:
 
 
 class TaskKeys(WritingStore):
-    """One kind of key of tasks; ``row`` is that of the table of keys."""
+    """Stores tasks under one kind of key; ``row`` is its row in the table of keys."""
 
     client_name: ClassVar[str] = "bls-tasks"
     row: ClassVar[KeyTemplate]
 
     async def get(self, task_id: str) -> Task | None:
-        """Read a task; what cannot be read as one comes back as ``raw``.
+        """Read a task. A value that is not a JSON object is returned as ``raw``.
 
         Returns:
-            ``None`` if there is no such task, or no more.
+            The task, or ``None`` if the task is unknown or has expired.
         """
         payload = await read_key(
             self._access.pool, "GET", self.row.locate(task_id=task_id)
@@ -182,7 +182,7 @@ class TaskKeys(WritingStore):
         return None if payload is None else Task.decode(task_id, payload)
 
     async def delete(self, task_id: str) -> bool:
-        """Delete a task; return whether there was one."""
+        """Delete a task. Return whether the task was stored."""
         key = self.row.locate(task_id=task_id)
         try:
             return bool(await self._run(PUT_TEXT, key, 0, b""))
@@ -193,21 +193,21 @@ class TaskKeys(WritingStore):
     async def list(self, status: str | None = None) -> Tasks:
         """Read all tasks.
 
-        Uses SCAN, never KEYS. A value that cannot be read as a task comes back as
-        ``raw`` and hides no other one. Keys that may not be read are left out, unless
-        that is so for every one.
+        Uses SCAN, never KEYS. A value that is not a JSON object is returned as ``raw``
+        and hides no other task. Keys that the user may not read are left out; an error
+        is raised if no other task is found.
 
         Args:
-            status: Only tasks of this status.
+            status: Return only tasks with this status.
 
         Returns:
-            Tasks in order of their ids.
+            The tasks, sorted by id.
         """
         found: dict[str, Task] = {}
         refused: Reply = None
         async for keys in self._access.pool.scan_steps(self.row.pattern()):
-            # Not MGET: a key of another type, or one that may not be read, needs a
-            # reply of its own; and on a cluster the keys lie in many slots.
+            # MGET has no error for a single key of another type or without permission,
+            # and cannot read keys of several slots on a cluster.
             requests = [("GET", key) for key in keys]
             replies = await self._access.pool.read_many(requests)
             for key, reply in zip(keys, replies, strict=True):
@@ -250,17 +250,17 @@ class TaskKeys(WritingStore):
 
 
 class TaskStatus(TaskKeys):
-    """Writes how a task is, and reads what others wrote; each write lives a day.
+    """Writes and reads the status of tasks. A status expires a day after :meth:`set`.
 
-    Works with and without ``async with``, in any event loop; close it with
-    :meth:`aclose` when it was used without.
+    Works in any event loop, with and without ``async with``. If you do not use ``async
+    with``, call :meth:`aclose` at the end.
 
     The value is a JSON object: ``task_id``, ``status``, ``timestamp`` with its zone,
-    then fields of your own; see :class:`Task`. Every method raises
-    :class:`~bls_agent.WrongTypeError` for a key that is no string, which is left alone,
-    and :class:`~bls_agent.RedisUnavailableError` if Redis cannot answer; a write was
-    then perhaps executed if ``error.ambiguous``. With ``on_error="none"`` a write counts
-    in ``failed_writes`` instead, and logs a warning, once a minute at most.
+    then your own fields; see :class:`Task`. For a key that is not a string, every method
+    raises :class:`~bls_agent.WrongTypeError` and leaves the key alone. If Redis cannot
+    answer, it raises :class:`~bls_agent.RedisUnavailableError`; if ``error.ambiguous``
+    is true, Redis may have executed the write. With ``on_error="none"``, a write without
+    answer counts in ``failed_writes`` instead; a warning is logged at most once a minute.
     """
 
     row: ClassVar[KeyTemplate] = KEYS["task_status"]
@@ -273,20 +273,20 @@ class TaskStatus(TaskKeys):
         timeout: float = 5.0,
     ) -> None:
         super().__init__(redis, on_error=on_error, timeout=timeout)
-        # By event loop and key: changes together would all have to try again.
+        # Key → lock, per event loop; without locks, simultaneous changes would collide.
         self._turns: LoopLocal[WeakValueDictionary[str, anyio.Lock]] = LoopLocal()
 
     async def set(self, task_id: str, status: str, **fields: Any) -> Task | None:
-        """Write how a task is, over whatever was written before; for a day from now.
+        """Write the status of a task for a day; the former value is overwritten.
 
         Args:
-            task_id: Which task.
+            task_id: The id of the task.
             status: Any text: ``pending``, ``running``, ``回测中``.
-            fields: What JSON can hold: ``progress`` is percent, ``message`` a text,
-                ``timestamp`` now unless it is given.
+            fields: Further fields that JSON can hold. ``progress`` is percent,
+                ``message`` is a text, and ``timestamp`` is the current time by default.
 
         Returns:
-            The task as it was written; with ``on_error="none"`` ``None`` where Redis
+            The task as it was written; with ``on_error="none"``, ``None`` if Redis
             could not answer.
 
         Raises:
@@ -296,25 +296,26 @@ class TaskStatus(TaskKeys):
         return await self._put(task_id, status, fields)
 
     async def update(self, task_id: str, **changes: Any) -> Task | None:
-        """Change some fields; the others stay, and so does the time of its expiry.
+        """Change some fields of a task. The other fields and the TTL stay the same.
 
-        In one step: two callers, also in two processes, that change different fields at
-        once lose neither change.
+        The change is atomic: if two callers, also in two processes, change different
+        fields at the same time, both changes are kept.
 
         Args:
-            task_id: Which task.
-            changes: Fields and their new values; ``timestamp`` becomes now by itself.
+            task_id: The id of the task.
+            changes: New values of fields; ``timestamp`` is the current time by default.
 
         Returns:
-            The task as it is now. ``None``, and nothing was written, if there is none
-            any more; with ``on_error="none"`` also where Redis could not answer.
+            The changed task; ``None`` if the task is unknown or has expired, and with
+            ``on_error="none"`` also if Redis could not answer.
 
         Raises:
             ConfigurationError: A field cannot be written.
-            DecodeError: The value is neither an object nor a word; it was left alone.
-                :meth:`set` writes over it.
-            RedisUnavailableError: ``contended``: other writers were always ahead.
-                After an ambiguous error it may be done again, and then stands last.
+            DecodeError: The value is neither a JSON object nor a short text, and was
+                left alone. :meth:`set` overwrites it.
+            RedisUnavailableError: Redis cannot answer; or, with the kind ``contended``,
+                other writers changed the value during each attempt. After an ambiguous
+                error, a second ``update`` overwrites later changes of the same fields.
         """
         try:
             return await self._change(task_id, changes)
@@ -349,6 +350,6 @@ def _now() -> float:
 
 
 async def read_key(pool: ConnectionPool, command: str, key: str) -> Reply:
-    """Read a key of the table; WrongTypeError if it holds another type."""
+    """Read a key of the table; raise WrongTypeError if it holds another type."""
     (reply,) = await pool.read_many([(command, encode_key(key))])
     return checked_reply(reply, key)

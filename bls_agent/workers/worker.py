@@ -1,4 +1,4 @@
-"""One worker as the registry sees it, and what changed since the last look. No I/O."""
+"""One worker as the registry sees it, and its changes since the last read. No I/O."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ HEARTBEATS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
     {name: row for name, row in ROWS.items() if name.endswith("_heartbeat")}
 )
 LARGEST: Final = 65_536  # bytes of a value that is read
-SHOWN: Final = 4_096  # bytes that are kept of a larger one
-STALE: Final = 0.5  # of the TTL: one and a half of the longest allowed intervals
-CLOSE: Final = 2.0  # seconds between two looks that show the TTL of a refresh
+SHOWN: Final = 4_096  # bytes that are kept of a larger value
+STALE: Final = 0.5  # part of the TTL; 1.5 times the longest allowed interval
+CLOSE: Final = 2.0  # longest gap in seconds between two reads that show a refresh's TTL
 NO_TTL: Final = "no_ttl"
 
 
 def find_kind(key: bytes, kinds: Mapping[str, KeyTemplate]) -> str | None:
-    """Return the kind of heartbeat of a key; ``None`` for any other key."""
+    """Return the kind of heartbeat of a key; ``None`` if no kind matches."""
     return next((kind for kind, row in kinds.items() if row.match(key)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A worker whose heartbeat is there.
+    """A worker with a heartbeat in Redis.
 
     Attributes:
         kind: The row of the table of keys, such as ``"backtest_worker_heartbeat"``.
-        id: The rest of its key: whose heartbeat it is. Bytes that are not UTF-8 are
-            kept as surrogates, here and in ``key``.
+        id: The id of the worker: the key without the beginning that its kind defines.
+            Bytes that are not UTF-8 are kept as surrogates, here and in ``key``.
         key: The whole key.
-        heartbeat: The value; ``None`` if it is no heartbeat, or of a kind whose value
-            is left open (``component``, ``process``).
-        raw: The value of whatever form: always a dict, see
+        heartbeat: The value; ``None`` if the value is not a valid heartbeat, or if the
+            contract defines no value for the kind (``component``, ``process``).
+        raw: The value as a dict, whatever its form; see
             :func:`~bls_agent.workers.parse_heartbeat_data`.
-        age: Seconds since it was refreshed, by the server's clock: the TTL it is given
-            (the default of its kind, or the one in its lease) less what is left of it.
-            ``None`` if that is unknown: no TTL, or a longer one. A peer without a lease
-            that gives a shorter one looks old to a single look; a watch learns its TTL
-            as soon as it sees a refresh.
-        ttl: Seconds until the key expires; ``None`` if it does not.
-        stale: Whether it was not refreshed for half of its TTL.
-        problem: What is wrong with its key, in one word, or ``""``: ``wrong_type`` (the
-            key is no string), ``too_large`` (over 64 KiB, or over 4 KiB where many are
-            so large; the beginning is in ``raw``), ``not_utf8``, ``not_json``,
-            ``too_deep``, ``not_an_object``, ``bad_field``, ``no_ttl`` (it looks alive
-            for ever).
+        age: Seconds since the last refresh, by the server's clock: the TTL after a
+            refresh (the default of the kind, or the TTL in the lease) minus the TTL
+            that is left. ``None`` if the key has no TTL, or a longer one. If a program
+            without a lease sets a shorter TTL, the age is too high at first; a watch
+            learns the TTL when it sees a refresh.
+        ttl: Seconds until the key expires; ``None`` if the key does not expire.
+        stale: Whether the worker has not refreshed the heartbeat for half of the TTL.
+        problem: The fault of the key in one word, or ``""``: ``wrong_type`` (the key is
+            not a string), ``too_large`` (over 64 KiB, or over 4 KiB if many values are
+            large; the beginning is in ``raw``), ``not_utf8``, ``not_json``,
+            ``too_deep``, ``not_an_object``, ``bad_field``, or ``no_ttl`` (the worker
+            would look alive for ever).
         payload: The bytes of the value.
     """
 
@@ -84,10 +84,10 @@ class Worker:
         *,
         largest: int = LARGEST,
     ) -> Self:
-        """Make one of what was read at its key; never raises.
+        """Make a worker from the replies about its key; never raise.
 
-        ``payload`` is the value's first ``largest`` bytes and one more, ``None`` for a
-        key that is no string. ``before`` is the worker at the last look.
+        ``payload`` is the value, truncated after ``largest`` + 1 bytes, or ``None`` for
+        a key that is not a string. ``before`` is the worker at the last read.
         """
         if before is not None and payload and before.payload == payload:
             problem = "" if before.problem == NO_TTL else before.problem
@@ -111,23 +111,23 @@ class Worker:
 
     @property
     def row_ttl(self) -> float:
-        """Seconds that a heartbeat of this kind lives by default."""
+        """The default TTL of this kind of heartbeat, in seconds."""
         return float(HEARTBEATS[self.kind].ttl or 0)
 
     @property
     def owner_key(self) -> bytes:
-        """The key of its lease, as Redis knows it."""
+        """The key of the worker's lease."""
         return encode_key(OWNER.locate(place=place_beside(self.key)))
 
     def judged(self, given: float) -> Self:
-        """Return a copy with the age that it has if its key was written with this TTL."""
+        """Return a copy whose age is computed for a heartbeat written with this TTL."""
         age = None if self.ttl is None or self.ttl > given else given - self.ttl
         stale = age is not None and age >= given * STALE
         return replace(self, age=age, stale=stale)
 
     @property
     def content(self) -> tuple[str, dict[str, Any]]:
-        """The value without its times, by which two looks are compared."""
+        """The value without its time fields, to compare the values of two reads."""
         times = ("timestamp", "last_heartbeat")
         return self.problem, {n: v for n, v in self.raw.items() if n not in times}
 
@@ -135,7 +135,7 @@ class Worker:
 def _decode(
     kind: str, payload: bytes | None, largest: int
 ) -> tuple[WorkerHeartbeat | None, dict[str, Any], str]:
-    """Return a value as a heartbeat, as a dict, and what is wrong with it."""
+    """Return a value as a heartbeat and as a dict, and its problem in one word."""
     if payload is None:
         return None, {}, "wrong_type"
     if len(payload) > largest:
@@ -145,7 +145,7 @@ def _decode(
         return None, parse_heartbeat_data(payload), _check_text(payload)
     raw: dict[str, Any] | None = None
     try:
-        raw = decode_object(payload)  # once: its texts are shared by both readings
+        raw = decode_object(payload)  # the heartbeat shares the texts of this dict
         return KINDS[kind].from_json(raw), raw, ""
     except DecodeError as error:
         found = parse_heartbeat_data(payload) if raw is None else raw
@@ -161,7 +161,7 @@ def _check_text(payload: bytes) -> str:
 
 
 class Change(StrEnum):
-    """The values of ``WorkerChange.what``."""
+    """The values of ``WorkerChange.what``; the last two are about Redis."""
 
     JOINED = "joined"
     LEFT = "left"
@@ -183,11 +183,11 @@ class WorkerChange:
     """One change of a worker, or of Redis.
 
     Attributes:
-        what: ``"joined"``, ``"left"``, ``"changed"``, ``"stale"``, ``"back"``,
-            ``"refreshed"``; or of Redis itself ``"unavailable"``, ``"available"``.
-        worker: How the worker is now; of one that left, how it was seen last. ``None``
-            if this is about Redis.
-        before: How it was at the look before; ``None`` if it was not there.
+        what: For a worker ``"joined"``, ``"left"``, ``"changed"``, ``"stale"``,
+            ``"back"`` or ``"refreshed"``; for Redis ``"unavailable"`` or ``"available"``.
+        worker: The worker now; if the worker has left, its last known state. ``None``
+            for a change of Redis.
+        before: The worker at the read before; ``None`` if the worker is new.
         error: Why Redis cannot answer.
     """
 
@@ -198,21 +198,21 @@ class WorkerChange:
 
 
 class WorkerDiff:
-    """Compares each look with the one before."""
+    """Compares the workers of each read with the workers of the read before."""
 
     def __init__(self, *, refreshes: bool = False) -> None:
         self._refreshes = refreshes
-        self.workers: dict[bytes, Worker] = {}  # by key, at the last look
-        self._given: dict[bytes, float] = {}  # TTLs other than the row's
+        self.workers: dict[bytes, Worker] = {}  # key → worker at the last read
+        self._given: dict[bytes, float] = {}  # key → TTL, if it is not the row's TTL
         self._looked_at = -math.inf
         self._held_since = -math.inf
 
     def hold(self, now: float) -> None:
-        """After an outage, no worker counts as left before it had time to write."""
+        """Record the end of an outage, so that missing workers get time to write."""
         self._held_since = now
 
     def compare(self, seen: Mapping[bytes, Worker], now: float) -> list[WorkerChange]:
-        """Record a look, and return its differences to the last look, by kind and id."""
+        """Record a read; return the changes since the last read, by kind and id."""
         gap, self._looked_at = now - self._looked_at, now
         before, self.workers = self.workers, {}
         changes: list[WorkerChange] = []
@@ -235,7 +235,7 @@ class WorkerDiff:
     def _judge(
         self, key: bytes, found: Worker, known: Worker | None, gap: float
     ) -> Worker:
-        """Judge a worker by the TTL that its refreshes were seen to set, if it differs."""
+        """Compute a worker's age by the TTL that its refreshes set, if known."""
         ttl = found.ttl
         if ttl is None or not found.payload:
             return found
