@@ -291,7 +291,7 @@ class Screen:
             with suppress(OSError, ValueError):  # discard all further output
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if self._needed and isinstance(error, BrokenPipeError):
-                raise ReaderGone from error  # the parser makes an exit code of its own
+                raise ReaderGone from error  # typer exits 1 for BrokenPipeError
             if self._needed:
                 raise
 

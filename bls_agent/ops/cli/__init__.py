@@ -1,7 +1,7 @@
 """The command line: ``bls-agent``, or ``python -m bls_agent``.
 
-Only :func:`main` loads typer, so a missing extra is one line on standard
-error, and ``--version`` costs next to nothing.
+Only :func:`main` loads typer. A missing extra therefore prints just one line on
+standard error, and ``--version`` is fast.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from bls_agent.ops.cli.interrupts import INTERRUPTED, interrupts_end_the_process
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code; never raises for a user's mistake.
+    """Run one command and return its exit code; a user's mistake raises nothing.
 
     Args:
-        arguments: Without the program's name; by default those of the process.
+        arguments: Words after the program's name; by default, those of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

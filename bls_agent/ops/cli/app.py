@@ -1,10 +1,10 @@
 """The program: registers, parses and runs commands, and reports how they failed.
 
-A command is a function of an :class:`Invocation` and of what typer parses; ``--redis``,
-``--json`` and ``--lang`` are added here, and a parameter of type ``bool`` is a flag.
-Texts stand in the catalogue ``cli``: ``help_COMMAND`` of a command, ``opt_COMMAND_NAME``
-or ``opt_NAME`` of an option, ``arg_…`` of an argument. A command's module is loaded
-when it is run or listed.
+A command is a function that takes an :class:`Invocation` and the values that typer has
+parsed. This module adds ``--redis``, ``--json`` and ``--lang``; a parameter of type
+``bool`` becomes a flag. All texts are in the catalogue ``cli``: ``help_COMMAND`` for a
+command, ``opt_COMMAND_NAME`` or ``opt_NAME`` for an option, and ``arg_…`` for an
+argument. The module of a command is loaded when the command is used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ F = TypeVar("F", bound=_Handler)
 
 NAME: Final = "bls-agent"
 COMPLETE: Final = "_BLS_AGENT_COMPLETE"  # set by the shell that asks for completions
-# Each command, in the order of the page, and the module in which it is.
+# Each command, in the order of the help page, and its module.
 COMMANDS: Final = {
     "run": "run",
     "projects": "projects",
@@ -62,7 +62,7 @@ COMMANDS: Final = {
     "console": "console",
     "demo": "run",
 }
-WIDEST: Final = 100  # columns of a page: longer lines are hard to read
+WIDEST: Final = 100  # columns of a help page, because longer lines are hard to read
 NARROW: Final = 60  # columns below which explanations stand on lines of their own
 NAME_COLUMNS: Final = 26
 SECTIONS: Final = ("arguments", "options", "commands", "options_common")
@@ -71,10 +71,10 @@ _REGISTERED: Final[dict[str, typer.Typer]] = {}
 
 
 def _write_page(self: Any, ctx: Any, formatter: Any) -> None:
-    """Write the ``--help`` page of a command, whose texts are localised already.
+    """Write the ``--help`` page of a command, whose texts are already localised.
 
-    typer's own pages draw boxes, know English alone, and load ten times as much.
-    Escapes what the output cannot encode: the parser assumes UTF-8.
+    typer's own pages draw boxes, are only in English, and load ten times as much code.
+    Characters that the output cannot encode are escaped, because typer assumes UTF-8.
     """
     texts: Texts = ctx.obj.texts
     about: str = self.help
@@ -126,7 +126,7 @@ class _Group(TyperGroup):
 
 
 def _option(one: Any, texts: Texts) -> _Row:
-    """Return an option's names and its text; the parser has those of help in a set."""
+    """Return an option's names, sorted because ``help`` has a set, and its text."""
     name = ", ".join(sorted(one.opts))
     if one.is_flag:
         return name, texts["opt_help"] if one.name == "help" else one.help
@@ -153,10 +153,10 @@ def _section(title: str, rows: Iterable[_Row], columns: int) -> list[str]:
 def command(
     path: str, *, group: bool = False, default: bool = False
 ) -> Callable[[F], F]:
-    """Register a function, or a coroutine function, as a command; it stays as it is.
+    """Register a function or coroutine function as a command; return it unchanged.
 
-    ``"runs list"`` is a subcommand. With ``group`` the function runs when no subcommand
-    is named; a ``default`` subcommand runs then, too, without options of its own.
+    ``"runs list"`` is a subcommand. With ``group``, the function runs if no subcommand
+    is named. A ``default`` subcommand also runs then, but without its own options.
     """
     name, _, inner = path.partition(" ")
     if name not in _REGISTERED:
@@ -180,15 +180,15 @@ def command(
 
 
 def _parsed(function: _Handler, *, outer: bool = False) -> Callable[..., int]:
-    """Make what typer calls: with the context and the common options beside its own."""
+    """Make the function that typer calls, with the context and the common options."""
 
     def parsed(**values: Any) -> int:
         context: typer.Context = values.pop("context")
         before = cast("Invocation", context.obj)
-        # Options behind the command win over those before it.
+        # Options after the command override those before the command.
         redis = values.pop("redis") or before.redis
         json = values.pop("json") or before.json
-        values.pop("lang")  # read before the parsing
+        values.pop("lang")  # find_language has read the raw arguments
         invocation = replace(before, redis=redis, json=json)
         if outer and context.invoked_subcommand is not None:
             context.obj = invocation
@@ -213,7 +213,7 @@ def _common(
     json: JsonOption = False,
     lang: LangOption = None,
 ) -> None:
-    """Only a signature: what every command takes."""
+    """Exists only for its signature: the parameters that every command takes."""
 
 
 def _own_parameter(one: inspect.Parameter) -> inspect.Parameter:
@@ -248,7 +248,7 @@ def _localise(command: Any, texts: Texts, *path: str) -> None:
 
 
 class _Program(_Group):
-    """The outermost group: loads the module of a command when it is asked for."""
+    """The outermost group, which loads a command's module when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
         return [*COMMANDS]
@@ -268,7 +268,7 @@ class _Program(_Group):
 app = typer.Typer(
     cls=_Program,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},  # of every command
+    context_settings={"help_option_names": ["-h", "--help"]},  # for every command
 )
 
 
@@ -277,7 +277,7 @@ def _program(
     context: typer.Context,
     redis: RedisOption = "",
     json: JsonOption = False,
-    lang: LangOption = None,  # noqa: ARG001 - read before the parsing
+    lang: LangOption = None,  # noqa: ARG001 - find_language has read it
     version: Annotated[bool, typer.Option("--version")] = False,
 ) -> int:
     invocation: Invocation = context.obj
@@ -292,7 +292,7 @@ def _program(
 
 
 def run_program(arguments: Sequence[str]) -> int:
-    """Run one command and give its exit code; failures are reported as sentences."""
+    """Run one command and return its exit code; print failures as sentences."""
     # Commands report faults themselves; `run` and `console` configure logging.
     logging.getLogger("bls_agent").addHandler(logging.NullHandler())
     completing = bool(os.environ.get(COMPLETE))
@@ -315,10 +315,10 @@ def run_program(arguments: Sequence[str]) -> int:
             obj=invocation,
         )
         invocation.out.finish()
-    except SystemExit as end:  # of typer's own options, or of the user's module
+    except SystemExit as end:  # by typer's own options, or by the user's module
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:  # noqa: BLE001 - the outermost place
-        if completing:  # a shell that asks gets nothing, and no noise
+        if completing:  # a completion must show no error
             return Exit.FAILED
         redis = find_value("--redis", arguments) or None
         return report_failure(error, replace(invocation, redis=redis))

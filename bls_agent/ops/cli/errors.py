@@ -29,15 +29,15 @@ from bls_agent.ops.texts import Texts
 if TYPE_CHECKING:
     from bls_agent.console import Console
 
-# Answers after which nothing can be read or written at all.
+# Kinds of errors after which nothing can be read or written at all.
 _SHUT_OUT: Final = frozenset({"auth", "tls", "not_redis", "protocol"})
-# Errors with a sentence of the catalogue; the other ones have their own, in English.
+# Errors with a sentence in the catalogue; other errors print their English text.
 _SENTENCES: Final[Mapping[type[BaseException], str]] = {
     WrongTypeError: "wrong_type",
     MissingExtraError: "missing_extra",
 }
 MOST: Final = 3  # names that are suggested
-LIKENESS: Final = 0.5  # of difflib: 1 for equal names
+LIKENESS: Final = 0.5  # least ratio of difflib, which is 1 for equal names
 
 
 class Exit(IntEnum):
@@ -46,19 +46,19 @@ class Exit(IntEnum):
     DONE = 0
     FAILED = 1  # the command could not do what it was asked for
     USAGE = 2  # wrong arguments, names, URLs or variables
-    UNHEALTHY = 3  # something that was checked is not well
+    UNHEALTHY = 3  # a check has found a problem
     UNAVAILABLE = 4  # Redis does not answer, or refuses the login
     INTERRUPTED = 130  # Ctrl-C
-    BROKEN_PIPE = 141  # the reader of the output has gone
+    BROKEN_PIPE = 141  # the reader of the output has closed the pipe
     TERMINATED = 143  # SIGTERM
 
 
 class Failure(Exception):  # noqa: N818 - a way to end, not an error of the program
     """Ends a command with a sentence for people and an exit code.
 
-    ``text`` and ``hint``, a second sentence that says what to do, are keys of the
-    catalogue ``cli``; ``values`` fill both. ``details`` are printed before them: the
-    traceback of a user's code.
+    ``text`` and ``hint``, a second sentence with advice, are keys of the catalogue
+    ``cli``; ``values`` fill both. ``details``, such as the traceback of a user's code,
+    are printed before the sentences.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Failure(Exception):  # noqa: N818 - a way to end, not an error of the prog
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is printed about a failure."""
+    """The exit code of a failure, and the texts that are printed."""
 
     code: int
     text: str
     hint: str = ""
-    details: str = ""  # a traceback: of a user's code, or of a fault of this package
+    details: str = ""  # traceback of a user's code, or of an error in this package
 
 
 def report_failure(error: BaseException, invocation: Invocation) -> int:
-    """Print on standard error why a command has failed, and give its exit code."""
+    """Print on standard error why a command has failed; return its exit code."""
     error = unwrap(error)
     if isinstance(error, ReaderGone):
         return Exit.BROKEN_PIPE
@@ -107,13 +107,13 @@ def report_failure(error: BaseException, invocation: Invocation) -> int:
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """Take the single error out of nested exception groups."""
+    """Return the single error within nested exception groups."""
     inner: list[BaseException] = [*getattr(error, "exceptions", ())]
     return unwrap(inner[0]) if len(inner) == 1 else error
 
 
 def decide(error: BaseException, texts: Texts, *, by_default: bool = False) -> Verdict:
-    """Decide what to print, without I/O; ``by_default``: no address was given."""
+    """Decide what to print; ``by_default`` means that no address was given. No I/O."""
     if isinstance(error, Failure):
         hint = texts[error.hint].format(**error.values) if error.hint else ""
         text = texts[error.text].format(**error.values)
@@ -153,7 +153,7 @@ def _decide_outage(
 
 
 def _usage_text(error: Any, texts: Texts) -> str:
-    """Return what typer could not parse, in the reader's language where possible."""
+    """Describe what typer could not parse, in the reader's language if possible."""
     param = getattr(error, "param", None)
     name = str(param.get_error_hint()) if param is not None else ""
     message = str(error.format_message())
@@ -171,7 +171,7 @@ def _usage_text(error: Any, texts: Texts) -> str:
 
 
 def _pairs_as_options(error: Any, words: str) -> str:
-    """Write ``n=3 force=true`` as options ``--arg``, for a command that has them."""
+    """Write ``n=3 force=true`` as options ``--arg``, if the command has this option."""
     pairs = re.split(r" (?=[^\s=]+=)", words)
     params = getattr(getattr(error, "ctx", None), "command", None)
     takes_pairs = any(one.name == "arg" for one in getattr(params, "params", ()))
@@ -180,7 +180,7 @@ def _pairs_as_options(error: Any, words: str) -> str:
     return " ".join(f"--arg {shlex.quote(pair)}" for pair in pairs)
 
 
-# What the parser says, in its words, and the sentences of the catalogue for it.
+# Patterns of the parser's messages, and the keys of the sentences that replace them.
 _USAGE: Final = tuple(
     (re.compile(pattern), key)
     for pattern, key in (
@@ -198,11 +198,11 @@ _USAGE: Final = tuple(
 
 
 def normalise(invocation: Invocation, name: str) -> str:
-    """Return a name in the form NFC, in which agents write it; print a note if it was not.
+    """Return a name in the form NFC, which agents use; print a note if it changes.
 
-    Some input methods and file names have another form that looks the same.
+    Some input methods and file names use another form that looks the same.
     """
-    if not name:  # a shell's variable that is not set
+    if not name:  # such as a shell variable that is not set
         raise Failure("empty_name", Exit.USAGE)
     whole = unicodedata.normalize("NFC", name)
     if whole != name:
@@ -223,14 +223,14 @@ def misspelt(
     /,
     **values: object,
 ) -> Failure:
-    """Make the failure for an unknown name; hints at similar ones, or ``otherwise``."""
+    """Make the failure for an unknown name; hint at similar names or ``otherwise``."""
     hint = "did_you_mean" if likely else otherwise
     return Failure(text, code, hint=hint, names=", ".join(likely), **values)
 
 
 async def likely_names(console: Console, name: str) -> list[str]:
     known: list[str] = []
-    with suppress(RedisRefusedError):  # a user without the right to SCAN
+    with suppress(RedisRefusedError):  # the Redis user may not SCAN
         known = [*await console.projects()]
     return find_likely(name, known)
 

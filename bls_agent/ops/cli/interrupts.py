@@ -16,8 +16,8 @@ INTERRUPTED: Final = 130  # the exit code
 def interrupts_end_the_process() -> Generator[None]:
     """End the process at Ctrl-C, at once and with code 130, while modules load.
 
-    Because a KeyboardInterrupt may come inside of a callback of the importer, where
-    Python prints it, ignores it, and goes on.
+    This is needed because Python only prints and then ignores a KeyboardInterrupt that
+    is raised inside a callback of the importer.
     """
     usual = signal.getsignal(signal.SIGINT)
     in_main = threading.current_thread() is threading.main_thread()

@@ -21,8 +21,8 @@ from typer import Argument, Context, Option
 if TYPE_CHECKING:
     from bls_agent.console import Console
 
-RECORDS: Final = 1_000  # of a log that are searched for commands
-# Seconds: a shell that waits is worse than one that knows nothing.
+RECORDS: Final = 1_000  # records of a log that are searched for commands
+# Seconds for a completion, because a slow completion is worse than none.
 DEADLINE: Final = 0.5
 
 _BEGINS_JSON: Final = ("{", "[", '"', "")  # an empty text is reported later
@@ -31,16 +31,16 @@ T = TypeVar("T")
 
 
 def arrange(arguments: Sequence[str]) -> list[str]:
-    """Rename ``--json`` to ``--json-args`` where a value that begins like JSON follows.
+    """Rename ``--json`` to ``--json-args`` if a value follows that begins like JSON.
 
-    ``send`` and ``call`` take a command's arguments so. No parser knows an option with
-    two meanings.
+    For ``send`` and ``call``, ``--json`` means either the arguments of the command or
+    the format of the output. The parser supports only one meaning of an option.
     """
     arranged = list(arguments)
     if not {"send", "call"}.intersection(arguments):
         return arranged
     for index, word in enumerate(arguments):
-        if word == "--":  # nothing behind it is an option
+        if word == "--":  # no option follows
             break
         name, equals, value = word.partition("=")
         if not equals:
@@ -52,14 +52,14 @@ def arrange(arguments: Sequence[str]) -> list[str]:
 
 
 def complete_project(context: Context, incomplete: str) -> list[str]:
-    """Offer the projects in Redis; none if it does not answer."""
+    """Return the projects in Redis, or nothing if Redis does not answer."""
     return offer(context, incomplete, _make_console, lambda made: made.projects())
 
 
 def complete_command(context: Context, incomplete: str) -> list[str]:
-    """Offer the commands of the newest answer to ``help``, and those run since.
+    """Return the built-in commands, and the commands that the project's log names.
 
-    Both are read from the project's log; nothing is sent.
+    A log names commands that have run and lists in answers to ``help``. Nothing is sent.
     """
     from bls_agent.core.settings import BUILTINS
 
@@ -78,7 +78,7 @@ def complete_command(context: Context, incomplete: str) -> list[str]:
 
 
 def told_commands(result: object) -> dict[str, dict[str, Any]]:
-    """Read an agent's answer to ``help``: each command by its name."""
+    """Read an agent's answer to ``help``; return its commands by name."""
     items = cast("list[object]", result) if isinstance(result, list) else []
     commands = [
         cast("dict[str, Any]", item) for item in items if isinstance(item, dict)
@@ -98,7 +98,7 @@ def offer(
     make: Callable[..., AbstractAsyncContextManager[T]],
     find: Callable[[T], Awaitable[Iterable[str]]],
 ) -> list[str]:
-    """Offer the names that are found in Redis; none if it does not answer in time."""
+    """Return the names found in Redis, or nothing if Redis does not answer in time."""
     import anyio
 
     from bls_agent.core.settings import Settings
@@ -111,11 +111,11 @@ def offer(
 
     given = context.params.get("redis") or context.find_root().params.get("redis")
     try:
-        # Made beforehand: loading the client must not count as the server's silence.
+        # Made before the deadline begins, because loading the client takes long.
         url = given or Settings.from_env(os.environ).redis_url
         made = make(url, timeout=DEADLINE)
         names = dict.fromkeys(anyio.run(ask, made))
-    except Exception:  # noqa: BLE001 - whatever it is, a shell shows nothing of it
+    except Exception:  # noqa: BLE001 - a completion must show no error
         return []
     return [
         name for name in names if name.startswith(incomplete) and name.isprintable()

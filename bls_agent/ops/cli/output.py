@@ -1,4 +1,4 @@
-"""What every command shares: its options, its output, its progress, its words."""
+"""Options, output, progress and texts that all commands share."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from bls_agent.project.messages import LogEntry, Status
 if TYPE_CHECKING:
     from bls_agent.console import Console
 
-PATIENCE: Final = 1.0  # seconds before anything is shown
+PATIENCE: Final = 1.0  # seconds until the text is shown
 PERIOD: Final = 0.2  # seconds between two drawings
 
 
 class Progress:
     """Shows at a terminal what the command waits for, if it takes longer than a second.
 
-    A thread draws it, because the event loop may be busy.
+    A thread draws the text, because the event loop may be busy.
     """
 
     def __init__(self, screen: Screen, text: str) -> None:
@@ -44,7 +44,7 @@ class Progress:
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def tell(self, text: str) -> None:
-        """Set the text; returns at once, from any thread."""
+        """Set the text, from any thread; return at once."""
         self._text = text
 
     def __enter__(self) -> Self:
@@ -96,21 +96,21 @@ class Invocation:
         self.err.paragraph(self.say(text, **values), "yellow")
 
     def record(self, value: object, *cells: Cell) -> None:
-        """Write a result: as JSON, or its fields on a line."""
+        """Write a result, as JSON or as fields on one line."""
         if self.json:
             self.out.json(value)
         else:
             self.out.fields(*cells)
 
     def tell_outage(self, error: RedisUnavailableError | None) -> None:
-        """Report that Redis went away, or with ``None`` that it answers again."""
+        """Report that Redis is unavailable, or with ``None`` that it answers again."""
         if error is None:
             self.hint("back")
         else:
             self.warn("away", kind=error.kind)
 
     def waiting(self, text: str, /, **values: object) -> Progress:
-        """Show at a terminal what the command waits for, after a second."""
+        """Return a progress that shows what the command waits for, after a second."""
         return Progress(self.err, self.say(text, **values))
 
     def console(self) -> Console:
@@ -141,7 +141,7 @@ def status_name(status: Status | None) -> str | None:
 
 
 def now_clock(*, iso: bool = False) -> str:
-    """Return the current time: local for people, UTC as in the contract for programs."""
+    """Return the current time: local for people, ISO 8601 in UTC for programs."""
     now = datetime.now(UTC)
     if iso:
         return format_timestamp(now.timestamp())

@@ -1,4 +1,4 @@
-"""Tables of a command: as JSON, in a pipe, at a terminal, and live until q."""
+"""Tables of a command: as JSON, for a pipe, for a terminal, and live until q."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ T = TypeVar("T")
 S = TypeVar("S")
 _Follow: TypeAlias = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 
-PERIOD: Final = 1.0  # seconds between two drawings: ages pass by themselves
-AROUND: Final = 3  # lines of the screen that are no row: summary, heading, footer
-INTERVAL: Final = 2.0  # seconds between two looks at everything, at least
-REST: Final = 4.0  # times as long as a look took
+PERIOD: Final = 1.0  # seconds between two drawings, because ages grow
+AROUND: Final = 3  # lines of the screen besides the rows: summary, heading, footer
+INTERVAL: Final = 2.0  # seconds between two reads, at least
+REST: Final = 4.0  # pause after a read, as a multiple of the read's duration
 
 
-# Another screen without a cursor, and back; what any terminal obeys.
+# Escape codes for the alternate screen without a cursor, which all terminals know.
 ENTER: Final = "\x1b[?1049h\x1b[?25l"
 LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 HOME: Final = "\x1b[H"
@@ -42,22 +42,22 @@ CLEAR_BELOW: Final = "\x1b[J"
 
 @dataclass(frozen=True)
 class Layout:
-    """The fields of a table, in their order.
+    """The fields of a table, in order.
 
-    A heading is the text ``PREFIX_FIELD`` of the catalogue ``cli``. ``fields`` gives
-    the columns of a terminal from which each is shown.
+    The heading of a field is the text ``PREFIX_FIELD`` of the catalogue ``cli``.
+    ``fields`` maps each field to the least width of a terminal that shows the field.
     """
 
     prefix: str
     fields: Mapping[str, int]
 
     def fitting(self, columns: int) -> list[str]:
-        """Choose the fields that fit a terminal; the least important ones go first."""
+        """Return the fields that a terminal of this width shows."""
         return [name for name, least in self.fields.items() if columns >= least]
 
 
 def wants_live(invocation: Invocation) -> bool:
-    """Whether the output is a terminal that can be drawn on."""
+    """Return whether to draw: the output is a terminal, and JSON is not wanted."""
     dumb = os.environ.get("TERM") == "dumb"
     return invocation.out.terminal and not dumb and not invocation.json
 
@@ -68,9 +68,9 @@ async def poll(
     tell: Callable[[RedisUnavailableError | None], None],
     interval: float = INTERVAL,
 ) -> None:
-    """Call again and again; an outage and its end are reported once.
+    """Call ``look`` again and again; report an outage once, and its end once.
 
-    Raises ``RedisRefusedError`` if Redis refuses for good.
+    Raises ``RedisRefusedError`` if Redis refuses to answer.
     """
     import anyio
 
@@ -102,14 +102,14 @@ class Table(Generic[T]):
     layout: Layout
     describe: Callable[[T], object]
     cells: Callable[[T], Mapping[str, Cell]]
-    items: Sequence[T] = ()  # in their order
+    items: Sequence[T] = ()  # in the order of the rows
     summary: str = ""
-    more: int = 0  # items that are not among them
-    known: bool = False  # Redis has answered
+    more: int = 0  # number of further items
+    known: bool = False  # whether Redis has answered
     outage: RedisUnavailableError | None = None
 
     def record(self, outage: RedisUnavailableError | None) -> None:
-        """Record that Redis answers, or why it does not."""
+        """Record the error of an outage, or ``None`` if Redis answers."""
         self.outage, self.known = outage, self.known or outage is None
 
     def fill(self, items: Sequence[T], summary: str = "", more: int = 0) -> None:
@@ -118,7 +118,7 @@ class Table(Generic[T]):
     def write(self, empty: str = "", **values: object) -> None:
         """Write each item as JSON, or as a row.
 
-        Then, for people, the hint ``empty`` if there is none, or the summary.
+        Then write the hint ``empty`` if there is no item, or the summary for people.
         """
         out, names = self.invocation.out, [*self.layout.fields]
         if self.invocation.json:
@@ -136,7 +136,7 @@ class Table(Generic[T]):
             self.invocation.hint("plain", text=self.summary)
 
     def write_change(self, item: T, described: object, *before: Cell) -> None:
-        """Write a changed item: as JSON, or as its row behind the given cells."""
+        """Write a changed item, as JSON or as a row that begins with ``before``."""
         cells = self.cells(item)
         row = [cells[name] for name in self.layout.fields]
         self.invocation.record(described, *before, *row)
@@ -151,10 +151,10 @@ class Table(Generic[T]):
         fill: Callable[[S], None],
         state: Callable[[T], tuple[Hashable, object]],
     ) -> None:
-        """Look again and again: show the table, or print each item that has changed.
+        """Call ``look`` again and again; show the table, or print each changed item.
 
-        ``fill`` takes what was found into the table, ``state`` gives what an item is
-        known by, and what changes.
+        ``fill`` puts the result into the table. ``state`` returns the key of an item,
+        and a value that differs if the item has changed.
         """
         known: dict[Hashable, object] = {}
 
@@ -184,7 +184,7 @@ class Table(Generic[T]):
             await poll(look, print_changes, self.invocation.tell_outage)
 
     async def show(self, follow: _Follow) -> None:
-        """Draw while ``follow`` runs; its argument redraws at once."""
+        """Draw the table until q while ``follow(redraw)`` runs."""
         import anyio
 
         out = self.invocation.out
@@ -210,7 +210,7 @@ class Table(Generic[T]):
                 out.draw(LEAVE)
 
     def _lines(self, columns: int, lines: int) -> list[str]:
-        """Draw the table: a summary above, the number of hidden rows below."""
+        """Return the lines to draw: summary, table, and the number of hidden rows."""
         out, names = self.invocation.out, self.layout.fitting(columns)
         room = max(1, lines - AROUND)
         cells = map(self.cells, self.items[:room])
@@ -233,7 +233,7 @@ class Table(Generic[T]):
 
 @contextmanager
 def _keys_pressed() -> Generator[int | None]:
-    """Read single keys from the terminal; yield ``None`` without a terminal."""
+    """Yield a file number that reads single keys, or ``None`` without a terminal."""
     if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
         yield None
         return
@@ -243,7 +243,7 @@ def _keys_pressed() -> Generator[int | None]:
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
     try:
-        tty.setcbreak(number)  # Ctrl-C stays Ctrl-C
+        tty.setcbreak(number)  # Ctrl-C still interrupts
         yield number
     finally:
         with suppress(termios.error):
@@ -257,7 +257,7 @@ async def _wait_for_q(number: int | None) -> None:
     if number is None:
         await anyio.sleep_forever()
         return
-    with suppress(OSError):  # EIO: the other end is closed
+    with suppress(OSError):  # EIO: the terminal is closed
         pressed = b"any"
         while pressed.lower() not in (b"", b"q", b"\x04"):
             await anyio.wait_readable(number)

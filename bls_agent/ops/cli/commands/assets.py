@@ -50,7 +50,7 @@ _UrlOption: TypeAlias = Annotated[str, Option(metavar="URL")]
 
 
 def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Source:
-    """Read ``SOURCE``: a repository on GitHub, any Git server, or a folder."""
+    """Open ``SOURCE``: a repository on GitHub or any Git server, or a folder."""
     if source.startswith(GITHUB):
         from bls_agent.assets import GitHubSource
 
@@ -108,7 +108,7 @@ async def list_assets(
             state = await library.sync_state()
     table = Table(invocation, LIST, _describe, _describe, found)
     table.write(empty="no_assets_found" if search or category else "no_assets")
-    # The library may be behind its source; it can be read all the same.
+    # The library can be read, but may be older than its source.
     if state.is_interrupted:
         invocation.warn("asset_interrupted")
     elif state.sync_status == "failed":
@@ -125,7 +125,7 @@ def _describe(one: AssetSummary) -> dict[str, str]:
 async def get(
     invocation: Invocation, asset: Annotated[str, Argument(metavar="ID")]
 ) -> Exit:
-    """Show all that the library holds of one asset."""
+    """Show all fields of one asset in the library."""
     async with _library(invocation) as library:
         with invocation.waiting("waiting_redis"):
             found = await library.get(asset)
@@ -152,7 +152,7 @@ async def get(
 @command("assets watch")
 async def watch(invocation: Invocation) -> Exit:
     async with _library(invocation) as library:
-        await library.sync_state()  # where there is no Redis, nothing is waited for
+        await library.sync_state()  # fail at once during an outage
         async for asset_id in library.watch():
             found = await library.get(asset_id)
             value = {"id": asset_id, "asset": asdict(found) if found else None}

@@ -22,7 +22,7 @@ from bls_agent.ops.web import need_web
 if TYPE_CHECKING:
     from bls_agent.ops.web.config import WebConfig
 
-AGAIN: Final = 10.0  # seconds until asyncio may log the same again
+AGAIN: Final = 10.0  # seconds until asyncio may log the same message again
 LONGEST_LINE: Final = 2_000  # characters of a password that comes through a pipe
 
 
@@ -76,7 +76,7 @@ def password(
     invocation: Invocation,
     name: Annotated[str, Argument(metavar="NAME")],
 ) -> Exit:
-    """Make the line of a user for the file of ``--users``."""
+    """Print the line of a user for the file of ``--users``."""
     need_web()
     from bls_agent.ops.web.auth import user_line
 
@@ -86,17 +86,17 @@ def password(
 
 
 class _Visible(logging.Formatter):
-    """Escapes control characters: tracebacks may hold anything."""
+    """Escapes control characters, because tracebacks may contain any character."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(visible, super().format(record).splitlines()))
 
 
 class _NotAgain(logging.Filter):
-    """Lets one record of a kind through every ten seconds.
+    """Lets one record of each kind pass every ten seconds.
 
-    asyncio repeats itself when it runs out of files; peers must not fill a disk that
-    way.
+    asyncio repeats a record while file descriptors are missing, and clients must not
+    fill the disk with such records.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class _NotAgain(logging.Filter):
         self._passed: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind = str(record.msg).partition("\n")[0]  # more names the socket or the task
+        kind = str(record.msg).partition("\n")[0]  # later lines name the socket or task
         due = record.created - self._passed.get(kind, -AGAIN) >= AGAIN
         if due:
             self._passed[kind] = record.created
@@ -120,7 +120,7 @@ def _log_to_stderr() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("asyncio").addFilter(_NotAgain())
-    # Of uvicorn only faults: a peer that sends no HTTP must not fill a disk.
+    # Only errors of uvicorn, because clients that send no HTTP must not fill the disk.
     levels = {"bls_agent": logging.INFO, "uvicorn": logging.ERROR}
     for name, level in (levels | {"asyncio": logging.ERROR}).items():
         logger = logging.getLogger(name)
@@ -129,7 +129,7 @@ def _log_to_stderr() -> None:
 
 
 def _say_where(invocation: Invocation, config: WebConfig, urls: Sequence[str]) -> None:
-    """Name the URLs, whether there is a login, and what is not safe about it."""
+    """Print the URLs, whether there is a login, and a warning if TLS is missing."""
     from bls_agent.ops.web.config import is_loopback
 
     if invocation.json:
@@ -150,7 +150,7 @@ def _say_where(invocation: Invocation, config: WebConfig, urls: Sequence[str]) -
 
 
 def _ask_password(invocation: Invocation) -> str:
-    """Read a password: twice at a terminal, one line from a pipe; never an argument."""
+    """Read a password, twice from a terminal, or one line from a pipe."""
     if not sys.stdin.isatty():
         line = sys.stdin.readline(LONGEST_LINE).rstrip("\r\n")
         if not line:

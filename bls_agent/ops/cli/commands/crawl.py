@@ -51,7 +51,7 @@ def _complete_project(context: Context, incomplete: str) -> list[str]:
 
 
 def _complete_spider(context: Context, incomplete: str) -> list[str]:
-    """Offer the spiders of all projects: the parser drops the words before --spider."""
+    """Return all projects' spiders, because typer drops the words before --spider."""
 
     async def find(overview: QueueOverview) -> list[str]:
         return [one.spider for one in await overview.find() if one.spider]
@@ -74,7 +74,7 @@ async def stats(
     spider: _SpiderOption = "",
     watch: WatchOption = False,
 ) -> Exit:
-    """Count what every queue holds, or those of a project; 3 if one cannot be read."""
+    """Count the requests of each queue, or of a project; exit 3 if one is broken."""
     if spider and not project:
         raise Failure("spider_alone", Exit.USAGE)
     project = normalise(invocation, project) if project else ""
@@ -115,7 +115,7 @@ async def _unknown(overview: QueueOverview, project: str, spider: str) -> Failur
     spiders = [one.spider for one in found if one.project == project and one.spider]
     if spider:
         likely = find_likely(spider, spiders)
-    elif spiders:  # the project has no queue of its own
+    elif spiders:  # the project only has queues of spiders
         likely = [f"{project} --spider {one}" for one in spiders[:SHOWN]]
     else:
         likely = find_likely(project, {one.project for one in found})
@@ -176,7 +176,7 @@ async def failed(
 
 
 def _describe_failure(one: FailedRequest) -> dict[str, Any]:
-    """Describe a failed request; headers, body and meta are left out as secrets."""
+    """Describe a failed request, without headers, body and meta, which hold secrets."""
     request = one.request
     return {
         "url": None if request is None else redact(request.url),
@@ -207,7 +207,7 @@ def _failure_cells(invocation: Invocation, one: FailedRequest) -> Mapping[str, C
 async def requeue(
     invocation: Invocation, project: _CrawlArgument, spider: _SpiderOption = ""
 ) -> Exit:
-    """Queue what failed once more; 1 if some of it cannot be read and stays."""
+    """Queue failed requests once more; exit 1 if unreadable ones stay failed."""
     async with _queue(invocation, project, spider) as queue:
         with invocation.waiting("waiting_redis"):
             count = await queue.requeue_failed()
@@ -227,7 +227,7 @@ async def cleanup(
     spider: _SpiderOption = "",
     yes: Annotated[bool, Option("--yes", "-y")] = False,
 ) -> Exit:
-    """Delete the keys of a queue and its filters; shows first what would be deleted."""
+    """Show which keys of a queue and its filters would be deleted, then delete them."""
     project = normalise(invocation, project)
     names = invocation.redis, project, spider or None
     with invocation.waiting("waiting_redis"):
@@ -268,6 +268,6 @@ async def _is_sure(invocation: Invocation, plan: CleanupReport) -> bool:
         raise Failure("cleanup_unsure", Exit.USAGE, hint="hint_yes")
     invocation.err.draw(invocation.say("cleanup_sure", count=plan.found) + " ")
     if sys.platform != "win32":
-        await anyio.wait_readable(sys.stdin)  # reading itself would not let Ctrl-C in
+        await anyio.wait_readable(sys.stdin)  # because readline() blocks Ctrl-C
     answer = sys.stdin.readline().strip().casefold()
     return answer in invocation.texts["cleanup_yes"].split()

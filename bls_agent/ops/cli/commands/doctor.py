@@ -1,4 +1,4 @@
-"""``bls-agent doctor``: a live Redis against the contracts; only ever reads."""
+"""``bls-agent doctor``: check a live Redis against the contracts; only read."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _write_rows(report: Report, texts: Texts, invocation: Invocation) -> None:
 
 
 def _show(report: Report, texts: Texts, screen: Screen) -> None:
-    """Write the report for people: the summary, then the findings, the worst first."""
+    """Write the report for people: the findings, the worst first, then a summary."""
     for severity in Severity:
         groups = [group for group in report.groups if group.severity is severity]
         if groups:
@@ -88,7 +88,7 @@ def _show(report: Report, texts: Texts, screen: Screen) -> None:
 
 
 def _show_group(group: Group, texts: Texts, screen: Screen) -> None:
-    """Write the findings of a rule; what they have in common is written once."""
+    """Write the findings of a rule; explain consecutive similar ones only once."""
     screen.write("")
     explained: tuple[str, ...] = ()
     for finding in group.findings:
@@ -105,12 +105,12 @@ def _show_group(group: Group, texts: Texts, screen: Screen) -> None:
 
 
 def _paragraph(screen: Screen, head: str, text: str, style: str = "bold") -> None:
-    """Write a head in its style, and a text beside it that wraps below itself."""
+    """Write a head in its style, then the text; further lines are indented."""
     shown = visible(head)
     first, *more = wrap(f"{shown}{visible(text)}", screen.columns - len(INDENT))
     if first.startswith(shown):
         screen.line("  ", (shown, style), first[len(shown) :])
-    else:  # too narrow for the head alone
+    else:  # the head does not fit on one line
         screen.line("  ", first)
     for line in more:
         screen.line(INDENT, line)

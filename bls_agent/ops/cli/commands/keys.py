@@ -1,4 +1,4 @@
-"""``bls-agent keys`` and ``acl``: every key, and the rights to them; need no Redis."""
+"""``bls-agent keys`` and ``acl``: all keys, and the rights to use them. No Redis."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, normalise
 from bls_agent.ops.cli.output import Invocation
 
-NEAREST: Final = 3  # rows that are named for a key that is none
+NEAREST: Final = 3  # rows that are suggested for an unknown key
 LIKENESS: Final = 0.3
-TWIN: Final = "gbk"  # an encoding in which clients on Chinese systems write by mistake
+TWIN: Final = "gbk"  # an encoding that clients on Chinese systems use by mistake
 _ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
-USERS: Final = {  # in a hint: named after the rights
+USERS: Final = {  # names for users in hints, by their rights
     "agent": "order-agent",
     "console": "operator",
     "workers": "backtest-worker",
@@ -68,7 +68,7 @@ def explain(
     invocation: Invocation,
     key: Annotated[str, Argument(metavar="KEY")],
 ) -> Exit:
-    """Explain a key: contract, row, parts, type, TTL, and every way to read it."""
+    """Explain a key: contract, row, parts, type, TTL, and all possible readings."""
     raw = key_bytes(key)
     names = find_templates(raw)
     if not names:
@@ -215,9 +215,9 @@ def _check_place(given: bool, fits: bool, text: str, hint: str) -> None:  # noqa
 
 
 def _line(rules: Sequence[str], user: str, shell: str, *, selectors: bool) -> str:
-    """Write the rules alone, as a line of users.acl, or for a shell.
+    """Write the rules alone, a line of users.acl, or a command for a shell.
 
-    No password is made up: a user without one cannot log in.
+    The result has no password, and a user without a password cannot log in.
     """
     if shell:
         before = ["resetkeys", "resetchannels", *["clearselectors"] * selectors]

@@ -1,4 +1,4 @@
-"""``bls-agent logs``: a project's console log, and what comes after."""
+"""``bls-agent logs``: print a project's console log, and follow it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from bls_agent.project.console.search import LogFilter, LogSearch, read_moment
 from bls_agent.project.messages import Level, LogEntry
 
 LINES: Final = 200  # records that are shown by default
-MOST: Final = 100_000  # with --since, which bounds them by time
-LOOK: Final = 1.0  # seconds between two questions whether Redis still answers
+MOST: Final = 100_000  # records with --since, which limits them by time
+LOOK: Final = 1.0  # seconds between two checks whether Redis still answers
 LEVEL_COLUMNS: Final = 5
 
 
@@ -96,7 +96,7 @@ def _moment(option: str, text: str) -> datetime | None:
 async def _search(
     console: Console, project: str, lines: int, wanted: LogFilter
 ) -> LogSearch:
-    """Search backwards until enough records fit, or the list begins."""
+    """Search backwards until enough records match, or the log has no older ones."""
     entries: list[LogEntry] = []
     searched, back_to, before = 0, "", ""
     while len(entries) < lines:
@@ -128,7 +128,7 @@ async def _follow(
     wanted: LogFilter,
     printer: _Printer,
 ) -> None:
-    """Print records as they come; an outage is reported and waited out."""
+    """Print records as they arrive; report an outage, and wait until it ends."""
     if not await console.logs(project, 1):
         invocation.hint("waiting_records", project=project)
         await hint_likely(invocation, console, project)
@@ -142,13 +142,13 @@ async def _follow(
 async def _watch_outages(
     invocation: Invocation, console: Console, project: str
 ) -> None:
-    """Report when Redis goes away and comes back: following waits in silence."""
+    """Report outages and their ends, because following a log reports neither."""
 
     async def look() -> None:
-        with suppress(ContractError):  # the key holds no status: Redis answers
+        with suppress(ContractError):  # Redis answers, with a value that is no status
             await console.status(project)
 
-    with suppress(RedisRefusedError):  # it answers; what is refused is no outage
+    with suppress(RedisRefusedError):  # Redis answers; a refusal is no outage
         await poll(look, lambda _: None, invocation.tell_outage, LOOK)
 
 
@@ -170,7 +170,7 @@ class _Printer:
 
 
 def for_people(entry: LogEntry) -> tuple[list[Cell], bool]:
-    """Format a record for a terminal; the flag says whether something was cut."""
+    """Format a record for a terminal; return also whether it was shortened."""
     level = entry.level.value.ljust(LEVEL_COLUMNS)
     message, shown, cut = describe_record(entry)
     style = "yellow" if entry.is_gap else ""
@@ -187,6 +187,6 @@ def for_people(entry: LogEntry) -> tuple[list[Cell], bool]:
 
 
 def for_pipe(entry: LogEntry) -> list[Cell]:
-    """Format a record for a pipe: time, level, message and metadata, nothing cut."""
+    """Format a record for a pipe: time, level, message and metadata, all in full."""
     metadata = json_text(entry.metadata) if entry.metadata else ""
     return [entry.timestamp or "-", entry.level.value, entry.message, metadata]

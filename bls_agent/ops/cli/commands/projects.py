@@ -34,7 +34,7 @@ from bls_agent.ops.terminal import Cell
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import Status
 
-INTERVAL: Final = 0.5  # seconds between two looks at one project
+INTERVAL: Final = 0.5  # seconds between two reads of one project
 WELL: Final = frozenset({Status.ONLINE, Status.OFFLINE})
 ALARMS: Final = (Condition.FAULT, Condition.ERROR)
 TOP: Final = Layout(
@@ -80,7 +80,7 @@ async def status(
     project: ProjectArgument,
     watch: WatchOption = False,
 ) -> Exit:
-    """Show a project's status, queue, log and replicas; 3 if it is not well."""
+    """Show a project's status, queue, log and replicas; exit 3 if it is unhealthy."""
     project = normalise(invocation, project)
     async with Fleet(invocation.redis) as fleet, invocation.console() as console:
         if watch:
@@ -98,7 +98,7 @@ async def status(
 
 
 async def _instances(console: Console, project: str) -> dict[str, Status]:
-    """Read the replicas; none where that is refused, or the key is not ours."""
+    """Read the replicas; return none if Redis refuses or the key is malformed."""
     try:
         return await console.instances(project)
     except (ConfigurationError, ContractError, RedisRefusedError):
@@ -135,7 +135,7 @@ def _status_rows(
 
 
 async def _print_changes(invocation: Invocation, fleet: Fleet, project: str) -> None:
-    """Print each change until a signal; outages are reported and waited out."""
+    """Print each change until a signal; report outages, and wait until they end."""
     texts, people = invocation.texts, invocation.out.terminal
     printed: tuple[object, ...] | None = None
 
@@ -154,7 +154,7 @@ async def _print_changes(invocation: Invocation, fleet: Fleet, project: str) -> 
 
 @command("top")
 async def top(invocation: Invocation, *, once: bool = False) -> Exit:
-    """Show the fleet until q or Ctrl-C; once if the output is no terminal."""
+    """Show the fleet until q or Ctrl-C; print it once if the output is no terminal."""
     texts, people = invocation.texts, invocation.out.terminal
 
     views: dict[str, ProjectView] = {}
@@ -200,7 +200,7 @@ def project_cells(
     if view.presence is Presence.FRESH:
         known = view.age_exact or view.age is None
         age: Cell = f"{'' if known else '~'}{span(view.age)}"
-    else:  # there is no status: how long the log has been silent
+    else:  # without a fresh status: the age of the last record
         age = span(view.last_record_age), "dim"
     queue = "?" if view.queue is None else str(view.queue)
     bound = "≥ " if view.at_least else ""
@@ -220,7 +220,7 @@ def exists(view: ProjectView) -> bool:
 
 
 def is_healthy(view: ProjectView) -> bool:
-    """Whether its status is 在线, or 离线 after a normal end."""
+    """Return whether the status is 在线, or 离线 after a normal end."""
     return view.status in WELL
 
 
@@ -233,7 +233,7 @@ def _shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) 
 
 
 def freshness(view: ProjectView, texts: Texts) -> str:
-    """Return how far the status can be believed."""
+    """Describe the age of the status, and how long it remains valid."""
     if not exists(view):
         return texts["presence_absent"]
     values = {"age": span(view.age), "ttl": span(view.ttl)}

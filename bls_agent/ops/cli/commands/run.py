@@ -36,8 +36,8 @@ async def run(
     invocation: Invocation,
     target: Annotated[str, Argument(metavar="MODULE:AGENT")],
 ) -> Exit:
-    """Serve until a signal; drain; end with the signal's exit code."""
-    invocation.export_redis()  # before the import: an agent may read it there
+    """Run the agent until a signal, drain it, and return the signal's exit code."""
+    invocation.export_redis()  # before the import, which may read the variable
     agent = await _load_agent(parse_target(target), Path.cwd())
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format=FORMAT, stream=sys.stderr)
@@ -59,7 +59,7 @@ class _Announcement:
 
     def started(self, value: None = None) -> None:  # noqa: ARG002 - anyio's protocol
         stats = self._agent.stats()
-        if stats.status_writes:  # else it ended before its first status
+        if stats.status_writes:  # otherwise the agent ended before
             self._invocation.hint("online", project=self._agent.project)
 
 
@@ -67,8 +67,8 @@ class Target(NamedTuple):
     """The argument of ``run``."""
 
     module: str
-    path: str  # the attribute in it, with dots for one of one
-    call: bool  # whether that is a function that makes the agent
+    path: str  # the attribute of the module, such as ``agent`` or ``app.agent``
+    call: bool  # whether the attribute is a function that makes the agent
 
 
 def parse_target(text: str) -> Target:
@@ -80,9 +80,9 @@ def parse_target(text: str) -> Target:
 
 
 async def _load_agent(target: Target, directory: Path) -> ProjectAgent:
-    """Import a target, and call it if it is a factory.
+    """Import a target; call it if it is a function that makes the agent.
 
-    Modules are looked for in the user's directory first.
+    The user's directory is the first in which modules are searched.
     """
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))

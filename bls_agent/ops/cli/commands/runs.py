@@ -31,7 +31,7 @@ from bls_agent.runs import (
 )
 from bls_agent.runs.events import find_id
 
-LOOK: Final = 1.0  # seconds between two looks whether Redis still answers
+LOOK: Final = 1.0  # seconds between two checks whether Redis still answers
 PLACES: Final = {"start": "0-0", "now": "$"}
 RUNS: Final = Layout(
     "runs",
@@ -56,7 +56,7 @@ STATE_STYLES: Final = {
     RunState.CLOSED: "dim",
 }
 LONGEST: Final = 200  # bytes of what a run is about, at a terminal
-LATEST: Final = 253_402_300_800.0  # the year 10,000: what no calendar knows
+LATEST: Final = 253_402_300_800.0  # the year 10,000, which datetime does not know
 LONGEST_DATA: Final = 400  # bytes of an event's data at a terminal
 LONGEST_NAME: Final = 60
 TEXT_FIELDS: Final = ("content", "delta", "text", "token", "chunk")
@@ -80,7 +80,7 @@ async def list_runs(
     limit: LimitOption = 100,
     watch: WatchOption = False,
 ) -> Exit:
-    """List the runs, the newest first; 3 if one of them has lost its writer."""
+    """List the runs, the newest first; exit 3 if a run has lost its writer."""
     texts, people = invocation.texts, invocation.out.terminal
     order = -1 if watch and not wants_live(invocation) else 1
 
@@ -113,14 +113,14 @@ async def list_runs(
 
 
 def is_well(run: RunSummary) -> bool:
-    """Whether its writer lives, or has ended it."""
+    """Return whether the writer of a run lives, or has ended the run."""
     return run.state is not RunState.LOST
 
 
 def run_cells(
     run: RunSummary, texts: Texts, now: float, *, people: bool = True
 ) -> Mapping[str, Cell]:
-    """Return the fields of a run; for people in words, and cut."""
+    """Return the cells of a run; for people, in their language and shortened."""
     state, style = run.state, STATE_STYLES[run.state]
     shown = texts[f"run_state_{state.value}"] if people else state.value
     about = (
@@ -179,7 +179,7 @@ async def follow(
     *,
     raw: bool = False,
 ) -> Exit:
-    """Print the events of a run as they come, until it ends."""
+    """Print the events of a run as they arrive, until the run ends."""
     if begin not in PLACES and find_id(begin) is None:
         raise Failure("bad_place", Exit.USAGE, place=begin)
     async with EventStore(invocation.redis) as store:
@@ -188,7 +188,7 @@ async def follow(
             if not await store.exists(run):
                 invocation.hint("waiting_run", run=run)
         except RedisUnavailableError as error:
-            # Only Redis knows where "now" is; otherwise the follower waits for it.
+            # "now" needs Redis at once; for any other position, the follower waits.
             if begin == "now" or isinstance(error, RedisRefusedError):
                 raise
         await _print_run(invocation, follower, raw=raw)
@@ -196,7 +196,7 @@ async def follow(
 
 
 async def _print_run(invocation: Invocation, follower: Follower, *, raw: bool) -> None:
-    """Print events as they come; an outage and its end are reported once."""
+    """Print events as they arrive; report an outage once, and its end once."""
     printer = _Printer(invocation, raw=raw)
     outage: RedisUnavailableError | None = None
     while True:
@@ -218,8 +218,8 @@ class _Printer:
     def __init__(self, invocation: Invocation, *, raw: bool) -> None:
         self._invocation = invocation
         self._joins = invocation.out.terminal and not (raw or invocation.json)
-        self._source: object = None  # of the text that is being written
-        self._fresh = True  # at the beginning of a line
+        self._source: object = None  # the source of the current text
+        self._fresh = True  # whether the cursor is at the beginning of a line
 
     def write(self, one: Followed) -> None:
         out, texts = self._invocation.out, self._invocation.texts
@@ -300,7 +300,7 @@ def _event_line(event: StreamEvent, *, data: bool) -> list[Cell]:
 
 
 def for_pipe(one: Followed) -> list[Cell]:
-    """Format it for a pipe: id, time, number, source, name, data; nothing cut."""
+    """Format an item for a pipe: id, time, number, source, name, data, all in full."""
     if isinstance(one, StreamEvent):
         number = str(one.sequence)
         data = json_text(one.data)

@@ -46,9 +46,9 @@ SOURCE: Final = "bls-agent cli"  # the `source` of a command
 DEEPEST: Final = 4  # levels of a schema that are shown
 LONGEST_FILE: Final = 64 * 1024 * 1024
 NEWEST: Final = 10_000  # records that are searched for an outcome
-WORD: Final = re.compile(r"[\w.-]+")  # what no shell takes for more
+WORD: Final = re.compile(r"[\w.-]+")  # text that needs no quotes in a shell
 FRAME: Final = re.compile(r'  File ".*?([/\\]bls_agent[/\\][^"]*)?", line ')
-# The fields of a command that waits, and of its JSON.
+# The fields of a waiting command, in a row and in JSON.
 QUEUE: Final = Layout(
     "queue", dict.fromkeys(("time", "id", "command", "args", "source"), 0)
 )
@@ -128,9 +128,9 @@ def signature(command: _Schema) -> str:
 
 
 def _arguments(command: _Schema) -> Iterator[tuple[str, str, str, bool, str]]:
-    """Yield name, type, default, whether it is required, and description of each.
+    """Yield name, type, default, required and description of each argument.
 
-    Other agents may send anything.
+    Malformed parts are ignored, because agents in other languages may send anything.
     """
     parameters = _dict(command.get("parameters"))
     required = parameters.get("required")
@@ -192,7 +192,7 @@ async def send(
             record=not no_record,
             source=SOURCE,
         )
-        with suppress(BlsError):  # the command is sent all the same
+        with suppress(BlsError):  # the command has been sent already
             if await console.status(project) in (None, Status.OFFLINE):
                 invocation.hint("sent_offline", project=project)
     record = {"projectName": project, "id": sent.id, "command": name, "args": sent.args}
@@ -207,7 +207,7 @@ def _gather_args(
     file: str = "",
     strings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Merge a command's arguments: the file, then the object, then the pairs.
+    """Merge a command's arguments; pairs override the object, the object the file.
 
     A value of ``name=value`` is JSON if it parses as JSON, else text; ``strings`` are
     never read as JSON.
@@ -266,7 +266,7 @@ async def _asking(
 ) -> AsyncGenerator[Console]:
     """Open the console to send a command, and perhaps to wait for its outcome.
 
-    Ends the command with a sentence if the project does not exist, or no outcome came.
+    Raises ``Failure`` if the project does not exist, or if no outcome arrives.
     """
     text = "waiting_redis" if seconds is None else "waiting_outcome"
     with invocation.waiting(text, seconds=f"{seconds or 0:g}"):
@@ -298,7 +298,7 @@ async def call(
     no_record: bool = False,
     force: bool = False,
 ) -> Exit:
-    """Wait for the outcome; 0 if the command succeeded, else 1."""
+    """Send a command and print its outcome; exit 0 if it succeeded, otherwise 1."""
     args = _gather_args(arg or (), json_args, args_file, string or ())
     project = normalise(invocation, project)
     options: dict[str, Any] = {
@@ -334,7 +334,7 @@ def _no_outcome(
 
 @contextmanager
 def _interrupted(invocation: Invocation) -> Generator[None]:
-    """Warn a user who interrupts the waiting: the command is not taken back."""
+    """Warn a user who interrupts the wait that the command may still run."""
     try:
         yield
     except anyio.get_cancelled_exc_class():
@@ -363,7 +363,7 @@ async def _call_all(
 
 
 def _hint_text(invocation: Invocation, args: dict[str, Any], outcome: Outcome) -> None:
-    """Explain how to send digits as text, where the agent refused a number."""
+    """If the agent refused a number, explain how to send the digits as text."""
     fields = outcome.error.get("fields")
     wrongs = cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
     for name, wrong in wrongs.items():
@@ -398,7 +398,7 @@ def _show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") 
 
 
 def _show_failure(invocation: Invocation, error: Mapping[str, Any]) -> None:
-    """Write message and traceback in lines, then the other metadata."""
+    """Write the message, and then traceback and other metadata line by line."""
     out = invocation.out
     out.paragraph(f"{error.get('type', '')}: {error['message']}".removeprefix(": "))
     for name, value in error.items():
@@ -410,14 +410,14 @@ def _show_failure(invocation: Invocation, error: Mapping[str, Any]) -> None:
 
 
 def _folded(trace: str, text: str) -> Generator[str]:
-    """Drop the frames of this package from a traceback; each gap is counted."""
+    """Replace the frames of this package in a traceback by their number."""
     left_out = 0
     ours = False
     for line in trace.splitlines():
         if frame := FRAME.match(line):
             ours = frame[1] is not None
             left_out += ours
-        elif not line.startswith("    "):  # no longer of this frame
+        elif not line.startswith("    "):  # the frame has ended
             ours = False
         if ours:
             continue
@@ -434,12 +434,12 @@ async def wait(
     id: Annotated[str, Argument(metavar="ID")],  # noqa: A002 - the contract's name
     timeout: TimeoutOption = 60.0,
 ) -> Exit:
-    """Print the outcome; 0 if the command succeeded, else 1."""
+    """Print the outcome of a sent command; exit 0 if it succeeded, otherwise 1."""
     seconds = check_seconds("timeout", timeout)
     project = normalise(invocation, project)
     with invocation.waiting("waiting_outcome", seconds=f"{seconds:g}"):
         async with invocation.console() as console:
-            await console.status(project)  # an outage now is no reason to wait
+            await console.status(project)  # fail at once during an outage
             with anyio.move_on_after(seconds):
                 async for entry in console.follow_logs(project, last=NEWEST):
                     outcome = entry.outcome
@@ -491,7 +491,7 @@ async def withdraw(
     project: ProjectArgument,
     number: Annotated[str, Argument(metavar="ID")],
 ) -> Exit:
-    """Take it out of the queue; exit code 1 if it does not wait there any more."""
+    """Remove a command from the queue; exit 1 if it no longer waits there."""
     project = normalise(invocation, project)
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):

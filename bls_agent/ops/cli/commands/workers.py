@@ -1,4 +1,4 @@
-"""``bls-agent workers``: the workers that have a heartbeat, and how fresh it is."""
+"""``bls-agent workers``: the workers that have a heartbeat, and the heartbeat's age."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STYLES: Final = {
 }
 LONGEST: Final = 200  # bytes of a worker's other fields, at a terminal
 _END: Final = "_heartbeat"
-# Shown beside it, or of use to programs alone.
+# Fields with their own column, or of use only to programs.
 _SHOWN_APART: Final = frozenset(
     {
         "status", "timestamp", "worker_id", "node_id", "running_tasks", "max_tasks",
@@ -70,7 +70,7 @@ async def workers(
     kind: Annotated[str, Argument(metavar="KIND", autocompletion=_complete_kind)] = "",
     watch: WatchOption = False,
 ) -> Exit:
-    """List the workers; 3 if one of them is not well."""
+    """List the workers; exit 3 if one of them is unhealthy."""
     texts, people = invocation.texts, invocation.out.terminal
     row = _row_of(kind)
     cells = partial(worker_cells, texts=texts, people=people)
@@ -103,7 +103,7 @@ def _row_of(word: str) -> str | None:
 
 
 def find_kinds(word: str) -> list[str]:
-    """Find the rows that a word may mean: one for a name, or for a clear beginning."""
+    """Find the kind with this name, or all kinds whose names begin with the word."""
     wanted = _kind_name(word.replace("-", "_").casefold())
     if wanted in KIND_NAMES:
         return [wanted + _END]
@@ -113,7 +113,7 @@ def find_kinds(word: str) -> list[str]:
 async def _print_changes(
     table: Table[Worker], registry: WorkerRegistry, row: str | None
 ) -> None:
-    """Print each change until a signal; outages are reported and waited out."""
+    """Print each change until a signal; report outages, and wait until they end."""
     invocation, people = table.invocation, table.invocation.out.terminal
     async for change in registry.watch(row):
         worker, what = change.worker, change.what
@@ -128,9 +128,9 @@ async def _print_changes(
 async def _show_live(
     table: Table[Worker], registry: WorkerRegistry, row: str | None
 ) -> None:
-    """Draw once a second, and when Redis goes away."""
+    """Draw the table once a second, and at once when Redis becomes unavailable."""
     texts = table.invocation.texts
-    seen: dict[str, tuple[Worker, float]] = {}  # and when
+    seen: dict[str, tuple[Worker, float]] = {}  # worker, time of the change
 
     def cells(worker: Worker) -> Mapping[str, Cell]:
         later = anyio.current_time() - seen[worker.key][1]
@@ -142,8 +142,8 @@ async def _show_live(
 
     async def follow(redraw: Callable[[], None]) -> None:
         fill()
-        with suppress(RedisUnavailableError):  # reported by the watch
-            await registry.alive(row)  # where there is no worker, a watch gives nothing
+        with suppress(RedisUnavailableError):  # the watch reports it
+            await registry.alive(row)  # without workers, the watch yields nothing
             table.known = True
         async for change in registry.watch(row, refreshes=True):
             table.record(change.error)
@@ -173,7 +173,7 @@ def _status_of(worker: Worker) -> WorkerStatus | None:
 
 
 def is_well(worker: Worker) -> bool:
-    """Whether the heartbeat is fresh and does not report an error."""
+    """Return whether the heartbeat is fresh and reports no error."""
     in_error = _status_of(worker) is WorkerStatus.ERROR
     return not (worker.problem or worker.stale or in_error)
 
@@ -192,16 +192,16 @@ def arrange_workers(workers: Iterable[Worker]) -> list[Worker]:
 
 def count_workers(workers: Sequence[Worker], texts: Texts) -> str:
     places = [_place(worker) for worker in workers]
-    bad, stale = sum(place < 2 for place in places), places.count(2)  # noqa: PLR2004 - as above
+    bad, stale = sum(place < 2 for place in places), places.count(2)  # noqa: PLR2004 - see _place
     return texts["workers_summary"].format(count=len(places), bad=bad, stale=stale)
 
 
 def worker_cells(
     worker: Worker, texts: Texts, *, people: bool = True, later: float = 0.0
 ) -> Mapping[str, Cell]:
-    """Return the fields of a worker that was seen that many seconds ago.
+    """Return the cells of a worker that was read ``later`` seconds ago.
 
-    For people they are in words, and cut.
+    For people, the cells are in their language, and long ones are shortened.
     """
     kind = _kind_name(worker.kind)
     raw = worker.raw

@@ -64,7 +64,7 @@ class StatusChange:
     before: Condition | None  # None for a project that is new
     after: Condition
     reason: str = ""  # why the status is 故障 or 报错, if that is known
-    at: float  # Unix time by the clock of Redis, as far as it was watched
+    at: float  # Unix time by the clock of Redis, if the change was watched
 
     def to_dict(self) -> JSONObject:
         return {
@@ -107,7 +107,7 @@ class Journal:
         return self._count - len(self._changes)
 
     def changes(self, project: str, after: int, limit: int) -> list[StatusChange]:
-        """Return the newest changes after a number; project ``""`` means all of them."""
+        """Return the newest changes after a number; project ``""`` means every one."""
         found = [
             change
             for change in self._changes

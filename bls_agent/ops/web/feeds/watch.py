@@ -270,7 +270,7 @@ class SharedWatch(Shared, Generic[_Thing]):
         return encode({**fields, "away": visible(self.away) or None})
 
     def _replace(self, found: Mapping[str, _Thing], *, turned: bool = False) -> None:
-        """Store a complete read; publish it if a card has changed or ``turned`` is set."""
+        """Store a complete read; publish it if a card changed or ``turned`` is set."""
         before, self.found = self.found, {**found}
         now = anyio.current_time()
         self._seen_at = {
