@@ -1,7 +1,8 @@
 """The asset library: tools, prompts and skills from a repository of YAML files.
 
-The names below are loaded when they are first used. Reading needs nothing but the
-package; manifests and sources need the extra ``assets``, ``GitSource`` also ``git``.
+The names below are loaded when they are first used. Reading the library needs no extra.
+Manifests, synchronisations and ``GitHubSource`` need the extra ``assets``.
+``GitSource`` needs the extra ``git``.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ except ModuleNotFoundError:
 MAX_DOWNLOAD: Final = 512 * 2**20  # bytes
 MAX_ENTRIES: Final = 200_000  # files and folders of a commit
 MAX_KEPT: Final = 128 * 2**20  # bytes of paths and different contents
-LONGEST: Final = 20  # times the timeout, for all that one call does
+LONGEST: Final = 20  # one call may last this many times the timeout
 SSH: Final = "ssh -o BatchMode=yes -o ConnectTimeout={0} -o ServerAliveInterval={0}"
 
 _URL: Final = re.compile(
@@ -59,24 +59,25 @@ _T = TypeVar("_T")
 class GitSource:
     """A branch on any Git server: over HTTPS, SSH or Git's own port.
 
-    Asking for changes reads the branch's commit alone. If it has changed, the files of
-    this one commit are downloaded, without history, into a temporary folder that is
-    removed when they are read. Contents that may be a manifest are kept until they are
-    fetched, 128 MiB of them at most. There is no quota; contents are checked by their
-    SHAs.
+    A check for changes reads only the SHA of the branch's commit. If the commit has
+    changed, its files are downloaded without history into a temporary folder. The
+    folder is removed when the files are read. Contents of possible manifests are kept
+    in memory until they are fetched, and may not exceed 128 MiB. No API quota
+    applies. The SHA of each content is checked.
 
-    Credentials are part of the URL (``https://user:token@host/repo.git``) and shown in
-    no text. SSH uses the keys and the configuration of this machine, or the program in
-    ``GIT_SSH_COMMAND``, and never prompts. Redirects are not followed.
+    Credentials are part of the URL (``https://user:token@host/repo.git``) and appear in
+    no message. SSH uses the keys and the configuration of this machine and does not
+    prompt; ``GIT_SSH_COMMAND`` replaces the SSH command. Redirects are not followed.
 
     Args:
-        url: Of the repository; also ``user@host:path``.
-        branch: Its name; ``""`` for the server's default branch.
-        base_path: The only folder that is read; ``""`` for all.
-        timeout: Seconds without an answer; a whole download may last twenty times that.
+        url: URL of the repository, or ``user@host:path``.
+        branch: Name of the branch; ``""`` for the server's default branch.
+        base_path: The only folder that is read; ``""`` for all folders.
+        timeout: Longest wait for an answer in seconds. A whole download may last twenty
+            times as long.
 
     Raises:
-        ConfigurationError: An argument breaks its rule.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -98,17 +99,18 @@ class GitSource:
         return mask_url(self._url) + (f"#{self.branch}" if self.branch else "")
 
     async def head(self) -> Head:
-        """Ask for the commit of the branch.
+        """Return the current commit of the branch.
 
-        SourceError if there is no answer, no such branch, or no right to read it.
+        Raises SourceError if the server does not answer or refuses, or the branch does
+        not exist.
         """
         return Head(await self._call(self._ask_head))
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
-        """Download the files of the commit, and list those in YAML.
+        """Download the files of the commit, and return the list of its YAML files.
 
-        SourceError if the download is not complete, the branch has moved since, or
-        there is no such folder.
+        Raises SourceError if the download is incomplete, the branch has another commit
+        by now, or the folder ``base_path`` does not exist.
         """
         download = partial(self._download, head.commit)
         files, contents = await self._call(download)
@@ -118,7 +120,7 @@ class GitSource:
     async def fetch(
         self, head: Head, files: Sequence[SourceFile]
     ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
-        """Yield the contents that came with the list; they are kept no longer."""
+        """Yield the contents that :meth:`tree` has downloaded, and forget them."""
         (listed, contents), self._read = self._read, (Head(""), {})
         for file in files:
             found = contents.get(file.sha) if listed == head else None
@@ -126,15 +128,15 @@ class GitSource:
             yield file, error if found is None else found
 
     async def aclose(self) -> None:
-        """Forget what was downloaded; no connection is open between two calls."""
+        """Forget downloaded contents. No connection stays open between two calls."""
         self._read = Head(""), {}
         self._threads.close()
 
     async def _call(self, function: Callable[[Event], _T]) -> _T:
-        """Run a blocking function in a thread, and translate whatever it raises.
+        """Run a blocking function in a thread, and turn every error into SourceError.
 
-        The function gets an event, which is set when the caller has stopped waiting. It
-        ends soon after that, because a thread cannot be cancelled.
+        The function gets an event, which is set when the caller stops waiting. The
+        function should then end soon, because a thread cannot be cancelled.
         """
         longest, abandoned = self._timeout * LONGEST, Event()
         try:
@@ -148,7 +150,7 @@ class GitSource:
             reason = "the user or the token is wrong, or missing"
         except NotGitRepository:
             reason = "there is no such repository, or no right to read it"
-        except Exception as error:  # noqa: BLE001 - torn data raise errors of any kind
+        except Exception as error:  # noqa: BLE001 - incomplete data may raise any error
             reason = f"{type(error).__name__}: {error}"[:500]
         else:
             return result
@@ -172,10 +174,10 @@ class GitSource:
             )
 
     def _make_pool(self, ends: ExitStack) -> Any:
-        """Make connections whose responses are closed also where dulwich raises."""
+        """Make a connection pool whose responses are closed even if dulwich raises."""
         make = cast("Any", default_urllib3_manager)
         pool = make(None, base_url=self._url, timeout=self._timeout)
-        pool.connection_pool_kw["retries"] = False  # nor redirects
+        pool.connection_pool_kw["retries"] = False  # also forbids redirects
         request = pool.request
 
         def remember(*words: Any, **options: Any) -> Any:
@@ -201,7 +203,7 @@ class GitSource:
     ) -> tuple[list[SourceFile], dict[str, bytes]]:
         wanted = ObjectID(commit.encode())
 
-        def choose(refs: Any, depth: int | None = None) -> list[ObjectID]:  # noqa: ARG001 - dulwich's
+        def choose(refs: Any, depth: int | None = None) -> list[ObjectID]:  # noqa: ARG001 - dulwich passes it
             if wanted not in refs.values():
                 reason = "the branch has moved meanwhile: synchronise again"
                 raise SourceError(self.name, reason)
@@ -236,13 +238,13 @@ class GitSource:
     def _read_files(
         self, repo: Repo, commit: ObjectID, abandoned: Event
     ) -> tuple[list[SourceFile], dict[str, bytes]]:
-        """Read the YAML files of a commit, and the contents by SHA.
+        """Return the YAML files of a commit, and their contents by SHA.
 
-        A missing object raises. A few bytes can name a file a million times, so entries
-        and bytes have limits, and a content is read once, whatever its names.
+        A missing object raises an error. Entries and bytes have limits, and each
+        content is read once, because a small download can list a file a million times.
         """
         start = repo[commit]
-        assert isinstance(start, Commit)  # noqa: S101 - a branch is of commits
+        assert isinstance(start, Commit)  # noqa: S101 - a branch points to a commit
         tree, mode, prefix = start.tree, stat.S_IFDIR, ""
         if self.base_path:
             prefix = f"{self.base_path}/"
@@ -267,7 +269,7 @@ class GitSource:
             sha = (one.sha or b"").decode()
             if sha not in sizes:
                 blob = repo[one.sha or b""]
-                assert isinstance(blob, Blob)  # noqa: S101 - by its mode
+                assert isinstance(blob, Blob)  # noqa: S101 - its mode is a file's
                 sizes[sha] = blob.raw_length()
                 if sizes[sha] <= MOST_BYTES:
                     contents[sha] = blob.data
@@ -279,7 +281,7 @@ class GitSource:
 
 
 def _check_url(url: str) -> str:
-    """Refuse what is no address of a Git server; return the password, still quoted."""
+    """Check the URL of a Git server. Return its password, still percent-encoded."""
     rule = "it is written https://host/repo.git, ssh://user@host/repo.git or user@host:path"
     try:
         parts = urlsplit(url)

@@ -46,16 +46,16 @@ except ModuleNotFoundError:
 GITHUB: Final = "https://api.github.com"
 MAX_ARCHIVE: Final = 64 * 2**20  # bytes
 MAX_UNPACKED: Final = 512 * 2**20
-ARCHIVE_FROM: Final = 20  # files: one archive is cheaper than so many requests
-IN_A_ROW: Final = 3  # files that fail, after which the others are not asked for
+ARCHIVE_FROM: Final = 20  # files; from this number on, one archive is downloaded
+IN_A_ROW: Final = 3  # failed files, after which no other file is requested
 MAX_JSON: Final = 32 * 2**20  # bytes; GitHub's lists end at 7 MB
 ATTEMPTS: Final = 4
 REDIRECTS: Final = 5
-SLOWEST: Final = 2_000  # bytes a second: a narrow link, not a dead one
-DEFAULT_WAIT: Final = 60.0  # seconds: GitHub's advice for a limit without a time
+SLOWEST: Final = 2_000  # bytes a second; a slower answer times out
+DEFAULT_WAIT: Final = 60.0  # seconds that GitHub advises if a rate limit names no end
 OK: Final = 200
 NOT_MODIFIED: Final = 304
-REDIRECTED: Final = (301, 302, 307, 308)  # the same request, to another place
+REDIRECTED: Final = (301, 302, 307, 308)  # repeat the request at another URL
 JSON: Final = "application/vnd.github+json"
 RAW: Final = "application/vnd.github.raw+json"
 SHA: Final = "application/vnd.github.sha"
@@ -72,17 +72,17 @@ _REMEDIES: Final[Mapping[int, str]] = {
 _SHA: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _T = TypeVar("_T")
 
-_make_tls: Final = cache(httpx2.create_ssl_context)  # takes some 50 ms
+_make_tls: Final = cache(httpx2.create_ssl_context)  # cached, because it takes 50 ms
 
 logger = logging.getLogger(__name__)
 
 
 class _PassingError(SourceError):
-    """A failure that may be over at the next attempt, or after ``retry_after``."""
+    """A temporary failure. Another attempt may succeed, perhaps after a wait."""
 
 
 class _QuietURL(httpx2.URL):
-    """A URL that hides its query: an archive's is a password, and URLs are logged."""
+    """Hides its query in logs, because the query of an archive's URL is a secret."""
 
     def __str__(self) -> str:
         return super().__str__().partition("?")[0]
@@ -99,7 +99,7 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One answer, read to its end."""
+    """One complete answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -107,7 +107,7 @@ class _Answer:
 
     @property
     def message(self) -> str:
-        """The server's message, if the answer is an error."""
+        """The server's error message, or ``""``."""
         try:
             return str(decode_object(self.body).get("message", ""))[:200]
         except ContractError:
@@ -115,7 +115,7 @@ class _Answer:
 
     @property
     def retry_after(self) -> float | None:
-        """Return the seconds for which a limit holds, by the server's clock."""
+        """Seconds until the rate limit ends, by the server's clock, or ``None``."""
         wait = self.headers.get("retry-after")
         if wait is not None:
             return float(wait) if _SECONDS.fullmatch(wait) else self._until(wait)
@@ -138,7 +138,7 @@ def _parse_date(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """One list of files: paths below the folder that was asked for."""
+    """The files and folders of one tree. Paths are relative to this tree."""
 
     files: tuple[SourceFile, ...]
     folders: Mapping[str, str]
@@ -146,30 +146,33 @@ class _Listing:
 
 
 class GitHubSource:
-    """A branch of a repository on GitHub, GitHub Enterprise or a mirror of its API.
+    """A branch of a repository on GitHub, GitHub Enterprise or a server with this API.
 
-    Asking for changes is one request, which counts against no limit while nothing has
-    changed. Files are read by the commit whose SHA is recorded, and each content is
-    compared with its own SHA. Twenty files or more come as one archive, fewer singly.
+    A check for changes is one request. The request does not count against the rate
+    limit while nothing has changed. Files are read from the commit whose SHA is
+    recorded, and the SHA of each content is checked. Twenty or more files are
+    downloaded as one archive, fewer files one by one.
 
-    Server errors, timeouts and torn answers are tried again, four times in all. A rate
-    limit is waited for if it ends within ``max_wait``; otherwise the error names its
-    end. Redirects are followed to the same host only; an archive may come from the
-    host's neighbour ``codeload.``, which does not get the token.
+    After a server error, a timeout or an incomplete answer the request is sent again,
+    at most four times in all. If a rate limit ends within ``max_wait``, the source
+    waits. Otherwise the error names the seconds until the end. Redirects are followed
+    to the same host only. An archive may also come from the host ``codeload.…``, which
+    does not get the token.
 
     Args:
         repo: ``owner/name``.
-        branch: Its name; ``""`` for the repository's default branch.
-        token: For private repositories; needs the right to read contents. GitHub allows
-            5,000 requests an hour with a token, 60 without. No text shows it.
+        branch: Name of the branch; ``""`` for the repository's default branch.
+        token: Token for private repositories, with the right to read contents. GitHub
+            allows 5,000 requests an hour with a token, 60 without. No message shows the
+            token.
         base_url: The address of the API; for GitHub Enterprise ``https://host/api/v3``.
-        base_path: The only folder that is read; ``""`` for all.
-        timeout: Seconds for one answer; a long one has more, by its bytes.
-        max_wait: Seconds for which one request waits for the end of a rate limit.
-        pause: Seconds before the second attempt; doubled for each one after it.
+        base_path: The only folder that is read; ``""`` for all folders.
+        timeout: Seconds for one answer, and one more for each 2,000 bytes received.
+        max_wait: Longest wait in seconds of one request for the end of a rate limit.
+        pause: Seconds before the second attempt. Each further pause is twice as long.
 
     Raises:
-        ConfigurationError: An argument breaks its rule.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class GitHubSource:
         self._timeout = check_seconds("timeout", timeout)
         self._max_wait = check_seconds("max_wait", max_wait)
         self._pause = check_seconds("pause", pause)
-        self._etag = self._commit = ""  # of the branch, by the last answer
+        self._etag = self._commit = ""  # from the last answer about the branch
 
     def __repr__(self) -> str:
         return f"GitHubSource({self.name!r})"
@@ -208,9 +211,10 @@ class GitHubSource:
         return f"{host}/{self.repo}" + (f"@{self.branch}" if self.branch else "")
 
     async def head(self) -> Head:
-        """Ask for the commit of the branch, in one request.
+        """Return the current commit of the branch, with one request.
 
-        SourceError if there is no answer, no such branch, or no right to read it.
+        Raises SourceError if the server does not answer or refuses, or the branch does
+        not exist.
         """
         ref = f"heads/{self.branch}" if self.branch else "HEAD"
         path = f"/commits/{quote(ref)}"
@@ -222,9 +226,10 @@ class GitHubSource:
         return Head(self._commit)
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
-        """List the YAML files of a commit.
+        """Return the YAML files of a commit.
 
-        SourceError if the list is not complete, or there is no such folder.
+        Raises SourceError if the list is incomplete, or the folder ``base_path`` does
+        not exist.
         """
         async with self._open() as client:
             start, folder = head.commit, ""
@@ -249,10 +254,10 @@ class GitHubSource:
     async def fetch(
         self, head: Head, files: Sequence[SourceFile]
     ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
-        """Yield contents, each compared with its SHA.
+        """Yield the content of each file, with a checked SHA, or the file's error.
 
-        Once three files in a row have failed, or a rate limit does not end in time, the
-        others come with the same error and are not asked for.
+        After three failed files in a row, or if a rate limit does not end in time, all
+        other files get the last error without a request.
         """
         left = {file.path: file for file in files}
         whole = _Question(
@@ -262,7 +267,7 @@ class GitHubSource:
             is_archive=True,
         )
         content: bytes | SourceError = b""
-        failed = 0  # in a row
+        failed = 0  # files in a row
         async with self._open() as client:
             if len(left) >= ARCHIVE_FROM:
                 try:
@@ -273,7 +278,7 @@ class GitHubSource:
                     failed = IN_A_ROW if error.retry_after is not None else 0
                 for path, text in found.items():
                     yield left.pop(path), text
-            for file in left.values():  # also files that an archive leaves out
+            for file in left.values():  # also files that the archive does not contain
                 if failed < IN_A_ROW:
                     content = await self._fetch_blob(client, file)
                     is_limit = getattr(content, "retry_after", None) is not None
@@ -299,11 +304,11 @@ class GitHubSource:
             return error
 
     async def aclose(self) -> None:
-        """Do nothing: no connection is open between two calls."""
+        """Do nothing, because no connection stays open between two calls."""
 
     @asynccontextmanager
     async def _open(self) -> AsyncGenerator[httpx2.AsyncClient]:
-        """Open connections for one call, bound to no other loop or process."""
+        """Open connections for one call, which no other loop or process can share."""
         tls = await anyio.to_thread.run_sync(_make_tls)
         async with httpx2.AsyncClient(verify=tls, timeout=self._timeout) as client:
             yield client
@@ -314,7 +319,7 @@ class GitHubSource:
         question: _Question,
         read: Callable[[_Answer], _T],
     ) -> _T:
-        """Ask until there is an answer that can be read, four times at most."""
+        """Send a request until its answer can be read, at most four times."""
         for attempt in range(ATTEMPTS):
             try:
                 return await self._ask_once(client, question, read)
@@ -341,7 +346,7 @@ class GitHubSource:
             raise _PassingError(self.name, f"broken answer: {error}") from None
 
     def _refusal(self, answer: _Answer) -> SourceError:
-        """Translate a status; the token is removed from the message of the server."""
+        """Return the error for a status. Remove the token from the server's message."""
         status, message = answer.status, answer.message
         if self._token:
             message = message.replace(self._token, "***")
@@ -354,7 +359,7 @@ class GitHubSource:
         return SourceError(self.name, f"{reason}{_REMEDIES.get(status, '')}")
 
     async def _follow(self, client: httpx2.AsyncClient, question: _Question) -> _Answer:
-        """Ask; follow redirects to the same host, of an archive to its neighbour."""
+        """Send a request. Follow redirects to the same host, or to codeload."""
         url = httpx2.URL(f"{self._base}/repos/{self.repo}{question.path}")
         for _ in range(REDIRECTS):
             answer = await self._send(client, question, url)
@@ -375,7 +380,7 @@ class GitHubSource:
     async def _send(
         self, client: httpx2.AsyncClient, question: _Question, url: httpx2.URL
     ) -> _Answer:
-        """Send one request; an answer that stops arriving or is too long raises."""
+        """Send one request. Raises SourceError if the answer stops or is too long."""
         headers = {
             "Accept": question.accept,
             "Accept-Encoding": "identity",
@@ -423,7 +428,7 @@ class GitHubSource:
 
 
 def _read_commit(answer: _Answer) -> tuple[str, str] | None:
-    """Return ETag and commit, or nothing if the branch has not moved."""
+    """Return ETag and commit, or ``None`` if the commit has not changed."""
     if answer.status == NOT_MODIFIED:
         return None
     return answer.headers.get("etag", ""), _check_sha(answer.body.decode().strip())
@@ -437,7 +442,7 @@ def _check_sha(text: object) -> str:
 
 
 def _read_tree(answer: _Answer) -> _Listing:
-    """Read a list of files; ValueError if it does not state whether it is complete."""
+    """Read a list of files. Raises ValueError if a field is missing or invalid."""
     listing = decode_object(answer.body)
     files: list[SourceFile] = []
     folders: dict[str, str] = {}
@@ -450,7 +455,7 @@ def _read_tree(answer: _Answer) -> _Listing:
                 is_link = entry["mode"] == "120000"
                 files.append(SourceFile(path, sha, int(entry["size"]), is_link))
         if not isinstance(listing["truncated"], bool):
-            raise TypeError  # noqa: TRY301 - handled like all that is missing
+            raise TypeError  # noqa: TRY301 - handled like a missing field
     except (KeyError, TypeError, AttributeError):
         message = "it is no list of files"
         raise ValueError(message) from None
@@ -458,7 +463,7 @@ def _read_tree(answer: _Answer) -> _Listing:
 
 
 class _Unpacked(gzip.GzipFile):
-    """A stream that fails where it is longer than any archive of manifests."""
+    """An unpacked stream that raises ValueError after ``MAX_UNPACKED`` bytes."""
 
     def read(self, size: int | None = -1) -> bytes:
         if self.tell() > MAX_UNPACKED:
@@ -468,10 +473,10 @@ class _Unpacked(gzip.GzipFile):
 
 
 def _unpack(wanted: Mapping[str, SourceFile], answer: _Answer) -> dict[str, bytes]:
-    """Take files out of an archive, in memory.
+    """Return the contents of wanted files in an archive, unpacked in memory.
 
-    Stricter than the filter ``data`` of tarfile: only regular files that the commit
-    lists, with the size and the SHA of that list. All else is skipped.
+    This is stricter than the filter ``data`` of tarfile: only wanted regular files with
+    the listed size and SHA are returned, and everything else is skipped.
     """
     found: dict[str, bytes] = {}
     try:
@@ -480,7 +485,7 @@ def _unpack(wanted: Mapping[str, SourceFile], answer: _Answer) -> dict[str, byte
             tarfile.open(fileobj=plain, mode="r|", encoding="utf-8") as archive,
         ):
             while (member := archive.next()) is not None:
-                cast("Any", archive).members.clear()  # they would add up
+                cast("Any", archive).members.clear()  # or all members stay in memory
                 file = wanted.get(member.name.partition("/")[2])
                 if file is None or not member.isreg() or member.size != file.size:
                     continue

@@ -1,11 +1,11 @@
 """The asset library in Redis: read, searched, watched and written.
 
-Reading needs no extra. One script writes an asset: its metadata, its place in the
-category sets, its summary in the index and the record of the change are one step. On a
-Redis Cluster these keys lie in different slots, and some servers have no scripts or no
-streams. There each key is written alone. The metadata is written first and deleted last,
-so that a reader that finds an id in the index finds the asset; the next synchronisation
-repairs what a writer that dies in between leaves.
+Reading needs no extra. One script writes an asset in one step: the metadata, the
+category sets, the summary in the index and the record of the change. On a Redis Cluster
+these keys lie in different slots, and some servers have no scripts or no streams. There
+each key is written alone. The metadata is then written first and deleted last, so that
+a reader that finds an id in the index also finds the asset. If a writer dies in
+between, the next synchronisation repairs the asset.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ from bls_agent.core.keys import (
 if TYPE_CHECKING:
     from bls_agent.assets.manifest import AssetManifest
 
-_Summaries: TypeAlias = list[AssetSummary]  # a method has the name list, too
+# These aliases exist because AssetLibrary has a method that is called ``list``.
+_Summaries: TypeAlias = list[AssetSummary]
 _Result: TypeAlias = WriteOutcome | RedisUnavailableError
-_Results: TypeAlias = list[_Result]  # as above
+_Results: TypeAlias = list[_Result]
 _Ids: TypeAlias = list[str]
 
 INDEX: Final = KEYS["asset_index"].build()
@@ -75,7 +76,7 @@ CHANGES: Final = (WriteOutcome.CREATED, WriteOutcome.UPDATED, WriteOutcome.DELET
 PORTION: Final = 200  # assets in one write
 PORTION_BYTES: Final = 2**19
 WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
-LIST_INTERVAL: Final = 4.5  # seconds until a change that is not in the feed is seen
+LIST_INTERVAL: Final = 4.5  # seconds between two reads of the list of changes
 
 
 def metadata_key(asset_id: str) -> str:
@@ -91,9 +92,9 @@ def category_key(category: str) -> str:
 class AssetLibrary(Store):
     """The tools, prompts and skills that agents may use.
 
-    Works with and without ``async with``, in any event loop. An entry that cannot be
-    read is left out and named in the log, at most once a minute; it never hides the
-    others. Every method raises RedisUnavailableError if Redis cannot answer.
+    The library works with and without ``async with``, in any event loop. An entry that
+    cannot be read is left out and logged, at most once a minute. Other entries are
+    still returned. Every method raises RedisUnavailableError if Redis cannot answer.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
@@ -101,14 +102,15 @@ class AssetLibrary(Store):
         timeout: Deadline of one request in seconds.
 
     Raises:
-        ConfigurationError: The URL, the client or the time cannot be used.
+        ConfigurationError: The URL, the client or the timeout is invalid.
     """
 
     client_name: ClassVar[str] = "bls-assets"
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         super().__init__(redis, timeout=timeout)
-        self._has_scripts = True  # and streams, until the server refuses one as unknown
+        # Whether the server has scripts and streams; false once a command is unknown.
+        self._has_scripts = True
         self._throttled_log = ThrottledLog()
 
     @property
@@ -117,10 +119,10 @@ class AssetLibrary(Store):
         return self._access.pool
 
     async def get(self, asset_id: str) -> Asset | None:
-        """Return one asset; ``None`` if there is none, or none that can be read.
+        """Return one asset, or ``None`` if the asset is missing or cannot be read.
 
         Raises:
-            ConfigurationError: No asset can have this id.
+            ConfigurationError: The id is invalid.
         """
         key = KEYS["asset_metadata"].build(id=asset_id)
         try:
@@ -139,13 +141,13 @@ class AssetLibrary(Store):
     async def list(self, category: str | None = None) -> _Summaries:
         """Return the summaries of all assets, or of one category, sorted by id.
 
-        One request, whatever the number of assets. All assets are those of
-        ``asset:index``. Those of a category are also found by the category's set, for
-        programs that write an asset without its entry in the index.
+        All assets are read with one request from ``asset:index``. For a category, the
+        category's set is read as well, because other programs may write an asset
+        without an entry in the index.
 
         Raises:
-            ConfigurationError: There is no such category.
-            WrongTypeError: ``asset:index`` is no hash, or the category is no set.
+            ConfigurationError: The category is invalid.
+            WrongTypeError: ``asset:index`` is no hash, or the category's key is no set.
         """
         if category is not None and category not in CATEGORIES:
             rule = f"one of {', '.join(CATEGORIES)}"
@@ -170,9 +172,9 @@ class AssetLibrary(Store):
         return [one for one in found if all(one[:4]) and one.id not in indexed]
 
     async def read_index(self) -> tuple[_Summaries, dict[str, DecodeError]]:
-        """Return the whole index, sorted by id, and id → fault of the entries left out.
+        """Return the summaries in the index, sorted by id, and bad entries: id → fault.
 
-        One request; raises as :meth:`list`.
+        Sends one request. Raises the same errors as :meth:`list`.
         """
         pairs = pair(await self._read(INDEX, "HGETALL"))
         found: list[AssetSummary] = []
@@ -186,13 +188,15 @@ class AssetLibrary(Store):
         return found, dict(sorted(faults.items()))
 
     async def search(self, text: str) -> _Summaries:
-        """Find the assets whose index entry holds every word of a text.
+        """Return the summaries that contain every word of a text.
 
-        Upper and lower case are the same; words are parts of the id, the name, the
-        category or the first 100 characters of the description. Raises as :meth:`list`.
+        Upper and lower case are equal. A word is found anywhere in the id, name,
+        category, version or description of a summary. Raises the same errors as
+        :meth:`list`.
 
         Returns:
-            First those that hold all words in id or name, then the others, by id.
+            First the summaries with all words in id or name, then the others. Both
+            groups are sorted by id.
         """
         words = text.casefold().split()
         found = await self.list()
@@ -201,22 +205,22 @@ class AssetLibrary(Store):
         return sorted(wanted, key=lambda one: one.id not in titled)
 
     async def save(self, manifest: AssetManifest, *, path: str, sha: str) -> str:
-        """Write one asset. A synchronisation deletes it again if no file describes it.
+        """Write one asset. A synchronisation deletes assets that no file describes.
 
-        After an error saving again is safe.
+        After an error it is safe to save again.
 
         Args:
-            manifest: What it is.
-            path: Its file in the repository, such as ``tools/search/google.yaml``.
-            sha: SHA of that file.
+            manifest: The manifest of the asset.
+            path: Path of the manifest, such as ``tools/search/google.yaml``.
+            sha: SHA of the manifest.
 
         Returns:
             ``created``, ``updated``, or ``same`` if nothing had to be written.
 
         Raises:
-            ConfigurationError: The path leads elsewhere, or the SHA is empty.
+            ConfigurationError: The path is invalid, or the SHA is empty.
         """
-        from bls_agent.assets.manifest import path_fault  # noqa: PLC0415 - an extra
+        from bls_agent.assets.manifest import path_fault  # noqa: PLC0415 - needs the extra
 
         if rule := path_fault(path):
             raise ConfigurationError("path", path, rule)
@@ -225,15 +229,15 @@ class AssetLibrary(Store):
         return await self._write_one(AssetWrite.of(manifest, path=path, sha=sha))
 
     async def delete(self, asset_id: str) -> bool:
-        """Delete one asset, also what is left of one.
+        """Delete all keys and entries of one asset, even if some are missing already.
 
-        After an error deleting again is safe.
+        After an error it is safe to delete again.
 
         Returns:
-            Whether there was anything to delete.
+            Whether anything was deleted.
 
         Raises:
-            ConfigurationError: No asset can have this id.
+            ConfigurationError: The id is invalid.
         """
         KEYS["asset_metadata"].build(id=asset_id)
         return await self._write_one(AssetWrite(asset_id)) is not WriteOutcome.SAME
@@ -245,7 +249,7 @@ class AssetLibrary(Store):
         return outcome
 
     async def write(self, writes: Sequence[AssetWrite], *, token: str = "") -> _Results:
-        """Write many assets; for synchronisations.
+        """Write and delete many assets, for a synchronisation.
 
         There are two cases for how an asset is written:
 
@@ -254,9 +258,9 @@ class AssetLibrary(Store):
         2. A cluster, or a server that does not know scripts or streams: each key is
            written alone, and the token is not checked.
 
-        ``writes`` are at most as many as :func:`portions` yields at once. Returns the
-        outcome of each write, or the error of a write that was refused.
-        RedisUnavailableError if the connection failed; writing again is safe.
+        ``writes`` is one list that :func:`portions` yields. Returns for each write the
+        outcome, or the error if Redis refused the write. Raises RedisUnavailableError
+        if the connection failed. It is then safe to write again.
         """
         writes = await self._with_categories(writes)
         if self._has_scripts and not self.pool.is_cluster:
@@ -275,7 +279,7 @@ class AssetLibrary(Store):
     async def _with_categories(
         self, writes: Sequence[AssetWrite]
     ) -> Sequence[AssetWrite]:
-        """Add to deletions the category that the hash names, also an unknown one."""
+        """Return the writes; add to deletions the category that the hash names."""
         deleted = [write.id for write in writes if not write.summary]
         if not deleted:
             return writes
@@ -292,7 +296,7 @@ class AssetLibrary(Store):
         ]
 
     async def _write_by_keys(self, write: AssetWrite) -> _Result:
-        """Write one asset key by key, so that readers never miss its metadata."""
+        """Write one asset key by key, so that each listed asset has its metadata."""
         listing: list[Request] = [("HDEL", INDEX, write.id)]
         if write.summary:
             listing = [("HSET", INDEX, write.id, write.summary)]
@@ -316,9 +320,10 @@ class AssetLibrary(Store):
         return outcome
 
     async def _write_metadata(self, write: AssetWrite) -> WriteOutcome:
-        """Write the hash of an asset in one request.
+        """Write or delete the hash of an asset.
 
-        A field that is removed is empty first, which readers take for absent.
+        One request writes all fields. The same request empties fields that are to be
+        removed, because for readers an empty field is absent.
         """
         key = metadata_key(write.id)
         async with self.pool.to(key) as connection:
@@ -344,13 +349,13 @@ class AssetLibrary(Store):
         return WriteOutcome.UPDATED if before else WriteOutcome.CREATED
 
     async def _send(self, requests: Sequence[Request]) -> None:
-        """Send requests in order; a server without streams has no feed."""
+        """Send requests in order, and ignore that a server does not know streams."""
         for reply in await self.pool.call_many(requests):
             if isinstance(reply, RedisUnavailableError) and not _is_unknown(reply):
                 raise reply
 
     async def sync_state(self) -> SyncState:
-        """Return the state of the synchronisation, and what the last one did.
+        """Return the state of the synchronisation, with the last report.
 
         Raises:
             WrongTypeError: ``asset:sync:state`` is no hash.
@@ -376,7 +381,7 @@ class AssetLibrary(Store):
             return None
 
     async def changes(self, n: int = 10) -> _Ids:
-        """Return the ids of the last changes, newest last; an id may be there repeatedly.
+        """Return the ids of the last ``n`` changes, newest last. An id may repeat.
 
         Raises:
             ConfigurationError: ``n`` is not between 1 and 1,000.
@@ -387,16 +392,16 @@ class AssetLibrary(Store):
         return [read_text(one) for one in await self._read(CHANGED, "LRANGE", -n, -1)]
 
     async def watch(self) -> AsyncGenerator[str]:
-        """Yield the ids of assets as they are created, updated or deleted.
+        """Yield the id of each asset that is created, updated or deleted.
 
-        Begins with the first change after the iteration has begun, and resumes after an
-        outage where it stopped. A change is yielded at least once: at once if it was made
-        through this class, within five seconds if by another program that keeps to the
-        protocol. A reader that falls behind by more than 1,000 changes misses the
-        oldest.
+        The first id is that of the first change after the iteration has begun. After an
+        outage, the iteration resumes at the change where it stopped. Each change is
+        yielded at least once: immediately if this class made the change, within five
+        seconds if another program made it by the protocol. If more than 1,000 changes
+        are waiting for a reader, the oldest are lost.
 
         Raises:
-            RedisRefusedError: Redis refuses for good; waiting does not repair that.
+            RedisRefusedError: Redis refuses the request, and waiting does not help.
         """
         backoff, watching = Backoff(), _Watching(self.pool)
         connection = self.pool.waiting(FEED)
@@ -419,11 +424,11 @@ class AssetLibrary(Store):
 
 
 class _Watching:
-    """The place of one reader of changes, in the feed and in the documented list.
+    """The positions of one reader of changes: in the stream ``FEED``, and in the list.
 
-    A change is in the feed if this package made it, and in the list in any case. The
-    feed is waited for, the list is read every ``LIST_INTERVAL``. Where the server has no
-    streams, only the list is read.
+    This package adds its changes to both; other programs add changes only to the list.
+    The reader waits for the stream, and reads the list every ``LIST_INTERVAL`` seconds.
+    If the server has no streams, only the list is read.
     """
 
     def __init__(self, pool: ConnectionPool) -> None:
@@ -460,11 +465,11 @@ class _Watching:
         return found
 
     async def _unannounced(self) -> list[bytes]:
-        """Return what the list has got since the last look and the feed has not."""
+        """Return ids that are new in the list and were not in the stream."""
         before, (self._tail, _) = self._tail, await self._read_ends()
         kept = min(len(before), len(self._tail))
         while kept and before[len(before) - kept :] != self._tail[:kept]:
-            kept -= 1  # the list is cut at its front while it grows
+            kept -= 1  # the list is trimmed at its front while it grows
         added = Counter(self._tail[kept:]) - self._reported
         self._reported.clear()
         return list(added)
@@ -476,14 +481,14 @@ class _Watching:
         ]
         tail, newest = await self._pool.read_many(requests)
         self._list_due = anyio.current_time() + LIST_INTERVAL
-        self._has_feed = not _is_unknown(newest)  # a server without streams
+        self._has_feed = not _is_unknown(newest)  # false if the server has no streams
         if not self._has_feed:
             return checked_reply(tail, CHANGED), []
         return checked_reply(tail, CHANGED), checked_reply(newest, FEED)
 
 
 def portions(writes: Sequence[AssetWrite]) -> Iterator[list[AssetWrite]]:
-    """Divide writes so that each portion is sent and executed in a moment."""
+    """Divide writes into lists, each of which Redis can execute quickly."""
     part: list[AssetWrite] = []
     size = 0
     for write in writes:
@@ -507,10 +512,10 @@ def _keys_of(write: AssetWrite) -> list[str]:
 
 
 def _categories_of(write: AssetWrite) -> list[str]:
-    """Return the categories whose sets a write touches, its own first."""
+    """Return the categories whose sets a write changes, the asset's own one first."""
     return list(dict.fromkeys(filter(None, (write.category, *CATEGORIES))))
 
 
 def _is_unknown(reply: Reply) -> bool:
-    """Return whether a server does not know a command."""
+    """Return whether a reply means that the server does not know the command."""
     return isinstance(reply, RedisUnavailableError) and reply.kind == "unknown_command"

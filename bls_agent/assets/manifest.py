@@ -1,4 +1,4 @@
-"""The manifest of an asset: what it may hold, and how Redis holds it. No I/O."""
+"""The manifest of an asset: its fields, its rules and its form in Redis. No I/O."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ except ModuleNotFoundError:
     raise MissingExtraError("assets", "the manifest of an asset") from None
 
 MAX_PATH: Final = 512
-SHORT: Final = 100  # code points of a description in the index
+SHORT: Final = 100  # longest description in the index, in code points
 ID: Final = r"[A-Za-z0-9_-]{1,64}"
 
 _ID: Final = re.compile(ID)
 
 
 def path_fault(path: str) -> str:
-    """Return the rule that a path inside of a repository breaks; ``""`` if none."""
+    """Return the rule that a path in a repository breaks, ``""`` for a valid path."""
     fault = ""
     if not path or len(path) > MAX_PATH:
         fault = f"a path has 1 to {MAX_PATH} characters"
@@ -86,7 +86,7 @@ def _check_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(properties, dict):
         _refuse("its `properties` are no mapping")
     names = parameters.get("required", [])
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):  # pyright: ignore[reportUnknownVariableType] - of any list
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):  # pyright: ignore[reportUnknownVariableType] - the list may hold anything
         _refuse("its `required` is no list of names")
     return parameters
 
@@ -108,13 +108,13 @@ _Text = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class _Part(BaseModel):
-    """A part of a manifest; fields that it does not know are kept as they are."""
+    """A part of a manifest. Unknown fields are kept unchanged."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
 
 class SelectOption(_Part):
-    """One choice of a ``select``."""
+    """One choice of a setting of type ``select``."""
 
     label: Annotated[_Text, Field(description="What people read.")]
     value: Annotated[_Scalar, Field(description="What the asset gets.")]
@@ -166,7 +166,7 @@ class ConfigItem(_Part):
 
 
 class AgentSpecs(_Part):
-    """How a language model sees the asset; a tool needs all three fields."""
+    """What a language model reads about the asset. A tool needs all three fields."""
 
     function_name: Annotated[
         str | None,
@@ -187,7 +187,7 @@ class AgentSpecs(_Part):
 
 
 class Runtime(_Part):
-    """What runs a tool. The library stores it and never executes anything."""
+    """What runs a tool. The library stores this data and never executes anything."""
 
     language: Annotated[_Text, Field(description="Such as python.")]
     entry: Annotated[
@@ -202,11 +202,11 @@ class Runtime(_Part):
 
 
 class AssetManifest(BaseModel):
-    """A tool, a prompt or a skill, as its manifest describes it.
+    """The manifest of a tool, a prompt or a skill.
 
-    Strict: a number is no text, and an unknown field is an error. The parts
-    ``config_schema``, ``agent_specs`` and ``runtime`` may hold more fields than are
-    listed; these are stored as they are.
+    Types are strict: a number is not accepted as a text. An unknown field is an error,
+    except inside of ``config_schema``, ``agent_specs`` and ``runtime``. Unknown fields
+    of these parts are stored unchanged.
 
     Raises:
         pydantic.ValidationError: A value breaks a rule.
@@ -287,11 +287,11 @@ _PARTS: Final[Mapping[str, type[BaseModel]]] = {
 
 
 def metadata_fields(manifest: AssetManifest, path: str, sha: str) -> dict[str, bytes]:
-    """Return the fields of ``asset:metadata:{id}``, without its two times.
+    """Return the fields of ``asset:metadata:{id}``, except for the two times.
 
-    Optional fields that are empty are left out. JSON has the fields in the document's
-    order, other fields behind, no blanks, and text as it is. ConfigurationError if a
-    value cannot be written as JSON.
+    Empty fields are left out. In JSON, the known fields stand in a fixed order, and
+    unknown fields follow. The JSON has no blanks, and non-ASCII text is not escaped.
+    Raises ConfigurationError if a value cannot be written as JSON.
     """
     parts = manifest.model_dump(
         include={"config_schema", "agent_specs", "runtime"}, exclude_unset=True
@@ -308,7 +308,7 @@ def metadata_fields(manifest: AssetManifest, path: str, sha: str) -> dict[str, b
 
 
 def index_entry(manifest: AssetManifest) -> bytes:
-    """Return the value of ``asset:index``: five fields, the description cut at 100."""
+    """Encode an entry of the index, with at most 100 characters of the description."""
     summary = {
         "id": manifest.id,
         "name": manifest.name,
@@ -320,21 +320,22 @@ def index_entry(manifest: AssetManifest) -> bytes:
 
 
 def manifest_schema() -> JSONObject:
-    """Return the JSON Schema of a manifest, by which editors complete and check it."""
+    """Return the JSON Schema of a manifest, for completion and checks in editors."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": dialect, **AssetManifest.model_json_schema()}
 
 
 def parse_manifest(content: bytes, path: str) -> AssetManifest:
-    """Read a manifest.
+    """Read and check a manifest.
 
     Args:
-        content: The file: UTF-8, at most 256 KB, 64 levels and 10,000 values; an alias
-            counts with the values that it stands for.
-        path: Its place in the repository; named in the faults.
+        content: Content of the file, in UTF-8. The file may have at most 256 KB, 64
+            levels and 10,000 values. An alias counts as all values that it stands for.
+        path: Path of the file in the repository. Each fault names this path.
 
     Raises:
-        ManifestError: With every fault of the file.
+        ManifestError: The file has faults. The error lists all of them, or only the
+            first one if the YAML cannot be read.
     """
     try:
         reader = YamlReader(content)

@@ -1,4 +1,4 @@
-"""What a synchronisation is going to do: decisions only, no I/O."""
+"""Decides which assets a synchronisation writes and deletes. No I/O."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from bls_agent.assets.sources import (
 )
 from bls_agent.core.errors import ManifestFault
 
-MANY: Final = 0.2  # of all assets: more deletions need force
+MANY: Final = 0.2  # share of all assets; more deletions need ``force``
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAsset:
-    """What Redis holds of an asset, as far as a plan needs it."""
+    """The facts about an asset in Redis that a plan needs."""
 
-    id: str  # which one
-    path: str = ""  # its manifest, ``""`` if it is unknown
-    sha: str = ""  # of that manifest
+    id: str
+    path: str = ""  # path of the manifest, ``""`` if unknown
+    sha: str = ""  # SHA of the manifest
     is_sound: bool = True  # whether hash, index and category sets agree
 
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """What a synchronisation is going to do.
+    """The writes and deletions that a synchronisation is going to execute.
 
     Attributes:
-        writes: What is written, in the order of ids.
-        report: What that creates, updates, deletes and keeps; ``planned``.
-        refusal: Why it must not be executed, or ``""``.
+        writes: Assets to be written, sorted by id.
+        report: Ids that the plan creates, updates, deletes and keeps (``planned``).
+        refusal: Why the plan must not be executed, or ``""``.
     """
 
     writes: tuple[AssetWrite, ...]
@@ -48,10 +48,11 @@ class SyncPlan:
 def choose_files(
     files: Iterable[SourceFile], base_path: str = ""
 ) -> tuple[list[SourceFile], list[ManifestFault]]:
-    """Find the manifests among the files of a commit, and those that cannot be one.
+    """Return the manifests among the files of a commit, and faults of unusable files.
 
-    In a folder with a ``manifest.yaml`` or ``manifest.yml`` all other YAML files, also
-    in folders below, belong to that asset; elsewhere each YAML file is a manifest.
+    If a folder has a ``manifest.yaml`` or ``manifest.yml``, YAML files with other names
+    in this folder and below it belong to that asset and are left out. Elsewhere each
+    YAML file is a manifest.
     """
     start = f"{base_path}/" if base_path else ""
     found = {
@@ -78,7 +79,7 @@ def _is_main(path: str) -> bool:
 
 
 def _folders(path: str) -> list[str]:
-    """Return all folders in which a file lies; the root is ``""``."""
+    """Return the paths of all folders above a file. The root's path is ``""``."""
     parts = path.split("/")[:-1]
     return ["/".join(parts[:n]) for n in range(len(parts) + 1)]
 
@@ -94,13 +95,16 @@ def _file_fault(file: SourceFile) -> str:
 def files_to_read(
     files: Iterable[SourceFile], known: Iterable[KnownAsset], *, force: bool = False
 ) -> list[SourceFile]:
-    """Find the files that are new or changed, or whose asset is not sound in Redis."""
+    """Return files that are new or changed, or whose asset in Redis is damaged.
+
+    With ``force``, return all files.
+    """
     unchanged = _paths_by_content(known)
     return [one for one in files if force or (one.path, one.sha) not in unchanged]
 
 
 def _paths_by_content(known: Iterable[KnownAsset]) -> dict[tuple[str, str], str]:
-    """Return the ids of sound assets by path and SHA, where these name only one."""
+    """Return ids of sound assets by path and SHA, without pairs that assets share."""
     found: dict[tuple[str, str], str] = {}
     twice: set[tuple[str, str]] = set()
     for one in known:
@@ -125,15 +129,16 @@ def make_plan(
 
     There are four cases for an asset:
 
-    1. One file describes it, and the file was read: it is written.
-    2. One file describes it, and the file has not changed: it is left alone.
-    3. Several files have its id: they are broken, and the asset is kept.
-    4. No file describes it: it is deleted, unless a broken file may describe it.
+    1. One file describes the asset, and the file was read: the asset is written.
+    2. One file describes the asset, and the file has not changed: nothing is written.
+    3. Several files have the asset's id: these files are broken; the asset is kept.
+    4. No file describes the asset: the asset is deleted, unless a broken file may
+       describe the asset.
 
-    ``files`` are all manifests of the commit that may be read, ``known`` all assets of
-    the library. ``manifests`` holds, by path, what was read of files that are new,
-    changed or forced; ``faults`` are of files that could not be used. ``force`` allows
-    any number of deletions.
+    ``files`` are the files that :func:`choose_files` returned, and ``known`` are all
+    assets of the library. ``manifests`` holds, by path, the manifests that were read.
+    ``faults`` are the faults of files that could not be used. ``force`` allows any
+    number of deletions.
     """
     shas = {file.path: file.sha for file in files}
     broken_paths = {fault.path for fault in faults}
@@ -176,7 +181,7 @@ def make_plan(
 
 
 def sum_up(faults: Sequence[ManifestFault]) -> str:
-    """Return in one line how many files are broken, and the first fault; or ``""``."""
+    """Return the number of broken files and the first fault in one line, or ``""``."""
     if not faults:
         return ""
     files = len({fault.path for fault in faults})
@@ -186,14 +191,14 @@ def sum_up(faults: Sequence[ManifestFault]) -> str:
 def _unclear(
     unclaimed: set[str], known: Sequence[KnownAsset], faults: Sequence[ManifestFault]
 ) -> set[str]:
-    """Find the assets that no intact file describes, but that a broken file may describe.
+    """Return the ids in ``unclaimed`` whose assets a broken file may describe.
 
     There are three cases for a broken file:
 
-    1. It is the file of an asset: this asset is kept.
-    2. It names an asset by its id: this asset is kept.
-    3. It is new and names no asset: it may be any asset, moved and damaged at once, so
-       all are kept.
+    1. The path of the file is that of a known asset: this asset is kept.
+    2. The file holds the id of a known asset: this asset is kept.
+    3. The file is new, and its id cannot be read: all unclaimed assets are kept,
+       because the file may be the moved and damaged manifest of any asset.
     """
     places = {one.path for one in known}
     if any(not fault.id and fault.path not in places for fault in faults):

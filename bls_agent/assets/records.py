@@ -1,4 +1,4 @@
-"""What the asset library holds: read tolerantly, written to the byte. No I/O."""
+"""The records of the asset library, and how they are read and written. No I/O."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
 
 CATEGORIES: Final = ("tool", "prompt", "skill")
 REQUIRED: Final = ("id", "version", "category", "name")
-OF_TOOLS: Final = ("agent_specs", "runtime")  # required of a tool
+OF_TOOLS: Final = ("agent_specs", "runtime")  # fields that a tool must have
 SUMMARY: Final = ("id", "name", "category", "version", "description")
-SHORT: Final = 100  # code points of a description in the index
+SHORT: Final = 100  # longest description in the index, in code points
 OPTIONAL: Final = ("description", "author", "config_schema", "agent_specs", "runtime")
-KEPT: Final = 1_000  # changes
-DIGITS: Final = 20  # of a number of 64 bit
+KEPT: Final = 1_000  # changes that Redis keeps
+DIGITS: Final = 20  # digits of the largest 64-bit number
 JSON_FIELDS: Final = ("config_schema", "agent_specs", "runtime")
 TIMES: Final = ("created_at", "updated_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """All that the library holds of one asset.
+    """One asset of the library, with all its fields.
 
     Attributes:
-        id: Its name in the library.
+        id: Unique id in the library.
         version: Semantic version.
         category: ``tool``, ``prompt`` or ``skill``.
-        name: For people.
-        description: What it does, or ``""``.
-        author: Or ``""``.
+        name: Name that people read.
+        description: What the asset does, or ``""``.
+        author: Who maintains the asset, or ``""``.
         config_schema: The settings that a user fills in.
-        agent_specs: What a language model gets, ``None`` if there is nothing.
-        runtime: What runs it, ``None`` if nothing does. It is never executed here.
-        github_path: Its manifest in the repository.
-        github_sha: SHA of that file, by which a change is noticed.
-        created_at: Unix seconds, ``None`` if no readable time is stored.
+        agent_specs: What a language model reads about the asset, or ``None``.
+        runtime: What runs the asset, or ``None``. The library never executes anything.
+        github_path: Path of the manifest in the repository.
+        github_sha: SHA of the manifest, which shows whether the file has changed.
+        created_at: Unix seconds, ``None`` if Redis holds no readable time.
         updated_at: Unix seconds of the last change, or ``None``.
-        faults: Optional fields that are left empty because they cannot be read, each
-            with the reason. ``""`` and ``null`` are no faults.
+        faults: Optional fields that cannot be read, each with the reason. These fields
+            are left empty. A stored ``""`` or ``null`` is no fault.
     """
 
     id: str
@@ -66,9 +66,9 @@ class Asset:
 
     @classmethod
     def read(cls, pairs: Mapping[bytes, bytes]) -> Self:
-        """Read the fields of a hash; unknown ones are left out.
+        """Make an asset from the fields of its hash; unknown fields are ignored.
 
-        DecodeError if a required field is missing.
+        Raises DecodeError if a required field is missing.
         """
         for name in REQUIRED:
             if not pairs.get(name.encode()):
@@ -78,7 +78,10 @@ class Asset:
 
 
 class AssetSummary(NamedTuple):
-    """What the index holds of one asset, its description cut at 100 characters."""
+    """The entry of one asset in the index.
+
+    This package writes at most 100 characters of the description.
+    """
 
     id: str
     name: str
@@ -88,9 +91,10 @@ class AssetSummary(NamedTuple):
 
     @classmethod
     def read(cls, asset_id: bytes, payload: bytes) -> Self:
-        """Read a value of the index; DecodeError if it is none, or of another asset.
+        """Read the entry of an asset in the index.
 
-        A description that is no text is left empty.
+        A description that is no text is read as ``""``. Raises DecodeError if the entry
+        is invalid or has another id than ``asset_id``.
         """
         get = decode_object(payload).get
         description = get("description")
@@ -106,7 +110,7 @@ class AssetSummary(NamedTuple):
 
     @classmethod
     def of_fields(cls, fields: Sequence[bytes | None]) -> Self:
-        """Make the summary of a hash from the values of :data:`SUMMARY`."""
+        """Make a summary from the values of the hash fields in :data:`SUMMARY`."""
         id_, name, category, version, description = (
             read_text(one or b"") for one in fields
         )
@@ -122,17 +126,18 @@ class SyncReport:
 
     Attributes:
         status: ``unchanged``, ``complete``, ``failed``, or ``planned`` for a dry run.
-        commit: The commit that was read, ``""`` if none was reached.
-        created: Ids, sorted; so the next three.
-        updated: Changed, or moved to another file.
-        deleted: No file of the commit describes them any more.
-        kept: Left as they were: their file is broken or the deletion is in doubt.
-        broken: Files that could not be used, with the reasons.
-        reason: Why it failed, else ``""``.
-        seconds: How long it took.
-        source: Where it read from.
-        total: Assets afterwards.
-        content: What identified the files where the commit did not, else ``""``.
+        commit: The commit that was read, ``""`` if no commit was read.
+        created: Sorted ids of new assets.
+        updated: Sorted ids of assets that have changed or moved to another file.
+        deleted: Sorted ids of assets that no file of the commit describes any more.
+        kept: Sorted ids of assets that were left unchanged, because their file is
+            broken or the deletion is in doubt.
+        broken: Faults of files that could not be used, and refusals of Redis.
+        reason: Why the synchronisation failed or would fail, or ``""``.
+        seconds: Duration of the synchronisation.
+        source: Name of the source.
+        total: Number of assets after the whole plan; 0 if no plan was made.
+        content: What identifies the files if the commit alone does not, or ``""``.
     """
 
     status: str
@@ -150,7 +155,7 @@ class SyncReport:
 
     @classmethod
     def read(cls, payload: bytes) -> Self:
-        """Read the report of the last synchronisation; DecodeError if it is none."""
+        """Read a report from JSON. Raises DecodeError if the payload is no report."""
         found = decode_object(payload)
         try:
             values: dict[str, Any] = {
@@ -172,11 +177,13 @@ class SyncState:
 
     Attributes:
         last_sync_time: Unix seconds of the last complete synchronisation, or ``None``.
-        last_commit_sha: The commit that the library is equal to, or ``""``.
-        synced_count: Assets after the last complete synchronisation, or ``None``.
-        sync_status: ``idle``, ``syncing``, ``failed``, ``""`` before the first one.
-        is_interrupted: Whether the status is ``syncing`` although no synchronisation runs.
-        report: What the last synchronisation did, if it wrote that.
+        last_commit_sha: Commit of the last complete synchronisation, or ``""``.
+        synced_count: Number of assets after the last complete synchronisation, or
+            ``None``.
+        sync_status: ``idle``, ``syncing``, ``failed``, or ``""`` before the first
+            synchronisation.
+        is_interrupted: Whether the status is ``syncing`` but no synchronisation runs.
+        report: The last report in Redis, ``None`` if there is no readable report.
     """
 
     last_sync_time: int | None = None
@@ -194,11 +201,11 @@ class WriteOutcome(StrEnum):
     UPDATED = "updated"
     DELETED = "deleted"
     SAME = "same"  # nothing had to be written
-    LOST = "lost"  # nothing was written: another synchronisation holds the lease
+    LOST = "lost"  # nothing was written, because this synchronisation lost the lease
 
 
 class AssetWrite(NamedTuple):
-    """What is to be written of one asset; without a summary it is deleted."""
+    """One asset to be saved, or to be deleted if ``summary`` is empty."""
 
     id: str
     category: str = ""
@@ -207,8 +214,8 @@ class AssetWrite(NamedTuple):
 
     @classmethod
     def of(cls, manifest: AssetManifest, *, path: str, sha: str) -> Self:
-        """Encode a manifest."""
-        from bls_agent.assets.manifest import (  # noqa: PLC0415 - stands on the extra
+        """Encode a manifest as an asset to be saved."""
+        from bls_agent.assets.manifest import (  # noqa: PLC0415 - it needs the extra
             index_entry,
             metadata_fields,
         )
@@ -218,11 +225,11 @@ class AssetWrite(NamedTuple):
 
     @property
     def size(self) -> int:
-        """About how many bytes are sent."""
+        """Approximate number of bytes that are sent to Redis."""
         return 500 + len(self.summary) + sum(map(len, self.fields.values()))
 
     def arguments(self, token: str) -> list[Argument]:
-        """Return the script's arguments."""
+        """Return the arguments of ``write_asset.lua``."""
         words: list[Argument] = [token, self.id, self.summary, KEPT]
         if self.summary:
             for name, value in (
@@ -233,17 +240,17 @@ class AssetWrite(NamedTuple):
 
 
 def pair(reply: Reply) -> dict[bytes, bytes]:
-    """Make pairs of fields and values that alternate."""
+    """Return a dictionary from a reply in which fields and values alternate."""
     return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 def read_text(payload: bytes) -> str:
-    """Read a text; bytes that are no UTF-8 are shown as such."""
+    """Decode UTF-8. Invalid bytes become the character U+FFFD."""
     return payload.decode("utf-8", "replace")
 
 
 def read_whole(payload: bytes | None) -> int | None:
-    """Read a whole number that is not negative; ``None`` for anything else."""
+    """Return a number of at most 20 digits, or ``None`` for any other payload."""
     if not payload or not payload.isdigit() or len(payload) > DIGITS:
         return None
     return int(payload)
@@ -259,7 +266,7 @@ def is_time(payload: bytes) -> bool:
 
 
 def read_time(payload: bytes) -> int:
-    """Read a time as Unix seconds: whole, with a fraction, or as ISO-8601 text."""
+    """Return Unix seconds from stored seconds or from ISO-8601; drop any fraction."""
     found = read_whole(_FRACTION.sub(b"", payload, count=1))
     moment = parse_timestamp(read_text(payload)) if found is None else None
     if found is None and moment is None:
@@ -270,10 +277,10 @@ def read_time(payload: bytes) -> int:
 def read_fields(
     pairs: Mapping[bytes, bytes],
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read the known fields of a hash, and name those that cannot be read.
+    """Read the known fields of a hash, and find fields that cannot be read.
 
-    Returns the values and, by field, the reasons. An empty field is absent, and so is a
-    JSON field that is ``null``.
+    Returns the values by field, and a reason for each field that cannot be read. An
+    empty field counts as absent, and so does a JSON field that is ``null``.
     """
     values: dict[str, Any] = {}
     faults: dict[str, str] = {}

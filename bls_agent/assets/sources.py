@@ -1,4 +1,4 @@
-"""Where manifests come from: the methods of a source, and a folder as a source."""
+"""Sources of manifests: the methods of every source, and a folder as a source."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import anyio.to_thread
 from bls_agent.core.errors import ConfigurationError, SourceError
 
 SHA1: Final = 40  # digits
-MOST_REFS: Final = 2**25  # bytes of packed refs
-MOST_BYTES: Final = 2**18  # of a file that is read: a manifest has no more
+MOST_REFS: Final = 2**25  # bytes that are read of Git's file packed-refs
+MOST_BYTES: Final = 2**18  # bytes of the largest manifest
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 UNFIT_PARTS: Final = frozenset({"", ".", ".."})
 
@@ -32,11 +32,11 @@ _BRANCH: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The content of a source at one moment.
+    """The state of a source at one moment.
 
     Attributes:
         commit: SHA of the commit at the branch's head; recorded as ``last_commit_sha``.
-        content: What identifies the files where the commit does not, else ``""``.
+        content: What identifies the files if the commit alone does not, or ``""``.
     """
 
     commit: str
@@ -48,10 +48,10 @@ class SourceFile:
     """One file of a commit.
 
     Attributes:
-        path: Relative to the repository's root, with ``/``.
-        sha: Of its content, as Git computes it for a blob.
-        size: Bytes.
-        is_link: Whether it is a symlink, which is reported and never followed.
+        path: Path relative to the repository's root, written with ``/``.
+        sha: SHA of the content, as Git computes it for a blob.
+        size: Size in bytes.
+        is_link: Whether the file is a symlink. Symlinks are reported, never followed.
     """
 
     path: str
@@ -61,47 +61,50 @@ class SourceFile:
 
 
 class Source(Protocol):
-    """What a synchronisation needs of a source.
+    """The methods that a synchronisation calls on a source.
 
-    One task at a time uses a source. Every method raises ``SourceError`` when the
-    source does not answer, answers incompletely, or refuses.
+    Only one task at a time uses a source. Every method raises ``SourceError`` if the
+    source does not answer, refuses, or answers incompletely.
     """
 
     @property
     def name(self) -> str:
-        """Where it is, for people, without credentials."""
+        """The location of the source, for people and without credentials."""
         ...
 
     @property
     def base_path(self) -> str:
-        """The only folder that is read, relative to the root; ``""`` for all."""
+        """The only folder that is read, relative to the root, or ``""`` for all."""
         ...
 
     async def head(self) -> Head:
-        """Read what there is now, as cheaply as possible: one request."""
+        """Return the current state of the source, if possible with one request."""
         ...
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
-        """List all files of this very commit below :attr:`base_path`, or raise."""
+        """Return all YAML files of exactly this commit below :attr:`base_path`."""
         ...
 
     def fetch(
         self, head: Head, files: Sequence[SourceFile]
     ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
-        """Return the contents of some files of this very commit, in any order.
+        """Yield the contents of some files of exactly this commit, in any order.
 
-        A file that cannot be read comes with its error; the others go on. The caller
-        compares each content with :attr:`SourceFile.sha`.
+        If a file cannot be read, its error is yielded instead of the content, and the
+        other files follow. The caller compares contents with :attr:`SourceFile.sha`.
         """
         ...
 
     async def aclose(self) -> None:
-        """Close connections; the next call opens them again."""
+        """Close all connections. The next call opens new ones."""
         ...
 
 
 def blob_sha(content: bytes, *, like: str = "") -> str:
-    """Return the SHA of a file as Git computes it; like a SHA of 64 digits by SHA-256."""
+    """Return the SHA of a file's content, as Git computes it for a blob.
+
+    The algorithm is SHA-256 if ``like`` has more than 40 digits, otherwise SHA-1.
+    """
     kind = hashlib.sha256 if len(like) > SHA1 else hashlib.sha1
     digest = kind(b"blob %d\0" % len(content), usedforsecurity=False)
     digest.update(content)
@@ -109,18 +112,18 @@ def blob_sha(content: bytes, *, like: str = "") -> str:
 
 
 class DirectorySource:
-    """A folder: a checkout of a Git repository, or any other.
+    """A folder as a source: a checkout of a Git repository, or any other folder.
 
-    The commit is the checkout's HEAD, or a digest of all files where there is no
-    repository. Edits that are not committed are synchronised as they are. Hidden files
-    and folders are left out, symlinks are not followed.
+    The commit is the checkout's HEAD, or a digest of all YAML files if the folder is no
+    checkout. Edits are synchronised even if they are not committed. Hidden files and
+    folders are ignored, and symlinks are not followed.
 
     Args:
         path: The root of the repository, to which all paths are relative.
-        base_path: The only folder below it that is read.
+        base_path: The only folder below ``path`` that is read.
 
     Raises:
-        ConfigurationError: There is no such folder.
+        ConfigurationError: The folder does not exist, or is not inside of ``path``.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, base_path: str = "") -> None:
@@ -134,19 +137,22 @@ class DirectorySource:
 
     @property
     def name(self) -> str:
-        """The folder."""
+        """The absolute path of the root."""
         return str(self._root)
 
     async def head(self) -> Head:
-        """Read all manifests and remember their SHAs.
+        """Read all YAML files, and remember their SHAs for :meth:`tree`.
 
-        SourceError if the folder cannot be read.
+        Raises SourceError if the folder or a file cannot be read.
         """
         self._listed = await anyio.to_thread.run_sync(self._list_files)
         return self._listed[0]
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
-        """Return the files of the last :meth:`head`; SourceError for an earlier one."""
+        """Return the files that the last call of :meth:`head` found.
+
+        Raises SourceError if ``head`` differs from the result of that call.
+        """
         if head != self._listed[0]:
             raise SourceError(self.name, "the folder was read again since")
         return self._listed[1]
@@ -154,8 +160,8 @@ class DirectorySource:
     async def fetch(
         self, head: Head, files: Sequence[SourceFile]
     ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
-        """Read files; the SHA shows which have changed since :meth:`head`."""
-        del head  # a folder has no past
+        """Yield the contents of files, which may have changed since :meth:`head`."""
+        del head  # a folder keeps no earlier contents
         for file in files:
             try:
                 content = await anyio.to_thread.run_sync(self._read, file.path)
@@ -165,7 +171,7 @@ class DirectorySource:
                 yield file, content
 
     async def aclose(self) -> None:
-        """Do nothing: no file is open."""
+        """Do nothing, because no file stays open."""
 
     def _list_files(self) -> tuple[Head, list[SourceFile]]:
         try:
@@ -206,7 +212,7 @@ class DirectorySource:
 
 
 def _read_file(path: Path, limit: int) -> bytes:
-    """Read the first bytes of a file; OSError for a link, a pipe or a device."""
+    """Read at most ``limit`` bytes. Raises OSError for a link, a pipe or a device."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - a descriptor
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -215,18 +221,21 @@ def _read_file(path: Path, limit: int) -> bytes:
 
 
 def show_path(path: str) -> str:
-    r"""Return a path as text that can be printed and encoded: ``\udcff`` for a byte."""
+    r"""Return a path as valid text: a byte that is no UTF-8 is written ``\udcff``."""
     return path.encode("utf-8", "backslashreplace").decode()
 
 
 def is_manifest_path(path: str) -> bool:
-    """Return whether a file may be a manifest: YAML, and no part of its path hidden."""
+    """Return whether a path names a YAML file, and no part of the path is hidden."""
     hidden = any(part.startswith(".") and part.strip(".") for part in path.split("/"))
     return path.lower().endswith((".yaml", ".yml")) and not hidden
 
 
 def check_branch(branch: str) -> str:
-    """Refuse what is no name of a branch; ``""`` is the default branch."""
+    """Return a branch's name; raise ConfigurationError if the name is invalid.
+
+    ``""`` is valid and stands for the default branch.
+    """
     if branch and not _BRANCH.fullmatch(branch):
         rule = "it is the name of a branch, such as main"
         raise ConfigurationError("branch", branch, rule)
@@ -234,7 +243,10 @@ def check_branch(branch: str) -> str:
 
 
 def check_base_path(path: str) -> str:
-    """Return the path of a folder without slashes around it, or refuse it."""
+    """Return the path of a folder below the root, without slashes at both ends.
+
+    Raises ConfigurationError for any other path.
+    """
     bare = path.strip("/")
     if bare and (UNFIT_PARTS & set(bare.split("/")) or "\\" in bare):
         rule = "it is a folder below the root, written with '/'"
@@ -243,7 +255,7 @@ def check_base_path(path: str) -> str:
 
 
 def _read_head(root: Path) -> str:
-    """Return the commit of a checkout, ``""`` if there is none.
+    """Return the commit of a checkout, or ``""`` if no commit is found.
 
     Only a SHA is returned, and only a ref below the Git folder is read, because a
     stranger may have written that folder and the commit is stored in Redis.
@@ -262,7 +274,7 @@ def _read_head(root: Path) -> str:
 
 
 def _read_line(path: Path) -> str:
-    """Return the text of a small file, ``""`` if there is none."""
+    """Return the text of a small file, or ``""`` if the file does not exist."""
     text = _read_file(path, MOST_BYTES) if path.is_file() else b""
     return text.decode("utf-8", "surrogateescape").strip()
 

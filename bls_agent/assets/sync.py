@@ -1,8 +1,8 @@
-"""Makes the library equal to a source: first a plan, without I/O, then its execution.
+"""Makes the library equal to a source: makes a plan without I/O, then executes it.
 
-A file that cannot be used keeps its asset. What is not certain is not deleted. The
-commit is recorded last, and only if everything before it succeeded, so that the next
-synchronisation does what was left undone.
+If a file cannot be used, its asset is kept. An asset is deleted only if certainly no
+file describes it. The commit is recorded last, and only if everything before succeeded,
+so that the next synchronisation completes what this one left undone.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from bls_agent.runtime.tasks import start_background
 
 logger = logging.getLogger(__name__)
 
-SHOWN_FAULTS: Final = 100  # in the report that Redis keeps
+SHOWN_FAULTS: Final = 100  # faults in the report that Redis keeps
 COMPARED: Final = (*SUMMARY, "github_path", "github_sha", *JSON_FIELDS, *TIMES)
 LOST: Final = "its lease is lost: another synchronisation may have taken over"
 INTERRUPTED: Final = "it was interrupted"
@@ -82,12 +82,12 @@ INTERRUPTED: Final = "it was interrupted"
 
 @dataclass(frozen=True, slots=True)
 class SyncStep:
-    """How far a synchronisation has come.
+    """The progress of a synchronisation.
 
     Attributes:
         phase: ``read`` (the list of files), ``download`` or ``write``.
-        done: Files or assets so far.
-        total: All files or assets of the phase.
+        done: Number of files or assets that are done.
+        total: Number of all files or assets of the phase.
         size: Bytes downloaded so far.
     """
 
@@ -100,22 +100,24 @@ class SyncStep:
 class AssetSync:
     """Makes the asset library equal to a source.
 
-    One synchronisation runs at a time, whatever the number of processes: a lease of 15
-    seconds beside ``asset:sync:state`` is renewed while it runs, and each write checks
-    it in the same step (on a Redis Cluster, before the step). The lease of a dead
-    process ends by itself.
+    Only one synchronisation runs at a time, also if several processes synchronise,
+    because a synchronisation holds a lease on ``asset:sync:state``. The lease lasts 15
+    seconds, is renewed meanwhile, and is checked in the step of each write (on a Redis
+    Cluster, before the step). The lease of a dead process ends by itself.
 
     Args:
-        redis: A URL, a client of redis-py or a ``ProjectAgent``, whose log then gets
-            the records of :meth:`run_forever`. Default: ``BLS_REDIS_URL``.
-        source: Where the manifests are.
-        wait: Seconds to wait while another synchronisation runs.
-        on_progress: Called as it proceeds, in the event loop; it must not block.
-        lease: Seconds after which a dead process counts as dead.
+        redis: A URL, a client of redis-py or a ``ProjectAgent``. The log of a
+            ``ProjectAgent`` gets the records of :meth:`run_forever`. ``None`` stands
+            for ``BLS_REDIS_URL``.
+        source: Source of the manifests.
+        wait: Longest wait in seconds for the end of another synchronisation.
+        on_progress: Function that is called in the event loop after each step of the
+            synchronisation. The function must not block.
+        lease: Seconds after which the lease of a dead process ends.
         timeout: Deadline of one request to Redis in seconds.
 
     Raises:
-        ConfigurationError: An argument cannot be used.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class AssetSync:
         self._retry_after = 0.0
 
     async def __aenter__(self) -> Self:
-        """Open nothing: the first request does."""
+        """Return this object. The first request opens the connections."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -155,19 +157,21 @@ class AssetSync:
         """Synchronise once.
 
         Args:
-            force: Read and write all files even if nothing changed, and delete as much
-                as the source asks for. Whatever is equal is not written.
+            force: Read all files even if nothing has changed, and allow any number of
+                deletions. Assets that are already equal are not written.
             dry_run: Write nothing, take no lease, and report the plan.
 
         Returns:
-            What was done. A failure of the source, a broken file or an unclear deletion
-            ends as ``failed``, with the reasons; everything else is up to date then.
+            The report. The status is ``failed``, with the reasons, if the source fails,
+            a file is broken, or too many assets would be deleted. If the only failures
+            are broken files, all other assets are up to date.
 
         Raises:
-            LeaseHeldError: Another synchronisation runs, and still does after the wait.
-            WrongTypeError: The state cannot be written: its key holds another type.
-            RedisUnavailableError: Redis cannot answer. What was written stands, and the
-                next synchronisation does the rest.
+            LeaseHeldError: Another synchronisation still runs after ``wait`` seconds.
+            WrongTypeError: The state cannot be written, because its key holds another
+                type.
+            RedisUnavailableError: Redis cannot answer. Assets that were written remain,
+                and the next synchronisation writes the others.
         """
         self._retry_after = 0.0
         if dry_run:
@@ -179,23 +183,23 @@ class AssetSync:
         return report
 
     async def run_forever(self, interval: float = 300.0) -> None:
-        """Synchronise again and again until it is cancelled.
+        """Synchronise again and again until the task is cancelled.
 
-        Each change is one record in the log, each new failure a warning. No failure
-        ends it.
+        Each run that finds a change is logged once, each new failure as a warning. A
+        failure does not end this method.
 
         Args:
-            interval: Seconds between two runs; longer if the source asks for it.
+            interval: Seconds between two runs, or more if the source asks to wait.
 
         Raises:
-            ConfigurationError: The interval is no time.
+            ConfigurationError: ``interval`` is not a valid number of seconds.
         """
         check_seconds("interval", interval)
         while True:
             try:
                 self._log_report(await self.run())
             except LeaseHeldError:
-                pass  # another process does it
+                pass  # another process synchronises
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 reason = redact(f"{type(error).__name__}: {error}")
                 self._log_report(SyncReport(status="failed", reason=reason))
@@ -219,7 +223,7 @@ class AssetSync:
 
     @asynccontextmanager
     async def _hold_lease(self) -> AsyncGenerator[Lease]:
-        """Hold the lease for as long as the block lasts; its loss ends the block."""
+        """Hold the lease during the block. A lost lease cancels the block."""
         async with self.library.pool.to(STATE) as connection:
             lease = Lease(connection, STATE, self._lease_ttl)
             pause, end = Backoff(cap=1.0), anyio.current_time() + self._wait
@@ -244,7 +248,11 @@ class AssetSync:
                         await lease.give_back()
 
     async def _report(self, lease: Lease | None, *, force: bool) -> SyncReport:
-        """Synchronise; a failure of the source is a report, any other is recorded."""
+        """Synchronise and return the report.
+
+        A failure of the source or a key of the wrong type is returned as a report. Any
+        other error is recorded in Redis and raised again.
+        """
         began = anyio.current_time()
         try:
             report = await self._synchronise(lease, force=force)
@@ -261,14 +269,14 @@ class AssetSync:
         return replace(report, source=self.source.name, seconds=seconds)
 
     async def _synchronise(self, lease: Lease | None, *, force: bool) -> SyncReport:
-        """Synchronise, or plan to where ``lease`` is ``None``.
+        """Synchronise, or only make the plan if ``lease`` is ``None``.
 
         There are four cases:
 
-        1. The source has not changed since the last complete run, and nothing is
-           forced: the library is not read.
-        2. There is no lease: the plan is reported, and nothing is written.
-        3. The plan deletes too much: nothing is written, and the run has failed.
+        1. The source has not changed since the last complete run, and ``force`` is
+           false: the assets are not read.
+        2. ``lease`` is ``None``: the plan is reported, and nothing is written.
+        3. The plan deletes too many assets: nothing is written, and the run has failed.
         4. Otherwise the plan is executed.
         """
         state = await self.library.sync_state()
@@ -311,11 +319,11 @@ class AssetSync:
             ManifestFault(one, "the source left it out") for one in sorted(missing)
         )
         plan = partial(make_plan, head.commit, files, known, manifests, faults)
-        # Thousands of manifests take a moment to encode; the host goes on meanwhile.
+        # In a thread, because encoding thousands of manifests would block the loop.
         return await anyio.to_thread.run_sync(partial(plan, force=force))
 
     async def _known(self) -> list[KnownAsset]:
-        """Read what the library holds: two requests, and one for each asset."""
+        """Read all assets of the library, in two batches of requests."""
         asked = [INDEX, *map(category_key, CATEGORIES)]
         requests: list[Request] = [("HGETALL", INDEX)]
         requests += (("SMEMBERS", key) for key in asked[1:])
@@ -326,7 +334,7 @@ class AssetSync:
         sets: dict[str, set[bytes]] = {
             name: set(ids) for name, ids in zip(CATEGORIES, replies[1:], strict=True)
         }
-        # Ids that are no text are left out, as readers leave them out.
+        # Ids that are no UTF-8 are left out, because readers ignore these ids, too.
         ids = sorted(filter(_is_text, {*index, *chain.from_iterable(sets.values())}))
         reads = [("HMGET", metadata_key(one.decode()), *COMPARED) for one in ids]
         hashes = await self.library.pool.read_many(reads)
@@ -339,9 +347,9 @@ class AssetSync:
     async def _execute(
         self, saved: Sequence[AssetWrite], report: SyncReport, lease: Lease
     ) -> SyncReport:
-        """Write, then delete; a refused asset does not stop the others.
+        """Write assets, then delete assets, even if Redis refuses some of them.
 
-        A lost lease ends the run at once, because another synchronisation writes now.
+        A lost lease ends the run at once, because another synchronisation may write.
         """
         writes = [*saved, *map(AssetWrite, report.deleted)]
         written: dict[WriteOutcome, list[str]] = {one: [] for one in WriteOutcome}
@@ -372,7 +380,7 @@ class AssetSync:
         )
 
     async def _record(self, lease: Lease | None, report: SyncReport) -> None:
-        """Write the state: the commit only if the library is equal to it."""
+        """Write report and state, with the commit only if the run is complete."""
         if lease is None or not lease.valid or report.status == "unchanged":
             return
         fields: list[str | int] = ["sync_status", "failed"]
@@ -400,7 +408,7 @@ class AssetSync:
 
 
 async def _acquire(lease: Lease) -> bool:
-    """Take the lease; a server without scripts has none, and counts as ours."""
+    """Take the lease; return whether it is ours, or the server has no scripts."""
     try:
         return await lease.acquire()
     except RedisRefusedError as error:
@@ -422,7 +430,7 @@ def _is_unchanged(state: SyncState, head: Head) -> bool:
 async def read_manifest(
     file: SourceFile, content: bytes | SourceError
 ) -> AssetManifest:
-    """Check and read one file; in a thread, because a large one takes a while."""
+    """Check the SHA of one file, and read its manifest in a thread."""
     if isinstance(content, SourceError):
         raise ManifestError([ManifestFault(file.path, content.reason)])
     if blob_sha(content, like=file.sha) != file.sha:
@@ -445,7 +453,7 @@ def _is_text(asset_id: bytes) -> bool:
 def _compare(
     asset_id: bytes, fields: Reply, summary: bytes | None, listed: Sequence[str]
 ) -> KnownAsset:
-    """Read what is known of an asset, and whether all its keys agree."""
+    """Return the facts about an asset, and whether all its keys agree."""
     if isinstance(fields, RedisUnavailableError):
         if fields.kind != "wrong_type":
             raise fields

@@ -1,8 +1,8 @@
-"""Values from untrusted YAML texts. No I/O.
+"""Reads values from untrusted YAML. No I/O.
 
-YAML is read by the core schema of YAML 1.2 and nothing beyond it: ``no`` and ``12:30``
-are texts, there are no tags, no merge keys, no dates, so that every value is one that
-JSON has. An alias counts with everything that it stands for.
+Only the core schema of YAML 1.2 is read, so that JSON can hold every value: ``no``,
+``12:30`` and dates are texts, and tags and merge keys are refused. In the limits, an
+alias counts as all the values that it stands for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CONSTANTS: Final[Mapping[str, bool | None]] = {
 
 
 class YamlFault(Exception):  # noqa: N818 - becomes a ManifestError
-    """Ends the reading of a text: the rule, the remedy, the line from 1, or 0."""
+    """The YAML cannot be used. ``line`` begins at 1; 0 means the whole text."""
 
     def __init__(self, reason: str, remedy: str, line: int) -> None:
         super().__init__(reason)
@@ -56,21 +56,21 @@ class YamlFault(Exception):  # noqa: N818 - becomes a ManifestError
 def _reject(
     reason: str, remedy: str = "", *, line: int = 0, at: Any = None
 ) -> NoReturn:
-    """Raise the fault of a text, with the line of an event, if any."""
+    """Raise a YamlFault with ``line``, or with the line of the event or node ``at``."""
     raise YamlFault(reason, remedy, _line(at) if at else line)
 
 
 class _Scanner(Scanner):
-    """Refuses too many brackets: it goes through all open ones at each token."""
+    """Limits open brackets, because ruamel checks all open brackets at each token."""
 
-    def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803 - ruamel's
+    def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803 - ruamel's name
         if self.flow_level > MAX_DEPTH:
             _reject(_TOO_DEEP, line=cast("Any", self).reader.line + 1)
         super().fetch_flow_collection_start(TokenClass, to_push)  # pyright: ignore[reportUnknownMemberType] - untyped
 
 
 class _Composer(Composer):
-    """Refuses tags, and more values or levels than a manifest has."""
+    """Refuses tags, and more values or levels than a manifest may have."""
 
     made = levels = 0
     warn_double_anchors = False
@@ -81,7 +81,8 @@ class _Composer(Composer):
             _reject("tags are not allowed", "Remove it.", at=event)
         self.made += 1
         self.levels += 1
-        _check_size(self.made // 2, self.levels, event)  # each value has a name at most
+        # Half of the nodes may be names in mappings, which do not count as values.
+        _check_size(self.made // 2, self.levels, event)
         node: Any = cast("Any", super()).compose_node(parent, index)
         self.levels -= 1
         return node
@@ -96,19 +97,22 @@ def _check_size(values: int, levels: int, at: Any) -> None:
 
 
 class YamlReader:
-    """Makes values of a YAML text, by the core schema of YAML 1.2.
+    """Reads the value of a YAML text by the core schema of YAML 1.2.
 
-    A limit ends the work where it is reached, before anything large is built.
+    Reading ends as soon as a limit is exceeded, before anything large is built.
     """
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._values = 0
-        # Where each value begins, by its place; the root is ``()``.
+        # Line of each value, by the names and indexes that lead to it; root: ``()``.
         self.lines: dict[Place, int] = {}
 
     def read(self) -> Any:
-        """Read the only document; YamlFault if it is none, or breaks a limit."""
+        """Return the value of the text's only document.
+
+        Raises YamlFault if the text is no single YAML document, or breaks a limit.
+        """
         if len(self._content) > MOST_BYTES:
             _reject(f"a manifest has at most {MOST_BYTES // 1024} KB")
         try:
@@ -128,7 +132,7 @@ class YamlReader:
             remedy = "Indent with blanks, and quote texts with special characters."
             reason = f"it is no YAML: {found.problem or found.context}"
             _reject(reason, remedy, line=mark.line + 1 if mark else 0)
-        except Exception as error:  # noqa: BLE001 - whatever the parser meets in there
+        except Exception as error:  # noqa: BLE001 - the parser may raise any error
             message = str(error).partition("\n")[0][:200]
             _reject(f"it is no YAML: {message}")
         if not documents:
@@ -172,7 +176,7 @@ def _line(node: Any) -> int:
 
 
 def _scalar(node: Any) -> str | int | float | bool | None:
-    """Return the value of a scalar as the core schema has it."""
+    """Return the value of a scalar by the core schema."""
     text: str = node.value
     if UNFIT.search(text):
         _reject("texts hold no control characters but tabs and line ends", at=node)
@@ -184,9 +188,9 @@ def _scalar(node: Any) -> str | int | float | bool | None:
 
 
 def _number(text: str, node: Any) -> int | float:
-    """Read a number that JSON can hold and every reader gets back unchanged."""
+    """Read a number, and refuse one that is not finite or has more than 64 bits."""
     base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-    with suppress(ValueError):  # no integer, or thousands of digits
+    with suppress(ValueError):  # int() refuses fractions and thousands of digits
         number = int(text, base)
         if INT64[0] <= number <= INT64[1]:
             return number
