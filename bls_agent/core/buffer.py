@@ -95,7 +95,7 @@ class BoundedBuffer(Generic[T]):
             self._dropped["forked"] = left
 
     def put(self, item: T) -> None:
-        """Add an item without waiting or raising; drop an item if there are too many."""
+        """Add an item without waiting or raising; a full buffer drops an item."""
         if len(self._intake) > DRAIN_LIMIT and self._is_overfull(item):
             self._try_drain()
             if self._is_overfull(item):

@@ -8,23 +8,24 @@
     │  └─ CommandTooLargeError   a command is longer than its project may read
     ├─ RedisUnavailableError     Redis did not answer, or cannot serve now
     │  └─ RedisRefusedError      Redis answered "no": password, right, unknown command
-    ├─ LeaseHeldError            what only one may write has a living owner already
+    ├─ LeaseHeldError            a key with a single writer has a living owner already
     ├─ ContractError             a key or a value breaks its contract
     │  ├─ WrongTypeError         a key holds another Redis type
-    │  ├─ DecodeError            a value is not what the contract says; keeps its bytes
+    │  ├─ DecodeError            a value does not have the form that its contract requires
     │  └─ ManifestError          a manifest of an asset breaks its rules; lists every fault
     ├─ SourceError               a source of assets cannot be read now
     └─ CommandError
        ├─ UnknownCommandError    nobody registered this command
        ├─ ArgumentError          the arguments do not fit the handler's signature
-       ├─ DuplicateHandlerError  the name is taken; also ValueError
-       ├─ UnknownProjectError    a project without any key; nothing was sent
+       ├─ DuplicateHandlerError  the command has a handler already; also ValueError
+       ├─ UnknownProjectError    the project has no key; nothing was sent
        └─ NoOutcomeError         no outcome record in time; also TimeoutError
 
     DuplicateItem                not an error: an equal item was crawled before
-    Reject                       not an error: a handler raises it to turn a command down
+    Reject                       not an error: a handler raises it to reject a command
 
-Each class builds its message from typed fields: read ``error.key``, parse no prose.
+Each class builds its message from typed fields. Read a field such as ``error.key``
+instead of parsing the message.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ from dataclasses import dataclass
 from bls_agent.core.redaction import redact
 
 PREVIEW_BYTES = 64
-SHOWN = 80  # characters of a wrong value
+SHOWN = 80  # characters of a wrong value that a message shows
 
 
 def preview(payload: bytes) -> str:
-    r"""Show the first bytes of a foreign payload without secrets, escaped as ``\xNN``."""
+    r"""Return the first bytes of a payload without secrets, escaped as ``\xNN``."""
     return redact(repr(bytes(payload[:PREVIEW_BYTES]))[2:-1])
 
 
 def ask_whether(name: str, known: Iterable[str]) -> str:
-    """Ask whether the most similar known name is meant; ``""`` if none is similar."""
+    """Return a question that suggests the most similar name; ``""`` for none."""
     alike = _most_similar(name, known, 0.7)
     return f"Did you mean {alike}?" if alike else ""
 
 
 def _most_similar(name: str, known: Iterable[str], cutoff: float) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - 4 ms, for a mistake
+    from difflib import get_close_matches  # noqa: PLC0415 - 4 ms, needed only after a mistake
 
     return "".join(get_close_matches(name, [*known], 1, cutoff))
 
@@ -59,7 +60,7 @@ class BlsError(Exception):
     """The root of every exception that bls-agent raises."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Survive pickling, as between the processes of a pool."""
+        """Support pickling, as between the processes of a pool."""
         return _revive, (type(self), self.args, self.__dict__)
 
 
@@ -76,10 +77,10 @@ class ConfigurationError(BlsError, ValueError):
     """A wrong argument, URL, name or environment variable.
 
     Attributes:
-        name: The argument or variable.
-        value: What was given, without secrets.
-        rule: What would be right.
-        remedy: What to do, or ``""``.
+        name: The name of the argument or variable.
+        value: The value that was given, without secrets.
+        rule: The rule for a right value.
+        remedy: Advice on what to do, or ``""``.
     """
 
     def __init__(self, name: str, value: object, rule: str, remedy: str = "") -> None:
@@ -111,11 +112,11 @@ class MissingExtraError(ConfigurationError):
 
 
 class CommandTooLargeError(ConfigurationError):
-    """A command is longer than the console protocol advises; it was not sent.
+    """A command is longer than its limit and was not sent.
 
     Attributes:
-        size: Its bytes.
-        limit: How many may be sent.
+        size: The command's length in bytes.
+        limit: The longest allowed command in bytes.
     """
 
     def __init__(self, size: int, limit: int) -> None:
@@ -136,9 +137,10 @@ class RedisUnavailableError(BlsError):
 
     Attributes:
         kind: The class of the fault, one word (see ``faults.py``).
-        address: Where Redis was expected, without credentials.
-        ambiguous: Whether the request may have been executed; else it was not.
-        connecting: Whether the failure was to connect.
+        address: The address of Redis, without credentials.
+        ambiguous: Whether the request may have been executed. If false, Redis did not
+            execute the request.
+        connecting: Whether the connection could not be opened.
     """
 
     verb = "is unavailable"
@@ -162,18 +164,18 @@ class RedisUnavailableError(BlsError):
 
 
 class RedisRefusedError(RedisUnavailableError):
-    """Redis answered and refuses until its configuration, or ours, is changed."""
+    """Redis refuses a request until its configuration or the program's changes."""
 
     verb = "refuses"
 
 
 class LeaseHeldError(BlsError):
-    """A key that only one process may write has a living owner; it was left alone.
+    """A key that only one process may write has a living owner; nothing was changed.
 
     Attributes:
-        key: What is owned.
-        remaining: Seconds until the owner counts as dead, unless it renews; ``None``
-            for never: its key has no TTL.
+        key: The key that has an owner.
+        remaining: Seconds until the owner counts as dead, unless the owner renews its
+            lease. ``None`` means never, because the key of the owner has no TTL.
     """
 
     def __init__(
@@ -197,11 +199,11 @@ class ContractError(BlsError):
 
 
 class WrongTypeError(ContractError):
-    """A key holds another Redis type than its contract says; it was left alone.
+    """A key has another Redis type than its contract says; it was not changed.
 
     Attributes:
         key: The key.
-        expected: The type that it should have.
+        expected: The type that the key should have.
     """
 
     def __init__(self, key: str, expected: str) -> None:
@@ -214,13 +216,13 @@ class WrongTypeError(ContractError):
 
 
 class DecodeError(ContractError):
-    """A value is not what its contract says.
+    """A value does not have the form that its contract requires.
 
     Attributes:
         reason: One word: ``not_utf8``, ``not_json``, ``not_an_object``,
             ``no_command``, ``bad_args``, ``too_deep``, ``too_large``, ``bad_status``,
             ``bad_request``.
-        payload: The first bytes of what was read.
+        payload: The first bytes of the value.
         size: Length of the whole value in bytes.
     """
 
@@ -241,11 +243,11 @@ class ManifestFault:
 
     Attributes:
         path: The file, relative to the root of its repository.
-        reason: The rule that it breaks.
-        remedy: What to do, or ``""``.
+        reason: The rule that the manifest breaks.
+        remedy: Advice on what to do, or ``""``.
         field: The field, as in ``config_schema[0].type``; ``""`` for the whole file.
-        line: Its line, from 1; 0 for the whole file.
-        id: The asset, if it is known, else ``""``.
+        line: The line of the field, from 1; 0 for the whole file.
+        id: The id of the asset; ``""`` if it is not known.
     """
 
     path: str
@@ -275,12 +277,12 @@ class ManifestError(ContractError):
 
 
 class SourceError(BlsError):
-    """A source of assets cannot be read now, or gave something incomplete.
+    """A source of assets cannot be read now, or returned incomplete data.
 
     Attributes:
-        source: Which one, without credentials.
+        source: The source, without credentials.
         reason: What happened.
-        retry_after: Seconds after which to try again, if the source said so.
+        retry_after: Seconds after which to try again, if the source named a time.
     """
 
     def __init__(
@@ -294,7 +296,7 @@ class SourceError(BlsError):
 
 
 class CommandError(BlsError):
-    """Something about a command or its handler is wrong."""
+    """The root of the errors of commands and their handlers."""
 
 
 class UnknownCommandError(CommandError):
@@ -302,7 +304,7 @@ class UnknownCommandError(CommandError):
 
     Attributes:
         command: The name as it was sent.
-        likely: The registered name that is most like it, or ``""``.
+        likely: The most similar registered name, or ``""``.
     """
 
     def __init__(self, command: str, known: Iterable[str] = ()) -> None:
@@ -317,7 +319,7 @@ class ArgumentError(CommandError):
 
     Attributes:
         command: The command's name.
-        fields: Field name → what is wrong with it.
+        fields: For each wrong argument, what is wrong with it.
     """
 
     def __init__(self, command: str, fields: Mapping[str, str]) -> None:
@@ -336,10 +338,10 @@ class DuplicateHandlerError(CommandError, ValueError):
 
 
 class UnknownProjectError(CommandError):
-    """A project without any key: no status, no log, no queue. Nothing was sent.
+    """A project has no key: no status, no log, no queue. Nothing was sent.
 
     Attributes:
-        project: Its name.
+        project: The project's name.
     """
 
     def __init__(self, project: str) -> None:
@@ -353,15 +355,16 @@ class UnknownProjectError(CommandError):
 class NoOutcomeError(CommandError, TimeoutError):
     """No outcome record of a command appeared in time.
 
-    The command stays where it is: it may still be waiting, running, or done.
+    The command is not withdrawn: it may still be waiting, running, or done.
 
     Attributes:
         command: The command's name.
-        command_id: Its id.
-        state: Where it was afterwards: ``offline`` or ``waiting`` (in the queue of a
-            project that is not running, or is), ``taken`` (out of the queue), or ``""``.
-        since: ISO-8601 time of the project's newest record, where ``state`` is
-            ``offline`` and there is one.
+        command_id: The command's id.
+        state: The command's state after the timeout. ``offline``: it waits in the queue,
+            and the project is not running. ``waiting``: it waits in the queue of a
+            running project. ``taken``: it was taken from the queue. ``""``: not known.
+        since: ISO-8601 time of the agent's newest record if ``state`` is ``offline``;
+            ``""`` if there is no record.
     """
 
     def __init__(
@@ -393,10 +396,10 @@ _STATES: Mapping[str, str] = {
 
 
 class DuplicateItem(Exception):  # noqa: N818 - a signal, not an error
-    """Raised by a pipeline for an item to drop: an equal one was crawled before.
+    """A pipeline raises it to drop an item, because an equal item was crawled before.
 
     Attributes:
-        fingerprint: What the two have in common.
+        fingerprint: The fingerprint that both items have.
     """
 
     def __init__(self, fingerprint: str) -> None:
@@ -409,10 +412,10 @@ class DuplicateItem(Exception):  # noqa: N818 - a signal, not an error
 
 
 class Reject(Exception):  # noqa: N818 - a signal, not an error
-    """Raised by a handler or middleware to turn a command down (outcome ``rejected``).
+    """A handler or middleware raises it to reject a command (outcome ``rejected``).
 
     Attributes:
-        reason: Text of the outcome record.
+        reason: The text of the outcome record.
         details: More fields for the record's ``error`` object.
     """
 

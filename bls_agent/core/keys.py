@@ -1,8 +1,9 @@
-"""Every key of the five contracts, and our own keys beside them, one line each.
+"""Every key of the five contracts, and the package's own keys, one line each.
 
-No key is formatted anywhere else. In a template ``{name}`` is a field; ``{name!}`` is
-one that holds no ``:`` (so that the next field can be found); ``{name?}`` may be left
-out together with the ``:`` behind it; ``{name*}`` holds any bytes, also none.
+No other module formats keys. In a template ``{name}`` is a field. A field ``{name!}``
+holds no ``:``, so that the next field can be found. A field ``{name?}`` holds no ``:``,
+and it may be left out together with the ``:`` after it. A field ``{name*}`` holds any
+bytes, or none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bls_agent.core.errors import (
 
 _DAY: Final = 86_400
 MAX_NAME_BYTES: Final = 512
-SLOTS: Final = 16_384  # of a cluster
+SLOTS: Final = 16_384  # number of hash slots of a cluster
 
 
 class RedisType(StrEnum):
@@ -39,7 +40,7 @@ class RedisType(StrEnum):
 
 
 class Contract(StrEnum):
-    """The five contracts, by number, and what is this package's own."""
+    """The five contracts by number, and a value for the package's own keys."""
 
     ASSETS = "000"
     WORKERS = "001"
@@ -57,16 +58,16 @@ class KeyTemplate:
     """One kind of key: its form, its Redis type, its TTL and its contract."""
 
     template: str  # the form; see the head of this module
-    type: RedisType | None  # ``None`` where the contract leaves it open
-    ttl: int | None  # seconds that a key lives after a write; ``None`` for ever
+    type: RedisType | None  # ``None`` if the contract does not define it
+    ttl: int | None  # seconds from a write to the expiry; ``None`` for no expiry
     contract: Contract
-    ttl_from: str = ""  # the setting whose default ``ttl`` is; "lease" for its length
-    ambiguous: bool = False  # a key may have several readings: parse() returns ``None``
+    ttl_from: str = ""  # setting with ``ttl`` as default; "lease": the lease sets it
+    ambiguous: bool = False  # if keys have several readings; parse() returns None
 
     def build(self, **values: object) -> str:
-        """Make the key that we write, of texts, integers or UUIDs.
+        """Build a key that this package writes, from texts, integers or UUIDs.
 
-        ConfigurationError for a value that is missing or unknown, or is no name.
+        Raise ConfigurationError if a field is missing or unknown, or a value is no name.
         """
         for name, value in values.items():
             if name in self._free or (value is None and name in self.optional):
@@ -79,7 +80,10 @@ class KeyTemplate:
         return self.locate(**values)
 
     def locate(self, **values: object) -> str:
-        """Make a key that another program wrote: the values are taken as they are."""
+        """Build a key that another program may have written.
+
+        The values are not checked, because that program has chosen them.
+        """
         unknown = values.keys() - set(self.fields)
         missing = set(self.fields) - values.keys() - self.optional
         if unknown or missing:
@@ -91,12 +95,12 @@ class KeyTemplate:
         return ConfigurationError(self.template, ", ".join(sorted(names)), rule)
 
     def parse(self, key: str | bytes) -> dict[str, str] | None:
-        """Read a key back; ``None`` if it is of another kind, or can be read in several ways."""
+        """Return the fields of a key; ``None`` if there is not exactly one reading."""
         readings = self.readings(key)
         return readings[0] if len(readings) == 1 else None
 
     def readings(self, key: str | bytes) -> list[dict[str, str]]:
-        """Every way in which a key can be read as one of this kind."""
+        """Return the fields of a key, once for each way to read it as this kind."""
         text = key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
         if self.ambiguous:
             return list(self._all_readings(text))
@@ -125,7 +129,7 @@ class KeyTemplate:
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
-        """The names of the fields, in order."""
+        """The names of the fields, in the order of the template."""
         return tuple(found[1] for found in _FIELD.finditer(self.template))
 
     @cached_property
@@ -166,7 +170,7 @@ class KeyTemplate:
         return re.compile("".join(parts), re.DOTALL)
 
     def _all_readings(self, text: str) -> Iterator[dict[str, str]]:
-        """Split at every place where the text between two fields occurs."""
+        """Split a key at each occurrence of the text between its two fields."""
         first, second = _FIELD.finditer(self.template)
         head = self.template[: first.start()]
         between = self.template[first.end() : second.start()]
@@ -192,7 +196,7 @@ CONTROL: Final = KeyTemplate("{project}_控制", _T.LIST, None, _C.CONSOLE)
 # 003, run events
 RUN_EVENTS: Final = KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS)
 
-# Our own, beside a contract's key: {place} is place_beside() of that key.
+# Keys of this package for a contract's key: {place} is place_beside() of that key.
 INFLIGHT: Final = KeyTemplate("bls_agent:{place}:inflight:{instance}", _T.LIST, None, _C.OWN)
 INFLIGHT_LISTS: Final = KeyTemplate("bls_agent:{place}:inflight", _T.HASH, None, _C.OWN)
 DELIVERIES: Final = KeyTemplate("bls_agent:{place}:deliveries", _T.HASH, 7 * _DAY, _C.OWN)
@@ -208,14 +212,14 @@ CRAWL_LEASES: Final = KeyTemplate("bls_agent:{place}:leases", _T.HASH, None, _C.
 CRAWL_DELAYED: Final = KeyTemplate("bls_agent:{place}:delayed", _T.HASH, None, _C.OWN)
 CRAWL_COUNTERS: Final = KeyTemplate("bls_agent:{place}:counters", _T.HASH, None, _C.OWN)
 CRAWL_WAKE: Final = KeyTemplate("bls_agent:{place}:wake", _T.LIST, None, _C.OWN)
-CRAWL_BLOOM: Final = KeyTemplate("bls_agent:{place}:bloom", None, None, _C.OWN)  # each server calls the type otherwise
-CRAWL_KEY_FAULT: Final = "Key不符合命名规范"  # contract 004 on a key of another form
+CRAWL_BLOOM: Final = KeyTemplate("bls_agent:{place}:bloom", None, None, _C.OWN)  # each server has another name for the type
+CRAWL_KEY_FAULT: Final = "Key不符合命名规范"  # text of contract 004 for a key of another form
 
 KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_status": PROJECT_STATUS,
     "project_console": PROJECT_CONSOLE,
     "control": CONTROL,
-    # ours, beside 002: reliable receiving, replicas, leases
+    # this package's, for 002: reliable receiving, replicas, leases
     "inflight": INFLIGHT,
     "inflight_lists": INFLIGHT_LISTS,
     "deliveries": DELIVERIES,
@@ -224,7 +228,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "broadcast": BROADCAST,
     "instances": INSTANCES,
     "owner": OWNER,
-    # 003, run events; ours, beside them: what counts them
+    # 003, run events; and this package's metadata of a run
     "run_events": RUN_EVENTS,
     "run_books": RUN_BOOKS,
     # 001, worker heartbeats: processes, tasks, caches
@@ -244,7 +248,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "backtest_task_progress": KeyTemplate("backtest:task:{task_id}:progress", _T.STRING, 7_200, _C.WORKERS),
     "sync_progress": KeyTemplate("{type}_update_{code}", _T.SET, 30 * _DAY, _C.WORKERS, ambiguous=True),
     "func_cache": KeyTemplate("ginkgo_func_cache_{func}_{key}", _T.STRING, 3_600, _C.WORKERS, ambiguous=True),
-    # 000, the asset library; the last four are reserved by its section 6
+    # 000, the asset library; section 6 of this contract reserves the last four
     "asset_metadata": KeyTemplate("asset:metadata:{id}", _T.HASH, None, _C.ASSETS),
     "asset_category": KeyTemplate("asset:category:{category}", _T.SET, None, _C.ASSETS),
     "asset_index": KeyTemplate("asset:index", _T.HASH, None, _C.ASSETS),
@@ -256,7 +260,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_config": KeyTemplate("project:config:{project_id}", _T.HASH, None, _C.ASSETS),
     "pending_tasks": KeyTemplate("task:queue:pending", _T.LIST, None, _C.ASSETS),
     "queued_task_status": KeyTemplate("task:status:{task_id}", _T.HASH, None, _C.ASSETS),
-    # 004, crawl queues; the last five are ours: beside the requests, or a filter
+    # 004, crawl queues; the last five are this package's, for the requests or a filter
     "crawl_requests": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests", _T.ZSET, None, _C.CRAWL),
     "crawl_requests_data": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests:data", _T.HASH, None, _C.CRAWL),
     "crawl_processing": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing", _T.ZSET, None, _C.CRAWL),
@@ -275,13 +279,13 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
 
 
 def find_templates(key: str | bytes) -> list[str]:
-    """Name every row of the table that a key may belong to, exact rows first."""
+    """Return the names of all rows of the table that match a key, exact rows first."""
     rows = [(row.ambiguous, name) for name, row in KEYS.items() if row.match(key)]
     return [name for _, name in sorted(rows, key=lambda found: found[0])]
 
 
 def checked_reply(reply: Any, key: str) -> Any:
-    """Return a reply about a key, or raise the error in its place, as WrongTypeError."""
+    """Return a reply, or raise it if it is an error; a wrong type: WrongTypeError."""
     if isinstance(reply, RedisUnavailableError):
         if reply.kind == "wrong_type":
             expected = str(KEYS[find_templates(key)[0]].type)
@@ -290,7 +294,7 @@ def checked_reply(reply: Any, key: str) -> Any:
     return reply
 
 
-# --- what may become part of a key, and how it is written there
+# --- the names that may become part of a key, and how they are written
 
 
 def name_of(value: object) -> object:
@@ -305,7 +309,7 @@ def name_of(value: object) -> object:
 
 
 def encode_key(key: str) -> bytes:
-    """Write a key as Redis has it, also where it is no UTF-8."""
+    """Return the bytes of a key as Redis has them, also if they are not UTF-8."""
     return key.encode("utf-8", "surrogateescape")
 
 
@@ -352,30 +356,33 @@ _NAME_RULES: Final[tuple[tuple[Callable[[str], bool], str, str], ...]] = (
 
 
 def escape_glob(text: str) -> str:
-    """Escape what SCAN, KEYS and ACL patterns would read as a wildcard."""
+    """Escape the characters that SCAN, KEYS and ACL patterns read as wildcards."""
     return re.sub(r"([*?\[\]\\^])", r"\\\1", text)
 
 
 def hash_tag(key: str) -> str:
-    """Return the part of a key by which a cluster chooses its slot: ``{…}``, or all."""
+    """Return the part of a key that selects its slot: inside ``{…}``, or all of it."""
     start = key.find("{")
     end = key.find("}", start + 1) if start != -1 else -1
     return key[start + 1 : end] if end > start + 1 else key
 
 
 def place_beside(key: str) -> str:
-    """Write a key as a part of others in its slot: in ``{…}``, or with its own tag."""
+    """Return a key in ``{…}``, so that a key that contains it shares its slot.
+
+    A key with a hash tag of its own is returned unchanged.
+    """
     return key if hash_tag(key) != key else f"{{{key}}}"
 
 
 def key_beside(place: str) -> str:
-    """Return the key that :func:`place_beside` was given."""
+    """Return the key from which :func:`place_beside` made this text."""
     inner = place.removeprefix("{").removesuffix("}")
     return inner if place_beside(inner) == place else place
 
 
 def shares_slot(key: str) -> bool:
-    """Return whether keys beside this one lie in its slot: not behind a stray ``}``."""
+    """Return whether :func:`place_beside` keeps the slot: not if ``}`` is unpaired."""
     return hash_tag(place_beside(key)) == hash_tag(key)
 
 

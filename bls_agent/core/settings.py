@@ -1,7 +1,7 @@
 """Every setting of an agent: its default, unit, range and environment variable.
 
-A keyword given to :class:`~bls_agent.ProjectAgent` beats the environment, the
-environment beats the default.
+A keyword given to :class:`~bls_agent.ProjectAgent` overrides the environment, and the
+environment overrides the default.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIB: Final = 1024 * KIB
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """What one setting may be, and what the configuration table says of it."""
+    """The allowed values of one setting, and its text in the configuration table."""
 
     kind: type
     meaning: str
@@ -37,23 +37,23 @@ class Rule:
 
     @property
     def form(self) -> str:
-        """What a value has to be, in words."""
+        """The allowed values, in words."""
         words = f"one of: {', '.join(self.choices)}" if self.choices else ""
         unit = f" of {self.unit}" if self.unit else ""
         return (words or _FORMS[self.kind] + unit) + ", or none" * self.optional
 
     def check(self, name: str, value: object) -> object:
-        """Return a value that fits, or raise ConfigurationError."""
+        """Return the value in the type of the setting, or raise ConfigurationError."""
         if value is None and self.optional:
             return None
         if self.kind is tuple:
             return _check_names(name, value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if self.kind is float and is_number:
-            # A longer integer than that is out of range anyway.
+            # Limited first, because float() raises for a huge integer.
             value = float(max(min(cast("float", value), _HUGE), -_HUGE))
         elif self.kind is str and isinstance(value, str):
-            value = str(value)  # a Level is a text, too
+            value = str(value)  # a Level becomes a plain str
             if self.choices:
                 value = self.spellings.get(value.lower(), value.lower())
         if type(value) is not self.kind or (self.choices and value not in self.choices):
@@ -65,7 +65,7 @@ class Rule:
         return value
 
     def read(self, name: str, text: str) -> object:
-        """Read a value of the environment."""
+        """Read a value from the text of an environment variable."""
         if self.optional and text.lower() == "none":
             return None
         try:
@@ -97,7 +97,7 @@ _READERS: Final[dict[type, Callable[[str], object]]] = {
 
 
 def _check_names(name: str, value: object) -> tuple[str, ...]:
-    """Return names as a tuple: from a sequence, or a text with commas between them."""
+    """Return names as a tuple, from a sequence or a text with commas."""
     given: list[object] = []
     if isinstance(value, str):
         given += [part for part in value.split(",") if part.strip()]
@@ -141,7 +141,7 @@ _NO_SETTINGS: Final = (
 
 
 class Options(TypedDict, total=False):
-    """The keywords of :class:`Settings`, all optional; see there."""
+    """The fields of :class:`Settings`, as optional keywords of an agent."""
 
     mode: Mode
     instance: str | None
@@ -174,7 +174,7 @@ class Options(TypedDict, total=False):
 # fmt: off
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All settings of an agent, checked; the field list is the configuration table.
+    """All settings of an agent, with checked values.
 
     Raises:
         ConfigurationError: A value is out of its range, or ``status_interval`` is
@@ -222,10 +222,10 @@ class Settings:
     def from_env(cls, environ: Mapping[str, str], **options: Any) -> Settings:
         """Combine the given keywords with the ``BLS_*`` variables of a mapping.
 
-        An empty variable counts as absent.
+        A keyword overrides its variable. An empty variable counts as absent.
 
         Raises:
-            ConfigurationError: As the class, naming the variable.
+            ConfigurationError: A variable or a keyword has a wrong value.
         """
         found: dict[str, Any] = {}
         for name, rule in rules().items():
@@ -238,26 +238,26 @@ class Settings:
 
 
 def find_unknown_variables(environ: Iterable[str]) -> dict[str, str]:
-    """Find the ``BLS_*`` variables that the agent does not read, with what is meant."""
+    """Return each unknown ``BLS_*`` variable and a question that suggests a name."""
     known = {f"BLS_{name.upper()}" for name in rules()}.union(_NO_SETTINGS)
     strange = {name for name in environ if name.startswith("BLS_")} - known
     return {name: ask_whether(name, known) for name in sorted(strange)}
 
 
 def rules() -> dict[str, Rule]:
-    """Setting → its rule, in the order of the table."""
+    """Return the rule of each setting, in the order of the table."""
     return {setting.name: setting.metadata["rule"] for setting in fields(Settings)}
 
 
 def check_options(options: Mapping[str, Any], settings: object = None) -> Options:
-    """Check keywords at once, without the environment; return each in its type."""
+    """Check keywords without the environment; return each value in its type."""
     if not isinstance(settings, Settings | None):
-        kind = type(settings).__name__  # its value may be a secret
+        kind = type(settings).__name__  # not the value, which may be a secret
         raise ConfigurationError("settings", kind, "an object of Settings")
     known = rules()
     checked: dict[str, Any] = {}
     for name, value in options.items():
-        if name not in known or name == "redis_url":  # the keyword is called redis
+        if name not in known or name == "redis_url":  # the keyword for it is redis
             names = ["redis", *list(known)[1:]]
             likely = ask_whether(name, names)
             rule = "there is no such setting"
