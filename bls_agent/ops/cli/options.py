@@ -59,7 +59,7 @@ def complete_project(context: Context, incomplete: str) -> list[str]:
 def complete_command(context: Context, incomplete: str) -> list[str]:
     """Return the built-in commands, and the commands that the project's log names.
 
-    A log names commands that have run and lists in answers to ``help``. Nothing is sent.
+    A log names commands that have run, and has answers to ``help``. Nothing is sent.
     """
     from bls_agent.core.settings import BUILTINS
 

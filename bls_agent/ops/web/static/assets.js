@@ -1,4 +1,4 @@
-// The page of assets: what cannot be read first, then by id; kept up to date by one event stream.
+// The page of assets, updated by one event stream: unreadable entries first, then by id.
 
 import "./guard.js";
 import { begin, compare, Deck, StateCard } from "./card_deck.js";
@@ -8,7 +8,7 @@ const list = byId("cards");
 const deck = new Deck({ sought: (card) => card.text });
 
 class AssetCard extends StateCard {
-  // What is searched and sorted by is what is shown.
+  // Search and order use the text that the card shows.
   id = "";
   text = "";
 

@@ -1,9 +1,9 @@
-// Cards of a page: searched, chosen by state, and counted; only those in the window grow older.
+// Cards of a page, which people search and choose by state. Only the ages of cards in the window are updated.
 
 import { byId, root, say, setText } from "./chrome.js";
 import { follow, showLink } from "./stream.js";
 
-// Put cards into their order, moving only those that are out of it.
+// Put cards into the order of sorted; move only the cards that are out of order.
 export function arrange(list, sorted) {
   let next = list.firstElementChild;
   for (const card of sorted) {
@@ -12,10 +12,10 @@ export function arrange(list, sorted) {
   }
 }
 
-// Make an element of one of the page's templates.
+// Make an element from one of the page's templates.
 export const copy = (id) => byId(id).content.firstElementChild.cloneNode(true);
 
-// One thing on the page, with a key and a state: texts only, never markup.
+// A card with a key and a state. It inserts texts only, never markup.
 export class StateCard {
   element = copy("blank");
   key = "";
@@ -33,13 +33,13 @@ export class StateCard {
     this.find(".badge").replaceWith(copy(`badge-${state}`));
   }
 
-  tick() {} // its age grows, if it has one
+  tick() {} // a card with an age updates the age here
 
   sight(inSight) {
     if (inSight) this.tick();
   }
 
-  // What identifies a card in what the server tells.
+  // Return the key of a card in a message of the server.
   static key(told) {
     return told.key;
   }
@@ -47,7 +47,7 @@ export class StateCard {
 
 export const compare = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
 
-// Take the picture that came with the page, then what the stream tells.
+// Take the snapshot that the page contains, then each change from the stream.
 export function begin(path, kind, take) {
   const { told } = byId("picture").dataset;
   byId("picture").remove();
@@ -56,18 +56,18 @@ export function begin(path, kind, take) {
 }
 
 export class Deck {
-  // sought(card): the text that is searched; shown(cards): what else depends on which are shown.
+  // sought(card) returns the text to search in; shown(cards) is called with the cards that match.
   constructor({ sought, shown = () => {} }) {
     this.sought = sought;
     this.shown = shown;
     this.cards = new Map(); // key → card
     this.byElement = new WeakMap();
     this.seen = new Set(); // cards in the window
-    this.state = ""; // that is chosen
-    this.text = ""; // that is searched for
+    this.state = ""; // the chosen state
+    this.text = ""; // the text to search for
     this.away = false;
     this.chips = [...document.querySelectorAll(".chip")];
-    this.ranks = new Map(this.chips.map((chip, rank) => [chip.dataset.chip, rank])); // in the order of states
+    this.ranks = new Map(this.chips.map((chip, rank) => [chip.dataset.chip, rank])); // state → its rank
     this.watcher = new IntersectionObserver((entries) => this.sight(entries), { rootMargin: "200px" });
     this.listen();
     setInterval(() => this.seen.forEach((card) => card.tick()), 1000);
@@ -106,7 +106,7 @@ export class Deck {
     card.element.remove();
   }
 
-  // Take what the server has told of cards of a class; give those that are new or stand in another state, and the keys of those that are gone.
+  // Take a message about cards of a class; return the cards that are new or have another state, and the keys of removed cards.
   take(change, cards, kind) {
     const turned = [];
     for (const told of cards) {
@@ -124,7 +124,7 @@ export class Deck {
     return { turned, gone };
   }
 
-  // Put all cards into their order.
+  // Put all cards into the order of the function before.
   sort(list, before) {
     arrange(list, [...this.cards.values()].sort(before));
     this.filter();
@@ -164,7 +164,7 @@ export class Deck {
     }
   }
 
-  // Show whether Redis answers; away: why it does not, or nothing.
+  // Show whether Redis answers; away is the reason why Redis does not answer, or nothing.
   showAway(away) {
     this.away = Boolean(away);
     const rights = byId("forbidden"); // the wallboard has none
@@ -176,7 +176,7 @@ export class Deck {
     byId("away").hidden = !away || forbidden;
     setText(byId("away-kind"), away ?? "");
     if (away && !forbidden) showLink("away");
-    else if (byId("link").dataset.state !== "waiting") showLink("live"); // until then it is no stream that tells
+    else if (byId("link").dataset.state !== "waiting") showLink("live"); // while waiting, the snapshot came with the page
     const main = byId("main");
     main.dataset.changes = String(Number(main.dataset.changes ?? 0) + 1);
   }

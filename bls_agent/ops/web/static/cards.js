@@ -1,4 +1,4 @@
-// Cards of projects: filled from what the server says, with texts only, never with markup.
+// Cards of projects, filled from messages of the server, with texts only, never with markup.
 
 import { copy, StateCard } from "./card_deck.js";
 import { root, say, setText } from "./chrome.js";
@@ -16,7 +16,7 @@ export function sayAge(seconds) {
 const OLD = 300; // seconds in which errors are counted
 const BEFORE = { untimed: "no_expiry", stale: "expired", never: "only_commands" };
 
-// Say how far a status can be believed; since: seconds since the card was made.
+// Write how fresh a status is; since is the number of seconds since the card was made.
 function sayFreshness(card, since) {
   if (card.presence === "fresh") {
     const about = card.age_known ? "" : "≈";
@@ -38,7 +38,7 @@ function drawSpark(rates) {
   return path;
 }
 
-// One card on the page: its key is its path, its state its kind.
+// The card of one project; the key is the project's path, the state is the kind.
 export class Card extends StateCard {
   constructor() {
     super();
@@ -56,14 +56,14 @@ export class Card extends StateCard {
     this.told = null;
     this.at = 0;
     this.inSight = true;
-    this.behind = false; // whether the page does not show yet what was told
+    this.behind = false; // whether the page does not yet show the last message
   }
 
   static key(told) {
     return told.path;
   }
 
-  // Take what the server has told now; who is out of sight is painted when it comes back.
+  // Take a message of the server; a card outside the window is painted when it comes into sight.
   fill(told) {
     this.told = told;
     this.at = performance.now();
@@ -106,7 +106,7 @@ export class Card extends StateCard {
     this.tick();
   }
 
-  // Let the ages grow.
+  // Update the ages.
   tick() {
     if (!this.told) return;
     const since = (performance.now() - this.at) / 1000;

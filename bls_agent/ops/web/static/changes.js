@@ -1,8 +1,8 @@
-// The changes of statuses since the console began, the newest first: of one project, or of all of them.
+// The changes of statuses since the console began, the newest first, for one project or for all projects.
 
 import { byId, root, say, setText, visible } from "./chrome.js";
 
-const INTERVAL = 2_000; // ms between two questions
+const INTERVAL = 2_000; // ms between two requests
 const MOST = 500; // changes on the page
 
 const list = byId("history");
@@ -19,7 +19,7 @@ function sayTime(stamp) {
 function badge(kind) {
   const element = byId(`badge-${kind}`).content.firstElementChild.cloneNode(true);
   const held = document.createElement("span");
-  held.dataset.kind = kind; // its colour
+  held.dataset.kind = kind; // the kind sets the colour
   held.append(element);
   return held;
 }
@@ -53,7 +53,7 @@ function row(change) {
 
 function take(told) {
   if (told.since !== since) {
-    list.replaceChildren(); // another console: it counts from 1
+    list.replaceChildren(); // the console was restarted and counts from 1 again
     if (since && last) {
       [since, last] = [told.since, 0];
       return look();

@@ -1,18 +1,18 @@
-// What every page has: texts, theme, the key for the search, pages that try again.
+// Parts of every page: texts, theme, the key for the search, and the reload of pages without Redis.
 
 const page = document.documentElement;
 export const root = page.dataset.root;
 export const texts = JSON.parse(document.body.dataset.texts);
 
-// Write a value of a record as text: an object of hostile JSON may have a toString of its own.
+// Write a value of a record as text, without toString, which hostile JSON may define.
 export const plain = (value) => (typeof value === "string" ? value : (JSON.stringify(value) ?? ""));
 
-// Fill the {fields} of a text of the catalogue.
+// Return a text of the catalogue with its {fields} filled.
 export function say(name, values = {}) {
   return texts[name].replace(/\{(\w+)\}/g, (_, field) => plain(values[field]));
 }
 
-// The same, if the catalogue has such a text; else what stands in the record.
+// Return a text of the catalogue, or the fallback if the catalogue has no such text.
 export const sayOr = (name, fallback) => (Object.hasOwn(texts, name) ? say(name) : visible(fallback));
 
 export const byId = (id) => document.getElementById(id);
@@ -24,7 +24,7 @@ export function setText(element, text) {
 const OBEYED = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
 const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
 
-// Show what a page would obey or hide (control and bidi characters) as escapes.
+// Write characters that a page would obey or hide (control and bidi characters) as escapes.
 export function visible(text) {
   return text.replace(OBEYED, (letter) => {
     if (SHORT[letter]) return SHORT[letter];
@@ -34,14 +34,14 @@ export function visible(text) {
   });
 }
 
-// The same, with the lines of the text.
+// Escape each line of a text, and keep the line ends.
 export const visibleLines = (text) => text.replace(/\r\n/g, "\n").split("\n").map(visible).join("\n");
 
 const icon = document.querySelector("link[rel=icon]");
 const [calm, title] = [icon.getAttribute("href"), document.title];
 const trouble = { faults: 0, line: false };
 
-// Tell in the tab of faults and of a cut line: a page in the background is not seen.
+// Show faults and a lost connection in the tab, because nobody sees a page in the background.
 export function tellTab(news) {
   const { faults, line } = Object.assign(trouble, news);
   const bad = faults > 0 || line;

@@ -1,17 +1,17 @@
-// What happens in a run as rows: texts only, details unfolded on demand.
+// The events of a run as rows, with texts only; details are unfolded on demand.
 
 import { plain, say, visible, visibleLines } from "./chrome.js";
 import { block, exactly, part, sayTime, textsOfLines, unfolder } from "./records.js";
 
 export const CATEGORIES = new Set(["lifecycle", "llm", "dispatch", "system", "agent"]);
 const BAD = new Set(["failed", "error"]);
-const SPOKEN = ["content", "delta", "text", "token", "chunk"]; // where streamed text stands
+const SPOKEN = ["content", "delta", "text", "token", "chunk"]; // fields that hold streamed text
 const LONGEST_DATA = 220; // characters of data beside a name
-const LONGEST_SPEECH = 8000; // characters of a row: what is longer goes on in the next one
+const LONGEST_SPEECH = 8000; // characters of a row; longer text continues in the next row
 
 export const categoryOf = (event) => (CATEGORIES.has(event.event.category) ? event.event.category : "other");
 
-// Find the text that a language model has streamed; null for any other event.
+// Return the text that a language model has streamed, or null for any other event.
 export function spoken({ event, data }) {
   if (event.category !== "llm" || event.action !== "stream") return null;
   for (const name of SPOKEN) if (Object.hasOwn(data, name) && typeof data[name] === "string") return data[name];
@@ -35,12 +35,12 @@ function sayData(data) {
   return visible(told);
 }
 
-// The row of one event, or of something that stands between events.
+// The row of one event, or of a note between events.
 class Row {
   constructor(first, category, size) {
     this.first = this.last = first; // ids of events
     this.category = category;
-    this.size = size; // characters, about
+    this.size = size; // approximate number of characters
     this.element = null;
     this.sought = null;
   }
@@ -60,7 +60,7 @@ class Row {
 }
 
 export class EventRow extends Row {
-  // batch: the text that it came in, place: where in that.
+  // batch is the JSON text in which the event came, place is the event's index there.
   constructor(event, batch, place, size) {
     super(event.id, categoryOf(event), size);
     this.event = event;
@@ -103,7 +103,7 @@ export class EventRow extends Row {
   }
 }
 
-// Text that somebody streams: grows event by event.
+// Streamed text of one source, which grows with each event.
 export class SpeechRow extends Row {
   constructor(event, text, size, continued = false) {
     super(event.id, "llm", size);
@@ -158,7 +158,7 @@ export class SpeechRow extends Row {
     this.notes.title = say("pieces", { n: this.pieces });
   }
 
-  // Write what has been added since.
+  // Write the text that was added since the last call.
   grow() {
     if (!this.element || !this.pending) return;
     this.words.append(visibleLines(this.pending));

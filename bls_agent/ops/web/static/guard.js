@@ -1,11 +1,11 @@
-// htmx may put answers into the page, and run nothing that stands in them.
+// htmx may insert responses into the page, but must not run any code in them.
 
 function refuse() {
   throw new Error("answers hold no code");
 }
 
 const policy = globalThis.trustedTypes?.createPolicy("console", {
-  createHTML: (html) => html, // of our own templates, which escape everything
+  createHTML: (html) => html, // our own templates made it, and escape all values
   createScript: () => "",
 });
 

@@ -1,5 +1,5 @@
-// The live log of a project: follows, pauses, pages back; never more than so many rows. With a
-// filter the server searches the whole list, and the page filters what comes after that.
+// The live log of a project, which can follow, pause and page back, with a limited number of rows. If a
+// filter is set, the server searches the whole log, and the page filters the records that arrive later.
 
 import { byId, root, say, setText, visible } from "./chrome.js";
 import { LogFilter } from "./log_filter.js";
@@ -8,7 +8,7 @@ import { Entry, gapRow, isOutcome, isSent, sayTime } from "./records.js";
 import { noteOutcome, noteSent } from "./sent.js";
 import { follow, showLink } from "./stream.js";
 
-const FIRST = 200; // records that a stream begins with
+const FIRST = 200; // records at the start of a stream
 const PAGE = 200; // older records that are read at once
 const FILE = 1000; // records of a file
 const SAYS = {
@@ -38,10 +38,10 @@ export class Log extends Pane {
     this.query = query;
     this.skipped = 0;
     this.wanted = new LogFilter(() => this.filter());
-    this.search = null; // what a search has found so far; coming: what has come while it is asked
+    this.search = null; // the current search; coming has the records that arrive during the request
     byId("search-on").addEventListener("click", () => this.readOlder());
     byId("copy-found").addEventListener("click", () => navigator.clipboard.writeText(this.rows.map((row) => row.line).join("\n")));
-    byId("copy-found").hidden = !navigator.clipboard; // only where the page is secure
+    byId("copy-found").hidden = !navigator.clipboard; // exists only on a secure page
     this.show();
     const handlers = {
       place: (data) => this.begin(JSON.parse(data)),
@@ -56,7 +56,7 @@ export class Log extends Pane {
     });
   }
 
-  // A stream has begun, or has begun again.
+  // A stream has begun, perhaps after a lost connection.
   begin(place) {
     setText(byId("nothing-sent"), say("nothing_sent"));
     if (this.wanted.query) {
@@ -85,7 +85,7 @@ export class Log extends Pane {
     this.anew();
   }
 
-  // Search the whole list. The answer to an earlier question is dropped.
+  // Search the whole log. A response to an earlier search is ignored.
   async seek() {
     const search = (this.search = { query: this.wanted.query, searched: 0, backTo: "", coming: [] });
     this.known = true;
@@ -113,7 +113,7 @@ export class Log extends Pane {
     return page.logs.map((record, place) => new Entry(record, text, place, text.length / page.logs.length));
   }
 
-  // Note how far a search has come.
+  // Note how many records were searched, and back to which time.
   note(page) {
     this.search.searched += page.searched;
     this.search.backTo = page.backTo || this.search.backTo;
@@ -133,7 +133,7 @@ export class Log extends Pane {
     this.stream.reopen();
   }
 
-  // Redis does not answer, or the key holds something else for good.
+  // Redis does not answer, or the key is no log.
   refused({ kind = "wrong_type", reason }) {
     showLink(kind === "wrong_type" ? "unreadable" : "away");
     if (kind !== "wrong_type" && !this.known) setText(byId("nothing-sent"), say("not_known"));

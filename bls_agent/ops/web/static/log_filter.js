@@ -1,13 +1,13 @@
-// Which records of a log are wanted: what is typed, in the address of the page, and for the server.
+// The filter of a log: read from the inputs, kept in the page's address, and written as a query for the server.
 
 import { byId } from "./chrome.js";
 
-const LATE = 300; // ms after the last key
+const LATE = 300; // ms to wait after the last key
 const RANKS = { debug: 0, info: 1, warn: 2, error: 3 };
 const FIELDS = { q: "search", level: "level", since: "since", until: "until", replica: "replica", logger: "logger" };
 
 export class LogFilter {
-  // changed: called when something else is wanted.
+  // changed() is called when the filter has changed.
   constructor(changed) {
     const typed = new URLSearchParams(location.search);
     for (const [name, id] of Object.entries(FIELDS)) {
@@ -41,7 +41,7 @@ export class LogFilter {
     return true;
   }
 
-  // Return whether a record that has just come is wanted; the server decides about all others.
+  // Return whether a new record passes the filter; the server decides about all older records.
   wants(entry) {
     const { level, until, replica, logger } = this.values;
     if (!entry.record) return true; // a gap

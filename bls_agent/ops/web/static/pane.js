@@ -1,13 +1,13 @@
-// A list of rows that follows its newest end, pauses and pages back on demand.
+// A list of rows that follows the newest row, and pauses and pages back on demand.
 
 import { byId, say, setText } from "./chrome.js";
 
-const MOST = 2000; // rows on the page, and rows that wait
-const LARGEST = 8_000_000; // characters of them
-const NEAR = 160; // pixels from an edge that count as there
-const LATE = 120; // ms after which rows are shown though no frame was drawn
+const MOST = 2000; // rows on the page, and as many waiting rows
+const LARGEST = 8_000_000; // characters of these rows
+const NEAR = 160; // pixels from an edge within which the edge counts as reached
+const LATE = 120; // ms after which rows are shown even if the browser draws no frame
 
-// Count the rows at the beginning that have to go, to stay within the bounds.
+// Count the rows at the beginning that exceed the limits.
 export function tooMany(rows) {
   let size = 0;
   let place = rows.length;
@@ -15,15 +15,15 @@ export function tooMany(rows) {
   return size > LARGEST ? Math.min(place + 1, rows.length - 1) : place;
 }
 
-// Take rows off the page.
+// Remove rows from the page.
 export function takeOff(rows) {
   for (const row of rows) row.element?.remove();
 }
 
-// What a page adds: render(rows), flush(), anew(), isFiltered(), and for older rows older() and adopt().
-// A row has a size in characters, and an element while it is on the page.
+// A subclass adds render(rows), flush(), anew() and isFiltered(), and for older rows older() and adopt().
+// A row has a size in characters, and an element while the row is on the page.
 export class Pane {
-  // says: the names of texts; list: the id of the element that rows stand in.
+  // says has the names of texts; list is the id of the element that contains the rows.
   constructor(list, says) {
     this.says = says;
     this.box = byId("log");
@@ -35,12 +35,12 @@ export class Pane {
     this.coming = []; // not on the page yet
     this.following = true;
     this.byHand = false; // paused by the button, not by scrolling
-    this.end = 0; // where the end was when it was scrolled to
-    this.behind = false; // what came is not kept: begin anew to follow
-    this.cutBelow = false; // newer rows had to give way to older ones
-    this.cutAbove = false; // older rows had to give way to newer ones, and cannot be read again
-    this.before = null; // the place before the oldest row
-    this.known = false; // whether there was a first answer
+    this.end = 0; // scroll position of the end when the page last scrolled there
+    this.behind = false; // new rows were not kept, so that following has to start anew
+    this.cutBelow = false; // newer rows were removed for older ones
+    this.cutAbove = false; // older rows were removed for newer ones, and cannot be read again
+    this.before = null; // the position before the oldest row, null if there are no older rows
+    this.known = false; // whether a first response has arrived
     this.reading = false;
     this.drawing = false;
     this.listen();
@@ -57,10 +57,10 @@ export class Pane {
     this.newer.addEventListener("click", () => this.resume());
     const sizes = new ResizeObserver(() => this.following && this.toEnd());
     sizes.observe(this.box);
-    sizes.observe(this.list); // rows out of sight may have a height that is guessed
+    sizes.observe(this.list); // because the browser may only guess the height of rows out of sight
   }
 
-  // Go from row to row that has details: j and k, from the newest one on the page.
+  // Move with j and k between the rows that have details, beginning at the newest.
   step(event) {
     if (!["j", "k"].includes(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
     const stops = [...this.list.querySelectorAll(".row:not([hidden]) .more")];
@@ -73,7 +73,7 @@ export class Pane {
     next.closest(".row").scrollIntoView({ block: "nearest" });
   }
 
-  // The newest rows come now: forget all others; before: the place before the oldest of them.
+  // Forget all rows, because the newest rows come next; before is the position before the oldest of them.
   clear(before) {
     this.rows = [];
     this.coming = [];
@@ -86,7 +86,7 @@ export class Pane {
     setTimeout(() => this.sayEmpty(), 400);
   }
 
-  // Show what has come, once per frame.
+  // Show the new rows, once per frame.
   draw() {
     if (this.drawing) return;
     this.drawing = true;
@@ -95,7 +95,7 @@ export class Pane {
       this.drawing = false;
       const { scrollTop, scrollHeight, clientHeight } = this.box;
       const end = Math.min(this.end, scrollHeight - clientHeight);
-      if (this.following && scrollTop < end - NEAR) this.pause(false); // the event comes later
+      if (this.following && scrollTop < end - NEAR) this.pause(false); // because the scroll event comes later
       if (this.following) this.flush();
       this.show();
     };
@@ -173,7 +173,7 @@ export class Pane {
     }
   }
 
-  // Put older rows before all others; before: the place before them, none: the name of a text.
+  // Insert older rows at the beginning; before is the position before them, none names the text for null.
   prepend(older, before, none) {
     const height = this.box.scrollHeight;
     const from = this.box.scrollTop;

@@ -8,8 +8,8 @@ import { Log } from "./log.js";
 import { noteSent } from "./sent.js";
 import { showLink } from "./stream.js";
 
-const INTERVAL = 1000; // ms between two looks at the card
-const GLANCE = 30_000; // the same while the page is hidden: its tab tells of a fault
+const INTERVAL = 1000; // ms between two reads of the card
+const GLANCE = 30_000; // ms between two reads while the page is hidden, because the tab shows faults
 
 const list = byId("cards");
 const { query } = list.dataset;
@@ -65,7 +65,7 @@ byId("review").addEventListener("click", (event) => {
   if (event.target.closest("[data-cancel]")) closeReview();
 });
 
-// What is typed makes what was checked obsolete, and what was said to be wrong.
+// Each input removes the review and the field's complaint, because both are outdated.
 byId("command").addEventListener("input", ({ target }) => {
   byId("review").replaceChildren();
   const field = target.closest(".field");
@@ -73,7 +73,7 @@ byId("command").addEventListener("input", ({ target }) => {
   for (const name of ["aria-invalid", "aria-describedby"]) field?.querySelector(`[${name}]`)?.removeAttribute(name);
 });
 
-// Enter checks; a new line is Shift+Enter in a field for text, and Enter in one for JSON, where Ctrl+Enter checks.
+// In a field for text, Enter checks and Shift+Enter begins a line; in a field for JSON, Ctrl+Enter checks and Enter begins a line.
 byId("command").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.isComposing || !event.target.matches("textarea")) return;
   const checks = event.target.matches(".line") ? !event.shiftKey : event.ctrlKey || event.metaKey;
@@ -82,7 +82,7 @@ byId("command").addEventListener("keydown", (event) => {
   event.target.form.requestSubmit();
 });
 
-// htmx puts what the server says into the page; what was sent waits for its outcome.
+// When htmx has inserted a response that names a sent command, the page waits for the outcome of this command.
 document.addEventListener("htmx:after:swap", () => {
   const told = document.querySelector("[data-sent]");
   if (!told) return;

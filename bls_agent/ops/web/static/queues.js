@@ -1,4 +1,4 @@
-// The page of crawl queues: the worst first, kept up to date by one event stream.
+// The page of crawl queues, updated by one event stream: the worst queues first.
 
 import { begin, compare, Deck, StateCard } from "./card_deck.js";
 import { byId, root, say, sayOr, setText, tellTab } from "./chrome.js";
@@ -7,7 +7,7 @@ const list = byId("cards");
 const deck = new Deck({ sought: (card) => `${card.project}\n${card.spider}` });
 
 class QueueCard extends StateCard {
-  // What is searched and sorted by is what is shown.
+  // Search and order use the text that the card shows.
   project = "";
   spider = "";
 
@@ -19,7 +19,7 @@ class QueueCard extends StateCard {
     setText(this.find(".odd"), told.problem ? sayOr(`problem_${told.problem}`, told.problem) : "");
     this.element.toggleAttribute("data-failing", told.failing);
     const badge = this.find(".badge b");
-    badge.dataset.word ??= badge.textContent; // of its state
+    badge.dataset.word ??= badge.textContent; // the word for the state
     setText(badge, told.failing ? say("failed_count", { n: told.figures.failed }) : badge.dataset.word);
     for (const pair of this.element.querySelectorAll("[data-figure]")) {
       setText(pair.querySelector("dd"), told.figures[pair.dataset.figure]);

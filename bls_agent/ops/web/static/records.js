@@ -1,10 +1,10 @@
-// One record of a log as a row: texts only, details unfolded on demand.
+// One record of a log as a row, with texts only; details are unfolded on demand.
 
 import { plain, say, sayOr, visible, visibleLines } from "./chrome.js";
 import { sayDuration } from "./sent.js";
 
 const NOT_TOLD = new Set(["agent"]);
-const NOT_BESIDE = new Set([...NOT_TOLD, "commandId", "statusReason"]); // of use to programs alone
+const NOT_BESIDE = new Set([...NOT_TOLD, "commandId", "statusReason"]); // useful only to programs
 const FRAME = /^  File ".*?([/\\]bls_agent[/\\][^"]*)?", line /;
 const LONGEST_ANSWER = 110; // characters of a result or of arguments beside their command
 const LONGEST_FIELDS = 160; // characters of metadata beside a message
@@ -28,17 +28,17 @@ export const isOutcome = (metadata) =>
   typeof metadata.outcome === "string" && "command" in metadata && typeof metadata.durationMs === "number";
 export const isSent = (metadata) => typeof metadata.sentBy === "string" && typeof metadata.commandId === "string";
 
-// A record that the page knows; batch: the text that it came in, place: where in that.
+// A record on the page; batch is the JSON text in which the record came, place is the record's index there.
 export class Entry {
   constructor(record, batch, place, size) {
     this.record = record;
     this.batch = batch;
     this.place = place;
-    this.size = size; // characters, about
+    this.size = size; // approximate number of characters
     this.element = null;
   }
 
-  // The text in which a search looks.
+  // The text that is searched.
   get sought() {
     const { message, metadata } = this.record;
     return `${message}\n${sayFields(metadata ?? {})}\n${JSON.stringify(metadata)}`.toLowerCase();
@@ -50,7 +50,7 @@ export class Entry {
     return [timestamp || "-", level, message, JSON.stringify(metadata)].join("  ");
   }
 
-  // Build the row; needle: what is searched for, marked in the text.
+  // Build the row; needle is the searched text, which is marked in the row.
   render(needle) {
     const { record } = this;
     const metadata = record.metadata ?? {};
@@ -79,7 +79,7 @@ export class Entry {
 export function unfolder(row, details) {
   const button = part("button", "more", "{…}");
   button.type = "button";
-  button.tabIndex = -1; // thousands of stops would lie on the way: j and k go there
+  button.tabIndex = -1; // because Tab would stop thousands of times; j and k reach the button
   button.setAttribute("aria-expanded", "false");
   button.setAttribute("aria-label", say("unfold"));
   button.addEventListener("click", () => {
@@ -92,7 +92,7 @@ export function unfolder(row, details) {
   return button;
 }
 
-// Read JSON with numbers as they were written; null if a double holds all of them.
+// Read JSON and keep numbers as they were written; return null if doubles can hold all numbers.
 export function exactly(text) {
   if (!JSON.rawJSON || !/\d{16}/.test(text)) return null;
   const keep = (_, value, context) =>
@@ -128,7 +128,7 @@ function writeText(element, record, needle) {
   }
 }
 
-// Write the plain fields of metadata beside a message, as far as there is room.
+// Write the plain fields of metadata beside a message, up to LONGEST_FIELDS characters.
 function sayFields(metadata) {
   let told = "";
   for (const [name, value] of Object.entries(metadata)) {
@@ -147,7 +147,7 @@ function sayBeside(value) {
   return `  ${visible(told.length > LONGEST_ANSWER ? `${told.slice(0, LONGEST_ANSWER)}…` : told)}`;
 }
 
-// Write a text with what is searched for marked in it.
+// Write a text, and mark each occurrence of the searched text.
 function write(element, text, needle) {
   const lower = needle ? text.toLowerCase() : "";
   let from = 0;
@@ -180,7 +180,7 @@ export function block(name, text) {
   return pre;
 }
 
-// Leave out the frames of this package in a traceback, as the command line does; each gap is counted.
+// Replace the frames of this package in a traceback by their number, as the command line does.
 function foldFrames(text) {
   const kept = [];
   let [ours, count] = [false, 0];
@@ -191,7 +191,7 @@ function foldFrames(text) {
   for (const line of text.split("\n")) {
     const frame = FRAME.exec(line);
     if (frame) ours = frame[1] !== undefined;
-    else if (!line.startsWith("    ")) ours = false; // no longer of this frame
+    else if (!line.startsWith("    ")) ours = false; // the frame has ended
     if (frame && ours) count += 1;
     if (ours) continue;
     close();
@@ -201,7 +201,7 @@ function foldFrames(text) {
   return kept.join("\n");
 }
 
-// Find texts of several lines in metadata: tracebacks, most of all.
+// Find texts of several lines in metadata, such as tracebacks.
 export function textsOfLines(value, path = "", found = []) {
   if (found.length > 4 || path.length > 200) return found;
   if (typeof value === "string") {

@@ -1,4 +1,4 @@
-// The page of one run: how it stands, and what happens in it.
+// The page of one run: its state, and its events.
 
 import { byId, isTyping, setText, tellTab } from "./chrome.js";
 import { categoryOf } from "./event_rows.js";
@@ -12,7 +12,7 @@ card.fill(JSON.parse(list.dataset.told));
 const chips = [...document.querySelectorAll("#categories .chip")];
 const hidden = new Map(chips.filter((chip) => chip.hidden).map((chip) => [chip.dataset.chip, chip]));
 
-// Offer the categories that there are.
+// Show the chip of each category that occurs.
 function offer(events) {
   if (!hidden.size) return;
   for (const event of events) {

@@ -1,4 +1,4 @@
-// Cards of runs: filled from what the server says, with texts only, never with markup.
+// Cards of runs, filled from messages of the server, with texts only, never with markup.
 
 import { StateCard } from "./card_deck.js";
 import { root, say, setText } from "./chrome.js";
@@ -14,7 +14,7 @@ function sayKept(ttl) {
   return say("span_days", { n: Math.floor(left / 86400) });
 }
 
-// Say how long a run took, to two places.
+// Write the duration of a run in its two largest units.
 function sayTook(seconds) {
   if (seconds < 60) return sayDuration(seconds * 1000);
   const units = [[86400, "days"], [3600, "hours"], [60, "minutes"], [1, "seconds"]];
@@ -50,7 +50,7 @@ export class RunCard extends StateCard {
     this.tick();
   }
 
-  // Let ages grow, and what is left shrink.
+  // Update the ages and the remaining time.
   tick() {
     const { told } = this;
     if (!told) return;

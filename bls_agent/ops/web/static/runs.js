@@ -1,4 +1,4 @@
-// The page of runs: what runs first, then the newest; kept up to date by one event stream.
+// The page of runs, updated by one event stream: running ones first, then the newest.
 
 import { arrange, begin, Deck } from "./card_deck.js";
 import { byId, root, say, setText } from "./chrome.js";
@@ -18,7 +18,7 @@ const deck = new Deck({
 
 const isRunning = (card) => card.state === "running";
 
-// What runs does not change places with every event.
+// Order running runs by id only, so that they do not move with every event.
 function before(one, other) {
   if (isRunning(one) !== isRunning(other)) return isRunning(one) ? -1 : 1;
   const by = isRunning(one) ? 0 : other.told.at - one.told.at;
@@ -29,7 +29,7 @@ function take(change) {
   deck.take(change, change.runs, RunCard);
   total = change.total;
   const cards = [...deck.cards.values()];
-  if (cards.every((card) => card.told)) arrange(list, cards.sort(before)); // an outage tells of none
+  if (cards.every((card) => card.told)) arrange(list, cards.sort(before)); // during an outage the cards may be empty
   deck.filter();
   deck.count();
 }

@@ -1,12 +1,12 @@
-// The commands that were sent while this page is open, each with its outcome.
+// The commands that were sent since this page was opened, each with its outcome.
 
 import { byId, plain, say, sayOr, setText, visible, visibleLines } from "./chrome.js";
 
 const MOST = 100; // commands on the page
-const EARLY = 500; // outcomes that may come before their command is known
+const EARLY = 500; // outcomes that are kept until their commands are known
 
-const LONGEST = 4000; // characters of an answer
-const SHORT = 90; // of one that stands on one line
+const LONGEST = 4000; // characters of a result or error
+const SHORT = 90; // characters of a result or error on one line
 
 const list = byId("sent");
 const rows = new Map(); // command id → element
@@ -28,7 +28,7 @@ const clock = (timestamp) => {
   return Number.isNaN(when.valueOf()) ? "" : when.toLocaleTimeString(document.documentElement.lang, { hour12: false });
 };
 
-// Note a command that was sent: {id, timestamp, command, args, by}.
+// Show a sent command: {id, timestamp, command, args, by}.
 export function noteSent(sent) {
   if (typeof sent.id !== "string" || !sent.id || rows.has(sent.id)) return;
   const row = document.createElement("li");
@@ -52,7 +52,7 @@ export function noteSent(sent) {
   if (early.has(sent.id)) noteOutcome(early.get(sent.id));
 }
 
-// Note how a command ended, from the metadata of its record.
+// Show the outcome of a command, from the metadata of the record.
 export function noteOutcome(metadata) {
   const row = rows.get(metadata.commandId);
   if (!row) {

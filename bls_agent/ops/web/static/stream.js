@@ -1,13 +1,13 @@
-// One event stream that comes back by itself, and says how the line is.
+// One event stream that reconnects by itself, and shows the state of the connection.
 
 import { byId, root, say, setText, tellTab } from "./chrome.js";
 
-const SILENCE = 30_000; // ms without a beat after which the line counts as cut
+const SILENCE = 30_000; // ms without a message after which the connection counts as lost
 const LONGEST = 10_000; // ms between two tries
-const PATIENCE = 2; // tries without success after which it is said aloud
-const REFUSED = new Set([400, 403, 404, 409]); // statuses that stay until somebody changes something
-const HIDDEN = 1_000; // ms after which a hidden page lets its stream go: a browser has six connections for all its tabs
-const GLANCE = 30_000; // ms after which a hidden page that glances looks again
+const PATIENCE = 2; // failed tries after which the page shows a notice
+const REFUSED = new Set([400, 403, 404, 409]); // statuses that last until somebody removes the cause
+const HIDDEN = 1_000; // ms after which a hidden page closes its stream, because a browser has only six connections for all its tabs
+const GLANCE = 30_000; // ms between two short streams of a hidden page with the option glances
 
 export function showLink(state) {
   const link = byId("link");
@@ -18,8 +18,8 @@ export function showLink(state) {
 }
 
 // Follow a stream.
-// path: where, or a function that gives it; handlers: event name → function of its data (text); ask: what to fetch to learn why a
-// stream was refused; refused(reason): it is refused for good, for now; glances: also a hidden page is kept up to date, every half minute.
+// path: the path, or a function that returns the path; handlers: event name → function of the data (text); ask: the path to fetch to learn
+// why a stream was refused; refused(reason) is called for a lasting refusal; glances: update a hidden page, too, every half minute.
 export function follow(path, handlers, { ask = `${root}/fragments/card`, refused = () => {}, glances = false } = {}) {
   let source = null;
   let timer = 0;
@@ -61,13 +61,13 @@ export function follow(path, handlers, { ask = `${root}/fragments/card`, refused
     });
   }
 
-  // An EventSource does not tell why it was refused: ask, and log in again if that is it.
+  // Fetch the reason of a refusal, because an EventSource has none, and go to the login if the session has ended.
   async function knock() {
     let answer = null;
     try {
       answer = await fetch(ask, { cache: "no-store", redirect: "manual" });
     } catch {
-      // nobody there: the next try will tell
+      // no connection; the next try follows
     }
     if (resting || stopped) return;
     if (answer?.type === "opaqueredirect" || answer?.status === 401) {

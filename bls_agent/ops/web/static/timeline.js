@@ -1,4 +1,4 @@
-// The events of a run: follows, pauses, filters, pages back; never more than so many rows.
+// The events of a run, which can follow, pause, filter and page back, with a limited number of rows.
 
 import { byId, root, say, setText, visible } from "./chrome.js";
 import { EventRow, NoteRow, SpeechRow, speakerOf, spoken } from "./event_rows.js";
@@ -6,7 +6,7 @@ import { Pane, takeOff, tooMany } from "./pane.js";
 import { follow, showLink } from "./stream.js";
 
 const PAGE = 500; // older events that are read at once
-const PORTION = 250; // rows that are put on the page in one go
+const PORTION = 250; // rows that are added to the page at once
 const SAYS = {
   empty: "no_events",
   unmatched: "no_event_matches",
@@ -21,12 +21,12 @@ export class Timeline extends Pane {
     this.run = run;
     this.handlers = handlers;
     this.bottom = byId("log-end");
-    this.speaking = new Map(); // speaker → row that his text goes on in
+    this.speaking = new Map(); // speaker → row in which the speaker's text continues
     this.grown = new Set(); // rows with text that is not on the page yet
     this.count = 0; // events that came while paused
     this.place = ""; // id of the newest event that is known
     this.over = false;
-    this.wanted = ""; // category
+    this.wanted = ""; // the chosen category
     this.needle = "";
     byId("search").addEventListener("input", (event) => this.filter(this.wanted, event.target.value.trim().toLowerCase()));
     this.show();
@@ -42,12 +42,12 @@ export class Timeline extends Pane {
     }, { ask: `${root}/api/runs?limit=1` });
   }
 
-  // Whoever has seen something goes on exactly behind it.
+  // Return the stream's address; a page with events continues exactly after the last one.
   address() {
     return `${root}/events/runs/${this.run}${this.place ? `?after=${this.place}` : ""}`;
   }
 
-  // The newest events come now: forget all others.
+  // Forget all events, because the newest events come next.
   begin({ before }) {
     this.clear(before);
     this.speaking.clear();
@@ -57,7 +57,7 @@ export class Timeline extends Pane {
     setText(this.bottom, "");
   }
 
-  // The same, because something is missing on the page.
+  // Load the newest events again, because events are missing on the page.
   anew() {
     this.place = "";
     this.known = false;
@@ -74,7 +74,7 @@ export class Timeline extends Pane {
     const events = JSON.parse(data);
     this.place = events.at(-1).id;
     const box = document.documentElement.dataset;
-    box.events = String(Number(box.events ?? 0) + events.length); // how many have come
+    box.events = String(Number(box.events ?? 0) + events.length); // number of events so far
     this.known = true;
     this.handlers.seen(events);
     if (this.behind) this.count += events.length;
@@ -84,7 +84,7 @@ export class Timeline extends Pane {
 
   note(text, after, kind) {
     const last = this.coming.at(-1) ?? this.rows.at(-1);
-    if (last instanceof NoteRow && last.kind === kind && last.first === after) return; // told again after a break
+    if (last instanceof NoteRow && last.kind === kind && last.first === after) return; // repeated after a reconnection
     this.speaking.clear();
     if (!this.behind) this.coming.push(new NoteRow(text, after, kind));
     this.draw();
@@ -130,7 +130,7 @@ export class Timeline extends Pane {
     this.coming.push(row);
   }
 
-  // More rows have come than the page holds: the older ones can be read when they are wanted.
+  // Drop the older rows, because more have come than the page may hold; they can be read again on demand.
   skip(excess) {
     this.coming.splice(0, excess);
     takeOff(this.rows);
@@ -158,7 +158,7 @@ export class Timeline extends Pane {
     if (this.coming.length) this.draw();
   }
 
-  // Who is speaking has a cursor behind his last word.
+  // Show a cursor after the last word of each speaker.
   mark() {
     const speaking = new Set([...this.speaking.values()].map((row) => row.element));
     for (const element of this.list.querySelectorAll(".writing")) if (!speaking.has(element)) element.classList.remove("writing");
@@ -175,7 +175,7 @@ export class Timeline extends Pane {
     return found;
   }
 
-  // Hide the rows of another category, and those that do not hold the needle.
+  // Hide the rows of other categories, and the rows without the searched text.
   filter(wanted, needle) {
     this.wanted = wanted;
     this.needle = needle;
@@ -213,7 +213,7 @@ export class Timeline extends Pane {
   }
 }
 
-// Make rows of a page that stands before all others.
+// Make the rows of a page of older events.
 function oldRows(events, data) {
   const rows = [];
   const speaking = new Map();

@@ -1,4 +1,4 @@
-// The wallboard: all projects, worst first, kept up to date by one event stream.
+// The wallboard, updated by one event stream: all projects, the worst first.
 
 import { arrange, begin, compare, Deck } from "./card_deck.js";
 import { Card, isBad } from "./cards.js";
@@ -29,7 +29,7 @@ function take(change) {
   if (change.whole || turned.length || gone.length || deck.text || wasAway !== deck.away) deck.filter();
 }
 
-// Give the card that is reached from here by an arrow key.
+// Return the card that a key reaches from an element.
 function neighbour(element, key) {
   const shown = [...list.children].filter((item) => !item.hidden);
   const here = shown.indexOf(element.closest(".card"));

@@ -1,4 +1,4 @@
-// The page of workers: by kind, the worst first, kept up to date by one event stream.
+// The page of workers, updated by one event stream: by kind, the worst first.
 
 import { arrange, begin, compare, Deck, StateCard } from "./card_deck.js";
 import { sayAge } from "./cards.js";
@@ -45,7 +45,7 @@ class WorkerCard extends StateCard {
     if (deck.seen.has(this)) this.tick();
   }
 
-  // Let the age grow.
+  // Update the age.
   tick() {
     if (this.told) setText(this.find(".age"), sayBeat(this.told, (performance.now() - this.at) / 1000));
   }
