@@ -1,4 +1,4 @@
-"""What must not leave the process: which names mean a secret, and how it is taken out.
+"""Finding and removing secrets, because secrets must not leave the process.
 
 A name is compared without capitals, separators and punctuation: ``X-API-Key``,
 ``api_key`` and ``apiKey`` are one name. Most texts need only a quick check;
@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 from unicodedata import normalize
 
-# A name that holds one of these anywhere names a secret.
+# A name that contains one of these words names a secret.
 _LONG: Final = (
     "password", "passwd", "passphrase", "passcode", "secret", "token",
     "apikey", "accesskey", "accountkey", "encryptionkey", "masterkey", "privatekey",
@@ -26,14 +26,14 @@ _LONG: Final = (
     "jwt", "mnemonic", "seedphrase", "sessid", "session",
     "密码", "密钥", "密匙", "秘钥", "私钥", "口令", "令牌", "凭据", "凭证", "验证码",
 )  # fmt: skip
-# These hide in too many words (shipping, author): they count as a whole word alone.
+# These count only as a whole word, because many words contain them (shipping, author).
 _SHORT: Final = ("auth", "cvc", "cvv", "otp", "pass", "pin", "psw", "pw", "pwd", "totp")
-LONG_ENOUGH: Final = 5  # letters of an own name that may stand anywhere in another one
+LONG_ENOUGH: Final = 5  # letters of a user's name that also counts inside longer names
 
-# Words that hold one of those by chance.
+# Harmless words that contain a secret word by chance.
 _INNOCENT: Final = "tokeni[sz](?:er|ation|ing|ed)?|secretar|secretion|(?:pos|ob)session"
-_TELLS_ABOUT: Final = ("error", "exception", "warning")  # of a secret: prose, no secret
-# A number under such a name counts or measures something (max_tokens, session_count).
+_TELLS_ABOUT: Final = ("error", "exception", "warning")  # ends of names of prose
+# A number under a name with one of these words is a count or a measure (max_tokens).
 _MEASURES: Final = frozenset(
     {
         "age", "attempts", "avg", "budget", "cost", "count", "counts", "duration",
@@ -50,23 +50,23 @@ _PLURALS: Final = (
 )  # fmt: skip
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+")
 
-_REMEMBERED_NAMES: Final = 2_048  # whose verdict is kept
+_REMEMBERED_NAMES: Final = 2_048  # names whose verdict is cached
 _REMEMBERED_LENGTH: Final = 128
 
-# For bytes: lower case, letters and digits only.
+# For squeezing bytes to lower-case letters and digits.
 _LOWER: Final = bytes(range(256)).lower()
 _WIDE: Final = re.compile(
     "\xef(?:\xbc[\xa1-\xba]|\xbd[\x81-\x9a])"
-)  # U+FF21-3A, FF41-5A
+)  # fullwidth letters in UTF-8: U+FF21-3A, FF41-5A
 _PUNCTUATION: Final = bytes(c for c in range(128) if not chr(c).isalnum())
 
 
 class Verdict(IntEnum):
-    """What a name means for its value."""
+    """Whether the value under a name is a secret."""
 
     HARMLESS = 0
     SECRET = 1
-    COUNTED = 2  # secret, but a number under it counts something
+    COUNTED = 2  # secret, but a number under this name is a count
 
 
 def squeeze(name: str) -> str:
@@ -93,7 +93,7 @@ class SecretNames:
 
     @cached_property
     def _search(self) -> _Search:
-        """What :meth:`occur_in` looks for: few stems first, then the full names."""
+        """The words that :meth:`occur_in` searches: first stems, then full names."""
         short = sorted({*_SHORT, *self._own_short})
         long = {*_LONG, *self._own_long}
         stems = {"key" if word.endswith("key") else word for word in (*long, *short)}
@@ -108,13 +108,13 @@ class SecretNames:
         )
 
     def judge(self, name: str) -> Verdict:
-        """Decide what a name means for its value."""
+        """Decide whether the value under a name is a secret."""
         return (self._judge if len(name) > _REMEMBERED_LENGTH else self._remembered)(
             name
         )
 
     def _judge(self, name: str) -> Verdict:
-        if not name.isascii():  # fullwidth letters (U+FF21 …) and their like
+        if not name.isascii():  # fullwidth letters (U+FF21 …) and similar forms
             name = normalize("NFKC", name)
         squeezed = squeeze(name)
         if not squeezed or squeezed in self._exempt:
@@ -136,15 +136,15 @@ class SecretNames:
         return Verdict.COUNTED if _counts(squeezed, words) else Verdict.SECRET
 
     def occur_in(self, data: bytes) -> bool:
-        """Check quickly whether a secret's name may stand in UTF-8 bytes; never misses a secret."""
+        """Return ``False`` only if UTF-8 bytes surely hold no name of a secret."""
         search = self._search
-        # Searched as text, a character for each byte: that is five times as fast.
+        # Searched as text with a character for each byte, because that is 5 times as fast.
         squeezed = data.translate(_LOWER, _PUNCTUATION).decode("latin-1")
         if not squeezed.isascii():
             if _WIDE.search(squeezed):
                 data = normalize("NFKC", data.decode("utf-8", "replace")).encode()
                 squeezed = data.translate(_LOWER, _PUNCTUATION).decode("latin-1")
-            if search.has_capitals:  # the table above knows those of A to Z alone
+            if search.has_capitals:  # _LOWER knows only the capitals A to Z
                 squeezed = _as_bytes(squeeze(data.decode("utf-8", "replace")))
             if _holds_one(search.far_stems, squeezed):
                 return True
@@ -176,7 +176,7 @@ def _counts(squeezed: str, words: set[str]) -> bool:
 
 
 def _holds_one(words: Iterable[str], text: str) -> bool:
-    for word in words:  # noqa: SIM110 - half the time of any()
+    for word in words:  # noqa: SIM110 - takes half the time of any()
         if word in text:
             return True
     return False
@@ -188,7 +188,7 @@ def _as_bytes(text: str) -> str:
 
 
 def _as_a_word(word: str) -> str:
-    """Write a pattern for a short name standing alone: a_pin, PIN, userPin, p-i-n."""
+    """Write a pattern for a short name as a word: a_pin, PIN, userPin, p-i-n."""
     first, rest = word[0], r"[\W_]*+".join(["", *word[1:]])
     start = f"(?:(?:(?<![A-Za-z])|(?<=\\\\[nrt]))(?i:{first})|{first.upper()})"
     return f"{start}(?i:{rest})(?![a-z])"
@@ -196,11 +196,11 @@ def _as_a_word(word: str) -> str:
 
 # --- the quick check of a text
 
-GIT_USER: Final = "git"  # over SSH; the key is the secret
+GIT_USER: Final = "git"  # the user of SSH URLs, which is no secret
 REDACTED: Final = "[redacted]"
 
 _Marks: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
-# How tokens begin, by a character that is seldom in a text.
+# Beginnings of tokens, grouped by a rare character that they contain.
 SHAPE_MARKS: Final[_Marks] = (
     ("_", ("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "k_live_", "k_test_",
            "npm_")),
@@ -212,16 +212,16 @@ SHAPE_MARKS: Final[_Marks] = (
 MARKS: Final[_Marks] = (
     *SHAPE_MARKS,
     ("\\", ("\\x", "\\u", "\\/")),  # a name or a URL may be written with escapes
-    ("%", ("%3A%2F%2F", "%3a%2f%2f", "%3D", "%3d")),  # of a URL within a URL
+    ("%", ("%3A%2F%2F", "%3a%2f%2f", "%3D", "%3d")),  # a URL encoded within another URL
     ("_", ("input_value=",)),
     (",", ("Value error,", "Assertion failed,")),
 )
 _FAR_SIGN: Final = re.compile(r"[\uff1a\uff1d]")
 _DASH: Final = re.compile(r"(?<![\w.\-])--?[A-Za-z]")
-# The beginning of a URL that is not simply a host and a port.
+# The beginning of a URL that has more than a host and a port.
 _ODD_URL: Final = re.compile(
     r"://(?![^\s\"'</?#\\@:,\[\]]*+(?::[0-9]{1,5})?+(?:[\s\"'</?#\\]|\Z))",
-    re.ASCII,  # a character is a byte here
+    re.ASCII,  # each character stands for a byte
 )
 
 
@@ -236,7 +236,7 @@ def holds_mark(text: str, marks: _Marks) -> bool:
 
 
 def _may_name(text: str) -> bool:
-    """Return whether a text may hold a name and its value at all."""
+    """Return whether a text may hold a name with a value."""
     return (
         ":" in text
         or "=" in text
@@ -252,18 +252,18 @@ def _may_name(text: str) -> bool:
 
 _Object: TypeAlias = dict[str, object]
 
-LONGEST: Final = 65_536  # characters of a text that are looked at; the rest goes
-DEEPEST: Final = 100  # levels of a tree that are looked at; the rest goes
+LONGEST: Final = 65_536  # characters of a text that are checked; the rest is removed
+DEEPEST: Final = 100  # levels of a tree that are checked; the rest is removed
 
-_REMEMBERED: Final = 1_024  # texts that are known to hold nothing
-_TINY: Final = 16  # characters of letters and digits that hold no secret's shape
-_SHORT_TEXT: Final = 14  # characters that neither a shape nor a cut one fits into
+_REMEMBERED: Final = 1_024  # cached texts that hold no secret
+_TINY: Final = 16  # fewer letters and digits than in any token
+_SHORT_TEXT: Final = 14  # shorter texts hold no token, not even a part of one
 _PLAIN: Final = frozenset({int, float, bool, NoneType})
 
 _FLAG: Final = r"--?([A-Za-z][\w.\-]*)"
 _LABELS: Final = ("name", "key", "field", "header", "Name", "Key")
 _LABELLED: Final = ("value", "values", "val", "Value", "input", "ctx", "msg")
-# What a JSON Schema says of a parameter's form; all else may hold its value.
+# Words of a JSON Schema that describe a parameter; other words may hold its value.
 _SCHEMA_WORDS: Final = frozenset(
     {
         "type", "anyOf", "allOf", "oneOf", "$ref", "format", "items", "title",
@@ -274,10 +274,10 @@ _SCHEMA_WORDS: Final = frozenset(
 
 
 class Redactor:
-    """Takes secrets out of texts and JSON trees; may be used from any thread.
+    """Removes secrets from texts and JSON trees; may be used from any thread.
 
-    ``extra`` are more names that hold secrets, such as ``员工号`` or ``card_number``; one
-    that begins with ``-`` exempts exactly that name: ``-session_id``.
+    ``extra`` are more names of secrets, such as ``员工号`` or ``card_number``. A name that
+    begins with ``-`` exempts exactly that name: ``-session_id``.
     """
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
@@ -290,7 +290,7 @@ class Redactor:
 
     @property
     def extra(self) -> tuple[str, ...]:
-        """The names that were given."""
+        """The user's names, as they were given."""
         return self._names.extra
 
     def is_secret(self, name: str) -> bool:
@@ -298,7 +298,7 @@ class Redactor:
         return self._names.judge(name) is not Verdict.HARMLESS
 
     def text(self, text: str) -> str:
-        """Take the secrets out of a text; return the same object if there are none."""
+        """Remove the secrets from a text; return the same object if it has none."""
         if text in self._harmless:
             return text
         names = _may_name(text)
@@ -315,7 +315,7 @@ class Redactor:
         return text
 
     def suspects(self, payload: bytes) -> bool:
-        """Return whether UTF-8 bytes need a closer look; never ``False`` for a secret."""
+        """Return ``False`` only if UTF-8 bytes surely hold no secret."""
         text = payload.decode("latin-1")  # a character for each byte
         if holds_mark(text, MARKS):
             return True
@@ -324,7 +324,7 @@ class Redactor:
         return self._names.occur_in(payload)
 
     def finds_nothing_in(self, metadata: Mapping[str, object]) -> bool:
-        """Return ``True`` if flat metadata surely holds no secret; ``False`` asks for a closer look."""
+        """Return ``True`` only if flat metadata surely holds no secret."""
         harmless = self._harmless_names
         for name, value in metadata.items():
             if type(name) is not str:
@@ -347,7 +347,7 @@ class Redactor:
         return True
 
     def tree(self, value: object) -> object:
-        """Take the secrets out of a decoded JSON value, keys included."""
+        """Remove the secrets from a decoded JSON value, including its keys."""
         return self._tree(value, 0)
 
     def _tree(self, value: object, depth: int) -> object:
@@ -381,7 +381,7 @@ class Redactor:
     def _says_of_a_secret(self, fields: _Object) -> bool:
         """Return whether ``{"name": "DB_PASSWORD", "value": …}`` has a secret value.
 
-        The errors that pydantic lists have secret values, too: the input and its text.
+        So has an error of pydantic whose ``loc`` names a secret: the input and the text.
         """
         labels = [fields.get(label) for label in _LABELS]
         place = fields.get("loc")
@@ -390,7 +390,7 @@ class Redactor:
         return any(isinstance(label, str) and self.is_secret(label) for label in labels)
 
     def _properties(self, properties: _Object, depth: int) -> _Object:
-        """Keep what a JSON Schema says of parameters named like a secret."""
+        """Redact parameters of a JSON Schema, but keep the words that describe them."""
         kept = cast("_Object", self._tree(properties, depth))
         for name, schema in properties.items():
             if self.is_secret(name) and isinstance(schema, dict):
@@ -400,7 +400,7 @@ class Redactor:
         return kept
 
     def _list(self, items: list[object], depth: int) -> list[object]:
-        """Redact the items, also of ``["--password", …]``."""
+        """Redact the items of a list, also the item after a flag ``"--password"``."""
         kept: list[object] = []
         after_flag = False
         for item in items:
@@ -413,7 +413,7 @@ class Redactor:
         return kept
 
     def _pair(self, pair: list[object]) -> list[object] | None:
-        """Redact a name and its value in a list of two."""
+        """Redact a list of a name and its value; ``None`` if it is no secret."""
         if len(pair) != 2 or not isinstance(pair[0], str):  # noqa: PLR2004 - a pair
             return None
         verdict = self._names.judge(pair[0])
@@ -421,7 +421,7 @@ class Redactor:
 
 
 def _remember(harmless: set[str], text: str) -> None:
-    """Cache what holds no secret: messages and names are mostly the same few."""
+    """Cache a text without a secret, because the same few texts come often."""
     if len(text) <= _REMEMBERED_LENGTH:
         if len(harmless) >= _REMEMBERED:
             harmless.clear()
@@ -429,7 +429,7 @@ def _remember(harmless: set[str], text: str) -> None:
 
 
 def _patterns() -> Any:
-    """Load the closer check, 5 ms, which stands on this module."""
+    """Load ``patterns`` late, because it imports this module and takes 5 ms."""
     return import_module(f"{__name__}.patterns")
 
 
@@ -453,16 +453,16 @@ def _counts_only(value: object, depth: int) -> bool:
     return value is None or isinstance(value, int | float)
 
 
-DEFAULT: Final = Redactor()  # the built-in names alone
+DEFAULT: Final = Redactor()  # knows only the built-in names
 
 
 def redact(text: str) -> str:
-    """Take the secrets out of a text that is shown in an error; never raises."""
+    """Remove the secrets from a text that an error shows; never raises."""
     return DEFAULT.text(text)
 
 
 def redact_traceback(error: BaseException) -> str:
-    """Write an exception with its traceback for the host's log; never raises."""
+    """Return an exception and its traceback as redacted text; never raises."""
     try:
         lines = traceback.format_exception(error)
     except Exception as failure:  # noqa: BLE001 - a foreign __str__
@@ -471,10 +471,10 @@ def redact_traceback(error: BaseException) -> str:
 
 
 def mask_url(url: str) -> str:
-    """Replace the credentials of a URL by ``***``, also where the URL is broken.
+    """Replace the credentials of a URL by ``***``, also if the URL is malformed.
 
-    Everything before the last ``@`` may be a password, whatever is in it; but ``git``,
-    the user of every Git server, is kept.
+    Everything before the last ``@`` may be a password, because a password may hold any
+    character. ``git``, the user of every Git server, is kept.
     """
     head, at, place = url.rpartition("@")
     place = re.split(r"[?#]", place, maxsplit=1)[0]

@@ -1,8 +1,8 @@
 r"""Secrets in free text: URLs with credentials, ``name=value`` in any spelling, tokens.
 
-Scanning takes linear time: every pattern is possessive or bounded. A value that does
-not end is taken to the end of the text, which may be cut off. Where a text can be read
-in two ways, more is taken out rather than less.
+Scanning takes linear time, because every pattern is possessive or bounded. A value
+without an end reaches to the end of the text, because the text may be truncated. If a
+text can be read in two ways, the way that removes more is taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Judge: TypeAlias = Callable[[str], Verdict]
 
 _KEPT: Final = re.compile(
     r"(?:[Nn]one|null|nil|[Tt]rue|[Ff]alse|undefined|\*+|\[redacted\])?"
-    # Our own texts for the types of a handler's arguments.
+    # Texts of this package about the types of a handler's arguments.
     r"|is missing|is not known|must be (?:a|an|null)\b[a-z ,]*"
 )
 _NUMBERS: Final = re.compile(
@@ -40,7 +40,7 @@ def is_kept(value: str, verdict: Verdict) -> bool:
 
 
 def redact_text(text: str, judge: _Judge) -> str:
-    """Take the secrets out of a text; ``judge`` decides what a name means for its value."""
+    """Remove the secrets from a text; ``judge`` decides which names hold secrets."""
     if "-----BEGIN" in text:
         text = _KEY_BLOCK.sub(REDACTED, text)
     text = _redact_urls(text)
@@ -58,8 +58,8 @@ def redact_text(text: str, judge: _Judge) -> str:
 
 # --- secrets that are known by their form: key blocks, tokens
 
-_CUT: Final = "\u2026"  # the mark of a text that was cut off
-# Punctuation that ends a value in Chinese prose, and that mark.
+_CUT: Final = "\u2026"  # the mark at the end of a truncated text
+# Punctuation that ends a value in Chinese prose, and the mark of a truncated text.
 _END_MARKS: Final = (
     r"\u3001\u3002\u300b\u300d\u300f\u3011\uff01\uff09\uff0c\uff1b\uff1f\u2026"
 )
@@ -106,15 +106,16 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*\Z")
 _SCHEME_LENGTH: Final = 20
 _ENCODED_URL: Final = re.compile(rf"(%3A%2F%2F|%3a%2f%2f)([^\s\"'<{_END_MARKS}]*+)")
 _ENCODED_PASSWORD: Final = re.compile(r"%3[aA](?![0-9]{1,5}(?:%2[fF]|&|\Z)|%|\Z)")
-# Their paths may hold an @ that has nothing to do with credentials.
+# Schemes whose paths may hold an @ that has nothing to do with credentials.
 _WEB: Final = frozenset({"http", "https", "ws", "wss", "file", "data"})
 
 
 def _redact_urls(text: str) -> str:
-    """Put ``***`` in the place of every URL's user-info.
+    """Replace user and password in every URL by ``***``.
 
-    Everything up to the last ``@`` may be a password, whatever is in it. On the web an
-    ``@`` may stand in a path, too: a plain ``host:port`` before it is a sign of that.
+    Everything up to the last ``@`` may be a password, because a password may hold any
+    character. A web URL that begins with a plain ``host:port`` stays unchanged, because
+    its ``@`` belongs to the path.
     """
     kept: list[str] = []
     done = position = rest_end = 0
@@ -127,7 +128,7 @@ def _redact_urls(text: str) -> str:
         position = _match_end(_AUTHORITY, text, start)
         plain = _HOSTS.fullmatch(text, start, position) is not None
         if text.startswith(_CUT, position) and ":" in text[start:position]:
-            plain = False  # what is left of a password may look like a port
+            plain = False  # the rest of a truncated password may look like a port
         end = -1
         if last_at >= start and not (plain and _is_of_the_web(text, slashes.start())):
             end = last_at
@@ -143,16 +144,16 @@ def _redact_urls(text: str) -> str:
 
 
 def _redact_encoded(found: re.Match[str]) -> str:
-    """Do the same for a URL that stands percent-encoded within another one."""
+    """Replace the credentials of a URL that is percent-encoded in another URL."""
     rest = found[2]
     end = rest.rfind("%40")
     if end < 0 and _ENCODED_PASSWORD.search(rest):
-        end = len(rest)  # cut off
+        end = len(rest)  # the text is truncated
     return found[0] if end <= 0 else f"{found[1]}***{rest[end:]}"
 
 
 def _match_end(pattern: re.Pattern[str], text: str, start: int) -> int:
-    """Return where a pattern that matches here ends; ``start`` if it does not match."""
+    """Return the end of a match at ``start``; ``start`` if nothing matches."""
     found = pattern.match(text, start)
     return found.end() if found else start
 
@@ -190,14 +191,14 @@ _PAIR: Final = re.compile(r"[(\[][bBuU]?[\"']\Z")
 _PORT: Final = re.compile(r"[0-9]{1,5}(?![\w@])")
 _HOST_NAME: Final = re.compile(r"[a-z0-9]+(?:[.\-][a-z0-9]+)+")
 _LAST_WORD: Final = re.compile(r".*[.\-]")
-# {'name': 'password', 'value': …}, <input name="password" value=…>: whose value it is.
+# Fields whose value belongs to the name in a field before: {'name': 'password', 'value': …}.
 _LABELLED: Final = frozenset({"val", "value", "values"})
 _LABEL_LENGTH: Final = 120
 _LABEL: Final = re.compile(
     r"""(?<![\w.\-])(?i:name|key|field|header|type)[\\"']{0,4}[ ]?[:=][ ]?[bu]?[\\"']{0,4}"""
     r"""([\w.\-]{1,60}+)[\\"']{0,4}[,;]?[ ]{0,4}[bu]?[\\"']{0,4}\Z"""
 )
-# "api key: …": a name of two words that ends like this.
+# Second words of a name of two words, as in "api key: …".
 _SECOND_WORDS: Final = frozenset(
     {"key", "keys", "phrase", "word", "code", "id", "value", "hash", "string"}
 )
@@ -205,7 +206,7 @@ _FIRST_WORD: Final = re.compile(r"[A-Za-z]+ \Z")
 
 
 def _redact_values(text: str, judge: _Judge) -> str:
-    """Put a stand-in for every value that follows a secret's name."""
+    """Replace every value that follows a secret's name by a stand-in."""
     kept: list[str] = []
     done = 0
     entry = _ENTRY.search(text)
@@ -220,7 +221,7 @@ def _redact_values(text: str, judge: _Judge) -> str:
         if not is_kept(text[value.start : value.stop].strip(), verdict):
             kept += (text[done : value.start], _stand_in(entry, value))
             done = value.stop
-        # An escaped line break may have ended the value, and begin the next name.
+        # If an escaped line break has ended the value, the next name begins there.
         here = _ENTRY_HERE.match(text, value.end)
         entry = here or _ENTRY.search(text, value.end)
     return "".join((*kept, text[done:])) if kept else text
@@ -238,7 +239,7 @@ def _name_in(text: str, entry: re.Match[str]) -> str:
         name = label[1] if label else name
     if "\\" in name:
         name = _ESCAPED.sub(_unescape, _ESCAPED_BYTES.sub(_unescape_bytes, name))
-        name = name.rpartition(" ")[2]  # behind an escaped line break
+        name = name.rpartition(" ")[2]  # the part after an escaped line break
     if "." in name:
         last = name.rpartition(".")[2]
         return last if last[:1].isupper() else name  # auth.models.User: a class
@@ -259,7 +260,7 @@ def _unescape_bytes(found: re.Match[str]) -> str:
 
 
 def _is_place(text: str, entry: re.Match[str], judge: _Judge) -> bool:
-    """Distinguish ``session.py:12`` and ``session-store:6379`` from a name and its value."""
+    """Return whether ``session.py:12`` or ``store:6379`` is found, not a value."""
     if text.endswith(_OF_A_COMMAND, 0, entry.start()):
         return _ARGUMENT.match(text, entry.end()) is not None
     if entry["sign"] != ":" or entry["close"] or not _PORT.match(text, entry.end()):
@@ -275,7 +276,7 @@ def _is_place(text: str, entry: re.Match[str], judge: _Judge) -> bool:
 
 
 def _may_be_pair(text: str, entry: re.Match[str]) -> bool:
-    """Distinguish ``('password', …)`` and ``[(b'cookie', …)]`` from two words in a list."""
+    """Return ``False`` for two words in a list, ``True`` for ``('password', …)``."""
     return (
         not entry["pair"]
         or _PAIR.search(text, max(0, entry.start() - 3), entry.start()) is not None
@@ -283,7 +284,7 @@ def _may_be_pair(text: str, entry: re.Match[str]) -> bool:
 
 
 class _Value(NamedTuple):
-    """A value's place: from ``start`` to ``stop``, with its quotes up to ``end``."""
+    """The position of a value, ``start`` to ``stop``; its quotes reach to ``end``."""
 
     start: int
     stop: int
@@ -304,7 +305,7 @@ def _stand_in(entry: re.Match[str], value: _Value) -> str:
 
 _OPENING: Final = re.compile(r"""[bBrRuUfF]{0,2}(\\*+)(\"{3}|'{3}|["'])""")
 _QUOTES: Final = {mark: re.compile(rf"(?<!\\)(\\*+){mark}") for mark in ('"', "'")}
-# A value on the lines below its name, as YAML has it.
+# The beginning of a value on the lines below its name, as in YAML.
 _BLOCK: Final = re.compile(r"(?P<mark>[|>][+\-0-9]{0,2}+[ \t]*+)?\n")
 _BARE_NAME: Final = re.compile(r"(?:^|\n)[ \t\-\"']*+\Z")
 _INDENT: Final = re.compile(r"[ \t]*+")
@@ -320,10 +321,10 @@ _SCHEME_WORD: Final = re.compile(
     r"(?i:(?:bearer|basic|negotiate|ntlm|token|apikey)[ \t]++(?=\S))"
 )
 _RUN: Final = re.compile(rf"""[^\s,;&()\[\]{{}}<>"'\\{_END_MARKS}]++""")
-# Punctuation inside a value: what follows does not look like an end.
+# Punctuation inside a value, because the text after it does not look like an end.
 _JOINT: Final = re.compile(
     rf"""[,;&)\]}}>"'](?![\s,;:)\]}}>"'&{_END_MARKS}]|\.?(?:\s|\Z)|\.?\Z|[\w.\-\\]*+["']?[ ]?[=:])"""
-    r"|<(?!/)|\\(?!r\\n|n[\w.\-]++[\"']?[ ]?[=:])"  # an escaped line break ends it
+    r"|<(?!/)|\\(?!r\\n|n[\w.\-]++[\"']?[ ]?[=:])"  # an escaped line break ends a value
 )
 _LINES: Final = {
     quote: re.compile(rf"(?:(?!\\[nr])[^\r\n{quote}])++") for quote in ("", '"', "'")
@@ -364,7 +365,7 @@ def _find_value(text: str, entry: re.Match[str]) -> _Value | None:
 
 
 def _indented(text: str, entry: re.Match[str], block: re.Match[str]) -> _Value | None:
-    """Find the lines of YAML below a name that are indented more than it."""
+    """Find the lines of YAML below a name that are indented more than the name."""
     line = text.rfind("\n", 0, entry.start()) + 1
     depth = _match_end(_INDENT, text, line) - line
     start = stop = end = block.end()
@@ -382,7 +383,7 @@ def _indented(text: str, entry: re.Match[str], block: re.Match[str]) -> _Value |
 
 
 def _quoted(text: str, opening: re.Match[str]) -> _Value:
-    """Find the closing quote: the next one behind as many backslashes."""
+    """Find the closing quote, with as many backslashes as the opening quote."""
     start, level, mark = opening.end(), len(opening[1]), opening[2]
     if len(mark) > 1:
         stop = text.find(mark, start)
@@ -391,13 +392,13 @@ def _quoted(text: str, opening: re.Match[str]) -> _Value:
     for quote in _QUOTES[mark].finditer(text, start):
         if len(quote[1]) == level:
             return _Value(start, quote.start(), quote.end(), quoted=True)
-        if len(quote[1]) < level:  # the text around it ends
+        if len(quote[1]) < level:  # the enclosing text ends here
             return _Value(start, quote.start(), quote.start(), quoted=True)
     return _Value(start, len(text), len(text), quoted=True)
 
 
 def _closing(text: str, start: int) -> int:
-    """Find the end of what a bracket opens; a round one ends with its line."""
+    """Return the end of a bracketed value; a round bracket ends with its line."""
     depth, position = 0, start
     while (bracket := _BRACKET.search(text, position)) is not None:
         position = bracket.end()
@@ -458,7 +459,7 @@ def _redact_tag(found: re.Match[str], judge: _Judge) -> str:
     return found[0][: found.start(2) - found.start()] + REDACTED
 
 
-# pydantic's errors: a place, and in the next line the fault and the input.
+# Errors of pydantic: a line with the field's name, then one with fault and input.
 _REASON_OF_PLACE: Final = re.compile(
     r"^(?P<place>\S[^\n]{0,200}+\n)?[ ]{2}(?P<reason>[A-Z][^\n]*+)", re.MULTILINE
 )
@@ -466,7 +467,7 @@ _INPUT: Final = "input_value="
 
 
 def _redact_input(found: re.Match[str], judge: _Judge) -> str:
-    """Take out the input under a secret's name, and pieces cut out of a larger one."""
+    """Remove an input under a secret's name, or that pydantic has shortened."""
     reason = found["reason"]
     secret = bool(found["place"]) and judge(found["place"].strip())
     if secret:
