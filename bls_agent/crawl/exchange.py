@@ -158,7 +158,7 @@ class Exchange:
         register(self)
 
     def reset_after_fork(self) -> None:
-        """Forget the held requests in a forked child: they belong to the parent."""
+        """Forget the held requests in a forked child, as the parent holds these."""
         for held in self._held:
             held.valid_until = -math.inf
         self._held.clear()
@@ -206,10 +206,7 @@ class Exchange:
         return False
 
     def _add_settlement(self, one: Settlement) -> None:
-        """Send a settlement with the next write.
-
-        A request without a lease is settled within the time that a lease would last.
-        """
+        """Send a settlement with the next write; try for ``lease`` seconds at most."""
         if not one.held.token:
             one.held.valid_until = boot_seconds() + self.options.lease
         self._settlements.append(one)
@@ -391,10 +388,7 @@ class Exchange:
             self._settlements.append(Settlement("recall", lost))
 
     def _next_settlements(self) -> list[Settlement]:
-        """Return ends and renewals of leases, ``ack`` first.
-
-        ``ack`` is first because, unlike the others, it needs no free server memory.
-        """
+        """Return ends and renewals, ``ack`` first because it needs no server memory."""
         found = self._settlements[:MOST_PUSHES]
         del self._settlements[:MOST_PUSHES]
         if self._held and self._loop.time() >= self._renew_at:

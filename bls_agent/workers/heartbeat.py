@@ -250,10 +250,7 @@ class Heartbeat:
             raise RedisUnavailableError("not_ready", reason, address=address)
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Do the same as :meth:`ready` in a program without an event loop.
-
-        Raise ConfigurationError in a running event loop.
-        """
+        """Do as :meth:`ready`; raise ConfigurationError in a running event loop."""
         refuse_in_event_loop("wait_ready", "'await beat.ready()'")
         self._opened()
         if self._thread is None:

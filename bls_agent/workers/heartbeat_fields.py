@@ -137,10 +137,7 @@ class WorkerHeartbeat:
 
     @property
     def key(self) -> str:
-        """The heartbeat's key in Redis.
-
-        Raise ConfigurationError if the id is empty or contains control characters.
-        """
+        """The heartbeat's key; raise ConfigurationError if no key can hold the id."""
         return self.template().build(**{self.template().fields[0]: self.id})
 
     @property
@@ -179,10 +176,7 @@ class WorkerHeartbeat:
             raise DecodeError("bad_field", payload, detail) from None
 
     def changed(self, **changes: Any) -> Self:
-        """Return a copy with changed fields and the current time as timestamp.
-
-        Raise ConfigurationError if a field is unknown or cannot hold its value.
-        """
+        """Return a changed copy as of now; raise ConfigurationError for wrong fields."""
         names = [one.name for one in fields(self)]
         if unknown := changes.keys() - set(names):
             rule = f"its fields are {', '.join(names)}"
@@ -215,10 +209,7 @@ class DataWorkerHeartbeat(WorkerHeartbeat):
         status: WorkerStatus = WorkerStatus.RUNNING,
         stats: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Make a heartbeat with the current time as timestamp.
-
-        Raise ConfigurationError if a field cannot hold its value.
-        """
+        """Make a heartbeat as of now; raise ConfigurationError for a wrong value."""
         given: Any = {} if stats is None else stats
         return cls(node_id=node_id, status=status, stats=given)
 
@@ -315,10 +306,7 @@ class ExecutionNodeHeartbeat(WorkerHeartbeat):
         status: WorkerStatus = WorkerStatus.RUNNING,
         active_strategies: int = 0,
     ) -> Self:
-        """Make a heartbeat with the current time as timestamp.
-
-        Raise ConfigurationError if a field cannot hold its value.
-        """
+        """Make a heartbeat as of now; raise ConfigurationError for a wrong value."""
         if isinstance(host, WorkerStatus):
             rule = "a host's name: the order is node_id, host, port, status"
             raise ConfigurationError("host", host, rule, "Pass status=… by name.")

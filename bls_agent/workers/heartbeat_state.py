@@ -42,10 +42,7 @@ class CurrentHeartbeat:
         register(self)
 
     def reset_after_fork(self) -> None:
-        """Make a new lock in a forked child.
-
-        A thread of the parent, which does not exist here, may hold the former lock.
-        """
+        """Make a new lock in a forked child, because the old lock may stay locked."""
         self._lock = threading.RLock()
 
     def change(self, changes: dict[str, Any]) -> None:

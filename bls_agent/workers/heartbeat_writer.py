@@ -74,7 +74,7 @@ class HeartbeatWriter:
             state.ended.set()
 
     def reset_after_fork(self) -> None:
-        """Forget the heartbeats in a forked child: they belong to the parent."""
+        """Forget the heartbeats in a forked child, as the parent owns these."""
         self.is_over = True
         self.states = set()
 
@@ -98,10 +98,7 @@ class HeartbeatWriter:
         self.states.discard(state)
 
     async def remove(self, state: HeartbeatState) -> None:
-        """Remove a heartbeat from Redis if its key is ours.
-
-        Wait for Redis at most ``timeout`` + 0.5 s.
-        """
+        """Remove a heartbeat if its key is ours; wait at most ``timeout`` + 0.5 s."""
         self._detach(state)
         if self.is_over:
             return
@@ -228,11 +225,7 @@ class HeartbeatWriter:
         self._record_success()
 
     def _record_success(self) -> None:
-        """Record that Redis replied.
-
-        After an outage or a reconnection, all heartbeats are written at once, because
-        the server may be a new one.
-        """
+        """Record a reply. After a reconnection, request a write of all heartbeats."""
         self._backoff.succeeded()
         self._retry_at = 0.0
         away_since, self._away_since = self._away_since, None

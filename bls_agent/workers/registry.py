@@ -163,10 +163,7 @@ class WorkerRegistry(Store):
         known: Mapping[bytes, Worker],
         search_at: float,
     ) -> tuple[dict[bytes, Worker], float]:
-        """Read known workers, and search for new ones if a search is due.
-
-        Return the workers, and the time at which the next search is due.
-        """
+        """Return known workers, and new ones if due, and when to search again."""
         keys = {key: one.kind for key, one in known.items()}
         began = anyio.current_time()
         if began >= search_at:
@@ -259,10 +256,7 @@ async def _judge_by_leases(
 
 
 def _refusal_in(left: Reply, value: Reply) -> RedisUnavailableError | None:
-    """Return the error of a key that the user may not read; raise other errors.
-
-    Return ``None`` for a key of another type, because such a key is shown.
-    """
+    """Return the error of a forbidden key; ignore a wrong type, raise other errors."""
     for reply in (left, value):
         if isinstance(reply, RedisUnavailableError):
             if reply.kind == "no_permission":

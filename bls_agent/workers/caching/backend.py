@@ -1,4 +1,4 @@
-"""How a cache reaches Redis in one event loop, and whether to ask it at all."""
+"""Reads and writes a cache's entries in one event loop, and remembers outages."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
-PROBE: Final = 6.0  # seconds after which a probe without an answer is given up
+PROBE: Final = 6.0  # seconds after which a probe without a reply counts as lost
 CONSEQUENCE: Final = "a function's result is not cached"
 GLANCE: Final = 1.0  # seconds between two checks for a failover
-LOCK_BASE: Final = 0.02  # seconds: first ceiling of the pauses between two tries
-LOCK_CAP: Final = 0.25
+LOCK_BASE: Final = 0.02  # seconds; longest first pause between two tries for the lock
+LOCK_CAP: Final = 0.25  # seconds; longest pause
 
 
 class Availability:
-    """Remembers an outage, for all loops and threads of a cache.
+    """Remembers an outage of Redis, for all event loops and threads of a cache.
 
-    One caller finds it out. From then on Redis is asked by one probe at a time, for
-    which no caller waits. Two threads at once may send one probe too many.
+    The first failed request begins the outage. After that, only one probe at a time is
+    sent, and no caller waits for the probe. Two threads may send two probes at once.
     """
 
     def __init__(self) -> None:
         self._backoff = Backoff()
         self._throttled_log = ThrottledLog()
         self._probe_at = 0.0
-        self.away = False  # Redis did not answer when it was last asked
+        self.away = False  # whether the last request had no reply
         self.failures = 0
 
     def probe_is_due(self) -> bool:
-        """Return whether the caller has to send a probe. The next caller does not."""
+        """Return whether the caller must send a probe; later callers need not."""
         now = time.monotonic()
         if not self.away or now < self._probe_at:
             return False
@@ -59,8 +59,8 @@ class Availability:
         return True
 
     def failed(self, error: RedisUnavailableError, known: int) -> None:
-        """Record that Redis did not answer; ``known`` was ``failures`` when it was asked."""
-        if self.failures != known:  # many that fail together count once
+        """Record a failed request; ``known`` is ``failures`` when it was sent."""
+        if self.failures != known:  # requests that fail together count as one failure
             return
         self.failures += 1
         delay = self._backoff.failed(permanent=isinstance(error, RedisRefusedError))
@@ -69,7 +69,7 @@ class Availability:
         self._throttled_log.warn(CONSEQUENCE, error)
 
     def refused(self, error: BlsError) -> None:
-        """Record that Redis answered, but refused the request."""
+        """Log that Redis refused a request."""
         self._throttled_log.warn(CONSEQUENCE, error)
 
     def succeeded(self) -> None:
@@ -79,7 +79,7 @@ class Availability:
 
 
 class CacheBackend:
-    """Reads and writes entries in one event loop, within the timeout; never raises."""
+    """Reads and writes entries in one event loop; logs errors and raises none."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class CacheBackend:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._pool = access.pool
-        self._connection = self._pool.pick()  # the only one, unless it is a cluster
-        self.locks = locks  # whose requests may take longer
+        self._connection = self._pool.pick()  # a cluster has other connections, too
+        self.locks = locks  # connections for locks, with a longer deadline
         self.timeout = timeout
         self.availability = availability  # shared by all backends of a cache
         self._loop = loop
@@ -99,7 +99,7 @@ class CacheBackend:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def fetch(self, function: CachedFunction, key: str) -> list[Reply] | None:
-        """Return the replies to a read; ``None`` if Redis is away."""
+        """Return the replies to a read; ``None`` if Redis did not reply in time."""
         requests, replies = function.read_requests(key), None
         if not self.availability.away:
             replies = await self._ask(requests)
@@ -112,7 +112,7 @@ class CacheBackend:
     def decode(
         self, function: CachedFunction, key: str, replies: list[Reply] | None
     ) -> Found:
-        """Decode the replies to a read, and log refusals among them."""
+        """Decode the replies to a read. Log and count refusals."""
         if replies is None:
             return UNKNOWN
         try:
@@ -125,7 +125,7 @@ class CacheBackend:
         return UNKNOWN
 
     async def write(self, function: CachedFunction, key: str, payload: bytes) -> None:
-        """Write an entry, in one round trip; an error is counted, and raised to nobody."""
+        """Write an entry in one round trip. Count and log errors."""
         replies: list[Reply] | None = None
         if not self.availability.away:
             request = ("SET", key, payload, *function.policy.expiry)
@@ -137,7 +137,7 @@ class CacheBackend:
             self.availability.refused(refusal)
 
     async def _ask(self, requests: Sequence[Request]) -> list[Reply] | None:
-        """Send requests that may be sent twice; ``None`` if no answer comes in time."""
+        """Send repeatable requests. Return ``None`` if no reply comes in time."""
         known = self.availability.failures
         try:
             replies = await self._exchange(requests)
@@ -148,7 +148,7 @@ class CacheBackend:
         return replies
 
     async def _exchange(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests over the open connection, or in a task that opens a connection."""
+        """Send requests over the open connection, or in a task that may open one."""
         if self._connection.ready and self._loop.time() < self._glance_at:
             try:
                 return await self._connection.call_many(requests)
@@ -161,7 +161,10 @@ class CacheBackend:
         return replies
 
     async def in_time(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Wait for a task within the timeout. The task goes on when the caller has gone."""
+        """Run a task and wait for it within the timeout.
+
+        The task continues after the timeout and if the caller is cancelled.
+        """
         import asyncio  # noqa: PLC0415 - waits for a task without cancelling it
 
         task = self._start(function)
@@ -185,11 +188,11 @@ class CacheBackend:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved, as perhaps no caller waits any more
+            task.exception()  # or asyncio would log an exception that no caller awaits
 
     async def aclose(self) -> None:
-        """Close the connection at once; the next request opens it again."""
-        import asyncio  # noqa: PLC0415 - as above
+        """Close the connection at once. The next request opens a new one."""
+        import asyncio  # noqa: PLC0415 - waits for tasks without owning them
 
         if tasks := list(self._tasks):
             for task in tasks:
@@ -199,10 +202,10 @@ class CacheBackend:
 
 
 class DistributedLock:
-    """The right of one process of a fleet to compute a value; the others wait.
+    """The right of one process of a fleet to compute a value; other processes wait.
 
-    Its lease is renewed while the function runs: a process that dies or freezes is
-    replaced after at most one TTL.
+    The lock is a lease, which is renewed while the function runs. If the process dies or
+    freezes, another process takes the lock after at most one TTL.
     """
 
     def __init__(
@@ -213,13 +216,14 @@ class DistributedLock:
         self._key = key
         self._lease: Lease | None = None  # made in the backend's loop
         self._connection: Connection | None = None
-        self._exit = AsyncExitStack()  # gives the connection back
+        self._exit = AsyncExitStack()  # returns the connection to the pool
         self._renewing: asyncio.Task[None] | None = None
 
     async def enter(self, read: Callable[[], Awaitable[Found]]) -> Found | None:
-        """Return another process's result; ``None`` if the caller shall compute.
+        """Return another process's result, or ``None`` if the caller must compute.
 
-        Then it has the lock, or Redis is away, or the time is up.
+        The caller must compute if it has taken the lock, if Redis is unreachable, or if
+        ``lock_timeout`` is over.
         """
         policy, pause = self._function.policy, Backoff(base=LOCK_BASE, cap=LOCK_CAP)
         end = anyio.current_time() + policy.lock_timeout
@@ -236,7 +240,7 @@ class DistributedLock:
         return None
 
     async def try_once(self) -> bool | None:
-        """Take the lock if it is free; ``None`` if Redis does not answer."""
+        """Take the lock if it is free. Return ``None`` if Redis does not reply."""
         try:
             lease = await self._prepare()
             with anyio.fail_after(self._backend.timeout):
@@ -268,7 +272,7 @@ class DistributedLock:
 
     @property
     def lost(self) -> bool:
-        """Whether another process may compute by now, so that our result is not stored."""
+        """Whether the lease has ended, so that another process may compute, too."""
         lease = self._lease
         return self._renewing is not None and lease is not None and not lease.valid
 
@@ -282,6 +286,6 @@ class DistributedLock:
                 with anyio.fail_after(self._backend.timeout):
                     await self._lease.give_back()
         except (RedisUnavailableError, TimeoutError) as error:
-            self._failed(error)  # the lease ends by itself
+            self._failed(error)  # the lease ends at its TTL
         finally:
             await self._exit.aclose()

@@ -1,4 +1,4 @@
-"""``FunctionCache``: results of functions, kept in Redis for a whole fleet."""
+"""``FunctionCache``: results of functions, stored in Redis for a whole fleet."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 MARK: Final = "__bls_agent_cached__"
-CLEAR_TIMEOUT: Final = 5.0  # seconds for one request: its caller wants it done
-SETTLED: Final = 0.5  # seconds beyond the timeout after which a write is surely over
+CLEAR_TIMEOUT: Final = 5.0  # seconds; deadline of one request for ``clear`` and locks
+SETTLED: Final = 0.5  # seconds after the timeout at which a write is certainly over
 POLL_INTERVAL: Final = 0.005  # seconds
 TTL: Final = float(FUNC_CACHE.ttl or 0)  # an hour
-TAIL: Final = 64  # bytes more than a name: blanks of other writers
+TAIL: Final = 64  # bytes to read before the name; other writers may add blanks
 DIGEST: Final = re.compile(rb"[0-9a-f]{%d}" % DIGEST_LENGTH)
 
 
 class CacheDecorator(Protocol):
-    """Keeps the results of a function; its type stays."""
+    """A decorator that stores the results of a function and keeps its type."""
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
-        """Return the function that looks into the cache first."""
+        """Return a function that calls ``function`` if the cache has no result."""
         ...
 
 
 class FunctionCache(Store):
-    """Keeps results of functions in Redis, for all processes that call them.
+    """Stores results of functions in Redis, for all processes that call the functions.
 
     ::
 
@@ -67,19 +67,19 @@ class FunctionCache(Store):
             code: str, day: date, *, adjust: bool = True
         ) -> list[float]: ...
 
-    Redis decides nothing but how fast an answer comes: while it is away, slow or
-    refuses, the function is called. Works in any event loop and in any thread, and
-    needs no opening.
+    While Redis is unreachable or slow, or refuses requests, the function is called.
+    Works in any event loop and in any thread, and needs no opening.
     """
 
     client_name: ClassVar[str] = "bls-agent:cache"
 
     def __init__(self, redis: object = None, *, timeout: float = 0.5) -> None:
-        """Remember the settings; nothing is opened or read yet.
+        """Store the settings; open and read nothing yet.
 
         Args:
-            redis: As for every store; ``BLS_REDIS_URL`` is read at the first call.
-            timeout: Seconds that a call waits for Redis at most.
+            redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
+                ``BLS_REDIS_URL``, which is read at the first call.
+            timeout: Longest time in seconds that a call waits for a reply of Redis.
         """
         self._timeout = check_seconds("timeout", timeout)
         super().__init__(redis, timeout=timeout, strict=True)
@@ -95,9 +95,9 @@ class FunctionCache(Store):
         return f"FunctionCache({self._access.shown!r}, timeout={self._timeout:g})"
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop, and those for plain functions.
+        """Close the connections of this event loop and of plain functions.
 
-        The next call opens them again.
+        The next call opens new connections.
         """
         import asyncio  # noqa: PLC0415 - waits for another thread's loop
 
@@ -107,7 +107,7 @@ class FunctionCache(Store):
             await asyncio.wrap_future(closing)
 
     def close_sync(self) -> None:
-        """Close the connections for plain functions; the next call opens them again."""
+        """Close the connections for plain functions. The next call opens new ones."""
         refuse_in_event_loop("close_sync", "await cache.aclose()")
         closing = self._calls.close_thread()
         if closing is not None:
@@ -149,33 +149,37 @@ class FunctionCache(Store):
         stale_on_error: float = 0.0,
         size_limit: int = 1_048_576,
     ) -> Any:
-        """Keep a function's results, coroutine function or plain; the type stays.
+        """Store the results of a plain function or coroutine function; keep its type.
 
-        The key holds the function's name and arguments. A result, also ``None``, comes
-        back equal and of the same types or is not stored. A call while its value is
-        computed waits for it, in this process; a plain function in a thread with a
-        running event loop waits for Redis alone, twice ``timeout`` at most.
+        The key contains the function's name and a digest of the arguments. A result,
+        also ``None``, is stored only if it can be read back equal and with the same
+        types. If another call in this process computes the same value, the call waits
+        for that value. A plain function in a thread with a running event loop waits
+        only for Redis, at most twice ``timeout``.
 
         Args:
-            function: The function, when the decorator stands without parentheses.
-            ttl: Seconds a result is kept.
-            name: The name of its results, instead of module and name. A closure that is
-                made again needs it: its variables are no arguments.
-            ignore: Parameters that do not matter for the result, as ``("self",)``.
-            key: Called with the arguments, gives what matters of them.
-            dump: Makes of a result what JSON can hold; together with ``load``.
-            load: Makes the result of that again.
-            lock: Compute a missing value once in the fleet: the others wait.
-            lock_timeout: Seconds they wait before they compute themselves.
-            lock_ttl: Seconds of silence after which a process that computes counts as
-                dead.
-            stale_on_error: Seconds beyond the TTL in which the last result is given if
-                the function raises.
-            size_limit: Bytes of JSON that are stored at most.
+            function: The function, if the decorator is used without parentheses.
+            ttl: Seconds for which a result is stored.
+            name: The name under which results are stored, instead of the function's
+                module and name. A closure that is made several times needs ``name``,
+                because its variables are not arguments.
+            ignore: Parameters that do not affect the result, such as ``("self",)``.
+            key: Function that is called with the arguments, and returns the value that
+                replaces the arguments in the key.
+            dump: Function that converts a result to JSON's types; needs ``load``.
+            load: Function that converts a dumped value back to the result.
+            lock: Whether only one process of the fleet computes a missing value, while
+                the other processes wait.
+            lock_timeout: Seconds that a process waits before it computes the value, too.
+            lock_ttl: Seconds without renewal after which the computing process counts
+                as dead.
+            stale_on_error: Seconds after the TTL in which the expired result is returned
+                if the function raises.
+            size_limit: Most bytes of JSON that are stored.
 
         Raises:
-            ConfigurationError: An option makes no sense, or the function cannot be
-                cached.
+            ConfigurationError: An option has a value that is not allowed, or the
+                function cannot be cached.
         """
         if (dump is None) != (load is None):
             rule = "dump and load belong together"
@@ -204,10 +208,10 @@ class FunctionCache(Store):
         return decorate if function is None else decorate(function)
 
     def _refuse_second_closure(self, name: str, function: Callable[..., Any]) -> None:
-        """Refuse a closure that is made again, because its variables are no arguments."""
+        """Refuse a closure made again, because the key lacks the closure's variables."""
         code: object = getattr(function, "__code__", None)
         variables: tuple[str, ...] = getattr(code, "co_freevars", ())
-        if not {*variables} - {"__class__"}:  # which stands for super()
+        if not {*variables} - {"__class__"}:  # super() needs "__class__"
             return
         if name in self._closures:
             rule = "it was decorated before, perhaps with other variables around it"
@@ -245,17 +249,17 @@ class FunctionCache(Store):
     async def clear(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> int:
-        """Remove the stored results of a function, or with arguments the one for them.
+        """Remove all stored results of a function, or the result for given arguments.
 
-        Values that this process is computing meanwhile are not stored. Takes one SCAN
-        through the database without arguments, one request with them.
+        Values that this process is computing meanwhile are not stored. Without
+        arguments, SCAN reads the whole database; with arguments, one request is sent.
 
         Returns:
             How many results were removed.
 
         Raises:
-            RedisUnavailableError: Redis did not answer: they are still there.
-            ConfigurationError: The function is not one of this cache.
+            RedisUnavailableError: Redis did not reply; results may still be stored.
+            ConfigurationError: This cache has not decorated the function.
         """
         declared, args = _unwrap(self, function, args)
         declared.generation += 1
@@ -271,7 +275,7 @@ class FunctionCache(Store):
             declared.generation += 1
 
     async def _await_writes(self, declared: CachedFunction) -> None:
-        """Wait for writes under way, because they might arrive after the removal."""
+        """Wait for running writes, because they might arrive after the removal."""
         under_way = declared.writes.copy()
         with anyio.move_on_after(self._timeout + SETTLED):
             while not under_way.isdisjoint(declared.writes.copy()):  # noqa: ASYNC110 - of all threads
@@ -286,14 +290,14 @@ class FunctionCache(Store):
     def clear_sync(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> int:
-        """Do as :meth:`clear`, where no event loop runs: else ConfigurationError."""
+        """Do as :meth:`clear`; raise ConfigurationError in a running event loop."""
         refuse_in_event_loop("clear_sync", "await cache.clear(…)")
         clear = cast("Callable[..., Any]", self.clear)
         removed: int = SHARED_LOOP.find().call(clear, function, *args, **kwargs)
         return removed
 
     def stats(self, function: Callable[..., Any] | None = None, /) -> CacheStats:
-        """Return the counters of the cache, or of one of its functions, in this process."""
+        """Return this process's counters of the cache, or of one of its functions."""
         if function is None:
             return self._counts.show()
         return _unwrap(self, function, ())[0].counts.show()
@@ -302,7 +306,7 @@ class FunctionCache(Store):
 def _unwrap(
     cache: object, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[CachedFunction, tuple[Any, ...]]:
-    """Return the cached function, and its arguments with the object of a method in front."""
+    """Return the cached function and its arguments; a bound method adds its object."""
     plain = getattr(function, "__func__", function)
     owner, declared = getattr(plain, MARK, (None, None))
     if owner is not cache or declared is None:
@@ -315,7 +319,7 @@ def _unwrap(
 
 
 async def _clear_all(pool: ConnectionPool, name: str) -> int:
-    """Remove every entry with a function's layout of key and with its name inside."""
+    """Remove every entry whose key and content have the function's name."""
     removed = 0
     prefix = FUNC_CACHE.build(func=name, key="0")[:-1].encode()
     length = len(name.encode()) * 6 + TAIL
@@ -337,7 +341,7 @@ async def _clear_all(pool: ConnectionPool, name: str) -> int:
 
 
 async def _is_of(pool: ConnectionPool, name: str, key: bytes, end: Reply) -> bool:
-    """Return whether an entry holds a function's name. Entries of ours have it at the end."""
+    """Return whether an entry contains a function's name; ours have it at the end."""
     text = key.decode("utf-8", "surrogateescape")
     try:
         if not checked_reply(end, text).endswith(b'"func_name":%b}' % encode(name)):

@@ -1,4 +1,4 @@
-"""One cached function: its options and counters, its keys, and its results as stored.
+"""One cached function: its options, counters, keys and stored results.
 
 A stored result is a JSON object with ``result``, ``timestamp`` and ``func_name``.
 """
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 FUNC_CACHE: Final = KEYS["func_cache"]
 FOR_EVER: Final = -1  # PTTL of a key that never expires
-LEAST_SIZE: Final = 256  # bytes
+LEAST_SIZE: Final = 256  # bytes; the smallest allowed ``size_limit``
 MAX_DEPTH: Final = 120  # levels of a result
 
 _REMEDIES: Final = {
@@ -53,13 +53,13 @@ class CacheStats:
 
     Attributes:
         hits: Calls that got a stored value.
-        misses: Calls that found none, or none that could be believed.
+        misses: Calls for which no valid value was stored.
         computed: How often functions were run.
-        waited: Misses that got what another call, here or elsewhere, has computed.
+        waited: Misses that got the value of another call, in this or another process.
         stale_served: Calls that got an expired value because the function raised.
-        not_stored: Results that were given and not stored, by reason: ``type``,
+        not_stored: Results that were returned but not stored, by reason: ``type``,
             ``not_finite``, ``not_unicode``, ``too_deep``, ``too_large``, ``dump``.
-        discarded: Stored values that were not believed, by reason: ``not_json``,
+        discarded: Stored values that were not valid, by reason: ``not_json``,
             ``no_entry``, ``other_function``, ``wrong_type``, ``load``.
         redis_failures: Reads and writes that Redis did not answer, or refused.
     """
@@ -82,15 +82,15 @@ class Counts:
         self._counted: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def add(self, name: str, reason: str = "") -> None:
-        """Increment a field of :class:`CacheStats`; some of them count by reason."""
-        # Reading, adding and storing call no Python code: no other thread and no signal
-        # handler comes in between.
+        """Increment a field of :class:`CacheStats`; some fields count by reason."""
+        # Reading, adding and storing call no Python code, so no other thread and no
+        # signal handler can interrupt them.
         self._counted[name, reason] += 1
         if self._parent is not None:
             self._parent.add(name, reason)
 
     def show(self) -> CacheStats:
-        """Return a snapshot."""
+        """Return the counters at this moment."""
         fields: dict[str, Any] = {"not_stored": {}, "discarded": {}}
         for (name, reason), number in self._counted.copy().items():
             if reason:
@@ -126,7 +126,7 @@ class Policy:
 
     @cached_property
     def expiry(self) -> tuple[Argument, ...]:
-        """The arguments of SET that give the key its TTL."""
+        """The arguments of SET that set the key's TTL."""
         seconds = float(self.ttl + self.stale_on_error)
         if seconds.is_integer():
             return ("EX", int(seconds))
@@ -142,7 +142,7 @@ class _UnstorableError(Exception):
 
 
 class BrokenEntryError(Exception):
-    """A stored value that is not believed; counted under ``reason``."""
+    """A stored value that is not valid; counted under ``reason``."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -150,14 +150,12 @@ class BrokenEntryError(Exception):
 
 
 class Found(NamedTuple):
-    """What a read of a key has found."""
+    """The result that a read of a key has found."""
 
     value: Any
-    left: float  # seconds for which it is fresh; below 0 if it has expired
-    # a new one may be written: Redis is there, the key holds nothing of another type
-    writable: bool
-    # the result as it is stored; ``None`` if there is none
-    payload: bytes | None = None
+    left: float  # seconds until the result expires; below 0 if it has expired
+    writable: bool  # whether Redis is reachable and the key has no other type
+    payload: bytes | None = None  # the stored bytes; ``None`` if no result is stored
 
     @property
     def fresh(self) -> bool:
@@ -173,15 +171,15 @@ UNKNOWN: Final = Found(value=None, left=0.0, writable=False)
 class CachedFunction:
     """One function with its options, counters and generation."""
 
-    name: str  # under which its results are stored
+    name: str  # the name under which results are stored
     function: Callable[..., Any]
     policy: Policy
     arguments: Arguments
     dump: Callable[[Any], Any] | None  # result → what JSON can hold
-    load: Callable[[Any], Any] | None  # and back
+    load: Callable[[Any], Any] | None  # dumped value → result
     counts: Counts
-    generation: int = 0  # grows when its entries are cleared
-    # results that are being written: ``clear`` lets them arrive first
+    generation: int = 0  # grows when the function's entries are cleared
+    # Results that are being written; ``clear`` waits for these writes.
     writes: set[object] = field(default_factory=set[object])
 
     def __post_init__(self) -> None:
@@ -191,25 +189,27 @@ class CachedFunction:
         register(self)
 
     def reset_after_fork(self) -> None:
-        """In a forked child: the writes of the parent's other threads do not go on."""
+        """Forget writes of the parent's threads, which do not run in a forked child."""
         self.writes.clear()
 
     def key_of(self, args: Sequence[object], kwargs: dict[str, Any]) -> str | None:
-        """Return the key for a call, or ``None`` if the function cannot be called so."""
+        """Return the key for a call; ``None`` if the arguments do not fit."""
         try:
             return self._prefix + self.arguments.digest(args, kwargs)
         except MisfitError:
-            return None  # calling it raises a better error
+            return None  # the call of the function raises a better error
 
     def computation_key(self, key: str) -> str:
-        """Name a computation; one from before a ``clear`` has another name."""
+        """Return the name of a computation, which differs before and after a clear."""
         return key if not self.generation else f"{key} {self.generation}"
 
     @contextmanager
     def storing(self, generation: int) -> Generator[bool]:
-        """Yield whether a result that was begun in this generation may be written."""
+        """Yield whether a result may be written; ``False`` if ``clear`` was called."""
         mine = object()
-        self.writes.add(mine)  # before the comparison: clear() compares in reverse
+        # The write is registered before the comparison because ``clear`` first changes
+        # the generation, and then reads the writes.
+        self.writes.add(mine)
         try:
             yield generation == self.generation
         finally:
@@ -222,9 +222,9 @@ class CachedFunction:
         return (("GET", key),)
 
     def decode(self, key: str, replies: Sequence[Reply]) -> Found:
-        """Decode the replies; a value that cannot be believed is counted and missing.
+        """Decode the replies to a read. Count an invalid value and return MISSING.
 
-        Raises as :func:`~bls_agent.core.keys.checked_reply`.
+        Raise the same exceptions as :func:`~bls_agent.core.keys.checked_reply`.
         """
         payload, *rest = [checked_reply(reply, key) for reply in replies]
         if payload is None:
@@ -240,7 +240,7 @@ class CachedFunction:
         return Found(value, left, True, payload)  # noqa: FBT003 - by name costs 1 µs
 
     def unpack(self, payload: bytes) -> Any:
-        """Return the result that was stored, or raise :class:`BrokenEntryError`."""
+        """Decode a stored result, or raise :class:`BrokenEntryError`."""
         value = decode_entry(self.name, payload)
         if self.load is None:
             return value
@@ -250,7 +250,7 @@ class CachedFunction:
             raise BrokenEntryError("load") from error
 
     def pack(self, value: object) -> bytes | None:
-        """Encode a result; ``None``, logged once, if it would not come back equal."""
+        """Encode a result. Return ``None``, and log once, if JSON would change it."""
         try:
             plain = self._dumped(value)
             now = time.time()  # noqa: TID251 - the host's clock
@@ -273,12 +273,12 @@ class CachedFunction:
             raise _UnstorableError("dump", f"dump raised {error!r}") from error
 
     def log_stale(self, error: BaseException) -> None:
-        """Log an exception that no caller gets, once a minute."""
+        """Log, once a minute, an exception that an expired result replaces."""
         text = "%s raised %r: its callers get the last result, which has expired"
         self._log("raised", text, self.name, error)
 
     def discard(self, error: WrongTypeError) -> None:
-        """Count a key of another type, and log it once a minute."""
+        """Count a key of another type, and log the error once a minute."""
         self.counts.add("discarded", "wrong_type")
         self._log("type", "%s: a result is not cached: %s", self.name, error)
 
@@ -289,32 +289,32 @@ class CachedFunction:
 
 @dataclass
 class Outcome:
-    """A result, given to each caller as an object of its own, or an exception."""
+    """An exception, or a result, which each caller receives as a separate object."""
 
     value: Any = None
-    payload: bytes | None = None  # the value as it is stored; ``None`` if it cannot be
+    payload: bytes | None = None  # the encoded value; ``None`` if it cannot be stored
     error: BaseException | None = None
-    stale: bool = False  # the value is an expired one, because the function raised
-    computed: bool = True  # the function was run here
+    stale: bool = False  # the value has expired and the function raised an exception
+    computed: bool = True  # the function was run in this process
     hit: bool = False  # the value was stored already
-    taken: bool = False  # the first caller has the object itself; others get a copy
+    taken: bool = False  # the first caller has received ``value``; others get copies
 
     def __post_init__(self) -> None:
-        """Keep the traceback as it is now, because each raise makes it longer."""
+        """Keep the current traceback, because each raise makes the traceback longer."""
         self._traceback = None if self.error is None else self.error.__traceback__
 
     @classmethod
     def of_error(
         cls, function: CachedFunction, error: Exception, found: Found
     ) -> Outcome:
-        """Make the outcome of an exception: the expired result, if there is one."""
+        """Make the outcome of an exception: an expired result if one is stored."""
         if found.payload is None:
             return cls(error=error)
         function.log_stale(error)
         return cls(found.value, found.payload, stale=True)
 
     def deliver(self, function: CachedFunction) -> Any:
-        """Return the result to one caller, or raise its exception, and count the call."""
+        """Count one call; return its result or raise its exception."""
         first, self.taken = not self.taken, True
         function.counts.add("hits" if self.hit else "misses")
         if self.hit:
@@ -329,7 +329,7 @@ class Outcome:
             return self.value
         try:
             return function.unpack(self.payload)
-        except BrokenEntryError:  # load raises what dump has made
+        except BrokenEntryError:  # ``load`` raised for a value that ``dump`` returned
             return self.value
 
 
@@ -349,7 +349,7 @@ def check_function(function: object) -> None:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Name a function as every process does; refuse one without its own name."""
+    """Return a function's name, equal in every process; refuse a lambda."""
     shown = getattr(function, "__qualname__", "")
     if not shown or shown.rpartition(".")[2] == "<lambda>":
         rule = "results stand under the function's name, and this one has none"
@@ -360,7 +360,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def _encode_entry(name: str, result: object, now: float, limit: int) -> bytes:
-    """Encode a result as the contract lays it out."""
+    """Encode a result as an entry in the contract's form."""
     _check([result], 0)
     entry = {"result": result, "timestamp": format_timestamp(now), "func_name": name}
     try:
@@ -377,7 +377,7 @@ _PLAIN: Final = frozenset({str, int, bool, float, type(None)})
 
 
 def _check(values: Iterable[Any], depth: int) -> None:
-    """Refuse values that JSON would change. A table of numbers takes no loop."""
+    """Refuse values that JSON would change. Plain numbers need no Python loop."""
     kinds = set(map(type, values))
     floats = values if kinds == {float} else (v for v in values if type(v) is float)
     if float in kinds and not all(map(math.isfinite, floats)):

@@ -1,9 +1,10 @@
-"""Calls of cached functions: each value is computed once for all its callers.
+"""Calls of cached functions. A value is computed once for all simultaneous callers.
 
-A coroutine function is computed in a task of its own, with the first caller's context
-variables; when its last caller is cancelled, so is the task. A plain function runs in
-the caller's thread, and asks Redis in a thread that the caches of a process share. In a
-thread with a running event loop it waits for no other call: that might need the loop.
+A coroutine function runs in a separate task, with the first caller's context variables.
+The task is cancelled when its last caller is cancelled. A plain function runs in the
+caller's thread; its requests to Redis are sent by a thread that all caches of a process
+share. In a thread with a running event loop, a plain function waits for no other call,
+because that call might need the blocked loop.
 """
 
 from __future__ import annotations
@@ -44,24 +45,24 @@ if TYPE_CHECKING:
 
 
 class _SharedLoop:
-    """A thread with an event loop, started when first needed."""
+    """A thread with an event loop, which is started when it is first needed."""
 
     def __init__(self) -> None:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Have no thread, as at first and in a forked child."""
+        """Set the first state, without a thread, at first and in a forked child."""
         self._lock = threading.RLock()
         self._thread: LoopThread | None = None
         self.workers = HandlerThreads()  # for functions that run in the background
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs in this thread, and would wait for itself."""
+        """Whether the caller runs in this thread, and so cannot wait for it."""
         return self._thread is not None and self._thread.is_here
 
     def find(self) -> LoopThread:
-        """Return the thread; raise ``RedisUnavailableError`` if the interpreter ends."""
+        """Return the thread; raise RedisUnavailableError if the interpreter ends."""
         with self._lock:
             if self._thread is None:
                 register(self)
@@ -78,18 +79,18 @@ SHARED_LOOP: Final = _SharedLoop()
 
 
 class State(Enum):
-    """What has become of a computation."""
+    """The state of a computation."""
 
-    RUNNING = "running"  # it reads or computes, and other callers may wait for it
-    SETTLED = "settled"  # it has an outcome, for all its callers
-    ABANDONED = "abandoned"  # its caller was cancelled: those that wait ask anew
+    RUNNING = "running"  # reads or computes, and other callers may wait
+    SETTLED = "settled"  # has an outcome for all callers
+    ABANDONED = "abandoned"  # the computing caller was cancelled; waiting callers retry
 
 
 class Claim(Enum):
     """How a caller gets its result."""
 
-    HIT = "hit"  # it was stored
-    JOINED = "joined"  # another call, here or in the fleet, has computed it
+    HIT = "hit"  # the result was stored
+    JOINED = "joined"  # another call, in this or another process, has computed it
     YOURS = "yours"  # the caller computes
 
 
@@ -99,26 +100,27 @@ class Computation:
     def __init__(self, function: CachedFunction, key: str, *, in_task: bool) -> None:
         self.function = function
         self.key = key
-        self.name = function.computation_key(key)  # that of the callers that wait
-        self.in_task = in_task  # the function is a coroutine function
+        self.name = function.computation_key(key)  # equal for callers that may share it
+        self.in_task = in_task  # whether the function is a coroutine function
         self.generation = function.generation
-        self.waiting = 0  # callers
+        self.waiting = 0  # number of waiting callers
         self.outer = _find_outer()
         self.depth: int = self.outer.depth + 1 if self.outer else 0
         if self.depth > sys.getrecursionlimit():
             message = f"{function.name} is called inside of {self.depth} cached calls"
             raise RecursionError(message)
-        # Another caller may need this event loop, or wait for this computation.
+        # Otherwise waiting could deadlock, because the other caller may need this event
+        # loop or wait for the outer computation.
         self.may_wait = self.outer is None and (in_task or not _runs_event_loop())
         self.state = State.RUNNING
-        self.outcome: Outcome | None = None  # once it is settled
-        self.found = UNKNOWN  # what stands in Redis
+        self.outcome: Outcome | None = None  # set when the state is SETTLED
+        self.found = UNKNOWN  # the entry in Redis
         self.lock: DistributedLock | None = None
         self.task: asyncio.Task[None] | None = None
-        self.over: asyncio.Future[None] | None = None  # made for the first that waits
+        self.over: asyncio.Future[None] | None = None  # made for the first to wait
 
     def end(self, outcome: Outcome | None) -> None:
-        """Record the end, and wake the callers; the first end counts."""
+        """Record the end and wake the waiting callers. A second call does nothing."""
         if self.state is not State.RUNNING:
             return
         self.outcome = outcome
@@ -132,9 +134,9 @@ _COMPUTING: Final = ContextVar["Computation | None"]("computing", default=None)
 
 
 def _find_outer() -> Computation | None:
-    """Return the innermost computation around the running code that is not over.
+    """Return the innermost running computation that contains the running code.
 
-    A task that a computation has left behind runs in that computation's context.
+    A computation that is over is skipped; its context remains in tasks that it started.
     """
     computation = _COMPUTING.get()
     while computation is not None and computation.state is not State.RUNNING:
@@ -143,7 +145,7 @@ def _find_outer() -> Computation | None:
 
 
 class _LoopCalls:
-    """The computations of one event loop; each is removed at its end."""
+    """The running computations of one event loop."""
 
     def __init__(self, backend: CacheBackend) -> None:
         self._backend = backend
@@ -167,14 +169,14 @@ class _LoopCalls:
     async def claim(self, mine: Computation) -> Claim:
         """Decide who computes. For HIT and JOINED, ``mine`` has the outcome.
 
-        1. The call stands inside of a computation, or its thread runs an event loop: it
-           waits for no other caller, because that one might wait for it. HIT, or YOURS,
-           and no other caller waits for it.
-        2. Another call reads or computes this key: wait for its end. JOINED; if that
-           computation was abandoned, decide anew.
-        3. Redis has a fresh value: HIT.
-        4. Another process of the fleet computes it (``lock=True``): wait. JOINED.
-        5. None of these: YOURS. The caller computes, then calls :meth:`settle`.
+        1. The call is made inside of a computation, or a plain function runs in the
+           thread of an event loop. The call waits for no other caller, because that
+           caller might wait for this call. Return HIT or YOURS.
+        2. Another call reads or computes this key. Wait for its end and return JOINED.
+           If that computation was abandoned, decide again.
+        3. Redis has a fresh value. Return HIT.
+        4. Another process computes the value (``lock=True``). Wait and return JOINED.
+        5. Otherwise return YOURS. The caller computes, then calls :meth:`settle`.
         """
         while mine.may_wait and (other := self.by_key.get(mine.name)):
             await self._join(other)
@@ -185,7 +187,7 @@ class _LoopCalls:
             self.by_key[mine.name] = mine
         try:
             claim, outcome = await self._look(mine)
-        except BaseException:  # the caller is cancelled: another one begins anew
+        except BaseException:  # cancelled, so that a waiting caller takes over
             await self._end(mine, None)
             raise
         if claim is not Claim.YOURS:
@@ -193,7 +195,7 @@ class _LoopCalls:
         return claim
 
     async def _look(self, mine: Computation) -> tuple[Claim, Outcome | None]:
-        """Look into Redis, and at what is computed elsewhere: cases 3 to 5."""
+        """Read the entry, or wait for another process: cases 3 to 5 of ``claim``."""
         mine.found = found = await self._read(mine)
         if found.fresh:
             hit = Outcome(found.value, found.payload, computed=False, hit=True)
@@ -202,19 +204,19 @@ class _LoopCalls:
         return (Claim.YOURS if outcome is None else Claim.JOINED), outcome
 
     async def _read(self, mine: Computation) -> Found:
-        """Read an entry, in one round trip."""
+        """Read the entry of a computation in one round trip."""
         function, key = mine.function, mine.key
         replies = await self._backend.fetch(function, key)
         decode = partial(self._backend.decode, function, key, replies)
         if mine.in_task or function.load is None:
             return decode()
-        # ``load`` is the user's code, and may hold up the loop that all plain
-        # functions share.
+        # ``load`` runs in another thread because this user code could block the loop
+        # that all plain functions share.
         found: Found = await SHARED_LOOP.workers.run(decode)
         return found
 
     async def settle(self, computation: Computation, outcome: Outcome | None) -> None:
-        """Store what was computed, and end the computation; ``None``: abandon it."""
+        """Store an outcome and end the computation; abandon it if ``None``."""
         stored: Outcome | None = None
         try:
             if outcome is not None:
@@ -228,7 +230,7 @@ class _LoopCalls:
         computation: Computation,
         compute: Callable[[Found], Awaitable[Outcome]],
     ) -> None:
-        """Compute the value in a task of its own."""
+        """Compute the value in a separate task."""
 
         async def run() -> None:
             import asyncio  # noqa: PLC0415 - as above
@@ -239,8 +241,8 @@ class _LoopCalls:
                 computation.function.counts.add("computed")
                 outcome = await compute(computation.found)
             except (asyncio.CancelledError, GeneratorExit):
-                raise  # its last caller was cancelled, or the loop has ended
-            except BaseException as error:  # noqa: BLE001 - it belongs to the callers
+                raise  # the last caller was cancelled, or the loop has ended
+            except BaseException as error:  # noqa: BLE001 - the callers receive it
                 outcome = Outcome(error=error)
             finally:
                 await self.settle(computation, outcome)
@@ -248,7 +250,7 @@ class _LoopCalls:
         computation.task = start_background(run, "bls-agent-cache-computation")
 
     async def _join(self, computation: Computation) -> None:
-        """Wait for the end of a computation; its last cancelled caller cancels it."""
+        """Wait for a computation to end. Cancel it if its last caller is cancelled."""
         import asyncio  # noqa: PLC0415 - waits for a future without owning it
 
         if computation.over is None:
@@ -270,7 +272,7 @@ class _LoopCalls:
         import asyncio  # noqa: PLC0415 - as above
 
         task = computation.task
-        if task is None:  # a thread computes it
+        if task is None:  # a plain function computes the value in its caller's thread
             return
         self._remove(computation)
         computation.end(None)
@@ -280,7 +282,7 @@ class _LoopCalls:
                 await asyncio.wait([task])
 
     async def _end(self, computation: Computation, outcome: Outcome | None) -> None:
-        """Release the fleet's lock, remove a computation, and wake its callers."""
+        """Release the lock of a computation, remove it, and wake its callers."""
         try:
             if computation.lock is not None:
                 with anyio.CancelScope(shield=True):
@@ -294,7 +296,7 @@ class _LoopCalls:
             del self.by_key[computation.name]
 
     async def _await_others(self, computation: Computation) -> Outcome | None:
-        """Take the fleet's lock, or return the outcome of the process that had it."""
+        """Return another process's outcome; ``None`` if the caller must compute."""
         function = computation.function
         if not (function.policy.lock and computation.found.writable):
             return None
@@ -317,7 +319,7 @@ class _LoopCalls:
 async def _await_outcome(
     function: CachedFunction, run: Callable[[], Awaitable[Any]], found: Found
 ) -> Outcome:
-    import asyncio  # noqa: PLC0415 - only its tasks tell who has cancelled them
+    import asyncio  # noqa: PLC0415 - only asyncio's tasks have ``cancelling()``
 
     try:
         value = await run()
@@ -327,7 +329,7 @@ async def _await_outcome(
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        return Outcome(error=error)  # the function's own
+        return Outcome(error=error)  # the function itself raised CancelledError
     return Outcome(value, function.pack(value))
 
 
@@ -352,12 +354,12 @@ class CacheCalls:
         self._availability = availability
         self._timeout = timeout
         self._by_loop: LoopLocal[_LoopCalls] = LoopLocal()
-        # once a plain function was called
+        # Set by the first call of a plain function.
         self._shared: tuple[LoopThread, _LoopCalls] | None = None
         register(self)
 
     def reset_after_fork(self) -> None:
-        """In a forked child: the shared thread is the parent's."""
+        """Forget the shared thread, which does not exist in a forked child."""
         self._shared = None
 
     def _make_here(self) -> _LoopCalls:
@@ -374,13 +376,13 @@ class CacheCalls:
         await _close(self._by_loop, self._access, self._locks)
 
     def close_thread(self) -> Future[None] | None:
-        """Begin to close the connections for plain functions."""
+        """Begin to close the connections for plain functions; return a future."""
         return None if self._shared is None else self._shared[0].begin(self.aclose)
 
     async def call(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the stored result, compute it, or wait for the call that computes it."""
+        """Return the stored result, compute it, or wait for another call's result."""
         run = partial(function.function, *args, **kwargs)
         key = function.key_of(args, kwargs)
         if key is None:
@@ -392,9 +394,10 @@ class CacheCalls:
     def call_plain(
         self, function: CachedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a plain function, which runs in the caller's thread; see :meth:`call`."""
+        """Do the same as :meth:`call` for a plain function, in the caller's thread."""
         run = partial(function.function, *args, **kwargs)
-        if sys.is_finalizing() or SHARED_LOOP.is_here:  # in a finaliser, at any time
+        # A finaliser may run in the shared thread at any time.
+        if sys.is_finalizing() or SHARED_LOOP.is_here:
             return run()
         key = function.key_of(args, kwargs)
         if key is None:
@@ -409,7 +412,7 @@ class CacheCalls:
                 self._settle(mine, outcome)
             else:
                 outcome = cast("Outcome", mine.outcome)
-        except BaseException:  # abandoned: a waiting caller takes over
+        except BaseException:  # a waiting caller takes over
             self._settle(mine, None)
             raise
         finally:
@@ -417,7 +420,7 @@ class CacheCalls:
         return outcome.deliver(function)
 
     def _claim(self, mine: Computation) -> Claim:
-        """Claim in the shared loop's thread; YOURS where that thread has ended."""
+        """Run ``claim`` in the shared thread. Return YOURS if that is not possible."""
         known = self._availability.failures
         try:
             thread, calls = self._find_thread()
@@ -428,8 +431,8 @@ class CacheCalls:
             return Claim.YOURS
 
     def _settle(self, computation: Computation, outcome: Outcome | None) -> None:
-        """Store the outcome, and wait, because the program may end with the call."""
-        with suppress(RedisUnavailableError):  # the interpreter ends
+        """Store the outcome and wait, because the program may end after the call."""
+        with suppress(RedisUnavailableError):  # raised while the interpreter ends
             thread, calls = self._find_thread()
             wait_for(thread.begin(calls.settle, computation, outcome))
 
@@ -442,7 +445,7 @@ class CacheCalls:
 
             thread = SHARED_LOOP.find()
             self._shared = thread, thread.call(find)
-            # A cache that is dropped need not be closed: the loop goes on.
+            # A garbage-collected cache is closed here, because the shared loop goes on.
             close = partial(_close, self._by_loop, self._access, self._locks)
             finalize(self, thread.begin, close).atexit = False
         return self._shared

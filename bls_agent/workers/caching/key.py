@@ -1,12 +1,12 @@
-"""A call's arguments → the digest under which its result is stored.
+"""Makes the digest under which a result is stored from the arguments of the call.
 
-A digest is the same in every process, on every machine and in every version of Python:
-no ``hash()``, no ``id()``, no ``repr()`` of objects. Two values have the same canonical
-form if, and only if, they are of the same type and equal as far as a function can tell
-(``1``, ``1.0`` and ``True`` are three values, ``0.0`` and ``-0.0`` two, two moments in
-two zones two). The form is a tree that JSON holds. A value that JSON has no form for
-stands in an object with one key that begins with ``!``; a caller's key that begins so
-gets a second one.
+A digest is the same in every process, on every machine and in every version of Python,
+because it does not use ``hash()``, ``id()`` or the ``repr()`` of objects. Two values
+have the same canonical form if, and only if, they have the same type and no function
+can distinguish them. So ``1``, ``1.0`` and ``True`` differ, as do ``0.0`` and ``-0.0``,
+and one moment in two zones. The form is a tree of JSON values. A value of a type that
+JSON lacks becomes an object with one key that begins with ``!``. A caller's key that
+begins with ``!`` gets a second ``!``.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from bls_agent.core.codec import JSONValue, encode_sorted
 from bls_agent.core.errors import ConfigurationError
 
 DIGEST_LENGTH: Final = 64  # hexadecimal digits of SHA-256
-MAX_DEPTH: Final = 64  # levels; each is up to three of JSON, which orjson takes 254 of
+MAX_DEPTH: Final = 64  # levels; each makes up to 3 levels of JSON (orjson's limit: 254)
 _INT64: Final = (-(2**63), 2**63 - 1)
 
 
 class NoCanonicalFormError(Exception):
-    """A value that cannot be part of a key, and why."""
+    """A value that cannot be part of a key; the message names the reason."""
 
 
 def canonical_form(value: object, depth: int = 0) -> JSONValue:
-    """Return the tree for a value: one of ``_FORMS``, an enum, a dataclass."""
+    """Return the tree for a value of a type in ``_FORMS``, an enum or a dataclass."""
     form = _FORMS.get(type(value))
     if form is not None:
         return form(value, depth)
@@ -51,7 +51,7 @@ def canonical_form(value: object, depth: int = 0) -> JSONValue:
 
 
 def _is_whole_in_its_fields(value: object) -> bool:
-    """Return whether it is a dataclass itself; a plain subclass may hold more."""
+    """Return whether the class is a dataclass, and not an undecorated subclass."""
     if not dataclasses.is_dataclass(value) or isinstance(value, (type, *_FORMS)):
         return False
     return "__dataclass_fields__" in vars(type(value))
@@ -70,7 +70,7 @@ def _text(value: str, _: int = 0) -> JSONValue:
 def _is_unicode(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, as in a file's name
+    except UnicodeEncodeError:  # a lone surrogate, as in some file names
         return False
     return True
 
@@ -123,14 +123,14 @@ def _key(key: object) -> str:
 
 
 def _moment(value: datetime | time, _: int) -> JSONValue:
-    """Return a moment with its zone, and which of two it is when clocks are set back."""
+    """Return a moment with its zone, and with ``fold`` for repeated hours."""
     form: JSONValue = [value.isoformat(), value.fold, _zone(value.tzinfo, value)]
     return {f"!{type(value).__name__}": form}
 
 
 def _zone(zone: tzinfo | None, moment: datetime | time) -> JSONValue:
     if zone is None or type(zone) is timezone:
-        return None  # it has an offset alone, which stands in the text
+        return None  # isoformat() contains the fixed offset
     if isinstance(zone, ZoneInfo) and zone.key:
         return zone.key
     message = f"the zone of {moment} is no ZoneInfo with a name and no fixed offset"
@@ -138,7 +138,7 @@ def _zone(zone: tzinfo | None, moment: datetime | time) -> JSONValue:
 
 
 def _enum(value: Enum, depth: int) -> JSONValue:
-    """Name a member; of flags that are set together only the value is sure."""
+    """Return an enum member's name, or a flag's value as combinations lack names."""
     member = cast("object", value.value) if isinstance(value, Flag) else value.name
     return {"!enum": [qualified_name(type(value)), *_each([member], depth)]}
 
@@ -174,9 +174,9 @@ _FORMS: Final[Mapping[type, Callable[[Any, int], JSONValue]]] = {
 
 
 def qualified_name(thing: Any) -> str:
-    """Name a function or class; in a script, as programs that import it do."""
+    """Return the name by which programs import a function or class, or its script."""
     module: str = thing.__module__
-    if module in ("__main__", "__mp_main__"):  # the latter in processes of a pool
+    if module in ("__main__", "__mp_main__"):  # "__mp_main__" in a pool's processes
         module = _name_of_script(module)
     return f"{module}.{thing.__qualname__}"
 
@@ -194,11 +194,11 @@ _PLAIN: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class MisfitError(TypeError):
-    """The function cannot be called so; not what a user's ``key=…`` raises."""
+    """The arguments do not fit the function; a TypeError of ``key=…`` is not this."""
 
 
 class Arguments:
-    """Digests a function's arguments, as they arrive in it: by place, name, default."""
+    """Makes digests of a function's arguments, however they are passed."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Arguments:
         ignore: Sequence[str] = (),
         key: Callable[..., object] | None = None,
     ) -> None:
-        """Check the signature once; the name is part of each digest."""
+        """Check the signature and the options; ``name`` is part of each digest."""
         self._name = name
         self._key = key
         try:
@@ -234,7 +234,7 @@ class Arguments:
                     self._form(each, default)
 
     def digest(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """Return 64 hexadecimal digits, the same wherever the function is called so."""
+        """Return 64 hexadecimal digits, which are equal for equal arguments."""
         if self._key is not None:
             self._bind_exactly(args, kwargs)
             found: JSONValue = [self._form("key", self._key(*args, **kwargs))]
@@ -249,7 +249,7 @@ class Arguments:
     def _bind(
         self, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Mapping[str, object]:
-        """Bind as a call does; mostly without inspect, which is twenty times slower."""
+        """Bind arguments to parameters; avoid inspect, which is 20 times slower."""
         if self._is_simple and len(args) <= len(self._names):
             given = dict(zip(self._names, args, strict=False))
             bound = {**self._defaults, **kwargs, **given}
