@@ -1,4 +1,4 @@
-"""Events on their way to ``add_events.lua``: checked, captured, merged; no I/O here."""
+"""Checks, captures and merges events for ``add_events.lua``; no I/O."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ from bls_agent.runs.reading import RunKeys
 
 logger = logging.getLogger(__name__)
 
-FIELDS_BYTES: Final = 200  # of an event beside its data, about
+FIELDS_BYTES: Final = 200  # approximate bytes of an event without its data
 SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")
 NO_SOURCE: Final[Source] = ("", "", "", "")
 _PARTS: Final = frozenset(SOURCE)
-_REMEMBERED: Final = 1_024  # words that are known to be good: mostly the same few
+_REMEMBERED: Final = 1_024  # checked words that are cached
 _LONGEST: Final = 200  # characters of a sanitized text
-_LARGEST: Final = 10**15 - 1  # beyond it the books, which use doubles, do not count
+_LARGEST: Final = 10**15 - 1  # the largest sequence that the script can count
 
 LONGEST_REASON: Final = 2_000  # bytes of an error's message
-TOGETHER: Final = 500  # events that one script adds
+TOGETHER: Final = 500  # most events that one script call adds
 TOGETHER_BYTES: Final = 512 * 1024
 
 TEXTS: Final = frozenset({"content", "delta", "text", "token", "chunk"})
-RANKS: Final = 3  # 0 goes first when a buffer is full
+RANKS: Final = 3  # a full buffer drops events of rank 0 first
 _STREAM: Final = 0
 _OTHERS: Final = 1
 _LAST: Final = 2
 _LONGEST_TEXT: Final = 10_000  # characters of a text that may be merged
-_LONGEST_OTHER: Final = 256  # characters of the other ones in its data
+_LONGEST_OTHER: Final = 256  # characters of the other texts in the same data
 _MOST: Final = 8  # fields of data that may be merged
 _PLAIN: Final = frozenset({str, int, bool, NoneType})
 
 LONGEST: Final = 65_535  # bytes of a merged text
-_WIDEST: Final = 6  # bytes of a character in JSON at most: \u001b, a lone surrogate
+_WIDEST: Final = 6  # most bytes of a character in JSON, as of \u001b
 
 
 Source: TypeAlias = tuple[str, str, str, str]
 # The nine arguments of an event in ``add_events.lua``: sequence, timestamp, source,
 # category, action, data.
 Prepared: TypeAlias = tuple[int | str, str, str, str, str, str, str, str, bytes]
-# Name, type and value of each field; of the text neither type nor value.
+# Name, type and value of each field; for the text, type and value are ``None``.
 _Shape: TypeAlias = tuple[tuple[str, type | None, Any], ...]
 
 
@@ -72,12 +72,12 @@ class NewEvent(NamedTuple):
         category: Such as :attr:`~bls_agent.runs.EventCategory.LLM`; any text is
             allowed.
         action: Such as :attr:`~bls_agent.runs.EventAction.STREAM`; any text is allowed.
-        data: What a JSON object can hold.
+        data: Content of the event, which can be written as a JSON object.
         source: ``agent_id``, ``agent_type``, ``agent_name`` and ``team_name``, as far
             as they are known.
-        timestamp: When it happened, written in UTC with milliseconds; default: now. A
-            time without a zone is taken as UTC.
-        sequence: Its number within the run; default: counted by Redis.
+        timestamp: Time of the event, which is written in UTC with milliseconds;
+            default: now. A time without a zone is taken as UTC.
+        sequence: Number of the event within the run; default: counted by Redis.
     """
 
     category: str
@@ -89,7 +89,7 @@ class NewEvent(NamedTuple):
 
 
 def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
-    """Encode an event exactly as it is, or refuse it."""
+    """Encode an event unchanged; raise ConfigurationError if it breaks a rule."""
     data = check_data(event.data)
     payload = encode_strictly("data", _as_object({} if data is None else data))
     if len(payload) > limit:
@@ -121,7 +121,7 @@ def check_data(data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def check_source(source: Mapping[str, str | None] | None) -> Source:
-    """Return the four parts of a source, empty where they are missing."""
+    """Return the four parts of a source; a missing part is an empty text."""
     if source is None:
         return NO_SOURCE
     given = cast("object", source)
@@ -148,7 +148,7 @@ def _check_part(name: str, value: str | None) -> str:
 
 
 def _check_word(name: str, value: str) -> str:
-    """Check a name as :func:`check_name` does; a recent good one costs nothing."""
+    """Check a name as :func:`check_name` does, with a cache of good names."""
     if type(value) is str:
         return _check_text(name, value)
     check_name(name, value)
@@ -170,7 +170,7 @@ def _check_timestamp(timestamp: str | datetime | None, now: float) -> str:
         )
     else:
         moment = parse_timestamp(timestamp)
-    with suppress(OverflowError):  # at the ends of the calendar
+    with suppress(OverflowError):  # times near the years 1 and 9999
         if moment is not None:
             utc = moment.astimezone(UTC).isoformat(timespec="milliseconds")
             return utc.replace("+00:00", "Z")
@@ -185,7 +185,7 @@ def _as_object(data: object) -> object:
 
 
 def sanitize_data(data: object, limit: int) -> tuple[bytes, bool]:
-    """Return any data as JSON, and whether they were cut; never raises."""
+    """Return any data as JSON, and whether they were shortened; never raises."""
     if data is None:
         return b"{}", False
     try:
@@ -196,7 +196,7 @@ def sanitize_data(data: object, limit: int) -> tuple[bytes, bool]:
 
 
 def sanitize_source(source: object) -> Source:
-    """Return the four parts of a source, whatever it is; never raises."""
+    """Return the four parts of any source; never raises."""
     if not isinstance(source, Mapping):
         return NO_SOURCE
     try:
@@ -213,7 +213,7 @@ def sanitize_source(source: object) -> Source:
 
 
 def sanitize_word(value: object) -> str:
-    """Return a short text that can be encoded and stands on one line; never raises."""
+    """Return a short, encodable text of one line for any value; never raises."""
     if value is None:
         return ""
     if type(value) is str and len(value) <= _LONGEST:
@@ -234,7 +234,7 @@ _sanitize_short: Final = lru_cache(_REMEMBERED)(_sanitize_text)
 
 
 def as_new(event: Any) -> NewEvent:
-    """Make an event of one, or of a tuple of its first fields."""
+    """Return an event as it is, or make one from a tuple of its first fields."""
     if isinstance(event, NewEvent):
         return event
     parts = list(cast("Any", event)) if isinstance(event, tuple) else []
@@ -245,7 +245,7 @@ def as_new(event: Any) -> NewEvent:
 
 
 def encode_all(events: Iterable[object], now: float, limit: int) -> list[Prepared]:
-    """Encode events exactly as they are, or refuse them all."""
+    """Encode events unchanged; raise ConfigurationError if an event breaks a rule."""
     prepared: list[Prepared] = []
     given = list(events)
     for at, event in enumerate(given):
@@ -261,7 +261,7 @@ def encode_all(events: Iterable[object], now: float, limit: int) -> list[Prepare
 
 
 def portions(events: Sequence[Prepared]) -> list[list[Prepared]]:
-    """Divide events into portions of which each is added in one step."""
+    """Divide events into portions; one script call adds a portion."""
     found: list[list[Prepared]] = []
     size = 0
     for one in events:
@@ -295,7 +295,7 @@ def add_arguments(
 
 
 def log_mended(reply: Reply, keys: RunKeys) -> Reply:
-    """Take the mark of mended books off a reply of ``add_events.lua``, and log it."""
+    """Remove the mark of repaired books from a script's reply, and log the repair."""
     if reply[-1] != b"mended":
         return reply
     text = "%r held what no writer of events writes: counting goes on from the events"
@@ -306,8 +306,8 @@ def log_mended(reply: Reply, keys: RunKeys) -> Reply:
 def describe_end(error: BaseException | None, result: object) -> tuple[str, object]:
     """Return the action of the ``lifecycle`` event that ends a run, and its data.
 
-    A run is ``cancelled`` by a cancellation, Ctrl-C, ``sys.exit()``, or the end of the
-    generator in which it stands.
+    A run is ``cancelled`` by a cancellation, Ctrl-C, ``sys.exit()`` without an error,
+    or because the generator that writes the run was closed.
     """
     if error is None:
         return "completed", result
@@ -345,22 +345,22 @@ def _describe(error: BaseException) -> JSONObject:
 
 @dataclass(slots=True, eq=False)
 class PendingEvent:
-    """An event of a writer; the host may change its data as soon as it is captured."""
+    """An event in a writer's buffer; the original data may change after the capture."""
 
     category: str
     action: str
     source: Source
-    at: float  # when, in Unix seconds
-    payload: bytes  # its data as JSON; empty for a piece of a text
-    shape: _Shape | None  # data of a piece beside its text; ``None`` for others
+    at: float  # time of the event in Unix seconds
+    payload: bytes  # data of the event as JSON; empty for a piece of a text
+    shape: _Shape | None  # other data of a piece of a text; ``None`` for other events
     text: str  # the text of a piece
-    rank: int  # a full buffer drops the lowest first
-    size: int  # about how many bytes it takes
-    was_cut: bool = False  # whether its data were too long
-    ends: bool = False  # whether the run ends with it
+    rank: int  # a full buffer drops events of the lowest rank first
+    size: int  # approximate bytes in memory
+    was_cut: bool = False  # whether the data were too long and were shortened
+    ends: bool = False  # whether the run ends with this event
 
     def encode(self, limit: int) -> tuple[bytes, bool]:
-        """Return its data as JSON, and whether they were cut."""
+        """Return the event's data as JSON, and whether they were shortened."""
         if self.shape is None:
             return self.payload, self.was_cut
         data = {
@@ -454,7 +454,7 @@ def _continues(first: PendingEvent, event: PendingEvent) -> bool:
 
 
 def _join(merged: list[PendingEvent], texts: Sequence[str]) -> None:
-    if len(texts) > 1:  # in a new event: a batch may be made once more
+    if len(texts) > 1:  # a new event, because the pieces may be merged once more
         merged[-1] = replace(merged[-1], text="".join(texts))
 
 
@@ -464,7 +464,7 @@ def _beside(event: PendingEvent, limit: int) -> int:
 
 
 def _width(text: str) -> int:
-    """Bound the bytes of a text in JSON."""
+    """Return an upper bound for the bytes of a text in JSON."""
     plain = text.isascii() and text.isprintable()
     if plain and '"' not in text and "\\" not in text:
         return len(text)

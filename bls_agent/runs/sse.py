@@ -3,8 +3,9 @@
 A browser's ``EventSource`` gets ``id: <id>``, ``event: <category>.<action>`` and
 ``data: <the event as JSON>``. Besides the events of the run there are ``gap`` (some
 are missing), ``writer_lost`` (the writer fell silent) and ``close`` (nothing more will
-come: the page closes its ``EventSource``); no event of a run can have these names,
-because theirs hold a dot. They have no id: a client goes on behind the last event.
+come: the page closes its ``EventSource``). No event of a run can have these names,
+because the name of an event has a dot. These three have no id, so that a client that
+reconnects continues after the last event of the run.
 """
 
 from __future__ import annotations
@@ -38,19 +39,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HEARTBEAT: Final = 15.0  # seconds without an event until a comment is sent
-RETRY: Final = 2_000  # milliseconds until a client that was cut off comes back
-CHUNK: Final = 256 * 1024  # bytes that are sent at once, or one event
-PATIENCE: Final = 1.0  # seconds for a follower to be closed
-# The name of an event; for gap, writer_lost and close up to where the data begin.
+RETRY: Final = 2_000  # milliseconds until a disconnected client connects again
+CHUNK: Final = 256 * 1024  # most bytes of a chunk, unless one event is longer
+PATIENCE: Final = 1.0  # longest time in seconds that closing a follower takes
+# The line with the name of an event. For gap, writer_lost and close, the match includes
+# the beginning of the data.
 _NAME: Final = re.compile(
     rb"^event: (?:(gap|writer_lost|close)\ndata: \{|.*\n)", re.MULTILINE
 )
 
 
 def write_unnamed(frames: bytes) -> bytes:
-    """Take the names out of frames, for clients that only know ``onmessage``.
+    """Remove the names of server-sent events, for clients with only ``onmessage``.
 
-    Data of a gap, a lost writer and the end get a field ``type`` instead.
+    The data of ``gap``, ``writer_lost`` and ``close`` get a field ``type`` instead.
     """
     return _NAME.sub(
         lambda name: b'data: {"type":"%b",' % name[1] if name[1] else b"", frames
@@ -58,7 +60,7 @@ def write_unnamed(frames: bytes) -> bytes:
 
 
 def write_comment() -> bytes:
-    """Write a comment, which clients ignore: it keeps the connection alive."""
+    """Write a comment, which clients ignore and which keeps the connection alive."""
     return b": \n\n"
 
 
@@ -79,16 +81,17 @@ def encode_followed(item: Followed) -> bytes:
 
 
 def encode_close(end: FollowEnd = FollowEnd.CLOSED) -> bytes:
-    """Encode that nothing more will come, and why: ``event: close``."""
+    """Encode the end of a stream and its reason as ``event: close``."""
     return write_frame("close", encode({"reason": end.value}))
 
 
 def read_last_event_id(header: str | None, query: str | None = None) -> EventId | None:
     """Read the id of the last event that a client has; ``None`` if it sent none.
 
-    ``header`` is ``Last-Event-ID``, and wins. ``query`` is ``?last_event_id=``: a page
-    that has read the run up to there sends it first, and again whenever it comes back.
-    Raises ConfigurationError for what is no id of an event: answer with 400.
+    ``header`` is ``Last-Event-ID``, which takes precedence. ``query`` is
+    ``?last_event_id=``, which a page sends that has already read the run up to this id;
+    the browser repeats it when it reconnects. Raises ConfigurationError if the value is
+    no id of an event; answer with 400.
     """
     if header:
         return check_id("Last-Event-ID", header)
@@ -98,15 +101,16 @@ def read_last_event_id(header: str | None, query: str | None = None) -> EventId 
 async def stream_status(
     store: EventStore, run_id: int, last_id: EventId | None = None
 ) -> int:
-    """Return the HTTP status that a request for the stream of a run is answered with.
+    """Return the HTTP status for a request to stream a run.
 
-    200: there is something to send, or may be. 204: the client has every event of a run
-    that has ended. 404: there is no such run. 410: there is none any more.
+    200: there are events to send, or events may follow. 204: the client has every event
+    of a run that has ended. 404: the run does not exist. 410: it no longer exists.
 
-    Raises ConfigurationError for a wrong argument (400), WrongTypeError (409),
-    RedisRefusedError (503), and RedisUnavailableError: 503 if the client has no event
-    yet, else 200, comments and :func:`event_frames`, because a browser that comes back
-    and is answered otherwise gives up for ever.
+    Raises ConfigurationError for a wrong argument (answer with 400), WrongTypeError
+    (409), RedisRefusedError (503) and RedisUnavailableError. Answer the last one with
+    503 if the client has no event yet. Otherwise answer with 200 and the comments of
+    :func:`event_frames`, because a browser that reconnects and gets another status
+    never tries again.
     """
     if last_id in (None, BEGINNING):  # the client has no event
         return 200 if await store.exists(run_id) else 404
@@ -123,24 +127,25 @@ def event_frames(
     *,
     heartbeat: float = HEARTBEAT,
 ) -> EventFrames:
-    """Return what to send to one client, chunk by chunk, as it comes.
+    """Return an async iterable of the chunks of bytes to send to one client.
 
-    First how soon to come back (``retry: 2000``), then the events behind the place, as
-    many in a chunk as are there; a comment after each time without any, and while Redis
-    is away. It ends with ``event: close``, when the run has ended or disappeared. Only
-    what is sent next is held: a client that reads slowly makes nothing grow.
+    The first chunk sets the delay of a reconnect (``retry: 2000``). The next chunks
+    have the events after ``last_id``, each chunk as many as are available. A comment is
+    sent after each ``heartbeat`` without events, also while Redis is unavailable. The
+    chunks end with ``event: close`` when the run has ended or disappeared. A slow
+    client does not use more memory, because only the next events are held.
 
     Args:
-        store: Where the events are.
-        run_id: The run; it is waited for if there is none yet.
-        last_id: Id of the last event that the client has; ``0-0`` for all that are
-            kept, ``$`` for those that come from now on.
+        store: The store with the events.
+        run_id: The run. If the run does not exist yet, the iteration waits for it.
+        last_id: Id of the last event that the client has; ``0-0`` for all events in
+            Redis, ``$`` for new events only.
         heartbeat: Seconds without an event until a comment is sent.
 
     Returns:
-        What to iterate over. It raises WrongTypeError where the key is no stream,
-        RedisRefusedError where Redis refuses, and with ``$`` RedisUnavailableError
-        where Redis is away at the beginning.
+        The iterable. It raises WrongTypeError if the key is no stream,
+        RedisRefusedError if Redis refuses, and RedisUnavailableError if Redis is
+        unavailable at the beginning and ``last_id`` is ``$``.
 
     Raises:
         ConfigurationError: An argument breaks its rule.
@@ -151,7 +156,7 @@ def event_frames(
 
 
 class EventFrames:
-    """The bytes of one stream, made by :func:`event_frames`; iterate over it."""
+    """An async iterable of the chunks of one stream, made by :func:`event_frames`."""
 
     def __init__(
         self, follower: Follower, heartbeat: float, *, unnamed: bool = False
@@ -171,16 +176,16 @@ class EventFrames:
         return write_unnamed(chunk) if self._unnamed else chunk
 
     def end(self) -> None:
-        """End at once, without ``close``: the client is to come back.
+        """End at once, without ``close``, so that the client connects again.
 
-        For a server that stops; called in the event loop that iterates.
+        A server that stops calls it, in the event loop of the iteration.
         """
         self._ending = True
         if self._waiting is not None:
             self._waiting.cancel()
 
     async def aclose(self) -> None:
-        """Stop following; not while a task waits for the next chunk."""
+        """Stop following; do not call it while a task waits for the next chunk."""
         await self._chunks.aclose()
 
     @property
@@ -197,7 +202,7 @@ class EventFrames:
                     yield write_comment()
                 for chunk in _write_chunks(found):
                     yield chunk
-            # A client whose follower has left comes back.
+            # Without ``close``, the client of a follower that has left connects again.
             if not self._ending and follower.end is not FollowEnd.LEFT:
                 yield encode_close(follower.end or FollowEnd.CLOSED)
         finally:
@@ -206,14 +211,14 @@ class EventFrames:
 
     async def _next(self) -> list[Followed]:
         """Wait for events, until a comment is due, or for the end."""
-        # A batch that is cancelled loses nothing.
+        # A cancelled batch loses no events.
         with anyio.CancelScope() as self._waiting:
             return await self._follower.batch(self._heartbeat)
         return []
 
 
 def _write_chunks(items: deque[Followed]) -> Iterator[bytes]:
-    """Encode items of a follower, in few chunks; an item that is encoded is dropped."""
+    """Encode items of a follower in few chunks; drop each item that is encoded."""
     frames: list[bytes] = []
     size = 0
     while items:

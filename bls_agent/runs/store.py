@@ -50,12 +50,12 @@ LEAST_LIMIT: Final = 256
 
 @dataclass(frozen=True)
 class EventPage:
-    """Some events, and where the next ones begin.
+    """A page of events, and the position of the next page.
 
     Attributes:
-        events: Oldest first.
-        next: Pass it as ``after`` for what follows; ``None`` if this was the last page
-            of what is there now.
+        events: The events, oldest first.
+        next: Pass it as ``after`` (or ``before``) to read the next page; ``None`` if
+            there is no further page now.
     """
 
     events: list[StreamEvent]
@@ -65,9 +65,9 @@ class EventPage:
 class EventStore(WritingStore):
     """Writes, reads and follows the events of runs; usable from any event loop.
 
-    The methods of the protocol, with their names and argument order; each that does I/O
-    is awaited. Down is not empty: where Redis cannot answer,
-    :class:`~bls_agent.RedisUnavailableError` is raised.
+    The methods have the names and the argument order of the protocol; methods that do
+    I/O are awaited. If Redis cannot answer, a read returns no empty result but raises
+    :class:`~bls_agent.RedisUnavailableError`.
     """
 
     client_name: ClassVar[str] = "bls-runs"
@@ -82,18 +82,18 @@ class EventStore(WritingStore):
         on_error: Literal["raise", "none"] = "raise",
         timeout: float = 5.0,
     ) -> None:
-        """Remember where Redis is; nothing is opened yet.
+        """Remember how to reach Redis; no connection is opened yet.
 
         Args:
             redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
                 ``BLS_REDIS_URL``, read at the first request.
-            maxlen: About how many events of a run are kept.
+            maxlen: Approximate number of events that are kept of a run.
             ttl: Seconds for which a run is kept after its last sign of life.
             event_size_limit: Longest data of an event, in bytes of JSON.
-            on_error: What a write does when Redis cannot answer: ``raise``, or return
-                what stands for nothing (``add`` ``None``, as the document says); then
-                it is counted in ``failed_writes``, and a warning is logged, once a
-                minute at most. Reads always raise.
+            on_error: What a write does if Redis cannot answer. ``raise`` raises the
+                error. ``none`` returns an empty result (``None`` from ``add``), counts
+                the failure in ``failed_writes``, and logs a warning at most once a
+                minute. Reads always raise.
             timeout: Deadline of one request in seconds.
 
         Raises:
@@ -121,25 +121,27 @@ class EventStore(WritingStore):
     ) -> str | None:
         """Add one event, in one round trip.
 
-        Redis counts its sequence over all writers of the run, and goes on behind what
-        this store has written last if it has forgotten. The run's TTL begins anew.
+        Redis counts the sequence over all writers of the run. If Redis has lost events,
+        the sequence continues after the last event of this store. The run's TTL starts
+        again.
 
         Args:
             run_id: The run.
             event_category: Such as ``llm``; any text.
             event_action: Such as ``stream``; any text.
-            data: What a JSON object can hold.
+            data: Content of the event, which can be written as a JSON object.
             source: ``agent_id``, ``agent_type``, ``agent_name``, ``team_name``.
-            timestamp: When it happened; default: now.
-            sequence: Its number; default: counted.
+            timestamp: Time of the event; default: now.
+            sequence: Number of the event; default: counted by Redis.
 
         Returns:
-            Its id; with ``on_error="none"`` ``None`` where Redis could not answer.
+            Id of the event; ``None`` if Redis could not answer and ``on_error="none"``.
 
         Raises:
             ConfigurationError: An argument breaks its rule; nothing was written.
             WrongTypeError: The key is no stream; nothing was written.
-            RedisUnavailableError: Not added; or perhaps, if ``error.ambiguous``.
+            RedisUnavailableError: Redis could not answer. Only if ``error.ambiguous``,
+                the event may have been added.
         """
         event = NewEvent(
             event_category, event_action, data, source, timestamp, sequence
@@ -154,23 +156,24 @@ class EventStore(WritingStore):
             NewEvent | tuple[str, str] | tuple[str, str, Mapping[str, Any]]
         ],
     ) -> list[str]:
-        """Add events, in their order, hundreds in one round trip.
+        """Add events in order, up to 500 of them in one round trip.
 
         Args:
             run_id: The run.
             events: :class:`NewEvent`, or tuples of its first fields.
 
         Returns:
-            The ids of the events; with ``on_error="none"`` of the first ones alone, as
-            far as they were added before Redis could not answer.
+            The ids of the events. With ``on_error="none"``, the ids of the events that
+            were added before Redis could not answer.
 
         Raises:
-            ConfigurationError: One of them breaks a rule; nothing was written.
+            ConfigurationError: An event breaks a rule; nothing was written.
             WrongTypeError: The key is no stream; nothing was written.
-            RedisUnavailableError: Not all were added. Those of earlier portions were.
+            RedisUnavailableError: Not all events were added. The events of earlier
+                round trips were added.
         """
         keys = RunKeys(check_run_id(run_id))
-        now = time.time()  # noqa: TID251 - the outermost place
+        now = time.time()  # noqa: TID251 - the time of the call
         prepared = encode_all(events, now, self.event_size_limit)
         ids: list[str] = []
         for portion in portions(prepared):
@@ -214,26 +217,30 @@ class EventStore(WritingStore):
     ) -> RunWriter:
         """Write a run from beginning to end: ``async with store.run(1) as run:``.
 
-        Opening writes ``lifecycle.started``; leaving ``completed``, ``failed`` with the
-        error, or ``cancelled``, then ``system.close``. In between ``run.emit(…)``
-        writes events, from any thread, without ever waiting: each exactly once and in
-        order, unless the buffer was full, which readers see as a ``system.warning``.
+        Opening writes ``lifecycle.started``. Leaving writes ``completed``, ``failed``
+        with the error, or ``cancelled``, and then ``system.close``. In between,
+        ``run.emit(…)`` accepts events from any thread without waiting. Each event is
+        written exactly once and in order, unless a full buffer drops it. Readers see
+        dropped events as a ``system.warning``.
 
         Args:
             run_id: The run. One living writer owns it at a time.
             source: The source of events that name none.
             data: Data of ``lifecycle.started``.
-            lifecycle: Whether this writer begins and ends the run, and owns it. Else it
-                only contributes events to the run of another writer.
-            lease: Seconds after which followers learn that a writer is lost that died
-                without leaving; renewed with each batch, else three times in it.
-            coalesce: Seconds for which events gather. Neighbouring ``llm.stream``
-                events that differ in their text alone (``content``, ``delta``,
-                ``text``, ``token`` or ``chunk``) become one. 0 merges none.
-            buffer: Events in memory at most, 1,000 or more. Pieces of texts are given
-                up first, the categories ``lifecycle`` and ``system`` last.
-            buffer_bytes: Their bytes at most; room for four of the longest events.
-            shutdown_timeout: Seconds that leaving takes at most.
+            lifecycle: Whether this writer begins, owns and ends the run. If ``False``,
+                it only contributes events to the run of another writer.
+            lease: Seconds after which followers learn that the writer died without
+                leaving. Each batch renews the lease; without batches it is renewed
+                three times within this time.
+            coalesce: Seconds for which events are collected before a write.
+                Neighbouring ``llm.stream`` events that differ only in their text
+                (``content``, ``delta``, ``text``, ``token`` or ``chunk``) are merged. 0
+                merges none.
+            buffer: Most events in memory, 1,000 or more. A full buffer drops
+                ``llm.stream`` first, the categories ``lifecycle`` and ``system`` last.
+            buffer_bytes: Most bytes of these events; four times ``event_size_limit`` or
+                more.
+            shutdown_timeout: Longest time in seconds for the writes of leaving.
 
         Raises:
             ConfigurationError: An argument breaks its rule.
@@ -260,20 +267,21 @@ class EventStore(WritingStore):
         return self._pools.get(lambda: WriterPool(self._access, self._marks, self))
 
     async def set_expire(self, run_id: int, ttl_seconds: int = DAY) -> bool:
-        """Set when a run is forgotten if nothing more is written.
+        """Set when a run expires if no further event is written.
 
         Args:
             run_id: The run.
             ttl_seconds: Seconds from now.
 
         Returns:
-            Whether there is such a run; with ``on_error="none"`` ``False`` where Redis
-            could not answer.
+            Whether the run exists; also ``False`` if Redis could not answer and
+            ``on_error="none"``.
 
         Raises:
             ConfigurationError: An argument breaks its rule.
-            WrongTypeError: The key is no stream; it was left alone.
-            RedisUnavailableError: Not set; or perhaps, if ``error.ambiguous``.
+            WrongTypeError: The key is no stream, and was not changed.
+            RedisUnavailableError: Redis could not answer. Only if ``error.ambiguous``,
+                the time may have been set.
         """
         keys = RunKeys(check_run_id(run_id))
         ttl = check_count("ttl_seconds", ttl_seconds)
@@ -290,22 +298,23 @@ class EventStore(WritingStore):
     async def delete(self, run_id: int) -> bool:
         """Delete the events of a run.
 
-        Its sequences begin anew; those of a run whose writer lives go on, because that
-        writer knows how far they had come.
+        The sequences of the run start again. If the writer of the run lives, the
+        sequences continue, because the writer knows the last sequence.
 
         Returns:
-            Whether there were any; with ``on_error="none"`` ``False`` where Redis could
-            not answer.
+            Whether the run had events; also ``False`` if Redis could not answer and
+            ``on_error="none"``.
 
         Raises:
-            ConfigurationError: ``run_id`` is none.
-            WrongTypeError: The key is no stream; it was left alone.
-            RedisUnavailableError: Not deleted; or perhaps, if ``error.ambiguous``.
+            ConfigurationError: ``run_id`` is no id of a run.
+            WrongTypeError: The key is no stream, and was not changed.
+            RedisUnavailableError: Redis could not answer. Only if ``error.ambiguous``,
+                the events may have been deleted.
         """
         keys = RunKeys(check_run_id(run_id))
         reader = RunReader(self._access.pool, run_id)
         try:
-            # where the run has a lease its writer lives
+            # a run with a lease has a living writer
             if await self._access.pool.read(keys.owner, "PTTL") != NO_KEY:
                 return bool(await self._each(reader, [keys.events], "UNLINK"))
             deleted = await self._each(reader, [keys.events, keys.books], "UNLINK")
@@ -318,7 +327,7 @@ class EventStore(WritingStore):
     async def _each(
         self, reader: RunReader, keys: Sequence[str], name: str, *rest: Argument
     ) -> Reply:
-        """Send a request for each key if the first one is a stream; give its reply."""
+        """Check that the run is a stream, and send a request for each of its keys."""
         await reader.ask("XLEN")
         requests = [(name, key, *rest) for key in keys]
         async with self._access.pool.to(reader.keys.events) as connection:
@@ -335,13 +344,13 @@ class EventStore(WritingStore):
         end_id: str = "+",
         count: int | None = None,
     ) -> list[StreamEvent]:
-        """Read events of a range, both ends in it.
+        """Read events of a range, including both ends.
 
         Args:
             run_id: The run.
             start_id: Id of the first event, or ``-`` for the oldest.
             end_id: Id of the last event, or ``+`` for the newest.
-            count: Events at most; default: all of them.
+            count: Most events to return; default: all events.
 
         Raises:
             ConfigurationError: An argument breaks its rule.
@@ -365,14 +374,14 @@ class EventStore(WritingStore):
     async def get_events_after(
         self, run_id: int, last_id: str, count: int | None = None
     ) -> list[StreamEvent]:
-        """Read events behind an id, for a client that was disconnected.
+        """Read events after an id, for a client that was disconnected.
 
         Args:
             run_id: The run.
-            last_id: Id of the last event that is known; it is not given again.
-            count: Events at most; default: all of them.
+            last_id: Id of the last known event, which is not returned again.
+            count: Most events to return; default: all events.
 
-        Raises as :meth:`get_events`.
+        Raises the same errors as :meth:`get_events`.
         """
         start = next_id(check_id("last_id", last_id))
         return await self._read(run_id, start, "+", count)
@@ -380,14 +389,14 @@ class EventStore(WritingStore):
     async def page(
         self, run_id: int, *, after: str | None = None, limit: int = 100
     ) -> EventPage:
-        """Read a page; no event stands on two of them, and none between them.
+        """Read one page of events; each event is on exactly one page.
 
         Args:
             run_id: The run.
             after: The ``next`` of the page before; default: the first page.
-            limit: Longest page, from 1 to 1,000.
+            limit: Most events on the page, from 1 to 1,000.
 
-        Raises as :meth:`get_events`.
+        Raises the same errors as :meth:`get_events`.
         """
         check_count("limit", limit, most=1_000)
         last = check_id("after", after) if after is not None else BEGINNING
@@ -399,18 +408,18 @@ class EventStore(WritingStore):
     async def page_back(
         self, run_id: int, *, before: str | None = None, limit: int = 100
     ) -> EventPage:
-        """Read a page of what stands before a place, as for a page that scrolls up.
+        """Read a page of the events before an id, as for a view that scrolls up.
 
         Args:
             run_id: The run.
-            before: The ``next`` of the page after it; default: the newest page.
-            limit: Longest page, from 1 to 1,000.
+            before: The ``next`` of the page read last; default: the newest page.
+            limit: Most events on the page, from 1 to 1,000.
 
         Returns:
-            The events, oldest first; ``next`` is what to pass as ``before`` for what
-            stands before them, ``None`` at the beginning.
+            The events, oldest first. Pass ``next`` as ``before`` to read earlier ones;
+            it is ``None`` at the beginning of the run.
 
-        Raises as :meth:`get_events`.
+        Raises the same errors as :meth:`get_events`.
         """
         check_count("limit", limit, most=1_000)
         end = "+" if before is None else previous_id(check_id("before", before))
@@ -421,31 +430,32 @@ class EventStore(WritingStore):
         return EventPage(events, events[0].id if len(found) > limit else None)
 
     async def tail(self, run_id: int) -> str:
-        """Return the id of the last event: what is read behind it is new.
+        """Return the id of the last event, after which only new events are read.
 
         Returns:
-            The id; ``0-0`` if there is no event.
+            The id; ``0-0`` if the run has no event.
 
-        Raises as :meth:`get_events`.
+        Raises the same errors as :meth:`get_events`.
         """
         last = await self._reader(run_id).last()
         return BEGINNING if last is None else last.id
 
     def follow(self, run_id: int, last_id: str = BEGINNING) -> Follower:
-        """Return the events behind a place as they are written, each once, in order.
+        """Return an iterable of the events after an id as they are written.
 
-        It waits for a run that does not exist yet, and through outages of Redis. A
-        :class:`~bls_agent.runs.Gap` stands where events are missing, a
-        :class:`~bls_agent.runs.WriterLost` where the writer fell silent without ending
-        the run. It ends at ``system.close``, and when the run disappears.
+        Each event is returned once, in order. The iteration waits for a run that does
+        not exist yet, and while Redis is unavailable. It returns a
+        :class:`~bls_agent.runs.Gap` where events are missing, and a
+        :class:`~bls_agent.runs.WriterLost` if the writer fell silent without ending the
+        run. It ends at ``system.close``, and when the run disappears.
 
         Args:
             run_id: The run.
-            last_id: Id of the last event that is known; ``0-0`` for all that are kept,
-                ``$`` for those that come from the first wait on.
+            last_id: Id of the last known event; ``0-0`` for all events in Redis, ``$``
+                for events that are written after the iteration began.
 
         Returns:
-            What to iterate over with ``async for``; it needs no closing.
+            A follower for ``async for``, which need not be closed.
 
         Raises:
             ConfigurationError: An argument breaks its rule.
@@ -456,22 +466,21 @@ class EventStore(WritingStore):
     async def subscribe(
         self, run_id: int, last_id: str = END, block_ms: int = 5000
     ) -> list[StreamEvent]:
-        """Wait for the events behind a place, once: the protocol's blocking read.
+        """Wait once for events after an id, like the protocol's blocking read.
 
-        Each call stands for itself: pass the id of the last event that you have, and
-        begin with :meth:`tail`. With ``$`` in a loop, what is written between two calls
-        is missed; :meth:`follow` misses nothing.
+        A call does not remember its position. Pass the id of the last event that you
+        have, and begin with the id from :meth:`tail`. With ``$`` in a loop you miss
+        events that are written between two calls; :meth:`follow` misses none.
 
         Args:
             run_id: The run.
-            last_id: Id of the last event that is known; ``$`` for what comes from now
-                on.
-            block_ms: Milliseconds to wait at most; 0 for as long as it takes.
+            last_id: Id of the last known event; ``$`` for new events only.
+            block_ms: Longest wait in milliseconds; 0 waits without limit.
 
         Returns:
-            The events; empty if none has come in time.
+            The events; an empty list if none came in time.
 
-        Raises as :meth:`get_events`.
+        Raises the same errors as :meth:`get_events`.
         """
         last = last_id if last_id == END else check_id("last_id", last_id)
         wait = check_count("block_ms", block_ms, least=0) / 1000
@@ -486,11 +495,11 @@ class EventStore(WritingStore):
     async def runs(self, limit: int = 100) -> RunList:
         """Find all runs, the one with the newest event first.
 
-        All keys are searched with SCAN. What has the key of a run and is none, or may
-        not be read, hides no other run; it is counted.
+        All keys are searched with SCAN. A key that looks like the key of a run and
+        cannot be read is counted in ``left_out``; the other runs are still returned.
 
         Args:
-            limit: Runs at most, up to 10,000.
+            limit: Most runs to return, up to 10,000.
 
         Raises:
             ConfigurationError: ``limit`` breaks its rule.
@@ -500,24 +509,24 @@ class EventStore(WritingStore):
         return await list_runs(self._access.pool, limit)
 
     async def describe(self, run_id: int) -> RunSummary | None:
-        """Summarise a run; ``None`` if there is no such run.
+        """Summarise a run; ``None`` if the run does not exist.
 
-        Raises as :meth:`get_events`.
+        Raises the same errors as :meth:`get_events`.
         """
         return await describe_run(self._access.pool, run_id)
 
     async def exists(self, run_id: int) -> bool:
         """Return whether a run has events.
 
-        Raises as :meth:`get_events`.
+        Raises the same errors as :meth:`get_events`.
         """
         reader = self._reader(run_id)
         return bool(await reader.ask("XLEN")) or bool(await reader.ask("EXISTS"))
 
     async def get_length(self, run_id: int) -> int:
-        """Count the events of a run that are kept.
+        """Return the number of events that Redis has of a run.
 
-        Raises as :meth:`get_events`.
+        Raises the same errors as :meth:`get_events`.
         """
         length: int = await self._reader(run_id).ask("XLEN")
         return length
@@ -525,9 +534,9 @@ class EventStore(WritingStore):
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next request opens them again.
 
-        Iterations of followers in this loop end.
+        The followers in this loop end.
         """
-        # A cancelled block closes the store, too.
+        # The store is also closed if the ``async with`` block was cancelled.
         with anyio.move_on_after(self._access.timeout, shield=True):
             hub = self._hubs.pop()
             if hub is not None:

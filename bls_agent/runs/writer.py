@@ -1,4 +1,4 @@
-"""A run as its host writes it: ``async with store.run(id) as run: run.emit(…)``."""
+"""Writes a run from a program: ``async with store.run(id) as run: run.emit(…)``."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHORTEST: Final = 0.1  # seconds of a lease
-LONGEST: Final = 10.0  # seconds for which pieces of a text may gather
-PACE: Final = 0.005  # seconds from one write to the next where nothing is merged
-LEAST: Final = 1_000  # events in a buffer: what is on its way must not fill it
+LONGEST: Final = 10.0  # seconds for which pieces of a text may be collected
+PACE: Final = 0.005  # seconds from one write to the next if nothing is merged
+LEAST: Final = 1_000  # events of the smallest buffer, which one batch must not fill
 LEAST_BYTES: Final = 1024 * 1024
-LONGEST_EVENTS: Final = 4  # of which there is always room
+LONGEST_EVENTS: Final = 4  # the smallest buffer holds so many of the longest events
 
-LEAVE_GRACE: Final = 1.0  # seconds more for what is done in another event loop
-AT_EXIT: Final = 1.5  # seconds that the exit of the interpreter waits at most
+LEAVE_GRACE: Final = 1.0  # extra seconds to wait for another event loop
+AT_EXIT: Final = 1.5  # longest wait in seconds at the exit of the interpreter
 THREAD: Final = SharedThread("bls-agent runs", at_exit=AT_EXIT)
 
 
 class WriterState(Enum):
-    """The life of a writer; the values are the reasons of dropped events."""
+    """The states of a writer; the values are also the reasons of dropped events."""
 
     NEW = "not_open"
     OPEN = "open"
@@ -82,11 +82,11 @@ class WriterOptions:
 
     lifecycle: bool  # whether this writer begins, owns and ends the run
     lease: float  # seconds until a silent writer counts as lost
-    coalesce: float  # seconds for which pieces of a text gather; 0 for never
-    buffer: int  # events in memory at most
-    buffer_bytes: int  # their bytes at most
-    shutdown_timeout: float  # seconds that leaving takes at most
-    event_size_limit: int  # of the store
+    coalesce: float  # seconds for which pieces of a text are collected; 0 merges none
+    buffer: int  # most events in memory
+    buffer_bytes: int  # most bytes of the events in memory
+    shutdown_timeout: float  # longest time in seconds for the writes of leaving
+    event_size_limit: int  # most bytes of the data of an event
 
     def __post_init__(self) -> None:
         if not isinstance(self.lifecycle, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker
@@ -120,23 +120,24 @@ class WriterOptions:
 class RunWriterStats:
     """Every counter and state of a :class:`~bls_agent.runs.RunWriter` at one moment.
 
-    ``accepted == written + sum(dropped.values()) + queued``; the writer's own events,
-    such as ``lifecycle.started``, are counted in.
+    ``accepted == written + sum(dropped.values()) + queued``. The counts include the
+    writer's own events, such as ``lifecycle.started``.
 
     Attributes:
-        open: Whether events are taken.
-        is_owner: Whether the run surely belongs to this writer, which then ends it.
-        accepted: Events ever emitted.
-        written: Of these, those in Redis; merged ones each for themselves.
-        dropped: Reason → events given up: ``buffer_full``; ``shutdown``: they could not
-            be written before the end; ``not_open``, ``closed``, ``forked``: emitted at
-            the wrong time or place; ``fault``: a fault of ours.
-        queued: Events that wait or are on their way.
-        queued_bytes: Their bytes, about.
-        cut: Events whose data were longer than ``event_size_limit``.
-        merged: Pieces of a text that were written within the event of another one.
-        resent: Events that were sent again because no reply had come; Redis recognises
-            those that it had written.
+        open: Whether the writer accepts events.
+        is_owner: Whether this writer surely owns the run, and so can end the run.
+        accepted: All events that were emitted.
+        written: Emitted events that are in Redis; each merged event is counted.
+        dropped: Reason → number of dropped events. ``buffer_full``; ``shutdown``: the
+            event could not be written before the end; ``not_open``, ``closed``,
+            ``forked``: the event was emitted before opening, after leaving, or in a
+            forked child; ``fault``: an unexpected error.
+        queued: Events that wait or are being written.
+        queued_bytes: Approximate bytes of the queued events.
+        cut: Events whose data were longer than ``event_size_limit`` and were shortened.
+        merged: Pieces of a text that were written within another event.
+        resent: Events that were sent again because no reply had come. Redis does not
+            add an event again that it had added before.
     """
 
     run_id: int
@@ -153,20 +154,20 @@ class RunWriterStats:
 
 
 class RunWriter:
-    """Writes one run, from ``lifecycle.started`` to ``system.close``; works once.
+    """Writes one run, from ``lifecycle.started`` to ``system.close``; usable once.
 
-    Made by :meth:`EventStore.run`, and opened by ``async with``, or by ``with`` in a
-    program without an event loop. Only opening and leaving may raise into the host or
-    make it wait. Redis may be away at the start and at any time: what is emitted
-    meanwhile is kept, as far as the buffer goes, and written when Redis is back, each
-    event once and in order.
+    :meth:`EventStore.run` makes the writer. Open the writer by ``async with``, or by
+    ``with`` in a program without an event loop. Opening and leaving may wait and raise;
+    :meth:`emit` does neither. Redis may be unavailable at any time, even at the start.
+    Events that are emitted then are kept within the limits of the buffer, and written
+    when Redis is back, each once and in order.
 
-    While it is open it owns the run: its lease is renewed, and with it the time for
-    which the run is kept, however long nothing is emitted. When the process dies
-    without leaving, the lease ends, and followers learn that the writer is lost.
+    An open writer owns the run, except with ``lifecycle=False``. It renews its lease
+    and the TTL of the run, even if no event is emitted. If the process dies without
+    leaving, the lease ends, and followers learn that the writer is lost.
 
-    All runs that were opened by ``with`` live in one daemon thread, and those of one
-    store share its connection. Thread and connection end with the last of them.
+    One daemon thread writes all runs that were opened by ``with``; runs of the same
+    store share a connection. Thread and connection end with the last of these runs.
 
     Attributes:
         result: Data of ``lifecycle.completed``.
@@ -188,22 +189,23 @@ class RunWriter:
         self._data = check_data(data)
         self._options = options
         self._access = access
-        self._get_pool = get_pool  # that of the running event loop
+        self._get_pool = get_pool  # returns the pool of the running event loop
         buffer: BoundedBuffer[PendingEvent] = BoundedBuffer(
             options.buffer, options.buffer_bytes, RANKS
         )
         self._delivery = BatchWriter(buffer, pace=options.pace)
         self._state = WriterState.NEW
-        self._outside = Counter[str]()  # dropped before they reached the buffer
-        self._lock = threading.RLock()  # of the counter
+        self._outside = Counter[str]()  # reason → events dropped before the buffer
+        self._lock = threading.RLock()  # guards the counter
         self._run_lease: RunLease | None = None
         self._writing: RunWriterTask | None = None
-        self._withdrawing: asyncio.Task[None] | None = None  # kept: event loops do not
-        self._thread: LoopThread | None = None  # of a run that was opened by ``with``
+        # a reference to the task, because an event loop keeps none
+        self._withdrawing: asyncio.Task[None] | None = None
+        self._thread: LoopThread | None = None  # set if the run was opened by ``with``
         register(self)
 
     def reset_after_fork(self) -> None:
-        """In a forked child: the run and its events are the parent's."""
+        """Stop writing in a forked child, because the run belongs to the parent."""
         self._lock = threading.RLock()
         if self._state is WriterState.OPEN:
             self._state = WriterState.FORKED
@@ -219,7 +221,7 @@ class RunWriter:
 
     @property
     def is_owner(self) -> bool:
-        """Whether the run surely belongs to this writer, which then ends it."""
+        """Whether this writer surely owns the run, and so can end the run."""
         lease = self._run_lease
         return lease is not None and lease.valid
 
@@ -227,7 +229,7 @@ class RunWriter:
         """Set the data of ``lifecycle.completed``, which is written on leaving.
 
         Args:
-            data: What a JSON object can hold.
+            data: Data that can be written as a JSON object.
         """
         self.result = data
 
@@ -239,18 +241,18 @@ class RunWriter:
         *,
         source: Mapping[str, str | None] | None = None,
     ) -> None:
-        """Write an event, soon; from any thread, never waits, never raises.
+        """Queue an event to be written soon. Never waits or raises, in any thread.
 
-        The data are taken as they are now and may be changed afterwards. What JSON
-        cannot hold appears as a readable stand-in, what is longer than the store's
-        ``event_size_limit`` is cut. Before opening and after leaving, the event is
-        dropped and counted.
+        The data are copied, so that you may change them afterwards. Values that JSON
+        cannot hold are replaced by a readable text. Data that are longer than the
+        store's ``event_size_limit`` are shortened. Before opening and after leaving,
+        the event is dropped and counted.
 
         Args:
             category: Such as ``llm``; any text.
             action: Such as ``stream``; any text.
-            data: What a JSON object can hold.
-            source: Default: that of the run.
+            data: Content of the event, which can be written as a JSON object.
+            source: Source of the event; default: the source of the run.
         """
         try:
             writing = self._writing
@@ -265,7 +267,7 @@ class RunWriter:
                 sanitize_word(action) or "unknown",
                 data,
                 self._source if source is None else sanitize_source(source),
-                at=time.time(),  # noqa: TID251 - the outermost place
+                at=time.time(),  # noqa: TID251 - the time of the call
                 limit=self._options.event_size_limit,
                 merges=self._options.merges,
             )
@@ -305,13 +307,13 @@ class RunWriter:
         )
 
     async def flush(self, timeout: float = 5.0) -> Flushed:
-        """Wait until what was emitted so far is written or given up.
+        """Wait until all events emitted so far are written or dropped.
 
         Args:
-            timeout: Seconds to wait at most.
+            timeout: Longest wait in seconds.
 
         Returns:
-            Whether all of it is settled; never raises for Redis.
+            Counts that are true if no such event is left. No error of Redis is raised.
         """
         writing = self._writing
         if writing is not None and not writing.loop_is_closed:
@@ -326,15 +328,16 @@ class RunWriter:
         return Flushed(complete=False, delivered=0, dropped=0, queued=queued)
 
     async def __aenter__(self) -> Self:
-        """Open: ``lifecycle.started`` is written, or will be when Redis is there.
+        """Open the writer; ``lifecycle.started`` is written when Redis is available.
 
-        Waits for Redis to answer, at most the store's ``timeout``, and not at all where
-        Redis cannot be reached.
+        Waits for an answer of Redis, at most the store's ``timeout``. If Redis cannot
+        be reached, the writer opens without an answer.
 
         Raises:
-            LeaseHeldError: A living writer has the run; nothing was written.
+            LeaseHeldError: A living writer owns the run; nothing was written.
             WrongTypeError: The key is no stream; nothing was written.
-            ConfigurationError: It was opened before, or ``BLS_REDIS_URL`` does not fit.
+            ConfigurationError: The writer was opened before, or ``BLS_REDIS_URL`` is
+                wrong.
         """
         if self._state is not WriterState.NEW:
             rule = "a writer is opened once"
@@ -350,14 +353,15 @@ class RunWriter:
             withdraw = partial(self._withdraw, pool)
             self._withdrawing = start_background(withdraw, "bls-agent run")
             raise
-        # The task does not refer to this object, because an unclosed writer is collected.
+        # The task does not refer to this object. Otherwise a writer that nobody closed
+        # would never be garbage-collected.
         self._writing = writing = RunWriterTask(
             self._delivery, pool, keys, self._run_lease, merges=self._options.merges
         )
         if self._options.lifecycle:
             self._put("lifecycle", "started", self._data)
         self._state = WriterState.OPEN
-        if self.is_owner:  # later writers of this run come behind its start
+        if self.is_owner:  # events of other writers must come after ``started``
             try:
                 await writing.flush(until - anyio.current_time())
             except BaseException as error:
@@ -395,11 +399,11 @@ class RunWriter:
     async def __aexit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Write how the run ended, and ``system.close``; the exception goes on.
+        """Write the end of the run and ``system.close``; suppress no exception.
 
-        Takes at most ``shutdown_timeout``, whatever Redis does and even if cancelled
-        meanwhile. What cannot be written by then is dropped and counted, and the lease
-        expires.
+        Takes about ``shutdown_timeout`` at most, also if Redis does not answer or the
+        task is cancelled. Events that cannot be written by then are dropped and
+        counted, and the lease expires.
         """
         writing = self._writing
         if self._state is not WriterState.OPEN or writing is None:
@@ -421,17 +425,17 @@ class RunWriter:
             self._delivery.put(event)
 
     def wait_flushed(self, timeout: float = 5.0) -> Flushed:
-        """Wait, without an event loop, until what was emitted is written or given up.
+        """Wait, without an event loop, until all events are written or dropped.
 
         Args:
-            timeout: Seconds to wait at most.
+            timeout: Longest wait in seconds.
 
         Returns:
-            Whether all of it is settled; never raises for Redis.
+            Counts that are true if no such event is left. No error of Redis is raised.
 
         Raises:
-            ConfigurationError: It was opened by ``async with``, or an event loop runs
-                here.
+            ConfigurationError: The writer is not open, it was opened by ``async with``,
+                or an event loop runs in this thread.
         """
         refuse_in_event_loop("wait_flushed", "'await run.flush()'")
         thread = self._thread
@@ -446,7 +450,7 @@ class RunWriter:
         return self._unflushed() if unanswered else flushing.result()
 
     def __enter__(self) -> Self:
-        """Open in a program without event loop; waits and raises as ``async with``."""
+        """Open without an event loop; waits and raises like ``async with``."""
         refuse_in_event_loop("with store.run(...)", "'async with store.run(...)'")
         self._thread = THREAD.open(self._open_there)
         return self
@@ -463,12 +467,12 @@ class RunWriter:
     def __exit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Write how the run ended, as ``async with`` does, within the same time.
+        """Write the end of the run, as ``async with`` does, within the same time.
 
-        A second signal ends the wait: what is not written then is given up.
+        A second signal ends the wait, and drops the events that are not yet written.
         """
         thread = self._thread
-        if thread is None:  # a forked child
+        if thread is None:  # in a forked child
             return
         self._thread = None
         leaving = thread.begin(self._leave_there, error)

@@ -1,4 +1,4 @@
-"""Writes an open run: its lease, and what it emits in batches, each once."""
+"""Writes an open run: renews its lease, and writes its events in batches, each once."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST: Final = 10_000  # runs; those written longest ago are forgotten
+MOST: Final = 10_000  # runs with a mark; the run written longest ago is forgotten first
 _UNKNOWN: Final = (0, BEGINNING, float("-inf"))
 
-REPORTED: Final = ("buffer_full", "fault")  # drops of which readers are warned
+REPORTED: Final = ("buffer_full", "fault")  # reasons of drops that readers see
 REMEDY: Final = "Give the run another id, or contribute to it with lifecycle=False."
 
-CAP: Final = 2.0  # seconds between two tries while Redis is away
-AGAIN: Final = 0.1  # seconds, at least, between two tries on a cluster
-RETRY: Final = 1.0  # seconds after a fault of ours
-FINAL_WRITE: Final = 1.0  # seconds that the end of an event loop may be held up
+CAP: Final = 2.0  # most seconds between two tries while Redis is unavailable
+AGAIN: Final = 0.1  # least seconds between two tries on a cluster
+RETRY: Final = 1.0  # seconds between two tries after an unexpected error
+FINAL_WRITE: Final = 1.0  # longest delay in seconds at the end of an event loop
 GLANCE: Final = 0.01
 
 
@@ -81,11 +81,11 @@ class HighWaterMarks:
         register(self)
 
     def reset_after_fork(self) -> None:
-        """In a forked child: a thread that does not exist here may hold the lock."""
+        """Make a new lock in a forked child, because the parent may hold the lock."""
         self._lock = threading.Lock()
 
     def of(self, run_id: int, now: float) -> tuple[int, str]:
-        """Return what the next event has to come after; an expired run begins anew."""
+        """Return the mark that the next event must exceed; zeros for an expired run."""
         sequence, event_id, until = self._marks.get(run_id, _UNKNOWN)
         return (sequence, event_id) if now < until else (0, BEGINNING)
 
@@ -98,7 +98,7 @@ class HighWaterMarks:
         *,
         is_new: bool = False,
     ) -> None:
-        """Record what was written. An older mark changes nothing.
+        """Record the last event that was written; an older event changes nothing.
 
         ``is_new``: the server has begun a new run, whose sequences begin at 1.
         """
@@ -119,7 +119,7 @@ class HighWaterMarks:
                 self._marks[run_id] = (*self._marks[run_id][:2], until)
 
     def forget(self, run_id: int) -> None:
-        """Drop the mark of a run that was deleted, and begins anew."""
+        """Drop the mark of a run that was deleted."""
         with self._lock:
             self._marks.pop(run_id, None)
 
@@ -133,7 +133,7 @@ class Bounds(Protocol):
 
 
 class WriterPool:
-    """What the open runs of one store and event loop share: the way to Redis."""
+    """The access to Redis that the open runs of a store share in one event loop."""
 
     def __init__(self, access: Access, marks: HighWaterMarks, bounds: Bounds) -> None:
         self.marks = marks
@@ -141,10 +141,10 @@ class WriterPool:
         self._access = access
         self._gate = ReconnectGate(Backoff(cap=CAP))
         self.users = 0  # runs that are open
-        self.is_away = False  # whether the last lease found no connection
+        self.is_away = False  # whether the last request for a lease found no connection
 
     async def open(self) -> None:
-        """Connect; while Redis is away one attempt serves all runs."""
+        """Connect; while Redis is unavailable, one try serves all runs."""
         pool = self._access.pool
         if not pool.is_cluster and not pool.pick().connected:
             async with pool.to("") as connection:
@@ -155,7 +155,7 @@ class WriterPool:
     ) -> Reply:
         """Run a script of a run; an error is logged before it is raised.
 
-        A key of another type is named in the log, and is the error's cause.
+        If a key has a wrong type, the log and the cause of the error name the key.
         """
         pool = self._access.pool
         try:
@@ -171,7 +171,7 @@ class WriterPool:
                 shown = BlsError(str(error))
             if not error.connecting:
                 self._gate.throttled_log.warn("events of runs cannot be written", shown)
-            elif pool.is_cluster:  # no gate has paced it
+            elif pool.is_cluster:  # because open() delays no tries on a cluster
                 await anyio.sleep(AGAIN + Backoff(cap=CAP, failures=4).failed())
             raise
         return reply
@@ -180,15 +180,15 @@ class WriterPool:
 class RunLease(LeaseState):
     """The lease of one writer on its run, renewed by a task of its own.
 
-    Each renewal starts the run's own TTL anew, too, however long nothing is written.
+    Each renewal also starts the TTL of the run again, even if no event is written.
     """
 
     def __init__(self, pool: WriterPool, keys: RunKeys, lease: float) -> None:
         super().__init__(keys.events, lease, make_token(lease))
         self.due = 0.0  # when to send the next request, by the event loop's clock
-        # set at the first reply, and where none is to be expected soon
+        # set at the first reply, or if no reply is expected soon
         self.answered = anyio.Event()
-        # what opening the run raises, if anything
+        # the error that opening the run raises
         self.refusal: BlsError | None = None
         self._pool = pool
         self._keys = keys
@@ -201,13 +201,14 @@ class RunLease(LeaseState):
     async def _keep(self) -> None:
         while self.due < math.inf:
             if (pause := self.due - anyio.current_time()) > 0:
-                # anyio holds a task in a scope: one whose loop was left ends silently.
+                # anyio keeps a reference to a task in a cancel scope, so that the task
+                # ends without a warning if its event loop is abandoned.
                 with anyio.move_on_after(pause):
                     await anyio.sleep_forever()
-                continue  # a batch may have renewed it meanwhile
+                continue  # a batch may have renewed the lease during the pause
             try:
                 self.due = anyio.current_time() + await self._renew()
-            except Exception as error:  # noqa: BLE001 - ours: the run goes on
+            except Exception as error:  # noqa: BLE001 - logged, and the run goes on
                 text = "a renewal of the lease of run %d failed\n%s"
                 trace = redact_traceback(error)
                 logger.error(text, self._keys.run_id, trace)  # noqa: TRY400 - redacted
@@ -247,12 +248,12 @@ class RunLease(LeaseState):
         self.due = anyio.current_time() + self.ttl / RENEWALS
 
     def finish(self) -> None:
-        """Drop the lease here, without a request to Redis."""
+        """Drop the lease in this process, without a request to Redis."""
         self._task.cancel()
         self.end()
 
     async def give_back(self) -> None:
-        """End a lease that Redis may have given; nothing was written in its run."""
+        """End a lease that Redis may have granted, before any event was written."""
         nothing = add_arguments(
             (), maxlen=1, ttl=self._pool.bounds.ttl, floor=(0, BEGINNING),
             token=self.token, number=1, ends=True,
@@ -280,25 +281,25 @@ class _Batch(list[PendingEvent]):
     def __init__(self, events: Sequence[PendingEvent]) -> None:
         super().__init__(events)
         self.rows: list[Prepared] = []
-        self.pieces = 0  # merged into the event of another one
-        self.ends = False  # whether the run ends with it
-        self.number = 0  # the same when it is sent again; 0 before it is sent
+        self.pieces = 0  # pieces of a text that were merged into another event
+        self.ends = False  # whether the run ends with this batch
+        self.number = 0  # 0 before the first write, then the same for each write
 
 
 @dataclass
 class WriterCounts:
-    """What a run's task has counted; :class:`RunWriterStats` shows the counts."""
+    """Counts of a run's task, which :class:`RunWriterStats` shows."""
 
-    behind_end: int = 0  # events that came behind the end of the run: not written
-    merged: int = 0  # pieces that were written within the event of another one
-    cut: int = 0  # events whose data were too long
+    behind_end: int = 0  # events after the end of the run, which were not written
+    merged: int = 0  # pieces of a text that were written within another event
+    cut: int = 0  # events whose data were too long and were shortened
 
 
 class RunWriterTask:
-    """Writes what one run emits, in a task of its own.
+    """Writes the events of one run, in a task of its own.
 
-    A batch keeps its number for good, and the script recognises it: a batch without a
-    reply is sent again, and whichever arrives second does nothing.
+    A batch without a reply is sent again with the same number. The script recognises
+    the number, so that the copy that arrives second adds no events.
     """
 
     def __init__(
@@ -310,7 +311,7 @@ class RunWriterTask:
         *,
         merges: bool,
     ) -> None:
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - this import takes 20 ms
 
         self.loop = asyncio.get_running_loop()
         self.counts = WriterCounts()
@@ -333,7 +334,7 @@ class RunWriterTask:
         return start_background(function, f"bls-agent run {self._keys.run_id}")
 
     def prepare(self, items: Sequence[PendingEvent]) -> _Batch:
-        """Make a batch: a warning about drops, merged pieces, everything encoded."""
+        """Make a batch: add warnings of drops, merge pieces, and encode all events."""
         if self._has_end:
             self.counts.behind_end += len(items)
             return _Batch([])
@@ -359,7 +360,7 @@ class RunWriterTask:
         return batch
 
     def report_drops(self) -> list[PendingEvent]:
-        """Make events that warn readers of what was dropped since the last warning."""
+        """Make events that warn readers about drops since the last warning."""
         dropped = Counter(self._delivery.buffer.stats().dropped)
         fresh, self._reported = dropped - self._reported, dropped
         warnings: list[PendingEvent] = []
@@ -384,12 +385,12 @@ class RunWriterTask:
     ) -> PendingEvent:
         return capture(
             category, action, data, source,
-            at=time.time(),  # noqa: TID251 - the outermost place
+            at=time.time(),  # noqa: TID251 - the time of the event
             limit=self._pool.bounds.event_size_limit, merges=False,
         )  # fmt: skip
 
     async def write(self, batch: Sequence[PendingEvent]) -> None:
-        assert isinstance(batch, _Batch)  # noqa: S101 - what prepare() gave
+        assert isinstance(batch, _Batch)  # noqa: S101 - prepare() made the batch
         if not batch:
             return
         batch.number = batch.number or next(self._numbers)
@@ -404,7 +405,7 @@ class RunWriterTask:
             lease=self._run_lease.ttl if self._run_lease is not None else 0.0,
             ends=batch.ends,
         )
-        # As long as its writer lives a run does not expire, however long it is silent.
+        # A run does not expire while its writer lives, even if it writes no event.
         lives = self._run_lease is not None and not batch.ends
         until = math.inf if lives else boot_seconds() + self._pool.bounds.ttl
         sent_at = boot_seconds()
@@ -443,22 +444,22 @@ class RunWriterTask:
 
     @property
     def loop_is_closed(self) -> bool:
-        """Whether its event loop was closed before the run was left."""
+        """Whether the event loop of this task is closed."""
         return self.loop.is_closed()
 
     async def _write_all(self) -> None:
-        from asyncio import CancelledError  # noqa: PLC0415 - as above
+        from asyncio import CancelledError  # noqa: PLC0415 - this import takes 20 ms
 
         try:
             while True:
                 try:
                     await self._deliver()
-                except Exception as error:  # noqa: BLE001 - ours: the run goes on
+                except Exception as error:  # noqa: BLE001 - logged, and the run goes on
                     text = "writing the events of a run failed\n%s"
                     logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
                     await anyio.sleep(RETRY)
         except CancelledError:
-            if self._end is None:  # the event loop ends before the run was left
+            if self._end is None:  # the event loop ends, and the run was not left
                 await self._write_rest()
             raise
 
@@ -474,7 +475,7 @@ class RunWriterTask:
                 tasks.cancel_scope.cancel()
 
     async def flush(self, timeout: float) -> Flushed:
-        """Wait until what was put so far is written or given up."""
+        """Wait until all events put so far are written or dropped."""
         until = anyio.current_time() + timeout
         delivered, dropped, pause = 0, 0, 0.0
         while True:
@@ -485,12 +486,12 @@ class RunWriterTask:
             over = flushed or self._delivery.refused or self._task.done()
             if over or not left:
                 return replace(flushed, delivered=delivered, dropped=dropped)
-            # The task has just begun, or pauses after a fault.
+            # The task has just begun, or pauses after an unexpected error.
             await anyio.sleep(min(pause, left))
             pause = GLANCE
 
     async def end(self, within: float) -> None:
-        """Write what was put, as far as possible; a cancellation of the caller waits."""
+        """Write the remaining events if possible; raise a cancellation afterwards."""
         await _wait_through(self._begin_end(within))
 
     def _begin_end(self, within: float) -> asyncio.Task[None]:
@@ -499,13 +500,13 @@ class RunWriterTask:
         return self._end
 
     def abandon(self) -> None:
-        """End a run whose writer was collected unclosed; its lease expires."""
+        """Stop writing for a writer that nobody closed, and let its lease expire."""
         if self._run_lease is not None:
             self._run_lease.finish()
         self._end = self._begin_end(FINAL_WRITE)
 
     async def _finish(self, within: float) -> None:
-        import asyncio  # noqa: PLC0415 - as above
+        import asyncio  # noqa: PLC0415 - this import takes 20 ms
 
         try:
             await self.flush(within)
@@ -529,7 +530,7 @@ class RunWriterTask:
 
 async def _wait_through(task: asyncio.Task[None]) -> None:
     """Wait for the end of a task; a cancellation meanwhile is raised afterwards."""
-    import asyncio  # noqa: PLC0415 - as above
+    import asyncio  # noqa: PLC0415 - this import takes 20 ms
 
     cancelled: BaseException | None = None
     with anyio.CancelScope(shield=True):
