@@ -93,8 +93,8 @@ class ProjectAgent:
 
     While the agent is open, it refreshes the project's status, writes log records to
     Redis and runs the commands that the console sends. Its background work does not
-    raise into the host program, block it or cancel its tasks. Its memory is bounded.
-    Redis may be unreachable at any time.
+    raise into the host program, does not block the program and does not cancel its
+    tasks. Its memory is bounded. Redis may be unreachable at any time.
 
     Use ``async with agent:`` around the application, or ``await agent.run()`` as the
     application. Nothing is opened before that. A closed agent can be opened again.

@@ -117,7 +117,8 @@ class Console(Store):
         """Put a command into a project's control list.
 
         Args:
-            project: The project. Without a status, a log and a queue it is refused.
+            project: The project's name. A project without status, log and queue is
+                refused.
             command: The command's name.
             args: The command's arguments.
             id: The command's id. Default: a new id.
@@ -139,7 +140,7 @@ class Console(Store):
 
         Raises:
             ConfigurationError: A name or an argument cannot be sent. If the command is
-                too long, this is a :class:`~bls_agent.CommandTooLargeError`.
+                too long, the error is a :class:`~bls_agent.CommandTooLargeError`.
             UnknownProjectError: The project has no status, no log and no queue.
             RedisUnavailableError: If ``error.ambiguous`` is true, the command may have
                 been sent. Otherwise it was not sent.
@@ -167,7 +168,7 @@ class Console(Store):
         return message
 
     async def _find(self, project: str, *, create: bool) -> None:
-        """Refuse a project that gets no key within ``STARTING``; remember others."""
+        """Raise UnknownProjectError if a project gets no key within ``STARTING``."""
         try:
             if project in self._seen:
                 return
@@ -478,7 +479,7 @@ class Console(Store):
     async def logs(self, project: str, limit: int = 200) -> list[LogEntry]:
         """Read the newest records of a project, at most ``limit``, newest last.
 
-        Fewer records are returned if they are very long (16 MiB together).
+        Fewer records are returned if they are very long (about 16 MiB together).
 
         Raises:
             ConfigurationError: ``limit`` is less than 1.

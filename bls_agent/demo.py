@@ -86,7 +86,7 @@ class SurpriseError(Exception):
 
 
 class Story:
-    """An agent, a console and what it has read so far; each step is a method."""
+    """An agent, a console and what the console has read; each step is a method."""
 
     def __init__(self, server: DevServer, console: Console, screen: Screen) -> None:
         self.server = server

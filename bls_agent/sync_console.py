@@ -48,8 +48,8 @@ class SyncConsole:
 
     The connection lives in a daemon thread, which does not delay the interpreter's exit.
     A forked child starts its own thread. In a thread that runs an event loop, every
-    request raises :class:`~bls_agent.ConfigurationError`, because it would block the
-    loop. Use :class:`~bls_agent.Console` there.
+    request raises :class:`~bls_agent.ConfigurationError`, because a request blocks the
+    thread. Use :class:`~bls_agent.Console` there.
 
     Args:
         redis: A URL or a client of redis-py, as for :class:`~bls_agent.ProjectAgent`.

@@ -136,7 +136,7 @@ class Right:
     modes: frozenset[Mode]  # modes of receiving in which the command is used
     weaker: str  # what no longer works without this right
     essential: bool = False  # whether a part of the contract fails without it
-    option: str = ""  # option that needs the right; else it is left out
+    option: str = ""  # the option that needs this right, omitted without it
     extra: bool = False  # left out of acl_rules(): for old servers, or too powerful
     replicas: bool = False  # whether it is used only with ``replicas=True``
     access: str = READ_AND_WRITE  # READ, WRITE or READ_AND_WRITE
@@ -309,7 +309,7 @@ _LEASES: Final = CRAWL_LEASES.template.partition("{")[0]
 
 
 def _crawl_patterns(project: str | None, spider: str | None) -> tuple[str, ...]:
-    """Return patterns of crawl keys, and of our own with and without hash tag."""
+    """Return patterns of crawl keys and of our own, with and without hash tag."""
     begin, parts = _REQUESTS.template.partition("{")[0], [project, spider]
     names = [name for name in parts if name is not None]
     if names:

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-PERMANENT_DELAY: Final = (30.0, 60.0)  # seconds; nobody repairs a password faster
+PERMANENT_DELAY: Final = (30.0, 60.0)  # seconds; a wrong password is not fixed sooner
 
 
 def jittered(interval: float, rng: random.Random) -> float:
@@ -18,7 +18,7 @@ def jittered(interval: float, rng: random.Random) -> float:
 class Backoff:
     """Computes a random delay from 0 to a ceiling that doubles up to ``cap``.
 
-    After a permanent fault (wrong password, missing right) it is 30 to 60 seconds.
+    After a permanent fault (wrong password, missing right) the delay is 30 to 60 s.
     """
 
     base: float = 0.1  # first ceiling in seconds

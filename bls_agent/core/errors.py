@@ -396,7 +396,7 @@ _STATES: Mapping[str, str] = {
 
 
 class DuplicateItem(Exception):  # noqa: N818 - a signal, not an error
-    """A pipeline raises it to drop an item, because an equal item was crawled before.
+    """Raised by a pipeline to drop an item, because an equal item was crawled before.
 
     Attributes:
         fingerprint: The fingerprint that both items have.
@@ -412,7 +412,7 @@ class DuplicateItem(Exception):  # noqa: N818 - a signal, not an error
 
 
 class Reject(Exception):  # noqa: N818 - a signal, not an error
-    """A handler or middleware raises it to reject a command (outcome ``rejected``).
+    """Raised by a handler or middleware to reject a command (outcome ``rejected``).
 
     Attributes:
         reason: The text of the outcome record.

@@ -62,7 +62,7 @@ class KeyTemplate:
     ttl: int | None  # seconds from a write to the expiry; ``None`` for no expiry
     contract: Contract
     ttl_from: str = ""  # setting with ``ttl`` as default; "lease": the lease sets it
-    ambiguous: bool = False  # if keys have several readings; parse() returns None
+    ambiguous: bool = False  # whether a key may have several readings
 
     def build(self, **values: object) -> str:
         """Build a key that this package writes, from texts, integers or UUIDs.
@@ -285,7 +285,7 @@ def find_templates(key: str | bytes) -> list[str]:
 
 
 def checked_reply(reply: Any, key: str) -> Any:
-    """Return a reply, or raise it if it is an error; a wrong type: WrongTypeError."""
+    """Return a reply, or raise an error reply; raise WrongTypeError for a wrong type."""
     if isinstance(reply, RedisUnavailableError):
         if reply.kind == "wrong_type":
             expected = str(KEYS[find_templates(key)[0]].type)

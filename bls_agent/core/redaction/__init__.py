@@ -28,11 +28,12 @@ _LONG: Final = (
 )  # fmt: skip
 # These count only as a whole word, because many words contain them (shipping, author).
 _SHORT: Final = ("auth", "cvc", "cvv", "otp", "pass", "pin", "psw", "pw", "pwd", "totp")
-LONG_ENOUGH: Final = 5  # letters of a user's name that also counts inside longer names
+LONG_ENOUGH: Final = 5  # letters from which a user's name is found in longer names, too
 
 # Harmless words that contain a secret word by chance.
 _INNOCENT: Final = "tokeni[sz](?:er|ation|ing|ed)?|secretar|secretion|(?:pos|ob)session"
-_TELLS_ABOUT: Final = ("error", "exception", "warning")  # ends of names of prose
+# Endings of names whose value is prose about a secret.
+_TELLS_ABOUT: Final = ("error", "exception", "warning")
 # A number under a name with one of these words is a count or a measure (max_tokens).
 _MEASURES: Final = frozenset(
     {
@@ -256,8 +257,8 @@ LONGEST: Final = 65_536  # characters of a text that are checked; the rest is re
 DEEPEST: Final = 100  # levels of a tree that are checked; the rest is removed
 
 _REMEMBERED: Final = 1_024  # cached texts that hold no secret
-_TINY: Final = 16  # fewer letters and digits than in any token
-_SHORT_TEXT: Final = 14  # shorter texts hold no token, not even a part of one
+_TINY: Final = 16  # a text of fewer letters and digits is no token
+_SHORT_TEXT: Final = 14  # shorter texts hold no token, not even a truncated one
 _PLAIN: Final = frozenset({int, float, bool, NoneType})
 
 _FLAG: Final = r"--?([A-Za-z][\w.\-]*)"
@@ -413,7 +414,7 @@ class Redactor:
         return kept
 
     def _pair(self, pair: list[object]) -> list[object] | None:
-        """Redact a list of a name and its value; ``None`` if it is no secret."""
+        """Redact a list of a name and its value; ``None`` if nothing is secret."""
         if len(pair) != 2 or not isinstance(pair[0], str):  # noqa: PLR2004 - a pair
             return None
         verdict = self._names.judge(pair[0])

@@ -260,7 +260,7 @@ def _unescape_bytes(found: re.Match[str]) -> str:
 
 
 def _is_place(text: str, entry: re.Match[str], judge: _Judge) -> bool:
-    """Return whether ``session.py:12`` or ``store:6379`` is found, not a value."""
+    """Return whether an entry is a line or address: ``app.py:12``, ``store:6379``."""
     if text.endswith(_OF_A_COMMAND, 0, entry.start()):
         return _ARGUMENT.match(text, entry.end()) is not None
     if entry["sign"] != ":" or entry["close"] or not _PORT.match(text, entry.end()):
