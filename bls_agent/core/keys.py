@@ -285,7 +285,7 @@ def find_templates(key: str | bytes) -> list[str]:
 
 
 def checked_reply(reply: Any, key: str) -> Any:
-    """Return a reply, or raise an error reply; raise WrongTypeError for a wrong type."""
+    """Return a reply, or raise an error reply, a wrong type as WrongTypeError."""
     if isinstance(reply, RedisUnavailableError):
         if reply.kind == "wrong_type":
             expected = str(KEYS[find_templates(key)[0]].type)
