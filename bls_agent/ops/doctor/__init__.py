@@ -1,1 +1,1 @@
-"""Checks a live Redis against the five protocols; only reads."""
+"""Checks a live Redis against the five protocols, without writing to it."""

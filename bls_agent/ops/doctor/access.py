@@ -1,8 +1,8 @@
-"""The rights of one user of Redis, one by one: the doctor's own, or one that is named.
+"""Checks of the rights of one user of Redis: the doctor's own user, or a named one.
 
-``ACL DRYRUN`` (Redis 7, Valkey) says whether a request would be allowed, without
-running it. For each right the doctor tries a request as an agent or a console would
-send it.
+``ACL DRYRUN`` (Redis 7, Valkey) replies whether a request would be allowed, without
+running the request. For each right the doctor tries a request that an agent or a console
+would send.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bls_agent.core.keys import (
 from bls_agent.ops.doctor.rule import Finding, Severity, show
 
 SOURCE: Final = "docs/rights.md"
-INSTANCE: Final = "doctor"  # in the place of an instance's name
+INSTANCE: Final = "doctor"  # stands for the name of an instance in keys
 
-# By command how many arguments follow the key; what they are does not count.
+# Commands by the number of arguments after the key; the arguments' values do not matter.
 _ONE: Final = (
     "set expire pexpire pexpireat rpush lpush blpop lindex sadd srem hget hdel zscore"
     " select client|setname client|unblock scan"
@@ -40,7 +40,7 @@ _REST: Final = {
     **dict.fromkeys(_ONE.split(), ("1",)),
     **dict.fromkeys(_TWO.split(), ("1", "1")),
 }
-# The type that a command needs, by its name or its first letter; others take any key.
+# Command, or its first letter → type of key it needs; other commands take any key.
 _TYPES: Final = {
     "get": RedisType.STRING, "set": RedisType.STRING, "s": RedisType.SET,
     "l": RedisType.LIST, "r": RedisType.LIST, "b": RedisType.LIST,
@@ -53,20 +53,20 @@ class Trial:
     """One request that is tried for a right."""
 
     right: Right
-    command: str  # the one command of the right, as an ACL names it
-    key: str  # `""` where the command takes none
+    command: str  # a command of the right, as an ACL names it
+    key: str  # `""` if the command takes no key
     request: tuple[str, ...]
 
     @property
     def shown(self) -> str:
-        """The request as redis-cli takes it."""
+        """The request in the form that redis-cli accepts."""
         words = self.command.replace("|", " ").upper()
         option = f" … {self.right.option}" if self.right.option else ""
         return f"{words} {show(self.key)}".rstrip() + option
 
 
 def trials(project: str) -> dict[str, list[Trial]]:
-    """Make the requests of each role: the modes of an agent, replicas, a console."""
+    """Return role → requests to try; roles are agent modes, ``replicas``, ``console``."""
     rows = {
         mode: [r for r in RIGHTS if mode in r.modes and not r.replicas and not r.extra]
         for mode in sorted(get_args(Mode))
@@ -117,22 +117,22 @@ def _keys_of(rows: Sequence[KeyTemplate], project: str) -> dict[str, RedisType |
 
 @dataclass(frozen=True)
 class Role:
-    """What the user may be in a project, by rights."""
+    """A role in a project, and the rights that the user lacks for this role."""
 
     name: str  # a mode of an agent, `replicas` or `console`
     missing: Sequence[Trial]
-    tried: int  # requests
+    tried: int  # number of requests
 
     @property
     def possible(self) -> bool:
-        """Whether every right that the role cannot do without is granted."""
+        """Whether the user has every right that is essential for the role."""
         return not any(trial.right.essential for trial in self.missing)
 
 
 def roles_of(
     tried: Mapping[str, Sequence[Trial]], answers: Mapping[tuple[str, ...], Reply]
 ) -> list[Role]:
-    """Group the answers of ACL DRYRUN by role; no answer counts as granted."""
+    """Group the replies to ACL DRYRUN by role; a right without a reply counts as granted."""
     found: list[Role] = []
     for name, some in tried.items():
         missing = [one for one in some if answers.get(one.request, b"OK") != b"OK"]
@@ -148,12 +148,12 @@ class Access(NamedTuple):
     roles: Sequence[Role] = ()
 
     def worth(self) -> float:
-        """Rank by the number of possible roles; no project at all comes last."""
+        """Return a rank: the number of possible roles; lowest if no role was tried."""
         return sum(role.possible for role in self.roles) + 0.5 * bool(self.roles)
 
 
 def check_access(access: Access) -> Iterator[Finding]:
-    """Find what the user's rights do not allow in a project, and what that weakens."""
+    """Yield a finding for each missing right, with the effect that it has."""
     known = {role.name: role for role in access.roles}
     if not known:
         return

@@ -1,7 +1,8 @@
-"""Examines a live Redis: finds every key, reads a little of it, applies the rules.
+"""Examines a live Redis: finds every key, reads a part of its value, applies the rules.
 
-It only reads: SCAN, never KEYS; of a long value a beginning or an end. Memory and
-traffic are bounded by the batch, not by the size of the database.
+The doctor only reads. It finds keys with SCAN, never with KEYS, and reads only a part of
+a long value. Memory and traffic at one time depend on the size of a batch of keys, not
+on the size of the database.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ __all__ = ["Progress", "examine"]
 Progress: TypeAlias = Callable[[int, int], None]
 
 SCAN_COUNT: Final = 1_000
-TOGETHER: Final = 250  # keys in one trip, up to 256 KiB of each in the worst case
+TOGETHER: Final = 250  # keys that are read at once; of each at most 256 KiB
 NAME: Final = "bls-doctor"
 WRONG_TYPE: Final = "wrong-type"
-PROJECTS: Final = 10  # of which rights are tried, where none was named
+PROJECTS: Final = 10  # most projects whose rights are tried if none was named
 
 
 async def examine(
@@ -69,11 +70,11 @@ async def examine(
             Default: ``BLS_REDIS_URL``.
         project: Check the keys of this project alone, and try the rights for it.
         user: The user of Redis whose rights are tried. Default: the user that the
-            doctor logs in as. To try those of another user is an administrator's right.
-        progress: Called after each batch with the keys seen and how many there are;
-            the second number is an estimate, and both only grow.
+            doctor logs in as. Only an administrator may try rights of another user.
+        progress: Called after each batch with the number of keys seen and the total
+            number of keys. The total is an estimate; both numbers never shrink.
         timeout: Deadline of one round trip in seconds.
-        clock: Gives Unix seconds.
+        clock: Returns Unix seconds.
 
     Raises:
         ConfigurationError: The URL, client or project name cannot be used.
@@ -98,12 +99,12 @@ class _Examination:
     progress: Progress | None
     clock: Callable[[], float]
     report: Report = field(default_factory=Report)
-    unread: Counter[str] = field(default_factory=Counter[str])  # keys, by why
+    unread: Counter[str] = field(default_factory=Counter[str])  # by reason
     projects: dict[str, None] = field(default_factory=dict[str, None])
     seen: int = 0
     total: int = 0
     connected: frozenset[str] | None = frozenset()
-    offset: float = 0.0  # of the server's clock to ours
+    offset: float = 0.0  # seconds by which the server's clock is ahead of ours
 
     async def run(self) -> Report:
         began, report = anyio.current_time(), self.report
@@ -124,7 +125,7 @@ class _Examination:
             counts = sorted(self.unread.items())
             counted = ", ".join(f"{why}: {count:,}" for why, count in counts)
             self._add("keys-unread", Severity.WARNING, counted)
-        # A user's rights are tried before its agent has ever run, too.
+        # With a named user an absent project is no fault: its agent may run later.
         if self.project and not report.keys and not self.user:
             self._add("project-absent", Severity.WARNING, self.project)
         report.user, report.tried, report.roles = await self._try_rights()
@@ -202,7 +203,7 @@ class _Examination:
         return project_of(kind) == self.project
 
     async def _apply(self, samples: Sequence[Sample]) -> None:
-        """Apply the rules; those that ask about other keys once more, with answers."""
+        """Apply the rules; apply those that ask about other keys again with answers."""
         waiting: list[tuple[Rule, Sample]] = []
         for sample in samples:
             of_its_type = KEYS[sample.row].type in (None, sample.type)
@@ -213,7 +214,7 @@ class _Examination:
                     self.report.add(rule.judge(sample))
                 except Unanswered:
                     waiting.append((rule, sample))
-        # In their order: two questions about one thing are answered together.
+        # The order of the questions is kept, so that related questions stay together.
         asked = {one: None for _, sample in waiting for one in sample.questions}
         requests = [[*map(encode_key, question)] for question in asked]
         answers = answered(asked, await self.pool.read_many(requests))
@@ -222,7 +223,7 @@ class _Examination:
             self.report.add(rule.judge(sample))
 
     async def _examine_known_keys(self, refusal: RedisRefusedError) -> None:
-        """Examine the keys whose names are known, where SCAN is refused."""
+        """Examine only the keys of the named project, because SCAN is refused."""
         self._add("scan-refused", Severity.WARNING, refusal.kind)
         if not self.project:
             return
@@ -232,9 +233,9 @@ class _Examination:
                 await self._examine_keys(Server(connection), [encode_key(key)])
 
     async def _try_rights(self) -> Access:
-        """Try the user's rights in the project, or in some of those that were found.
+        """Try the user's rights in the named project, or else in up to 10 found projects.
 
-        In a cluster every server has the same users, so one server is enough.
+        Only one server is asked, because all servers of a cluster have the same users.
         """
         async with self.pool.to("") as connection:
             server = Server(connection)
@@ -251,7 +252,7 @@ class _Examination:
                     self._add("rights-untried", severity, best.user, why=refusal)
                     break
                 access = Access(best.user, name, roles_of(tried, answers))
-                best = max(best, access, key=Access.worth)  # of equals the first
+                best = max(best, access, key=Access.worth)  # the first of equals
         for finding in check_access(best):
             self.report.add(finding)
         return best

@@ -1,8 +1,8 @@
-"""What a key is, and how much of it is read: decided here, without I/O, within bounds.
+"""Decides, without I/O, to which contract a key belongs and which part of it is read.
 
-Two trips for many keys at once. The first asks for a key's TTL, length and weight; the
-second for some of its content, as much as the weight allows. A list of ten million
-elements or a string of 100 MB costs as much as a short one.
+Many keys are read together in two round trips. The first one reads TTL, length and
+memory usage of each key. The second one reads some of the elements, fewer if they are
+large. So a list of ten million elements or a string of 100 MB costs no more than others.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import KEYS, KeyTemplate, RedisType, encode_key, key_beside
 from bls_agent.ops.doctor.rule import Sample, Values
 
-WHOLE: Final = 65_536  # bytes of a string that is read to its end
-WEIGHT: Final = 131_072  # bytes of elements that are read of one key
-SOME: Final = 20  # members of a set, requests of a queue, fields of a long hash
-SHORT_HASH: Final = 64  # fields of a hash that is read whole
+WHOLE: Final = 65_536  # most bytes that are read of a string
+WEIGHT: Final = 131_072  # most bytes of elements that are read of one key
+SOME: Final = 20  # elements that are read of a set, sorted set or long hash
+SHORT_HASH: Final = 64  # most fields of a hash that is read whole
 EVENTS: Final = 50
-WEIGHED: Final = "20"  # elements by which Redis estimates how heavy they are
+WEIGHED: Final = "20"  # elements from which Redis estimates the memory usage
 
 # How many of the oldest and of the newest elements of a list are read.
 _ENDS: Final = {"control": (20, 5), "project_console": (3, 25)}
@@ -34,8 +34,8 @@ _LENGTH: Final = {
     RedisType.HASH: "HLEN",
     RedisType.STREAM: "XLEN",
 }
-# Of a key that can be read in many ways all of them are made: of none that is as long
-# as no pair of names makes it.
+# Longest key that is parsed by an ambiguous form, because all readings are computed. No
+# pair of valid names makes a longer key.
 LONGEST: Final = 1_200
 
 _CONSOLE_ROWS: Final = ("project_status", "project_console", "control")
@@ -43,18 +43,18 @@ _CONSOLE_ROWS: Final = ("project_status", "project_console", "control")
 
 @dataclass
 class Look:
-    """One key that is read, and its sample as far as it is known."""
+    """The reading of one key, and the sample with the data read so far."""
 
     sample: Sample
     refused: str = ""  # why it could not be read
-    vanished: bool = False  # the key did, between two requests
+    vanished: bool = False  # whether the key was deleted or replaced meanwhile
 
     @property
     def _expected(self) -> RedisType | None:
         return KEYS[self.sample.row].type
 
     def first(self) -> list[Request]:
-        """Ask for the TTL, and for a string or the size of what else is expected."""
+        """Return requests for the TTL, and for the string or the size of the value."""
         key, expected = encode_key(self.sample.key), self._expected
         if expected is None:
             return [("PTTL", key), ("TYPE", key)]
@@ -71,7 +71,7 @@ class Look:
                 return
         sample, expected = self.sample, self._expected
         sample.ttl = None if lives < 0 else lives / 1000
-        self.vanished = lives == -2  # noqa: PLR2004 - what PTTL says of no key
+        self.vanished = lives == -2  # noqa: PLR2004 - PTTL of a missing key
         if isinstance(answer, RedisUnavailableError):
             return
         if expected is None:
@@ -87,7 +87,7 @@ class Look:
             sample.mean_bytes = usage[0] / max(answer, 1)
 
     def second(self) -> list[Request]:
-        """Ask for content, or for the type if it is not the expected one."""
+        """Return requests for content, or for the type if it is not the expected type."""
         key, expected = encode_key(self.sample.key), self._expected
         if self.refused or self.vanished:
             return []
@@ -98,7 +98,7 @@ class Look:
         return self._plan_content(key)
 
     def _plan_content(self, key: bytes) -> list[Request]:
-        """Ask for as many elements as the rules need and as fit by their weight."""
+        """Return requests for the elements that the rules need, fewer if they are large."""
         size, fit, some = self.sample.size, self._fitting, self._fitting(SOME)
         match self._expected:
             case RedisType.LIST:
@@ -121,14 +121,14 @@ class Look:
         return [request] if some else []
 
     def _fitting(self, count: int) -> int:
-        """Decide how many elements to read, by their average weight."""
+        """Return how many elements to read: ``count``, or fewer if they are large."""
         mean = self.sample.mean_bytes
         return count if mean * count <= WEIGHT else int(WEIGHT / mean)
 
     def record_second(self, replies: Sequence[Reply]) -> None:
         sample = self.sample
         refusals = [one for one in replies if isinstance(one, RedisUnavailableError)]
-        if refusals and refusals[0].kind == "wrong_type":  # it was replaced just now
+        if refusals and refusals[0].kind == "wrong_type":  # the key was just replaced
             self.vanished = True
         elif refusals:
             self.refused = refusals[0].kind
@@ -147,7 +147,7 @@ class Look:
                 events = [(number, flat) for number, flat in first if flat is not None]
                 sample.entries = [(number, _pairs(flat)) for number, flat in events]
             case RedisType.HASH:
-                scanned = len(first) == 2 and isinstance(first[1], list)  # noqa: PLR2004 - HSCAN: a cursor in front
+                scanned = len(first) == 2 and isinstance(first[1], list)  # noqa: PLR2004 - HSCAN: cursor and fields
                 sample.pairs = _pairs(first[1] if scanned else first)
             case RedisType.SET:
                 sample.items = first[1]
@@ -161,14 +161,14 @@ def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 class Kind(NamedTuple):
-    """What a key is."""
+    """The contract's row for a key, and the values in the key's name."""
 
-    row: str  # in `KEYS`; `""` for a key of no contract
-    fields: Values  # of the key's name: field of the row → value
+    row: str  # name in `KEYS`; `""` for a key of no contract
+    fields: Values  # field of the row → value in the key's name
 
 
 def is_loose(row: KeyTemplate) -> bool:
-    """Whether foreign keys may well match a form, such as ``{type}_update_{code}``."""
+    """Return whether keys of other programs may match, as ``{type}_update_{code}``."""
     return row.ambiguous and row.template.startswith("{")
 
 
@@ -177,7 +177,7 @@ def _ends(row: KeyTemplate) -> tuple[str, str]:
 
 
 def _order(name: str) -> tuple[bool, bool]:
-    """Sort loose forms last, and a form with a suffix before one without."""
+    """Return a sort key: loose forms last, forms with a suffix before those without."""
     return is_loose(KEYS[name]), not _ends(KEYS[name])[1]
 
 
@@ -187,7 +187,7 @@ _ROWS: Final = [
 
 
 def kind_of(key: str) -> Kind:
-    """Find the row of a key; of several the most specific one."""
+    """Return the row of a key, the most specific row if several match."""
     for name, head, tail, row in _ROWS:
         if key.startswith(head) and key.endswith(tail):
             if row.ambiguous and len(key) > LONGEST:
@@ -199,7 +199,7 @@ def kind_of(key: str) -> Kind:
 
 
 def project_of(kind: Kind) -> str:
-    """Return the project that a key belongs to, ``""`` if none."""
+    """Return the project that a key belongs to; ``""`` if it belongs to none."""
     if kind.row in _CONSOLE_ROWS:
         return kind.fields["project"]
     place = kind.fields.get("place", "")

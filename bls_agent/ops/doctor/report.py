@@ -1,4 +1,4 @@
-"""What the doctor found: counted exactly, shown within bounds."""
+"""The report of the doctor: all findings are counted, and the first ones are kept."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bls_agent.ops.doctor.rule import Finding, Severity
 from bls_agent.ops.doctor.server import Facts
 from bls_agent.ops.texts import Texts
 
-LONGEST_KEY: Final = 1_200  # bytes of a key that are shown
-KEPT: Final = 20  # findings of one rule that are kept
+LONGEST_KEY: Final = 1_200  # bytes of a key that are shown at most
+KEPT: Final = 20  # most findings of one rule and severity that are kept
 
 
 def show_key(key: str) -> str:
-    r"""Write a key as text; bytes that are not UTF-8 as ``\xNN``, a long one cut."""
+    r"""Return a key as text, shortened; bytes that are not UTF-8 become ``\xNN``."""
     return cut_text(encode_key(key).decode("utf-8", "backslashreplace"), LONGEST_KEY)
 
 
@@ -29,32 +29,32 @@ class Group:
 
     rule: str
     severity: Severity
-    findings: list[Finding] = field(default_factory=list[Finding])  # the first ones
-    count: int = 0  # of all
+    findings: list[Finding] = field(default_factory=list[Finding])  # the first 20
+    count: int = 0  # number of all findings
 
     @property
     def more(self) -> int:
-        """How many findings are counted and not kept."""
+        """Number of findings that are counted but not kept."""
         return self.count - len(self.findings)
 
 
 @dataclass(kw_only=True)
 class Report:
-    """What was found; of each rule the first 20 findings of each severity are kept."""
+    """All findings; the first 20 findings of each rule and severity are kept."""
 
     servers: list[Facts] = field(default_factory=list[Facts])
-    user: str = ""  # the doctor's (ACL WHOAMI); empty where that is refused
-    project: str = ""  # the only one that was checked; empty for all
+    user: str = ""  # the user whose rights were tried; empty if ACL WHOAMI is refused
+    project: str = ""  # the only project that was checked; empty for all
     tried: str = ""  # the project in which the rights were tried; empty if none
     roles: Sequence[Role] = ()  # what the user's rights allow in that project
-    keys: Counter[str] = field(default_factory=Counter[str])  # by row; "": of none
+    keys: Counter[str] = field(default_factory=Counter[str])  # by row; "": no contract
     seconds: float = 0.0
     _groups: dict[tuple[str, Severity], Group] = field(
         default_factory=dict[tuple[str, Severity], Group]
     )
 
     def add(self, finding: Finding | None) -> None:
-        """Count a finding, and keep it if there is room."""
+        """Count a finding, and keep it if fewer than 20 of its kind are kept."""
         if finding is None:
             return
         place = (finding.rule, finding.severity)
@@ -65,7 +65,7 @@ class Report:
 
     @property
     def groups(self) -> list[Group]:
-        """The findings by rule, the worst first."""
+        """The groups of findings, the worst severity first."""
         worst_first = list(Severity)
         return sorted(
             self._groups.values(),
@@ -74,12 +74,12 @@ class Report:
 
     @property
     def seen(self) -> int:
-        """How many keys were seen."""
+        """Number of keys that were found."""
         return self.keys.total()
 
     @property
     def foreign(self) -> int:
-        """How many of the keys are of no contract."""
+        """Number of keys that belong to no contract."""
         return self.keys[""]
 
     @property
@@ -93,11 +93,11 @@ class Report:
         return not any(group.severity.is_fault for group in self.groups)
 
     def count(self, severity: Severity) -> int:
-        """How many findings are as bad as this, with those that are not kept."""
+        """Return the number of findings of this severity, also of those not kept."""
         return sum(group.count for group in self.groups if group.severity is severity)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values, for JSON."""
+        """Return the report as plain values, for JSON."""
         return {
             "healthy": self.healthy,
             "counts": {str(severity): self.count(severity) for severity in Severity},
@@ -155,9 +155,9 @@ class Words(NamedTuple):
 
 
 def word(finding: Finding, texts: Texts) -> Words:
-    """Find the texts of a finding in the catalogue ``doctor``."""
+    """Return the texts of a finding from the catalogue ``doctor``."""
     values = dict(finding.values)
-    if weaker := values.get("weaker"):  # a sentence of ours: it has a text, too
+    if weaker := values.get("weaker"):  # a sentence that is in the catalogue, too
         values["weaker"] = texts[weaker]
     sentences = (
         texts[f"{finding.rule}_{part}"].format_map(values) for part in Words._fields

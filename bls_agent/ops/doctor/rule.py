@@ -1,8 +1,8 @@
-"""What a rule of the doctor gets, and what it gives: values only.
+"""The input and output of a rule of the doctor, as plain values without I/O.
 
 ``rules/`` has one module for each protocol. A rule is a function of one
-:class:`Sample`. If it depends on other keys, it asks (:meth:`Sample.ask`); the doctor
-does the I/O and applies the rule again.
+:class:`Sample`. If a rule depends on other keys, it calls :meth:`Sample.ask`. The doctor
+then reads these keys and applies the rule again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bls_agent.core.redaction import redact
 
 SHOWN = 80  # bytes of a value that a finding quotes
 ABSENT = "—"
-DIGITS = 20  # of a number of 64 bit
-JSON_LIMIT = 65_536  # bytes of a value that is parsed
+DIGITS = 20  # most digits of a 64-bit number
+JSON_LIMIT = 65_536  # bytes; longer values are not parsed
 
 Values: TypeAlias = dict[str, str]
 Question: TypeAlias = tuple[str, ...]  # a command that only reads, about one key
@@ -32,9 +32,9 @@ Question: TypeAlias = tuple[str, ...]  # a command that only reads, about one ke
 class Severity(StrEnum):
     """How bad a finding is."""
 
-    ERROR = "error"  # the contract is broken: peers will misunderstand
-    WARNING = "warning"  # it holds now, and will not for long
-    NOTE = "note"  # worth knowing, nothing is wrong
+    ERROR = "error"  # the contract is broken: other programs will misunderstand the key
+    WARNING = "warning"  # the contract holds now, but may soon be broken
+    NOTE = "note"  # useful to know; nothing is wrong
 
     @property
     def is_fault(self) -> bool:
@@ -42,32 +42,32 @@ class Severity(StrEnum):
         return self is not Severity.NOTE
 
 
-class Unanswered(Exception):  # noqa: N818 - a signal: the rule is applied again
-    """A rule has asked about other keys."""
+class Unanswered(Exception):  # noqa: N818 - no error: the rule is applied again
+    """Raised if a rule needs data of other keys that were not read yet."""
 
 
 @dataclass(kw_only=True)
 class Sample:
-    """One key as it was found."""
+    """One key and the part of its value that was read."""
 
     key: str  # bytes that are not UTF-8 are surrogates
-    row: str = ""  # name in `KEYS`; `""`: a key of no contract, nothing else is known
-    fields: Values = field(default_factory=dict[str, str])  # of the key's name
-    type: str = ""  # as TYPE names it
-    ttl: float | None = None  # seconds, `None` for ever
+    row: str = ""  # name in `KEYS`; `""` for a key of no contract, which is not read
+    fields: Values = field(default_factory=dict[str, str])  # fields of the key's name
+    type: str = ""  # reply to TYPE
+    ttl: float | None = None  # seconds; `None` for a key that does not expire
     size: int = 0  # bytes of a string, else the number of elements
-    # Within bounds: the beginning of a string; of a list the oldest elements, then the
-    # newest; of a set or sorted set some members.
+    # A limited part of the value: the beginning of a string; the oldest elements of a
+    # list, then the newest ones; some members of a set or sorted set.
     items: Sequence[bytes] = ()
-    oldest: int = 0  # how many of the items are the oldest of a list
+    oldest: int = 0  # number of items that are the oldest of a list
     pairs: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     entries: Sequence[tuple[bytes, Mapping[bytes, bytes]]] = ()  # newest first
-    complete: bool = False  # whether this is the whole value
-    mean_bytes: float = 0.0  # of an element; 0 where unknown
+    complete: bool = False  # whether the whole value was read
+    mean_bytes: float = 0.0  # average size of an element; 0 if unknown
     now: float = 0.0  # Unix seconds by the server's clock
-    # Instances of agents, from CLIENT LIST; `None` where unknown.
+    # Instances of connected agents, from CLIENT LIST; `None` if unknown.
     connected: frozenset[str] | None = None
-    # What rules have asked, and the replies; a question that was refused is missing.
+    # Questions of rules, and the replies; there is no reply to a refused question.
     questions: dict[Question, None] = field(default_factory=dict[Question, None])
     answers: Mapping[Question, Any] | None = None
 
@@ -83,7 +83,7 @@ class Sample:
 
     @property
     def document(self) -> JSONObject | None:
-        """The whole value, if it was read to its end and is a JSON object."""
+        """The whole value, if it was read completely and is a JSON object."""
         return self.objects[0] if self.complete and self.objects else None
 
     @cached_property
@@ -92,13 +92,13 @@ class Sample:
         return [one for one in self.objects if one is not None]
 
     def ask(self, *question: str) -> Any:
-        """Return the reply to one question, ``None`` if it was refused."""
+        """Return the reply to one question; ``None`` if Redis has refused it."""
         return self.ask_all([question])[0]
 
     def ask_all(self, questions: Sequence[Question], refused: Any = None) -> list[Any]:
-        """Return the replies, and ``refused`` for each question that was refused.
+        """Return the replies, and ``refused`` for each question that Redis has refused.
 
-        Raises ``Unanswered`` before the questions were sent.
+        Raises ``Unanswered`` if the questions were not sent yet.
         """
         if self.answers is None and questions:
             self.questions.update(dict.fromkeys(questions))
@@ -107,7 +107,7 @@ class Sample:
 
 
 def read_object(payload: bytes) -> JSONObject | None:
-    """Read a JSON object; ``None`` for anything else."""
+    """Parse a JSON object; return ``None`` for anything else."""
     try:
         return decode_object(payload, limit=JSON_LIMIT)
     except DecodeError:
@@ -116,13 +116,13 @@ def read_object(payload: bytes) -> JSONObject | None:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or worth knowing."""
+    """One thing about a key or server that is wrong or useful to know."""
 
-    rule: str  # its code, key of its texts in the catalogue
+    rule: str  # code of the rule, and key of the texts in the catalogue
     severity: Severity
     source: str  # contract and section, as in the documents: `002 §2.1`
     key: str = ""  # `""` if the finding is about the server
-    values: Values = field(default_factory=dict[str, str])  # the values in its texts
+    values: Values = field(default_factory=dict[str, str])  # values for the texts
 
 
 Check: TypeAlias = Callable[[Sample], Values | None]
@@ -136,10 +136,10 @@ class Rule:
     row: str  # name of the kind in `KEYS`; `""` for keys of no contract
     severity: Severity
     source: str  # as in a finding
-    check: Check  # gives a finding's values, or `None`
+    check: Check  # returns the values of a finding, or `None`
 
     def judge(self, sample: Sample) -> Finding | None:
-        """Apply the rule; raises ``Unanswered`` if it needs answers first."""
+        """Apply the rule; raise ``Unanswered`` if it needs data of other keys first."""
         values = self.check(sample)
         if values is None:
             return None
@@ -147,30 +147,30 @@ class Rule:
 
 
 def is_no_time(written: object) -> bool:
-    """Whether a value is no ISO-8601 timestamp."""
+    """Return whether a value is not an ISO-8601 timestamp."""
     return parse_timestamp(written) is None
 
 
 def lacks_zone(timestamp: object) -> bool:
-    """Whether an ISO-8601 timestamp has no time zone."""
+    """Return whether a value is an ISO-8601 timestamp without a time zone."""
     if not isinstance(timestamp, str) or _ZONE.search(timestamp[10:]):
         return False
     return parse_timestamp(timestamp) is not None
 
 
 def seconds_ahead(written: object, sample: Sample) -> float:
-    """Return how far a timestamp is ahead of the server's clock, 0 without a zone."""
+    """Return the seconds from the server's time to a timestamp; 0 without a time zone."""
     moment = parse_timestamp(written)
     if moment is None or lacks_zone(written):
         return 0.0
     return moment.timestamp() - sample.now
 
 
-_ZONE: Final = re.compile(r"([zZ]|[+-]\d\d(:?\d\d)?)\s*$")  # behind the time of day
+_ZONE: Final = re.compile(r"([zZ]|[+-]\d\d(:?\d\d)?)\s*$")  # after the time of day
 
 
 def show(value: object) -> str:
-    """Quote a value in a finding: short, without secrets; a dash for none."""
+    """Return a short text of a value, without secrets; a dash for ``None``."""
     if value is None:
         return ABSENT
     if isinstance(value, bytes):
@@ -179,12 +179,12 @@ def show(value: object) -> str:
 
 
 def shown_if(is_bad: object, value: object) -> Values | None:
-    """Return the values of a finding that quotes a value, if it is bad."""
+    """Return the values of a finding that quotes ``value``; ``None`` if not bad."""
     return {"shown": show(value)} if is_bad else None
 
 
 def longer_than(limit: int, name: str = "length") -> Check:
-    """Make a check of a value's size, which is told as ``name``."""
+    """Make a check of the size of a key's value; the finding's text calls it ``name``."""
 
     def check(sample: Sample) -> Values | None:
         return {name: f"{sample.size:,}"} if sample.size > limit else None
@@ -193,17 +193,17 @@ def longer_than(limit: int, name: str = "length") -> Check:
 
 
 def is_number(text: bytes, digits: int = DIGITS) -> bool:
-    """Whether bytes are a number of at most so many digits."""
+    """Return whether bytes are a whole number of at most ``digits`` digits."""
     return text.isdigit() and len(text) <= digits
 
 
 def text_of(payload: bytes) -> str:
-    """Return the text; bytes that are not UTF-8 are surrogates, as in keys."""
+    """Return the text; bytes that are not UTF-8 become surrogates, as in keys."""
     return payload.decode("utf-8", "surrogateescape")
 
 
 def bad_items(is_bad: Callable[[bytes], bool]) -> Check:
-    """Make a check of single elements: how many are bad, and the first one."""
+    """Make a check that counts bad elements and quotes the first bad one."""
 
     def check(sample: Sample) -> Values | None:
         found = [item for item in sample.items if is_bad(item)]
@@ -213,7 +213,7 @@ def bad_items(is_bad: Callable[[bytes], bool]) -> Check:
 
 
 def is_no_text(item: bytes, *, whole: bool = True) -> bool:
-    """Whether bytes are not UTF-8; if not ``whole`` the last letter may be cut."""
+    """Return whether bytes are not UTF-8; ``whole``: the last letter must be complete."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(item, whole)
     except UnicodeDecodeError:
@@ -222,12 +222,12 @@ def is_no_text(item: bytes, *, whole: bool = True) -> bool:
 
 
 def bad_field(name: str, is_bad: Callable[[Any], bool]) -> Check:
-    """Make a check of one field of the elements that are JSON objects."""
+    """Make a check that counts JSON objects in which the field ``name`` is bad."""
     return bad_objects(lambda read: is_bad(read.get(name)))
 
 
 def bad_objects(is_bad: Callable[[JSONObject], bool]) -> Check:
-    """Make a check of the elements that are JSON objects."""
+    """Make a check that counts bad elements among those that are JSON objects."""
 
     def check(sample: Sample) -> Values | None:
         pairs = zip(sample.items, sample.objects, strict=True)
@@ -240,7 +240,7 @@ def bad_objects(is_bad: Callable[[JSONObject], bool]) -> Check:
 def count_bad(
     found: Sequence[object], sample: Sample, asked: int = sys.maxsize
 ) -> Values | None:
-    """Return the values of a finding about some of the elements that were looked at."""
+    """Return the values of a finding about bad elements; ``None`` if there are none."""
     if not found:
         return None
     read = len(sample.items) or len(sample.pairs) or len(sample.entries)

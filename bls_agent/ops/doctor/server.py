@@ -1,4 +1,4 @@
-"""One server that is examined: pipelined reads, its facts, and the rules about them."""
+"""One server that is examined: its reads, its facts, and the rules about servers."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from bls_agent.ops.doctor.reading import Look
 from bls_agent.ops.doctor.rule import Finding, Question, Severity, Values, show
 
 PINGS: Final = 5
-CLIENTS: Final = 10_000  # connections; of more, CLIENT LIST is not asked for
+CLIENTS: Final = 10_000  # connections above which CLIENT LIST is not sent
 _AGENT: Final = re.compile(rb" name=bls-agent:(\S*):")  # in CLIENT LIST
-NO_TOUCH: Final = ("CLIENT", "NO-TOUCH", "ON")  # reads make no key younger; since 7.2
+NO_TOUCH: Final = ("CLIENT", "NO-TOUCH", "ON")  # reads keep idle times; since 7.2
 
 _SETTINGS: Final = (
     "maxmemory", "maxmemory-policy", "maxclients", "timeout", "save",
     "proto-max-bulk-len",
 )  # fmt: skip
 OLDEST: Final = (5, 0)
-FULL: Final = (6, 2)  # from here on everything that this package uses is there
-SLOW: Final = 0.05  # seconds for an answer
-APART: Final = 2.0  # seconds between two clocks
-NEARLY: Final = 0.9  # of what is allowed
+FULL: Final = (6, 2)  # first version with everything that this package uses
+SLOW: Final = 0.05  # seconds of a round trip above which a server is slow
+APART: Final = 2.0  # most seconds between two clocks
+NEARLY: Final = 0.9  # part of a limit above which a finding is made
 BULK: Final = 2 * 1024 * 1024  # bytes: a command of 1 MiB, escaped
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one server reports of itself."""
+    """The data that one server reports about itself."""
 
     address: str  # without credentials
-    # INFO, all sections in one; empty where refused.
+    # INFO, with all sections in one mapping; empty if refused.
     info: Mapping[str, str] = field(default_factory=dict[str, str])
-    # CONFIG GET; empty where refused.
+    # CONFIG GET; empty if refused.
     config: Mapping[str, str] = field(default_factory=dict[str, str])
-    rtt: float = 0.0  # seconds, the median of several
-    offset: float = 0.0  # seconds by which its clock is ahead of ours
-    refused: Mapping[str, str] = field(default_factory=dict[str, str])  # command → why
-    whole: bool = True  # all nodes of its cluster are examined
+    rtt: float = 0.0  # round trip in seconds, the median of several
+    offset: float = 0.0  # seconds by which the server's clock is ahead of ours
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])  # by command
+    whole: bool = True  # whether all nodes of a cluster are examined
 
     @property
     def family(self) -> str:
-        """``redis``, ``valkey``, or another name in its INFO."""
+        """The name of the server program: ``redis``, ``valkey`` or another one."""
         info = self.info
         if "valkey_version" in info or info.get("server_name") == "valkey":
             return "valkey"
@@ -61,39 +61,39 @@ class Facts:
 
     @property
     def version(self) -> str:
-        """Its version; for Valkey not that of the Redis it emulates."""
+        """The server's version; for Valkey the version of Valkey, not of Redis."""
         return self.info.get("valkey_version") or self.info.get("redis_version", "")
 
     @property
     def speaks(self) -> tuple[int, ...]:
-        """The version of Redis whose commands it implements."""
+        """The version of Redis whose commands the server implements."""
         parts = self.info.get("redis_version", "").split(".")
         return tuple(int(part) for part in parts if part.isdecimal())
 
     def number(self, name: str) -> int:
-        """Return a number of INFO or CONFIG, 0 if it is missing."""
+        """Return a number of INFO or CONFIG; 0 if the number is missing."""
         reported = self.info.get(name) or self.config.get(name, "")
         return int(reported) if reported.isdecimal() else 0
 
 
 class Server:
-    """One server, over one connection that does not change the keys' idle times."""
+    """One server, read over a connection that does not change the idle times of keys."""
 
     def __init__(self, connection: Connection) -> None:
         self.address = connection.address  # without credentials
         self.connection = connection
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests that change nothing; error replies stand in the list."""
+        """Send requests that change nothing; the returned list contains error replies."""
         return (await self.connection.read_many([NO_TOUCH, *requests]))[1:]
 
     async def one(self, *request: Argument) -> Reply:
-        """Send one request; ``None`` if it is refused."""
+        """Send one request and return its reply; ``None`` if it is refused."""
         reply = (await self.ask([request]))[0]
         return None if _refusal(reply) else reply
 
     async def facts(self, clock: Callable[[], float], *, whole: bool) -> Facts:
-        """Ask for the server's facts, or why not; ``clock`` gives Unix seconds."""
+        """Return the server's facts and refusals; ``clock`` returns Unix seconds."""
         settings = [("CONFIG", "GET", name) for name in _SETTINGS]
         requests = [("INFO",), ("TIME",), *settings]
         replies = await self.ask(requests)
@@ -118,7 +118,7 @@ class Server:
         )
 
     async def _measure(self, clock: Callable[[], float]) -> tuple[float, float]:
-        """Return the seconds of a round trip, and those by which the clock is ahead."""
+        """Return the seconds of a round trip, and the lead of the server's clock."""
         trips: list[float] = []
         offsets = [0.0]
         for _ in range(PINGS):
@@ -131,7 +131,7 @@ class Server:
         return statistics.median(trips), statistics.median(offsets[1:] or offsets)
 
     async def connected(self, facts: Facts) -> frozenset[str] | None:
-        """Name the instances of connected agents, ``None`` if unknown."""
+        """Return the instances of connected agents; ``None`` if unknown."""
         if not 0 < facts.number("connected_clients") <= CLIENTS:
             return None
         reply = await self.one("CLIENT", "LIST")
@@ -140,7 +140,7 @@ class Server:
         return frozenset(name.decode() for name in _AGENT.findall(reply))
 
     async def fill(self, looks: Sequence[Look]) -> None:
-        """Read some of each key, all of them in two trips."""
+        """Read a part of each key; two round trips read all keys."""
         for plan, record in (
             (Look.first, Look.record_first),
             (Look.second, Look.record_second),
@@ -156,7 +156,7 @@ class Server:
     ) -> tuple[dict[tuple[str, ...], Reply], str]:
         """Try requests as a user with ACL DRYRUN.
 
-        Returns the answers, without the refused ones, and the reason of a refusal.
+        Returns the replies that are no errors, and the reason of the first error or ``""``.
         """
         asked = list(requests)
         dry = "ACL", "DRYRUN", user
@@ -183,7 +183,7 @@ def _read_info(reply: bytes) -> dict[str, str]:
 def answered(
     asked: Iterable[Question], replies: Iterable[Reply]
 ) -> dict[Question, Reply]:
-    """Return the replies by what was asked; refused ones are omitted."""
+    """Return question → reply, without the questions that were refused."""
     pairs = zip(asked, replies, strict=True)
     return {request: reply for request, reply in pairs if not _refusal(reply)}
 

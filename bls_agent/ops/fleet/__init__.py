@@ -1,7 +1,7 @@
-"""All projects at one Redis at a glance: status, queue, log and errors, and changes.
+"""An overview of all projects at one Redis: status, queue, log, errors, and changes.
 
-``project_state.py`` and ``log_tail.py``: what follows from a project's keys, without
-I/O; ``fleet.py``: the loop and its reads.
+``project_state.py`` and ``log_tail.py`` evaluate a project's keys without I/O;
+``fleet.py`` contains the loop and its reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fleet: which reads are due when, and what has changed."""
+"""The fleet: reads the keys of all projects at intervals and reports changes."""
 
 from __future__ import annotations
 
@@ -31,46 +31,46 @@ from bls_agent.ops.fleet.project_state import (
     ProjectView,
 )
 
-LISTS: Final = 1.0  # seconds between two looks at queues and logs
-SEARCH: Final = 2.0  # seconds from one search for new names to the next
-EMPTY: Final = 1_000  # projects of which nothing is left that are remembered
-CLOSE: Final = 1.0  # seconds that closing waits for a look that is under way
-STEPS: Final = 25  # of a search in one look: each passes about a thousand keys
+LISTS: Final = 1.0  # seconds between two reads of queues and logs
+SEARCH: Final = 2.0  # seconds between the starts of two searches for new names
+EMPTY: Final = 1_000  # most projects without keys that are remembered
+CLOSE: Final = 1.0  # most seconds that closing waits for a running read
+STEPS: Final = 25  # steps of a search in one turn; a step covers about 1,000 keys
 TEMPLATES: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
-# One SCAN finds all three kinds: they differ in their last byte, and the parser leaves
-# out what else matches.
+# One SCAN finds all three kinds of keys by their last bytes. The parser then ignores
+# other keys that match.
 PATTERN: Final = b"*[%b]" % b"".join(row.pattern().encode()[-1:] for row in TEMPLATES)
 TOGETHER: Final = 250  # projects in one write
-STATUS_BYTES: Final = 64  # of a value that are read: the contract's four have six
-FIRST_BYTES: Final = 32 * 1024 * 1024  # of records that the first look reads, about
-BYTES: Final = 2 * 1024 * 1024  # that each later one reads
-BYTES_EACH: Final = 64 * 1024  # of one project's
+STATUS_BYTES: Final = 64  # bytes that are read of a status; valid values have six
+FIRST_BYTES: Final = 32 * 1024 * 1024  # bytes of records that the first read is to get
+BYTES: Final = 2 * 1024 * 1024  # bytes of records that each later read is to get
+BYTES_EACH: Final = 64 * 1024  # bytes of the records of one project in one read
 WINDOWS: Final = 50  # projects whose records are read in one write
-NO_KEY: Final = -2  # of PTTL
+NO_KEY: Final = -2  # reply to PTTL for a missing key
 WRONG: Final = "wrong_type"
 FORBIDDEN: Final = "no_permission"
 
 
 _T = TypeVar("_T")
-_Window: TypeAlias = tuple[ProjectState, int]  # how many records to read of its log
+_Window: TypeAlias = tuple[ProjectState, int]  # number of log records to read
 
 
 class Fleet:
     """Watches every project at one Redis; never writes.
 
-    Works with and without ``async with``; without it, close it with :meth:`aclose`.
-    Several tasks may look and watch at once: they share the reads and the state.
+    Use it with or without ``async with``; without it, close the fleet with :meth:`aclose`.
+    Several tasks may call its methods at once; they share the reads and the state.
 
-    It needs the rights that ``docs/rights.md`` lists. Projects whose status may not be
-    read are left out; if that is so for all of them it raises. Lists that may not be
-    read are ``None`` in the views.
+    The fleet needs the rights that ``docs/rights.md`` lists. Projects whose status may
+    not be read are left out. If no status may be read, an error is raised. The lengths of
+    lists that may not be read are ``None`` in the views.
 
     Args:
         redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
             Default: ``BLS_REDIS_URL``, read at the first request.
         interval: Seconds between two reads of the statuses. Queues and logs are read
-            once a second at most, new names are searched for every two seconds, in
-            steps: among a million keys a search takes 20 s.
+            at most once a second. A search for new names starts every two seconds and
+            runs in steps; among a million keys it takes 20 s.
         timeout: Deadline of one request in seconds.
 
     Raises:
@@ -86,9 +86,9 @@ class Fleet:
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
         self._turn = anyio.Lock()
         self._projects: dict[str, ProjectState] = {}
-        self._hidden: frozenset[str] = frozenset()  # their status may not be read
+        self._hidden: frozenset[str] = frozenset()  # status may not be read
         self._share, self._among = FIRST_BYTES, 0
-        self._offset: float | None = None  # of the server's clock to the loop's
+        self._offset: float | None = None  # server's Unix time minus loop's time
         self._complete = False
         self._search: AsyncGenerator[set[str]] | None = None
         self._search_at = self._lists_at = self._statuses_at = float("-inf")
@@ -109,18 +109,18 @@ class Fleet:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connection; the next look opens it again."""
+        """Close the connections; the next read opens them again."""
         with anyio.move_on_after(CLOSE, shield=True):
-            async with self._turn:  # another task may be in a look
+            async with self._turn:  # another task may be reading
                 await self._end_search()
         if "_pool" in self.__dict__:
             await self._pool.aclose()
 
     async def look(self) -> dict[str, ProjectView]:
-        """Take one complete look at every project; it continues the looks before.
+        """Read every project completely once; counts continue those of earlier reads.
 
         Returns:
-            Project → how it is, sorted by name.
+            Project → its current view, sorted by name.
 
         Raises:
             RedisUnavailableError: Redis cannot answer.
@@ -134,7 +134,7 @@ class Fleet:
             return {name: shown[name].view(at) for name in sorted(shown)}
 
     async def look_at(self, project: str) -> ProjectView:
-        """Take one look at one project, whether it exists or not; searches for nothing.
+        """Read one project once, whether it exists or not, without a search for names.
 
         Raises:
             RedisUnavailableError: Redis cannot answer.
@@ -148,21 +148,21 @@ class Fleet:
         return state.view(at)
 
     async def watch(self) -> AsyncIterator[FleetChange]:
-        """Yield what changes, until the iteration is left or cancelled.
+        """Yield changes, until the iteration is left or cancelled.
 
-        The first change is complete. An outage is one change, with ``unavailable``;
-        then the fleet tries again with growing pauses, up to 2 s, and the first change
-        after it reports that Redis answers again, also if nothing else has changed.
+        The first change contains all projects. An outage is one change, with
+        ``unavailable``. The fleet then tries again after growing pauses of up to 2 s. The
+        first change after the outage is yielded even if nothing else has changed.
 
-        A view is given again when anything in it has changed but what time does by
-        itself: a caller that lets the ages grow, and ``ttl`` shrink, is right to 5 s.
+        A view is not yielded again if only time has changed its values. If the caller
+        lets the ages grow and ``ttl`` shrink, these values are right to 5 s.
 
         Raises:
-            RedisRefusedError: Redis refuses for good; waiting does not repair that.
+            RedisRefusedError: Redis refuses permanently, so that waiting does not help.
         """
         yielded: dict[str, tuple[object, ...]] = {}
         backoff = Backoff()
-        silent = True  # no change was given, or an outage
+        silent = True  # whether to yield the next change even if it is empty
         down = False
         while True:
             began = anyio.current_time()
@@ -185,7 +185,7 @@ class Fleet:
             await anyio.sleep(max(0.0, began + self._interval - anyio.current_time()))
 
     async def forget(self, project: str) -> None:
-        """Leave a project out whose keys were deleted, until it has one again."""
+        """Drop a project whose keys were deleted, until a key of it is found again."""
         async with self._turn:
             self._projects.pop(project, None)
 
@@ -204,7 +204,7 @@ class Fleet:
         if self._offset is None or now - self._lists_at >= LISTS:
             await self._set_clock()
         try:
-            await self._find_names()  # what is found is due at once
+            await self._find_names()  # new projects are read at once
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
                 await self._end_search()
@@ -219,7 +219,7 @@ class Fleet:
         self._let_go(at.now)
 
     def _let_go(self, now: float) -> None:
-        """Let time pass; forget projects gone for long, and the oldest of many."""
+        """Shift the counts to the time ``now``; forget projects that have long no keys."""
         projects = self._projects
         empty: list[tuple[float, str]] = []
         for project, state in projects.items():
@@ -231,7 +231,7 @@ class Fleet:
                 del projects[project]
 
     async def _set_clock(self) -> None:
-        """Compare the server's clock with the loop's; ours must do if it is refused."""
+        """Compare the server's clock with the loop's; use ours if TIME is refused."""
         try:
             async with self._pool.to("") as connection:
                 seconds, micros = await connection.read("TIME")
@@ -245,7 +245,7 @@ class Fleet:
         return Moment(now, now + (self._offset or 0.0))
 
     async def _find_names(self) -> None:
-        """Search for new names: all of them at first, later a few steps each time."""
+        """Search for new names: at first completely, later a few steps in each turn."""
         now = anyio.current_time()
         if self._search is None:
             if self._complete and now - self._search_at < SEARCH:
@@ -279,9 +279,9 @@ class Fleet:
     async def _read_statuses(
         self, states: Sequence[ProjectState], at: Moment
     ) -> frozenset[str]:
-        """Read statuses and TTLs; name the projects whose status may not be read.
+        """Read statuses and TTLs; return the projects whose status may not be read.
 
-        Where that is so for every project, the refusal is raised.
+        Raises the refusal if no status may be read.
         """
         refused: dict[str, RedisUnavailableError] = {}
         for part in _parts(states, TOGETHER):
@@ -324,7 +324,7 @@ class Fleet:
             if look:
                 requests.append(("LINDEX", state.log_key, -1))
         replies = map(_readable, await self._pool.read_many(requests))
-        # Of one project's records, by how many projects wrote last time.
+        # Bytes for the records of one project, by the number of projects that wrote.
         room = min(BYTES_EACH, self._share // max(1, self._among))
         wanted: list[_Window] = []
         for state, look in zip(part, looked, strict=True):
@@ -336,10 +336,10 @@ class Fleet:
     async def _read_windows(
         self, windows: Sequence[_Window], at: Moment
     ) -> list[_Window]:
-        """Read the ends of logs; return those of which a longer end is wanted."""
+        """Read the last records of logs; return the logs of which more are needed."""
         requests: list[Request] = []
         for state, count in windows:
-            # The length first: it must not count what the window does not show.
+            # The length is read first, so that it counts no record after the window.
             requests += [("LLEN", state.log_key), ("LRANGE", state.log_key, -count, -1)]
         replies = map(_readable, await self._pool.read_many(requests))
         again: list[_Window] = []
@@ -372,7 +372,7 @@ def _record_status(
 
 
 def _readable(reply: Reply) -> Reply:
-    """Return the reply; ``None`` for a key of another type, or one not to be read."""
+    """Return the reply; ``None`` for a key of another type or without right to read."""
     if not isinstance(reply, RedisUnavailableError):
         return reply
     if reply.kind not in (WRONG, FORBIDDEN):

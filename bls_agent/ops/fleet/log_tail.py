@@ -1,7 +1,8 @@
-"""What is new in one console list, seen in bounded windows of its tail: no I/O.
+"""Finds the new records of a console list, without I/O.
 
-Most looks read the length and the newest record alone. A window is read when these have
-changed, as long as the growth asks for and never longer than the caller allows.
+A check usually reads only the length and the newest record of the list. If these have
+changed, it also reads a window, that is the last records of the list. The window is as
+long as the list has grown, but never longer than the caller allows.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from bls_agent.core.codec import parse_timestamp
 from bls_agent.project.log.reading import find_end
 from bls_agent.project.messages import LogEntry
 
-SEEN: Final = 16  # records that are remembered to find the place again
-OVERLAP: Final = 4  # of them that a window is to show again
+SEEN: Final = 16  # records that are remembered to find the last position again
+OVERLAP: Final = 4  # remembered records that the next window should contain
 FIRST: Final = 64  # records of the first window
-MOST: Final = 512  # records of any window
+MOST: Final = 512  # most records of a window
 
 
 @dataclass(frozen=True)
@@ -25,29 +26,29 @@ class News:
     """The new records of a window."""
 
     entries: Sequence[LogEntry]  # oldest first
-    complete: bool  # the window shows every record since the look before
+    complete: bool  # whether the window has every record since the last check
 
 
 class LogTail:
-    """Remembers the tail of one list as hashes: a few hundred bytes for any list."""
+    """Remembers the last records of one list as hashes, in a few hundred bytes."""
 
     def __init__(self) -> None:
-        self.started = False  # a first window was seen
-        self.most = 0  # records that may be read in this look
+        self.started = False  # whether a first window was read
+        self.most = 0  # most records that may be read in this check
         self._length = 0
         self._seen: list[int] = []
-        self._mean = 0.0  # bytes of a record
-        self._usual = 0  # records of a window that reaches back, as a rule
+        self._mean = 0.0  # average bytes of a record
+        self._usual = 0  # records that mostly reach back to the last check
 
     def wants(self, length: int, last: bytes | None, room: int) -> int:
-        """Decide how many records of the tail to read in ``room`` bytes; 0: no news."""
+        """Return how many of the last records to read in ``room`` bytes; 0 for none."""
         if last is None or not length:
             self._seen, self._length, self.started = [], 0, True
             return 0
         same = bool(self._seen) and self._seen[-1] == hash(last)
         grown = length - self._length
         if self.started and same and grown <= 0:
-            self._length = length  # trimmed from the front, perhaps
+            self._length = length  # the list may have been trimmed
             return 0
         fit = int(room / max(self._mean, len(last), 1.0))
         self.most = min(max(OVERLAP, fit), length, MOST)
@@ -55,14 +56,14 @@ class LogTail:
         return min(wish, self.most)
 
     def take(self, window: Sequence[bytes], length: int) -> News | None:
-        """Pick what is new in a window of the tail.
+        """Return the new records of a window.
 
-        Returns ``None`` if the window does not reach back to the look before, and a
-        longer one, of :attr:`most` records, may.
+        Returns ``None`` if the window does not reach back to the last check, but a longer
+        window of :attr:`most` records may.
         """
         marks = [hash(payload) for payload in window]
         grown = length - self._length
-        # As many records follow the place of the look before as the list has grown.
+        # The records that the list has grown by follow the position of the last check.
         before = marks[: len(marks) - max(grown, 0)] if grown < len(marks) else ()
         place = find_end(self._seen, before, 0) if self._seen and before else None
         whole = len(window) >= length

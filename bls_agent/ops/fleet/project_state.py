@@ -1,4 +1,4 @@
-"""One project over many looks: what its keys held, and what follows from it. No I/O."""
+"""The state of one project, computed from repeated reads of its keys, without I/O."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from bls_agent.core.keys import (
 from bls_agent.ops.fleet.log_tail import LogTail, written_at
 from bls_agent.project.messages import STATUS_REASON, Level, LogEntry, Status
 
-DRIFT: Final = 5.0  # seconds by which an age that was given may be wrong
-KEPT: Final = 600.0  # seconds that a project of which nothing is left is remembered
-SHOWN: Final = 4_096  # bytes of a record that is kept whole
-SHOWN_TEXT: Final = 1_000  # bytes of a longer one's message
+DRIFT: Final = 5.0  # most seconds by which a reported age may be wrong
+KEPT: Final = 600.0  # seconds for which a project without keys is remembered
+SHOWN: Final = 4_096  # most bytes of a record that is kept whole
+SHOWN_TEXT: Final = 1_000  # bytes that are kept of the message of a longer record
 BAD: Final = (Status.FAULT.value.encode(), Status.ERROR.value.encode())
 WRONG: Final = "WRONGTYPE"
-LONGEST_PAUSE: Final = 15.0  # seconds between two looks at long records
+LONGEST_PAUSE: Final = 15.0  # most seconds between two reads of a long record
 SUGGESTED: Final = float(PROJECT_STATUS.ttl or 0)
-CLOSE: Final = 1.0  # seconds between two looks that leave no doubt: TTLs are whole ones
+CLOSE: Final = 1.0  # seconds between two reads within which a refresh is dated exactly
 BUCKET: Final = 10.0  # seconds
 BUCKETS: Final = 30
 SPAN: Final = BUCKET * BUCKETS
 MINUTE: Final = 60.0
-SHORTEST: Final = 1.0  # seconds over which a rate is counted at least
+SHORTEST: Final = 1.0  # shortest time in seconds over which a rate is computed
 
 
 class Presence(StrEnum):
@@ -50,7 +50,7 @@ class Presence(StrEnum):
 
 
 class Condition(StrEnum):
-    """How a project is, in one word; the worst first."""
+    """The state of a project in one word; the worst state comes first."""
 
     FAULT = "fault"
     ERROR = "error"
@@ -63,7 +63,7 @@ class Condition(StrEnum):
 
     @property
     def place(self) -> int:
-        """The rank in this list: the worse the lower."""
+        """The rank of the state; a worse state has a lower number."""
         return tuple(Condition).index(self)
 
 
@@ -72,32 +72,34 @@ class ProjectView:
     """One project as it was at one moment.
 
     Attributes:
-        project: Its name; bytes of a key that are not UTF-8 are kept as surrogates.
-        status: ``None`` if the key is absent or holds none of the four.
+        project: The project's name; bytes that are not UTF-8 are kept as surrogates.
+        status: ``None`` if the key is absent or holds none of the four valid values.
         status_text: The beginning of the key's value if it is none of the four,
             ``"WRONGTYPE"`` for a key that is no string; else ``""``.
-        reason: Why the status is 故障 or 报错, as far as the service has reported and its
-            record was read; else ``""``.
+        reason: Why the status is 故障 or 报错, if the service has reported a reason and
+            that record was read; else ``""``.
         presence: Whether the status can be believed.
-        age: Seconds since the status was written; ``None`` if unknown. Until a refresh
-            was seen, estimated from a TTL of at most 60 s, as if it had been 60.
-        age_exact: Whether a refresh was seen.
+        age: Seconds since the status was written; ``None`` if unknown. Before a refresh
+            was seen, the age is estimated as if the TTL had been set to 60 s.
+        age_exact: Whether ``age`` is exact, because a refresh was seen.
         ttl: Seconds until the status expires; ``None`` if it does not, or is absent.
-        queue: Commands that wait; ``None`` if the key is no list, or may not be read.
-        records: Length of the console list; ``None`` as above.
-        last_record: The newest record; a long one is shortened.
-        last_record_age: Seconds since then, by its timestamp and the server's clock;
-            without a timestamp since a look first found it.
-        rate: Records per second over the last minute, or the shorter time known.
+        queue: Number of waiting commands; ``None`` if the key is no list, or may not be
+            read.
+        records: Length of the console list; ``None`` if the key is no list, or may not
+            be read.
+        last_record: The newest record; a long record is shortened.
+        last_record_age: Seconds since the newest record, by its timestamp and the server's
+            clock; without a timestamp, seconds since it was first read.
+        rate: Records per second over the last minute, or over the time watched if shorter.
         rates: Records in each of the last 30 buckets of 10 s, oldest first; the last
             bucket is not over yet.
-        errors: Error records of the last five minutes.
-        last_error: The newest error record of those that were read.
-        last_error_age: Seconds since then, as above.
-        at_least: Whether ``rate``, ``rates`` and ``errors`` are lower bounds: more was
-            written in these five minutes than was read.
-        changed_at: Unix time, by the server's clock, at which status or presence
-            changed last, as far as it was watched; else of the first look.
+        errors: Number of error records of the last five minutes.
+        last_error: The newest error record that was read.
+        last_error_age: Seconds since that record, by its timestamp, or since it was read.
+        at_least: Whether ``rate``, ``rates`` and ``errors`` are lower bounds, because some
+            records of the last five minutes were not read.
+        changed_at: Unix time, by the server's clock, of the last change of status or
+            presence that was seen; otherwise of the first read.
     """
 
     project: str
@@ -122,7 +124,7 @@ class ProjectView:
 
     @property
     def condition(self) -> Condition:
-        """How it is, in one word."""
+        """The state of the project in one word."""
         if self.status_text:
             return Condition.ODD
         if self.status is not None:
@@ -133,13 +135,13 @@ class ProjectView:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetChange:
-    """What has changed since the change before.
+    """The changes since the last ``FleetChange``.
 
     Attributes:
-        views: Project → how it is now, of those that changed.
-        removed: Projects of which nothing is left.
-        unavailable: Why Redis cannot answer; the views before are the latest known.
-            ``None``: it answers (again).
+        views: Project → its current view, for projects that have changed.
+        removed: Projects that are no longer shown, mostly because all keys are gone.
+        unavailable: Why Redis cannot answer; earlier views are then the latest known.
+            ``None`` if Redis answers.
     """
 
     views: Mapping[str, ProjectView] = field(default_factory=dict[str, ProjectView])
@@ -148,14 +150,14 @@ class FleetChange:
 
 
 class Moment(NamedTuple):
-    """When a look was taken."""
+    """The time of a read."""
 
     now: float  # seconds of a clock that does not jump
     unix: float  # Unix seconds by the server's clock
 
 
 class ProjectState:
-    """One project, fed with what each look finds."""
+    """The state of one project, updated with the data of each read."""
 
     def __init__(self, project: str, at: Moment) -> None:
         self.project = project
@@ -166,17 +168,17 @@ class ProjectState:
         self.log = LogState(at, self.status)
         self.empty_since: float | None = None
         self._queue: int | None = 0
-        self._was_seen = False  # there was more of it than a queue
+        self._was_seen = False  # whether a status or a log was seen
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """What its view shows, except what time changes by itself."""
+        """The contents of the view, without values that only time changes."""
         return self._presence, self._queue, *self.status.mark, *self.log.mark
 
     def record_status(
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool = False
     ) -> None:
-        """Record the status key's beginning and TTL; ``wrong``: it is no string."""
+        """Record the beginning and TTL of the status key; ``wrong`` if it is no string."""
         before = self._presence
         self.status.record(value, ttl, at, wrong=wrong)
         self._was_seen |= self.status.exists
@@ -233,7 +235,7 @@ class ProjectState:
 
 
 class StatusState:
-    """What the looks have found in one status key."""
+    """The state of one status key, updated with each read."""
 
     def __init__(self, at: Moment) -> None:
         self.exists = False
@@ -243,13 +245,13 @@ class StatusState:
         self._value: bytes | None = None
         self._wrong = False  # the key is no string
         self._shown_written: float | None = (
-            None  # the time behind the age that was shown last
+            None  # when the status was written, by the age that was last reported
         )
-        self._reason = ("", "")  # the process that reported it, and the text
+        self._reason = ("", "")  # the process that reported the reason, and the text
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """What a view shows of it, except what time changes by itself."""
+        """The part of a view about the status, without values that only time changes."""
         age = self.freshness.exact, self._shown_written
         return self._value, self._wrong, self._reason, *age
 
@@ -260,7 +262,7 @@ class StatusState:
     def record(
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool
     ) -> None:
-        """Record a look."""
+        """Record the result of a read."""
         before = self._value, self._wrong
         self.looks += 1
         self.exists = value is not None or wrong
@@ -270,7 +272,7 @@ class StatusState:
             self.record_change(at)
         age = self.freshness.age(at.now)
         written, shown = None if age is None else at.now - age, self._shown_written
-        # A reader that lets the age grow would be wrong by more than DRIFT.
+        # Otherwise a reader that lets the last age grow is wrong by at most DRIFT.
         if written is None or shown is None or abs(written - shown) >= DRIFT:
             self._shown_written = written
 
@@ -281,7 +283,7 @@ class StatusState:
                 self._reason = ("", "")
 
     def record_reason(self, entry: LogEntry) -> None:
-        """Record why the status is bad; a process takes back only what it has reported."""
+        """Record why the status is bad; only the process that reported it can clear it."""
         reason = entry.metadata.get(STATUS_REASON)
         if isinstance(reason, str) and (reason or entry.instance == self._reason[0]):
             self._reason = (entry.instance, cut_text(reason, SHOWN_TEXT))
@@ -298,15 +300,15 @@ class StatusState:
 
 
 class LogState:
-    """What the looks have found in one console list."""
+    """The state of one console list, updated with each read."""
 
     def __init__(self, at: Moment, status: StatusState) -> None:
-        self._status = status  # some records hold the reason why it is bad
+        self._status = status  # records may hold the reason of a status
         self.length: int | None = 0
         self.activity = Activity(at.now)
         self.newest: LogEntry | None = None
         self.newest_at: float | None = None  # Unix time
-        self.error: LogEntry | None = None  # the newest one
+        self.error: LogEntry | None = None  # the newest error record
         self.error_at: float | None = None  # Unix time
         self._tail = LogTail()
         self._newest_hash: int | None = None
@@ -315,16 +317,16 @@ class LogState:
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """What a view shows of it, except what time changes by itself."""
+        """The part of a view about the log, without values that only time changes."""
         activity = self.activity
         return self.length, self._newest_hash, activity.rates, activity.errors
 
     def is_due(self, now: float) -> bool:
-        """Return whether to read the newest record: a long one is read less often."""
+        """Return whether to read the newest record; long records are read less often."""
         return now >= self._next_look
 
     def record_newest(self, payload: bytes | None, at: Moment, room: int) -> int:
-        """Record the newest record; return how many to read, in ``room`` bytes."""
+        """Record the newest record; return how many records to read in ``room`` bytes."""
         self._looked_before, self._looked_at = self._looked_at, at.now
         size = len(payload or b"")
         self._next_look = at.now + min(size // SHOWN, LONGEST_PAUSE)
@@ -338,15 +340,14 @@ class LogState:
         return self._tail.wants(self.length or 0, payload, room)
 
     def record_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
-        """Count what is new in the tail of the list; return 0.
+        """Count the new records of a window, and return 0.
 
-        Or return how many records to read instead. Three cases:
+        Returns how many records to read instead if a longer window is needed. Cases:
 
-        1. The first window. A record counts if its timestamp says when it was written.
-           Counts are exact if the window holds the whole list, or the last five
-           minutes of it.
-        2. The window reaches back to the look before: every new record is counted.
-        3. It does not: the records that it shows are counted, and for five minutes
+        1. The window is the first one: records with a timestamp are counted. The counts
+           are exact if the window holds the whole list, or the last five minutes of it.
+        2. The window reaches back to the last read: every new record is counted.
+        3. The window does not reach back: its records are counted, and for five minutes
            the counts are lower bounds.
         """
         is_first = not self._tail.started
@@ -371,7 +372,7 @@ class LogState:
         return 0
 
     def _count(self, entries: Sequence[LogEntry], at: Moment, since: float) -> float:
-        """Count records at their own times, but not before ``since`` or in the future.
+        """Count records at the times of their timestamps, limited to ``since`` … now.
 
         Returns the oldest of these times.
         """
@@ -388,7 +389,7 @@ class LogState:
 
 
 def _unix_of(entry: LogEntry, at: Moment) -> float:
-    """Return the Unix time of a record; without a timestamp it is that of the look."""
+    """Return the Unix time of a record; without a timestamp, the time of the read."""
     written = written_at(entry)
     return at.unix if written is None else written
 
@@ -398,7 +399,7 @@ def _since(moment: float | None, at: Moment) -> float | None:
 
 
 def _brief(entry: LogEntry, size: int) -> LogEntry:
-    """Shorten a long record: a thousand projects are in memory at once."""
+    """Shorten a long record, because records of a thousand projects are in memory."""
     size = size or len(entry.message.encode("utf-8", "surrogatepass"))
     if size <= SHOWN:
         return entry
@@ -412,25 +413,25 @@ def _brief(entry: LogEntry, size: int) -> LogEntry:
 class Freshness:
     """The age of one status, derived from its remaining TTL.
 
-    Redis shows the remaining TTL alone. The TTL that was set is known once a refresh
-    was seen; until then it is taken for the contract's. If more is left than that, the
-    age is unknown.
+    Redis reports only the remaining TTL. The TTL that was set is known when a refresh was
+    seen; until then the contract's TTL is assumed. If the remaining TTL is longer than the
+    contract's, the age is unknown.
     """
 
-    exact: bool = False  # a refresh was seen: the age is known
-    ttl: float | None = None  # that was left at the last look
+    exact: bool = False  # whether the age is exact, because a refresh was seen
+    ttl: float | None = None  # remaining TTL at the last read
     _given: float = 0.0  # the TTL with which the status was written, as far as known
     _at: float = -math.inf
 
     def record(self, left: float | None, now: float) -> None:
-        """Record a look; ``left`` is ``None`` without a TTL, or without a status."""
+        """Record the remaining TTL ``left``; ``None`` without a TTL or a status."""
         before, gap = self.ttl, now - self._at
         self.ttl, self._at = left, now
         if left is None:
             self.exact, self._given = False, 0.0
         elif before is not None and left <= before:
             return
-        elif gap <= CLOSE:  # written just now: what is left never grows by itself
+        elif gap <= CLOSE:  # just written: only a write makes a TTL grow
             self._given, self.exact = float(math.ceil(left)), True
         elif before is None or not left <= self._given <= left + gap:
             self._given = SUGGESTED if left <= SUGGESTED else math.inf
@@ -448,20 +449,20 @@ class Freshness:
 
 
 class Activity:
-    """Records and error records of one project over the last five minutes.
+    """Counts of records and error records of one project in the last five minutes.
 
-    Times are seconds of any clock that does not jump.
+    Times are seconds of a clock that does not jump.
     """
 
     def __init__(self, now: float) -> None:
-        self.known_since = now  # everything written since then has been counted
-        self.missed_at = -math.inf  # when more was written than read
+        self.known_since = now  # all records written since then are counted
+        self.missed_at = -math.inf  # last time at which some records were not read
         self._latest = int(now // BUCKET)
         self._records = deque([0] * BUCKETS, BUCKETS)
         self._errors = deque([0] * BUCKETS, BUCKETS)
 
     def record(self, at: float, records: int, errors: int) -> None:
-        """Count records that were written at a time not after the last :meth:`turn`."""
+        """Count records of the time ``at``, which is not after the last :meth:`turn`."""
         place = int(at // BUCKET) - self._latest - 1
         if place >= -BUCKETS:
             self._records[min(place, -1)] += records
@@ -483,7 +484,7 @@ class Activity:
         return sum(self._errors)
 
     def rate(self, now: float) -> float:
-        """Records per second over the last minute, or the shorter time known."""
+        """Return records per second over the last minute, or the time known if shorter."""
         into = now - self._latest * BUCKET
         full = int(MINUTE // BUCKET)
         oldest = self._records[-full - 1] * (1 - min(into / BUCKET, 1.0))

@@ -1,1 +1,1 @@
-"""The rules about each protocol, one module for each."""
+"""The rules of the doctor, one module for each protocol."""

@@ -39,7 +39,7 @@ KNOWN: Final = frozenset(name.encode() for name in CATEGORIES)
 SYNC_STATES: Final = frozenset({b"idle", b"syncing", b"failed"})
 SYNC_NUMBERS: Final = (b"last_sync_time", b"synced_count")
 STUCK: Final = 3_600.0  # seconds since the last complete sync
-ASKED: Final = 20  # members whose other side is checked
+ASKED: Final = 20  # most members that are compared with other keys
 
 _VERSION: Final = re.compile(
     rb"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?"
@@ -70,7 +70,7 @@ def _other_id(sample: Sample) -> Values | None:
 
 
 def _field(name: bytes, is_good: Callable[[bytes], object]) -> Check:
-    """Make a check of one field, where it has a value."""
+    """Make a check of one field; a missing or empty field is not checked."""
 
     def check(sample: Sample) -> Values | None:
         written = sample.pairs.get(name)
@@ -80,7 +80,7 @@ def _field(name: bytes, is_good: Callable[[bytes], object]) -> Check:
 
 
 def _unreadable(names: tuple[str, ...]) -> Check:
-    """Make a check of fields that the library's own readers cannot read."""
+    """Make a check that finds fields which this package cannot read."""
 
     def check(sample: Sample) -> Values | None:
         _, faults = read_fields(sample.pairs)
@@ -126,7 +126,7 @@ def _unknown_category(sample: Sample) -> Values | None:
 
 
 def _strange_members(sample: Sample) -> Values | None:
-    """Find ids without metadata, or whose metadata names another category."""
+    """Find ids without metadata, or with metadata that names another category."""
     expected = sample.fields["category"].encode("utf-8", "surrogateescape")
     members = sample.items[:ASKED]
     questions = [("HGET", _metadata_of(one), "category") for one in members]
@@ -137,7 +137,7 @@ def _strange_members(sample: Sample) -> Values | None:
 
 
 def _ask_entries(sample: Sample) -> Iterator[tuple[bytes, list[bytes | None]]]:
-    """Return entries of the index with the same fields of their metadata."""
+    """Return ids of the index with the fields that summary and metadata share."""
     entries = list(sample.pairs)[:ASKED]
     names = ("id", *SUMMARY[1:4])
     questions = [("HMGET", _metadata_of(one), *names) for one in entries]
@@ -152,7 +152,7 @@ def _orphaned_entries(sample: Sample) -> Values | None:
 
 
 def _bad_summary(is_bad: Callable[[bytes, bytes], bool]) -> Check:
-    """Make a check of the entries."""
+    """Make a check that counts bad entries of the index."""
 
     def check(sample: Sample) -> Values | None:
         pairs = sample.pairs.items()
@@ -162,7 +162,7 @@ def _bad_summary(is_bad: Callable[[bytes, bytes], bool]) -> Check:
 
 
 def _is_odd_summary(asset: bytes, payload: bytes) -> bool:
-    """Return whether the library leaves an entry, or its description, out."""
+    """Return whether this package ignores an entry, or the description of an entry."""
     try:
         AssetSummary.read(asset, payload)
     except DecodeError:
@@ -200,7 +200,8 @@ def _odd_sync_status(sample: Sample) -> Values | None:
 def _stuck(sample: Sample) -> Values | None:
     """Find a synchronisation that no process runs any more.
 
-    One of this package holds a lease; for other programs its age is a hint at least.
+    A process of this package holds a lease meanwhile. For other programs only the time
+    since the last complete synchronisation is known.
     """
     if sample.pairs.get(b"sync_status") != b"syncing":
         return None

@@ -24,12 +24,12 @@ from bls_agent.ops.doctor.rule import (
     text_of,
 )
 
-ASKED: Final = 20  # members whose other side is checked
-OVERDUE: Final = 300.0  # seconds; a worker that takes requests brings them back sooner
+ASKED: Final = 20  # most members that are compared with the other key
+OVERDUE: Final = 300.0  # seconds; a worker puts overdue requests back sooner than this
 COUNTER_DIGITS: Final = 18
-DIGITS: Final = 3  # of a count of retries; how many are allowed is the queue's option
+DIGITS: Final = 3  # most digits of a count of retries; its limit is an option
 
-# A sorted set of requests, and the hash with their bodies.
+# Sorted set of requests → hash with the bodies of these requests.
 QUEUES: Final = {
     "crawl_requests": "crawl_requests_data",
     "crawl_processing": "crawl_processing_data",
@@ -45,9 +45,10 @@ def _odd_key(sample: Sample) -> Values | None:
 def _ask_both(
     sample: Sample, members: Sequence[bytes], queue: str, bodies: str
 ) -> Iterator[tuple[bytes, Any, Any]]:
-    """Ask for both sides of some requests: score and body; ``b""`` is a refusal.
+    """Return member, score and existence of the body for some requests of a queue.
 
-    At once: a request that was taken meanwhile is no fault.
+    ``b""`` stands for a refused question. All are asked in one write, because a request
+    that is taken between two reads would look like a fault.
     """
     some = members[:ASKED]
     scores = [("ZSCORE", queue, text_of(one)) for one in some]
@@ -67,7 +68,7 @@ def _without_body(sample: Sample) -> Values | None:
 
 
 def _without_request(sample: Sample) -> Values | None:
-    """Find members of a hash that the sorted set beside it does not have."""
+    """Find members of a hash that are missing in the sorted set of the same queue."""
     row, fields = BODIES.get(sample.row, "crawl_processing"), sample.fields
     if "place" in fields:
         fields = KEYS["crawl_requests"].parse(key_beside(fields["place"])) or {}
@@ -85,7 +86,7 @@ def _pickled(sample: Sample) -> Values | None:
 
 
 _PICKLE: Final = re.compile(rb"\x80[\x02-\x05]")
-_SALTED: Final = re.compile(rb"-?\d{12,20}")  # what hash() gives, new in each process
+_SALTED: Final = re.compile(rb"-?\d{12,20}")  # hash(), different in each process
 
 
 def _odd_retries(sample: Sample) -> Values | None:
@@ -110,7 +111,7 @@ def _is_full(sample: Sample) -> Values | None:
 def _is_odd_failure(entry: bytes) -> bool:
     read = read_object(entry) or {}
     named = isinstance(read.get("request"), dict) or "raw_base64" in read
-    whole = len(entry) <= JSON_LIMIT  # a request may be longer
+    whole = len(entry) <= JSON_LIMIT  # a longer entry is not parsed
     return whole and not (named and "reason" in read)
 
 

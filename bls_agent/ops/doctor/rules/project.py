@@ -1,4 +1,4 @@
-"""The rules about a project's keys (console protocol), and about ours beside them."""
+"""The rules about a project's keys: of the console protocol, and of this package."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from bls_agent.ops.doctor.rule import (
 )
 from bls_agent.project.messages import Level, LogEntry, Status
 
-LAPSING: Final = 2.0  # seconds before a status vanishes
+LAPSING: Final = 2.0  # seconds before a status expires
 SIZE_LIMIT: Final = 65_536  # bytes of one message
 CAP: Final = 50_000  # records; agents of this package keep 10,000
-AHEAD: Final = 120.0  # seconds that a clock may be ahead of the server's
+AHEAD: Final = 120.0  # most seconds that a clock may be ahead of the server's
 OLD: Final = 60.0  # seconds after which a command should have been taken
 BACKLOG: Final = 1_000  # commands
 LOG: Final = "project_console"
@@ -58,9 +58,9 @@ _ENDED: Final = (None, Status.OFFLINE.value.encode())  # no status, or a normal 
 
 
 def find_meant(key: str) -> str | None:
-    """Find the key of a project that a foreign key was meant to be, or ``None``.
+    """Return the project key that was meant by a wrong key, or ``None``.
 
-    It may be in GBK, or have full-width letters, or a newline at its end.
+    The wrong key may be written in GBK, or have full-width letters, or end in a newline.
     """
     if key.isascii():
         return None
@@ -72,7 +72,7 @@ def find_meant(key: str) -> str | None:
 
 
 def _in_gbk(text: str) -> str:
-    """Read a text's bytes as GBK; ``""`` if they are none."""
+    """Decode the bytes of a text as GBK; return ``""`` if they are not GBK."""
     try:
         return text.encode("utf-8", "surrogateescape").decode("gb18030")
     except UnicodeDecodeError:
@@ -80,7 +80,7 @@ def _in_gbk(text: str) -> str:
 
 
 def tidy_name(text: str) -> str:
-    """Write a name as people type it: NFKC, nothing invisible, no outer blanks."""
+    """Return a name in NFKC, without invisible characters and outer blanks."""
     if text.isprintable() and unicodedata.is_normalized("NFKC", text):
         return text.strip()
     plain = unicodedata.normalize("NFKC", text)
@@ -91,7 +91,7 @@ def tidy_name(text: str) -> str:
 
 
 def name_fault(project: str) -> str:
-    """Return the rule for which agents refuse a project's name, ``""`` if none."""
+    """Return the rule that a project's name breaks, so that agents refuse it, or ``""``."""
     try:
         check_name("project", project)
     except ConfigurationError as error:
@@ -100,7 +100,7 @@ def name_fault(project: str) -> str:
 
 
 def quote_name(project: str) -> str:
-    """Quote a project's name, with what it says in GBK if its bytes are not UTF-8."""
+    """Quote a project's name; if it is not UTF-8, add the name decoded as GBK."""
     raw = project.encode("utf-8", "surrogateescape")
     if not is_no_text(raw):
         return show(repr(project))
@@ -141,7 +141,7 @@ def _broken_name(sample: Sample) -> Values | None:
 
 
 def _untidy_name(sample: Sample) -> Values | None:
-    """Find a name that looks like another one in use, and breaks no rule itself."""
+    """Find a valid name that looks like the name of another existing project."""
     name = sample.fields["project"]
     tidy = name if name.isascii() else tidy_name(name)
     if tidy in ("", name) or name_fault(name):
@@ -165,14 +165,14 @@ def _unlisted(sample: Sample) -> Values | None:
 
 
 def _no_objects(sample: Sample) -> Values | None:
-    """Find text that is no JSON object; text too long to be parsed counts as one."""
+    """Find texts that are no JSON objects; texts above 64 KiB are not checked."""
     pairs = zip(sample.items, sample.objects, strict=True)
     short = [one for one, read in pairs if read is None and len(one) <= SIZE_LIMIT]
     return count_bad([one for one in short if not is_no_text(one)], sample)
 
 
 def _too_long(sample: Sample) -> Values | None:
-    """Find messages beyond the contract's 64 KB, by size or by average weight."""
+    """Find messages above the contract's 64 KB, by their own or by the average size."""
     longest = max(map(len, sample.items), default=int(sample.mean_bytes))
     return {"bytes": f"{longest:,}"} if longest > SIZE_LIMIT else None
 
@@ -198,10 +198,11 @@ def _status_key(sample: Sample) -> str:
 
 
 def _two_agents(sample: Sample) -> Values | None:
-    """Find two processes that write in turn and have no list of replicas.
+    """Find two processes that write to one log although they are no replicas.
 
-    A successor's records come after its predecessor's; where A's come after B's after
-    A's, both live. If CLIENT LIST is known, both must be connected.
+    After a restart all records of the new process follow those of the old one. If records
+    of A follow records of B that follow records of A, both processes live. If CLIENT LIST
+    is known, it is checked instead whether both are connected.
     """
     writing = [LogEntry.decode(item).instance for item in sample.items[sample.oldest :]]
     order = [name for name, _ in groupby(filter(None, writing))]
@@ -219,14 +220,14 @@ def _two_agents(sample: Sample) -> Values | None:
 
 
 def _repeated(sample: Sample) -> Values | None:
-    """Find ids that occur twice in what was read."""
+    """Find ids that occur twice in the commands that were read."""
     numbers = Counter(str(one["id"]) for one in sample.records if one.get("id"))
     twice = [number for number, count in numbers.items() if count > 1]
     return {"count": str(len(twice)), "shown": show(twice[0])} if twice else None
 
 
 def _waiting(code: str) -> Check:
-    """Make a check of commands that wait too long, or that do not say how long."""
+    """Make a check of commands that wait too long, or have no timestamp."""
 
     def check(sample: Sample) -> Values | None:
         first = sample.objects[0] if sample.objects else None

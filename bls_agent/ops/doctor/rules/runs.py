@@ -1,4 +1,4 @@
-"""The rules about run events, and about our metadata of a run."""
+"""The rules about run events, and about the metadata that this package keeps of runs."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ ENDS: Final = tuple(
     (b"lifecycle", action) for action in (b"completed", b"failed", b"cancelled")
 )
 CLOSE: Final = (b"system", b"close")
-LIVES: Final = 86_400  # seconds a run's events are kept after its end
+LIVES: Final = 86_400  # seconds for which a run's events are kept after its end
 LONGEST: Final = 20_000  # events; the contract keeps about 10,000
-LARGE: Final = 256 * 1024  # bytes of one event; readers take hundreds at a time
+LARGE: Final = 256 * 1024  # bytes of one event; readers fetch hundreds at once
 HEAVY: Final = 64 * 1024 * 1024  # bytes of a run; 10,000 events of 6 KiB
-AHEAD: Final = 300.0  # seconds that an id may be before the server's clock
-WAITING: Final = 3_600.0  # seconds behind its end after which a run should be closed
+AHEAD: Final = 300.0  # most seconds that an id may be ahead of the server's clock
+WAITING: Final = 3_600.0  # seconds after its end within which a run should be closed
 SEQUENCE_DIGITS: Final = 15  # sequences are at most 10^15 - 1
 ROW: Final = "run_events"
 BOOKS: Final = "run_books"
 
 
 def _bad_field(name: bytes, is_bad: Callable[[bytes], bool]) -> Check:
-    """Make a check of one field of the events that have it."""
+    """Make a check that counts events in which the field ``name`` is bad."""
 
     def check(sample: Sample) -> Values | None:
         found = [
@@ -75,7 +75,7 @@ def _is_odd_data(data: bytes) -> bool:
 
 
 def _sequences(sample: Sample) -> list[int]:
-    """Return the sequence numbers, oldest first; other values are left out."""
+    """Return the sequence numbers, oldest first, without values that are no numbers."""
     written = [event.get(b"sequence", b"") for _, event in reversed(sample.entries)]
     return [int(one) for one in written if is_number(one)]
 
@@ -85,7 +85,7 @@ def _other_id(sample: Sample) -> Values | None:
 
 
 def _keys(sample: Sample) -> RunKeys | None:
-    """Return the keys of the run that a stream or its books belong to."""
+    """Return the keys of the run that the sample's key belongs to."""
     place = sample.fields.get("place")
     key = sample.key if place is None else key_beside(place)
     run_id = run_id_of(encode_key(key))
@@ -99,7 +99,7 @@ def _repeated(sample: Sample) -> Values | None:
 
 
 def _holes(sample: Sample) -> Values | None:
-    """Find missing numbers; where sequences go back that cannot be decided."""
+    """Find gaps between sequence numbers; return ``None`` if some go back."""
     numbers = _sequences(sample)
     if _repeated(sample):
         return None
@@ -108,7 +108,7 @@ def _holes(sample: Sample) -> Values | None:
 
 
 def _kept_for_ever(sample: Sample) -> Values | None:
-    """Find a run that is over and does not expire: the TTL is set at its end."""
+    """Find a run that is over but has no TTL, which is due at the end of the run."""
     _, event, age = _newest(sample)
     over = _act(event) in (*ENDS, CLOSE) or age > LIVES
     if sample.ttl is not None or not over:
@@ -117,7 +117,7 @@ def _kept_for_ever(sample: Sample) -> Values | None:
 
 
 def _newest(sample: Sample) -> tuple[bytes, _Event, float]:
-    """Return the id of the newest event, the event, and the seconds since by its id."""
+    """Return the newest event: id, fields, and age in seconds according to the id."""
     if not sample.entries:
         return b"", {}, 0.0
     number, event = sample.entries[0]
@@ -129,7 +129,7 @@ def _act(event: _Event) -> tuple[bytes | None, bytes | None]:
 
 
 def _not_closed(sample: Sample) -> Values | None:
-    """Find a run that is over and not closed: its followers wait on."""
+    """Find a run that is over but not closed, so that its followers still wait."""
     _, event, age = _newest(sample)
     if _act(event) not in ENDS or age < WAITING:
         return None
@@ -138,7 +138,7 @@ def _not_closed(sample: Sample) -> Values | None:
 
 
 def _behind_close(sample: Sample) -> Values | None:
-    """Find events after the close: followers have left by then."""
+    """Find events after system.close, which followers do not read any more."""
     for behind, (number, event) in enumerate(sample.entries):
         if _act(event) == CLOSE:
             return {"count": str(behind), "shown": show(number)} if behind else None
@@ -146,7 +146,7 @@ def _behind_close(sample: Sample) -> Values | None:
 
 
 def _ahead(sample: Sample) -> Values | None:
-    """Find ids in the future: new events continue them, and their ids are no times."""
+    """Find ids in the future, because the ids of later events are then no times."""
     number, _, age = _newest(sample)
     if age >= -AHEAD:
         return None
@@ -154,7 +154,7 @@ def _ahead(sample: Sample) -> Values | None:
 
 
 def _untimed(sample: Sample) -> Values | None:
-    """Find a run that our store counts and that does not expire all the same."""
+    """Find a run that this package has written and that has no TTL."""
     keys = _keys(sample)
     if sample.ttl is not None or keys is None or _kept_for_ever(sample) is not None:
         return None
@@ -176,14 +176,14 @@ def _too_heavy(sample: Sample) -> Values | None:
 
 
 def _ask_about(keys: RunKeys, sample: Sample) -> tuple[bool, list[Any] | None]:
-    """Ask whether the writer has gone, and for what it wrote last."""
+    """Return whether the writer's lease is missing, and the last entry of the stream."""
     last = ("XREVRANGE", keys.events, "+", "-", "COUNT", "1")
     owners, entries = sample.ask_all([("EXISTS", keys.owner), last])
     return owners == 0, entries
 
 
 def _lost(sample: Sample) -> Values | None:
-    """Find a run whose writer has neither ended it nor keeps its lease."""
+    """Find a run that is not closed although its writer has lost its lease."""
     keys = _keys(sample)
     if keys is None or b"owner" not in sample.pairs:
         return None
@@ -195,7 +195,7 @@ def _lost(sample: Sample) -> Values | None:
 
 
 def _gone(sample: Sample) -> Values | None:
-    """Find metadata without events; a living writer has it before its first event."""
+    """Find metadata without events and without a writer that may still write them."""
     keys = _keys(sample)
     if keys is None or _ask_about(keys, sample) != (True, []):
         return None
@@ -203,7 +203,7 @@ def _gone(sample: Sample) -> Values | None:
 
 
 def _odd_books(sample: Sample) -> Values | None:
-    """Find metadata that the script could not parse."""
+    """Find metadata that the Lua script for run events cannot parse."""
     sequence, last = sample.pairs.get(b"sequence"), sample.pairs.get(b"id")
     if sequence is not None and not is_number(sequence, SEQUENCE_DIGITS):
         return {"field": "sequence", "shown": show(sequence)}

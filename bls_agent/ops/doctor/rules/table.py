@@ -1,4 +1,4 @@
-"""The table of the rules about keys, and those for every row: its type and its TTL."""
+"""The table of all rules about keys, with general rules about type and TTL."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bls_agent.ops.doctor.rules.project import RULES as PROJECT
 from bls_agent.ops.doctor.rules.runs import RULES as RUNS
 from bls_agent.ops.doctor.rules.workers import RULES as WORKERS
 
-FAR: Final = 10  # times the row's TTL
+FAR: Final = 10  # a TTL is too long above this multiple of the contract's TTL
 
-# The contract advises a TTL, or sets it late: rules of their own look closer.
+# The contract only advises a TTL, or sets it late: other rules check these keys.
 TTL_ADVISED: Final = frozenset({"project_status", "run_events"})
-# Their TTL is left open, or ours and not the same at any time.
+# The contract leaves the TTL open, or it is a TTL of this package that varies.
 TTL_OPEN: Final = frozenset(
     {
         "deliveries", "seen", "broadcast", "instances", "owner",
@@ -26,9 +26,9 @@ TTL_OPEN: Final = frozenset(
         "crawl_failed_retries", "crawl_filter_fingerprint", "crawl_item_fingerprint",
     }
 )  # fmt: skip
-# Only a default; the caller of the cache sets the TTL.
+# The TTL is only a default, because the caller of the cache sets the TTL.
 TTL_DEFAULT: Final = frozenset({"func_cache"})
-# A key that expires here is data lost without notice.
+# If one of these keys expires, data is lost without notice.
 _LOST: Final = frozenset({"inflight", "inflight_lists", "dead_letters"})
 
 _SECTIONS: Final = {

@@ -28,14 +28,14 @@ from bls_agent.workers.progress import read_days
 from bls_agent.workers.tasks import WHOLE, Task
 from bls_agent.workers.worker import STALE
 
-APART: Final = 120.0  # seconds between a heartbeat's time and the server's
+APART: Final = 120.0  # most seconds between the times of a heartbeat and the server
 CACHED: Final = ("result", "timestamp", "func_name")
 STATES: Final = tuple(WorkerStatus)
 JUDGED_APART: Final = frozenset(
     {"status", "timestamp"}
-)  # rules of their own look at them
-LEAVING: Final = 5.0  # seconds before a lease ends: its heartbeat may just have ended
-# What a value has to be is left open by the contract: text at least, never a pickle.
+)  # other rules check these fields
+LEAVING: Final = 5.0  # seconds; just before a lease ends, its heartbeat may be gone
+# Keys whose values the contract leaves open: they must be text, never a pickle.
 TASKS: Final = ("task_status", "backtest_task_progress")
 TEXTS: Final = ("component_heartbeat", "process_heartbeat", *TASKS)
 
@@ -44,7 +44,7 @@ _Beat: TypeAlias = Callable[[JSONObject, Sample], Values | None]
 
 
 def _of_beat(check: _Beat) -> Check:
-    """Make a check of the heartbeats that are whole JSON objects."""
+    """Make a check of heartbeats; values that are no complete JSON object are skipped."""
 
     def check_sample(sample: Sample) -> Values | None:
         beat = sample.document
@@ -90,7 +90,7 @@ def _other_id(beat: JSONObject, sample: Sample) -> Values | None:
 
 
 def _not_the_key(found: JSONObject, name: str, sample: Sample) -> Values | None:
-    """Find a value whose fields contradict its key."""
+    """Find a value whose field ``name`` differs from the name in its key."""
     expected = next(iter(sample.fields.values()), "")
     if name not in found or str(found[name]) == expected:
         return None
@@ -98,9 +98,10 @@ def _not_the_key(found: JSONObject, name: str, sample: Sample) -> Values | None:
 
 
 def _stale(beat: JSONObject, sample: Sample) -> Values | None:
-    """Find heartbeats not refreshed for half a TTL that claim no other one.
+    """Find heartbeats that were not refreshed for half a TTL.
 
-    A worker that sets less than the contract's TTL looks old all the time.
+    The timestamp is checked, too, because a worker that sets a TTL below the contract's
+    always seems old by its TTL.
     """
     ttl = float(KEYS[sample.row].ttl or 0)
     if sample.ttl is None or sample.ttl > ttl * STALE:
@@ -113,9 +114,9 @@ def _stale(beat: JSONObject, sample: Sample) -> Values | None:
 
 
 def _removed(sample: Sample) -> Values | None:
-    """Find the lease of a heartbeat that is not there, though nobody has ended it."""
+    """Find a living lease whose heartbeat is missing, because it was deleted."""
     key = key_beside(sample.fields.get("place", ""))
-    ended = sample.value.endswith(b" ended")  # stays a moment behind a clean stop
+    ended = sample.value.endswith(b" ended")  # stays for a moment after a clean stop
     short = sample.ttl is not None and sample.ttl < LEAVING
     if ended or short or not any(KEYS[row].match(key) for row in KINDS):
         return None
@@ -153,7 +154,7 @@ def _odd_moment(sample: Sample) -> Values | None:
 
 
 def _odd_dates(sample: Sample) -> Values | None:
-    """Find members that are no dates; a set without any date is a foreign one."""
+    """Find members that are no dates; a set without dates is of another program."""
     odd = [item for item in sample.items if not read_days([item])[0]]
     return count_bad(odd, sample) if len(odd) < len(sample.items) else None
 
