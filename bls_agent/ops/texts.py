@@ -1,7 +1,7 @@
 """Texts for people, in Chinese or English: catalogues and the reader's language.
 
-One file per program in ``locale/``, one table per language. The code names a text by
-its key; it holds no Chinese text for people.
+``locale/`` has one file for each program, with one table for each language. The code
+names a text by its key, and contains no Chinese text for people itself.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ PERIOD: Final = 0.2  # seconds between two drawings
 
 
 class Progress:
-    """Shows at a terminal what the command waits for, if it takes longer than a second.
+    """Shows at a terminal what the command waits for, if that takes over a second.
 
     A thread draws the text, because the event loop may be busy.
     """

@@ -210,5 +210,5 @@ class Sessions:
 
 
 def cookie_name(*, secure: bool) -> str:
-    """Return the cookie's name; with TLS, only this host can set it, and over TLS."""
+    """Return the cookie's name; over TLS, its prefix stops other hosts setting it."""
     return "__Host-bls_session" if secure else "bls_session"

@@ -89,7 +89,7 @@ class Limits:
     url: int = 8 * 1024  # bytes of a path with its query
     headers: int = 16 * 1024  # bytes of a request's headers
     connections: int = 1_000  # open connections
-    requests: float = 100.0  # per second, of one user (before the login: address)
+    requests: float = 100.0  # requests per second of a user (address before login)
     request_burst: int = 500  # requests at once before that limit applies
     commands: float = 5.0  # commands per second of one user
     command_burst: int = 30  # commands at once before that limit applies
@@ -99,8 +99,8 @@ class Limits:
     all_logins: int = 100  # failed logins of all until each next one waits 2 s
     hashing: int = 2  # passwords that are verified at once, with 64 MiB for each
     sessions: int = 1_000  # sessions that are kept
-    session_idle: float = 8 * 3_600.0  # seconds without a request until it ends
-    session_lifetime: float = 7 * 86_400.0  # seconds after which it ends in any case
+    session_idle: float = 8 * 3_600.0  # seconds without a request until a session ends
+    session_lifetime: float = 7 * 86_400.0  # seconds after which any session ends
     heartbeat: float = 10.0  # seconds between two heartbeats in a quiet event stream
     stall: float = 20.0  # seconds in which a body arrives, or a client reads an event
 

@@ -254,7 +254,7 @@ class Manual:
 
     entries: tuple[Entry, ...]
     answered_at: float  # monotonic time
-    asked: bool = True  # whether the agent was asked, if that is known
+    asked: bool = True  # False if no answer or attempt is known
 
 
 def read_manual(result: JSONValue) -> tuple[Entry, ...]:
@@ -443,7 +443,7 @@ def _find_misfits(
     except Exception:  # noqa: BLE001 - a foreign schema may hold anything
         return
     for error in found:
-        if error.absolute_path:  # not for a missing argument, found before
+        if error.absolute_path:  # a missing argument has no path
             yield str(error.absolute_path[0]), _misfit_of(error)
 
 

@@ -35,7 +35,7 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
     "object-src 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types console"  # guard.js makes it
+    "require-trusted-types-for 'script'; trusted-types console"  # see guard.js
 )
 HEADERS: Final = {
     "content-security-policy": POLICY,
@@ -61,7 +61,7 @@ def split_host(header: str) -> tuple[str, str] | None:
 class HostRule:
     """The host names under which browsers may call the console.
 
-    Ports do not matter, because a tunnel has its own, and only names can be rebound.
+    Ports do not matter, because a tunnel changes them, and only names can be rebound.
     """
 
     bound: str  # the address that we listen at, "" for a Unix socket

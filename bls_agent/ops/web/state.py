@@ -46,8 +46,8 @@ LONGEST: Final = 512  # bytes of a project's name
 class WebState:
     """The state of one running console.
 
-    It composes the console. Each attribute is something that requests use, and is set
-    only once.
+    It has many attributes, because it composes the console. Each attribute is something
+    that requests use, and is set only once.
     """
 
     def __init__(self, config: WebConfig) -> None:

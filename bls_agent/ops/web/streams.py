@@ -34,7 +34,7 @@ EVENT_SIZE = 256 * 1024  # bytes of one event with records
 
 ROWS: Final = 2_000  # rows of a page; streamed text of one source fills one row
 WHOLE: Final = 12_000  # events at the start of a stream, at most
-FIRST_BYTES: Final = 8 * 1024 * 1024  # of events at the start of a stream
+FIRST_BYTES: Final = 8 * 1024 * 1024  # bytes of these events, approximately
 LOOK: Final = 0.2  # seconds of one wait for events, less than PATIENCE
 HEAD: Final = 2.0  # seconds between two reads of the run's state
 QUIET_HEAD: Final = 5.0  # seconds between two such reads while no event arrives
@@ -51,7 +51,7 @@ class _Stream(EventSourceResponse):
             self._ending(events),
             ping=0,  # off, because HEARTBEAT is an event of ours
             send_timeout=self._state.config.limits.stall,
-            # The library cancels streams late, because _end_with_console does so first.
+            # With these two values, the library cancels after _end_with_console does.
             shutdown_event=anyio.Event(),
             shutdown_grace_period=10 * PATIENCE,
         )
@@ -76,13 +76,13 @@ class _Stream(EventSourceResponse):
         yield RETRY
         session, state = self._session, self._state
         try:
-            async for event in events:  # the feeds end them with the console
+            async for event in events:  # the events end with the console
                 if session is not None:
                     if state.sessions.is_over(session, state.now()):
                         return
                     session.seen = state.now()  # because nobody clicks on a wallboard
                 yield event or HEARTBEAT
-        except BlsError as error:  # it lasts, so the stream ends
+        except BlsError as error:  # a lasting error ends the stream
             kind = getattr(error, "kind", "wrong_type")
             yield _write_event(
                 "unavailable", encode({"kind": kind, "reason": str(error)})
@@ -115,7 +115,7 @@ async def _follow_log(request: Request) -> Response:
     limit = read_limit(request.query_params.get("limit"))
     project = await existing_project(request, project_in_query(request.scope))
     state = web_state(request)
-    await state.console.logs(project, 1)  # an error before the stream gets a status
+    await state.console.logs(project, 1)  # an error still gets a status here
     return _Stream(request, _log_events(state, project, limit))
 
 
@@ -182,7 +182,7 @@ async def _run_events(request: Request) -> Response:
     after = None if given is None else check_id("after", given)
     state = web_state(request)
     if after is None:
-        await state.store.describe(run_id)  # an error before the stream gets a status
+        await state.store.describe(run_id)  # an error still gets a status here
     stream = _RunStream(state, run_id)
     return _Stream(request, stream.events(after))
 

@@ -98,7 +98,7 @@ async def status(
 
 
 async def _instances(console: Console, project: str) -> dict[str, Status]:
-    """Read the replicas; return none if Redis refuses or the key is malformed."""
+    """Read the replicas; return none if Redis refuses or the key is unreadable."""
     try:
         return await console.instances(project)
     except (ConfigurationError, ContractError, RedisRefusedError):

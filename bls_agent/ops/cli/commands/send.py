@@ -398,7 +398,7 @@ def _show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") 
 
 
 def _show_failure(invocation: Invocation, error: Mapping[str, Any]) -> None:
-    """Write the message, and then traceback and other metadata line by line."""
+    """Write the message, the traceback line by line, and the other metadata."""
     out = invocation.out
     out.paragraph(f"{error.get('type', '')}: {error['message']}".removeprefix(": "))
     for name, value in error.items():

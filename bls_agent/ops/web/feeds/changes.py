@@ -40,9 +40,9 @@ TICK: Final = 1.0  # seconds between two checks while nothing happens
 MISSING_FOR: Final = (
     5.0  # seconds for which a status is missing before this counts as a change
 )
-EXPLAINED_IN: Final = 1.5  # seconds until a reason is known: logs are read every second
+EXPLAINED_IN: Final = 1.5  # seconds to wait for a reason: logs are read every second
 SETTLE: Final = 45.0  # seconds after an outage in which services refresh (every 30 s)
-MANY: Final = 2  # statuses that may vanish at once without suspicion
+MANY: Final = 2  # if more statuses vanish at once, Redis may have lost them
 EXPLAINED: Final = frozenset({Condition.FAULT, Condition.ERROR})
 ABSENT: Final = frozenset({Condition.STALE, Condition.NEVER})
 
@@ -83,7 +83,7 @@ class Journal:
 
     During an outage of Redis nothing is recorded. For some time afterwards no status
     counts as missing, because after a restart of Redis all statuses are missing until
-    the services refresh them. So do many statuses (over half) that vanish at once.
+    the services refresh them. The same holds if over half of them vanish at once.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Journal:
         """Return whether to record a change now; doubtful changes are recorded later.
 
         1. A status is absent: after a while, because its service may only be late.
-        2. 故障 or 报错 without a reason: after the next read of the log, which has it.
+        2. 故障 or 报错 without a reason: after the next read of the log for the reason.
         """
         is_absent = view.condition in ABSENT
         if is_absent:

@@ -37,8 +37,8 @@ async def encode_records(entries: Sequence[LogEntry]) -> list[bytes]:
 def encode_record(entry: LogEntry) -> bytes:
     """Encode a record; if it is too long, shorten it and add ``"cut": true``.
 
-    Outcomes of ``help`` are short, because pages ask each agent for its commands, and
-    the whole outcomes would fill every log.
+    Outcomes of commands such as ``help`` are shortened further, because pages send
+    ``help`` to each agent, and the whole outcomes would fill every log.
     """
     fields = {
         "timestamp": entry.timestamp,

@@ -88,7 +88,7 @@ class RunFeed(SharedWatch[RunSummary]):
         self.left_out: dict[str, int] = {}  # why a key is no run → how many such keys
 
     def _card(self, thing: RunSummary, elapsed: float) -> JSONObject:
-        del elapsed  # run ids and event ids hold the times
+        del elapsed  # ages follow from started_at and last_at
         return make_run_card(thing, clock())
 
     @staticmethod

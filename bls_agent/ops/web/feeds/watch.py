@@ -83,7 +83,7 @@ class Ring:
         self.wake()
 
     def since(self, place: int, size: float = math.inf) -> tuple[list[Item], int]:
-        """Return the items from a position on, and how many of them were dropped.
+        """Return the items from a position on, and the number of dropped items there.
 
         Returns at most ``size`` bytes of items, but at least one item of any length.
         """

@@ -108,7 +108,7 @@ class WorkerFeed(SharedWatch[Worker]):
         super().__init__(registry)
         self._registry = registry
         self._changed: set[str] = set()  # raw keys
-        self._ages: JSONObject = {}  # of workers with unchanged heartbeats
+        self._ages: JSONObject = {}  # key → age of a worker that was only refreshed
 
     def _card(self, thing: Worker, elapsed: float) -> JSONObject:
         return make_worker_card(thing, elapsed)
@@ -134,7 +134,7 @@ class WorkerFeed(SharedWatch[Worker]):
                     self._take(changes, diff)
 
     def _take(self, changes: Sequence[WorkerChange], diff: WorkerDiff) -> None:
-        """Publish changed cards, and only the ages of workers that are unchanged."""
+        """Publish changed cards; of a worker that was only refreshed, only the age."""
         self._changed, self._ages = set(), {}
         for change in changes:
             worker = change.worker

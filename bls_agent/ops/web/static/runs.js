@@ -29,7 +29,7 @@ function take(change) {
   deck.take(change, change.runs, RunCard);
   total = change.total;
   const cards = [...deck.cards.values()];
-  if (cards.every((card) => card.told)) arrange(list, cards.sort(before)); // during an outage the cards may be empty
+  if (cards.every((card) => card.told)) arrange(list, cards.sort(before)); // a card without data cannot be ordered
   deck.filter();
   deck.count();
 }
