@@ -90,7 +90,7 @@ class Held:
         entry |= {
             "reason": cut_text(redact(reason), REASON_BYTES),
             "attempts": self.attempt,
-            "failed_at": time.time(),  # noqa: TID251 - for people
+            "failed_at": time.time(),  # noqa: TID251 - only people read this time
             "priority": self.priority,
             "member": self.member.decode("utf-8", "replace"),
         }
@@ -193,7 +193,8 @@ class Exchange:
     async def settle(self, one: Settlement) -> bool:
         """End a lease, and wait for Redis up to ``options.timeout``.
 
-        Return whether the lease was still ours; ``False`` also if Redis did not reply.
+        Return whether this worker still held the request. Return ``False``, too, if
+        Redis did not reply.
         """
         if one.held.token and one.held not in self._held:
             return False
@@ -212,7 +213,7 @@ class Exchange:
         self._settlements.append(one)
 
     async def aclose(self) -> None:
-        """Return the held requests, wait for running writes, and end the tasks."""
+        """Return held requests to the queue, wait for writes, and end the tasks."""
         for held in self._held:
             self._settlements.append(_back(replace(held)))
             held.valid_until = -math.inf

@@ -68,8 +68,8 @@ class CrawlRequest:
         callback: Name of the function that handles the response.
 
     Raises:
-        ConfigurationError: A part breaks its rule, or the whole request has more than
-            2 MiB of JSON.
+        ConfigurationError: An attribute has a value that is not allowed, or the whole
+            request has more than 2 MiB of JSON.
     """
 
     url: str
@@ -123,9 +123,7 @@ class CrawlRequest:
         """
         parts = decode_object(payload, limit=MAX_REQUEST)
         known = {name: parts[name] for name in _FIELDS if parts.get(name) is not None}
-        meta = known.pop(
-            "meta", None
-        )  # the values need no check, as they come from JSON
+        meta = known.pop("meta", None)  # values from JSON need no check
         try:
             if "url" not in known:
                 raise DecodeError("bad_request", payload, "it has no url")

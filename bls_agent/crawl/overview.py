@@ -248,7 +248,7 @@ async def cleanup(
     redis: object,
     project: str,
     spider: str | None = None,
-    dry_run: bool = True,  # noqa: FBT001, FBT002 - as the contract has it
+    dry_run: bool = True,  # noqa: FBT001, FBT002 - the contract has it positional
     on_progress: Callable[[int, int], None] | None = None,
     *,
     timeout: float = 5.0,
@@ -272,7 +272,7 @@ async def cleanup(
     Raises:
         RedisUnavailableError: Redis cannot answer or refuses a command. Some keys may
             be removed already; call ``cleanup`` again to remove the rest.
-        ConfigurationError: A name breaks its rule.
+        ConfigurationError: A name is not allowed; see :class:`RedisKeyManager`.
     """
     manager = RedisKeyManager(project, spider)
     name = Namespace(manager.project_name, manager.spider_name)

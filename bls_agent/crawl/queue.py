@@ -128,7 +128,7 @@ class TakenRequest:
         options = self._exchange.options
         if self._held.token and self.attempt <= options.max_retries:
             delay = min(LONGEST_DELAY, options.retry_delay * 2 ** (self.attempt - 1))
-            jittered = delay * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+            jittered = delay * random.uniform(0.5, 1.0)  # noqa: S311 - the delay is no secret
             return await self._settle("retry", int(jittered * 1000))
         return await self._settle("fail", self._held.failed_entry(reason))
 
@@ -250,7 +250,7 @@ class RequestQueue(Store):
         self,
         request: CrawlRequest,
         priority: float = 0,
-        unique: bool = False,  # noqa: FBT001, FBT002 - as the document's queue has it
+        unique: bool = False,  # noqa: FBT001, FBT002 - the document has it positional
     ) -> bool:
         """Queue a request.
 
@@ -278,7 +278,7 @@ class RequestQueue(Store):
         self,
         requests: Iterable[CrawlRequest],
         priority: float = 0,
-        unique: bool = False,  # noqa: FBT001, FBT002 - as push()
+        unique: bool = False,  # noqa: FBT001, FBT002 - the document has it positional
     ) -> int:
         """Queue many requests, up to 500 in one atomic step.
 

@@ -56,7 +56,7 @@ class SeenFilter(Store):
         key: The key of the set or Bloom filter in Redis.
 
     Raises:
-        ConfigurationError: An argument breaks its rule.
+        ConfigurationError: An argument has a value that is not allowed.
     """
 
     client_name: ClassVar[str] = "bls-crawl"
@@ -262,7 +262,7 @@ class DedupPipeline:
             raise self.dropped(known)
         return item
 
-    async def close_spider(self, spider: object = None) -> None:  # noqa: ARG002 - as above
+    async def close_spider(self, spider: object = None) -> None:  # noqa: ARG002 - Scrapy passes it
         """Close the connection; with ``cleanup``, remove all fingerprints first."""
         try:
             if self._cleanup:

@@ -100,7 +100,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, object], object]]] = MappingProxyType
 
 
 def _now() -> str:
-    return format_timestamp(time.time())  # noqa: TID251 - create() takes none, as documented
+    return format_timestamp(time.time())  # noqa: TID251 - create() has no parameter for the time
 
 
 @dataclass(kw_only=True)
@@ -167,16 +167,14 @@ class WorkerHeartbeat:
         if "status" not in known:  # only this field has no default
             raise DecodeError("bad_field", payload, "status: absent")
         try:
-            known.setdefault(
-                "timestamp", ""
-            )  # the default would be the time of reading
+            known.setdefault("timestamp", "")  # the default is the time of reading
             return cls(**known)
         except ConfigurationError as error:
             detail = f"{error.name}: {error.rule}"
             raise DecodeError("bad_field", payload, detail) from None
 
     def changed(self, **changes: Any) -> Self:
-        """Return a changed copy as of now; raise ConfigurationError for wrong fields."""
+        """Return a changed copy as of now; raise ConfigurationError if invalid."""
         names = [one.name for one in fields(self)]
         if unknown := changes.keys() - set(names):
             rule = f"its fields are {', '.join(names)}"
@@ -237,7 +235,7 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
     task_uuids: list[str] = field(default_factory=list[str])
 
     @classmethod
-    def create(  # noqa: PLR0917 - the order of the original
+    def create(  # noqa: PLR0917 - callers of the original pass them by position
         cls,
         worker_id: str,
         status: WorkerStatus = WorkerStatus.RUNNING,

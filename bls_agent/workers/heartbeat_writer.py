@@ -60,7 +60,7 @@ class HeartbeatWriter:
 
     def start(self) -> None:
         """Start the task, in the running event loop."""
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - imported late because it takes 20 ms
 
         register(self)
         self.loop = asyncio.get_running_loop()
@@ -113,7 +113,7 @@ class HeartbeatWriter:
 
     async def aclose(self) -> None:
         """End the task and close the connection."""
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - imported late because it takes 20 ms
 
         if self._task is not None:
             self._task.cancel()
@@ -129,7 +129,7 @@ class HeartbeatWriter:
                         await self._write_due()
                 except Exception as error:  # noqa: BLE001 - heartbeats must go on
                     text = "a beat of the heartbeats failed\n%s"
-                    logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+                    logger.error(text, redact_traceback(error))  # noqa: TRY400 - the traceback is redacted
                     await anyio.sleep(RETRY + self._backoff.failed())
         finally:
             self._wakeup.unbind()

@@ -78,7 +78,7 @@ def days_of(calendar: Iterable[Day]) -> set[date]:
     """Return the days of a calendar; see :meth:`SyncProgress.summary`."""
     if not isinstance(calendar, tuple):
         return list_days("calendar", calendar)
-    if len(calendar) != 2:  # noqa: PLR2004 - a start and an end
+    if len(calendar) != 2:  # noqa: PLR2004 - a tuple has a start and an end
         rule = "a tuple is (start, end); give a list for single days"
         raise ConfigurationError("calendar", calendar, rule)
     start, end = (_check_day("calendar", day) for day in calendar)

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 TOGETHER: Final = 250  # workers in one write
 LEASE: Final = 255  # bytes of a lease that are read
-PLENTY: Final = 8 * 2**20  # bytes of values in one read; large ones after are truncated
+PLENTY: Final = 8 * 2**20  # bytes per read, after which large values are truncated
 LARGE: Final = 65_536  # bytes of values to decode before other tasks can run
 NO_KEY: Final = -2  # PTTL of a missing key
 NO_TTL: Final = -1
@@ -163,7 +163,7 @@ class WorkerRegistry(Store):
         known: Mapping[bytes, Worker],
         search_at: float,
     ) -> tuple[dict[bytes, Worker], float]:
-        """Return known workers, and new ones if due, and when to search again."""
+        """Return known workers, new ones if due, and the time of the next search."""
         keys = {key: one.kind for key, one in known.items()}
         began = anyio.current_time()
         if began >= search_at:
@@ -194,7 +194,7 @@ def _kinds_of(kind: type[WorkerHeartbeat] | str | None) -> Mapping[str, KeyTempl
 
 
 def _common_pattern(kinds: Mapping[str, KeyTemplate]) -> str:
-    """Make one pattern for all kinds: at each position, any of the kinds' letters."""
+    """Make one SCAN pattern that matches the heartbeat keys of all kinds."""
     heads = [row.template.partition("{")[0] for row in kinds.values()]
     if len(heads) == 1:
         return next(iter(kinds.values())).pattern()
@@ -242,7 +242,7 @@ async def _read(
 async def _judge_by_leases(
     pool: ConnectionPool, seen: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
-    """Judge workers that seem stale again, by the TTL in their lease; return these."""
+    """Return the stale workers whose lease has a TTL, judged by that TTL."""
     doubtful = [(k, one) for k, one in seen.items() if one.stale or one.age is None]
     judged: dict[bytes, Worker] = {}
     for part in _parts([(k, one) for k, one in doubtful if one.ttl is not None]):

@@ -346,7 +346,7 @@ Tasks = list[Task]
 
 
 def _now() -> float:
-    return time.time()  # noqa: TID251 - the public face
+    return time.time()  # noqa: TID251 - the public methods have no parameter for the time
 
 
 async def read_key(pool: ConnectionPool, command: str, key: str) -> Reply:

@@ -208,7 +208,7 @@ class FunctionCache(Store):
         return decorate if function is None else decorate(function)
 
     def _refuse_second_closure(self, name: str, function: Callable[..., Any]) -> None:
-        """Refuse a closure made again, because the key lacks the closure's variables."""
+        """Refuse a closure made again, because its variables are not in the key."""
         code: object = getattr(function, "__code__", None)
         variables: tuple[str, ...] = getattr(code, "co_freevars", ())
         if not {*variables} - {"__class__"}:  # super() needs "__class__"
@@ -278,7 +278,7 @@ class FunctionCache(Store):
         """Wait for running writes, because they might arrive after the removal."""
         under_way = declared.writes.copy()
         with anyio.move_on_after(self._timeout + SETTLED):
-            while not under_way.isdisjoint(declared.writes.copy()):  # noqa: ASYNC110 - of all threads
+            while not under_way.isdisjoint(declared.writes.copy()):  # noqa: ASYNC110 - other threads write, too
                 await anyio.sleep(POLL_INTERVAL)
 
     @overload

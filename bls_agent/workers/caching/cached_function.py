@@ -237,7 +237,7 @@ class CachedFunction:
         left = inf
         if rest and rest[0] != FOR_EVER:
             left = rest[0] / 1000 - self.policy.stale_on_error
-        return Found(value, left, True, payload)  # noqa: FBT003 - by name costs 1 µs
+        return Found(value, left, True, payload)  # noqa: FBT003 - passing it by name costs 1 µs
 
     def unpack(self, payload: bytes) -> Any:
         """Decode a stored result, or raise :class:`BrokenEntryError`."""
@@ -253,7 +253,7 @@ class CachedFunction:
         """Encode a result. Return ``None``, and log once, if JSON would change it."""
         try:
             plain = self._dumped(value)
-            now = time.time()  # noqa: TID251 - the host's clock
+            now = time.time()  # noqa: TID251 - the entry holds the time of this machine
             return _encode_entry(self.name, plain, now, self.policy.size_limit)
         except _UnstorableError as error:
             self.counts.add("not_stored", error.reason)

@@ -233,7 +233,7 @@ class _LoopCalls:
         """Compute the value in a separate task."""
 
         async def run() -> None:
-            import asyncio  # noqa: PLC0415 - as above
+            import asyncio  # noqa: PLC0415 - imported late because it takes 20 ms
 
             _COMPUTING.set(computation)
             outcome: Outcome | None = None
@@ -269,7 +269,7 @@ class _LoopCalls:
         await self._backend.aclose()
 
     async def _cancel(self, computation: Computation) -> None:
-        import asyncio  # noqa: PLC0415 - as above
+        import asyncio  # noqa: PLC0415 - imported late because it takes 20 ms
 
         task = computation.task
         if task is None:  # a plain function computes the value in its caller's thread
@@ -323,7 +323,7 @@ async def _await_outcome(
 
     try:
         value = await run()
-    except Exception as error:  # noqa: BLE001 - it belongs to the callers
+    except Exception as error:  # noqa: BLE001 - the callers receive it
         return Outcome.of_error(function, error, found)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
@@ -338,7 +338,7 @@ def _find_outcome(
 ) -> Outcome:
     try:
         value = run()
-    except Exception as error:  # noqa: BLE001 - it belongs to the callers
+    except Exception as error:  # noqa: BLE001 - the callers receive it
         return Outcome.of_error(function, error, found)
     return Outcome(value, function.pack(value))
 
@@ -363,7 +363,7 @@ class CacheCalls:
         self._shared = None
 
     def _make_here(self) -> _LoopCalls:
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - imported late because it takes 20 ms
 
         loop = asyncio.get_running_loop()
         backend = CacheBackend(
@@ -460,6 +460,6 @@ async def _close(by_loop: LoopLocal[_LoopCalls], *accesses: Access) -> None:
 
 
 def _runs_event_loop() -> bool:
-    import asyncio  # noqa: PLC0415 - 20 ms, not at import
+    import asyncio  # noqa: PLC0415 - imported late because it takes 20 ms
 
-    return asyncio._get_running_loop() is not None  # noqa: SLF001 - documented; does not raise
+    return asyncio._get_running_loop() is not None  # noqa: SLF001 - a documented function that does not raise

@@ -174,7 +174,7 @@ _FORMS: Final[Mapping[type, Callable[[Any, int], JSONValue]]] = {
 
 
 def qualified_name(thing: Any) -> str:
-    """Return the name by which programs import a function or class, or its script."""
+    """Return module and name of a function or class, also of the main script."""
     module: str = thing.__module__
     if module in ("__main__", "__mp_main__"):  # "__mp_main__" in a pool's processes
         module = _name_of_script(module)
