@@ -201,7 +201,7 @@ class LeaseState:
         return [self.owner_key], (self.token, stays)
 
     def end(self) -> None:
-        """Give up the key in this process only, without a request to the server."""
+        """Drop the lease in this process only, without a request to the server."""
         self.standing = Ownership.UNKNOWN
         self._valid_until = float("-inf")
 

@@ -1,7 +1,7 @@
-"""Lua scripts, loaded once, with a typed face.
+"""Lua scripts with typed arguments; each script is loaded once.
 
-A script stands in a ``.lua`` file beside this one, headed by the keys it touches and
-the reason why it must be one step.
+A script is a ``.lua`` file in this folder. Its head lists the keys that it uses, and the
+reason why its work must be one atomic step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Script:
-    """One script; its text is sent only to a server that does not know it yet."""
+    """One script; its text is sent only to a server that does not know the script."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class Script:
         keys: Sequence[str] = (),
         arguments: Sequence[str] = (),
     ) -> None:
-        """Remember the name; ``behind`` is a file of functions that stands before it.
+        """Remember the name; ``behind`` names a file of functions that the script calls.
 
-        ``keys`` and ``arguments`` are the names under which the script finds them; what
-        is passed beyond the arguments begins at ``ARGV[rest]``.
+        ``keys`` and ``arguments`` are the names of local variables in the script. Further
+        arguments begin at ``ARGV[rest]``.
         """
         self.name = name
         self._behind = behind
@@ -61,7 +61,7 @@ class Script:
         return hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
     def order(self, **named: Argument) -> list[Argument]:
-        """Put named arguments into the order of the script."""
+        """Return the named arguments in the order of the script."""
         return [named[name] for name in self.arguments]
 
     async def run(
@@ -70,7 +70,7 @@ class Script:
         keys: Sequence[Argument],
         arguments: Sequence[Argument],
     ) -> Reply:
-        """Run the script; raises as :meth:`Connection.call`."""
+        """Run the script; raise the same errors as :meth:`Connection.call`."""
         reply = (await connection.call_many([self.request(keys, arguments)]))[0]
         if not isinstance(reply, RedisUnavailableError):
             return reply
@@ -83,7 +83,7 @@ class Script:
         where: ConnectionPool | Connection,
         runs: Sequence[tuple[Sequence[Argument], Sequence[Argument]]],
     ) -> list[Reply]:
-        """Run the script for many groups of keys, each of one slot, with arguments."""
+        """Run the script for many groups of keys and arguments; each group in one slot."""
         return await run_scripts(where, [(self, *run) for run in runs])
 
     def request(
@@ -93,7 +93,7 @@ class Script:
         *,
         known: bool = True,
     ) -> tuple[Argument, ...]:
-        """Write a run as a request; with the text, unless the server knows it."""
+        """Return the request for a run; it contains the text unless ``known``."""
         name, text = ("EVALSHA", self.digest) if known else ("EVAL", self.text)
         return (name, text, len(keys), *keys, *arguments)
 
@@ -105,7 +105,7 @@ ScriptRun: TypeAlias = "tuple[Script, Sequence[Argument], Sequence[Argument]]"
 async def run_scripts(
     where: ConnectionPool | Connection, runs: Sequence[ScriptRun]
 ) -> list[Reply]:
-    """Run several scripts in one write, or a thousand in each, as by ``call_many``."""
+    """Run several scripts; the replies and errors are those of ``call_many``."""
     replies = await where.call_many(
         [script.request(keys, arguments) for script, keys, arguments in runs]
     )
@@ -114,7 +114,7 @@ async def run_scripts(
         for at, reply in enumerate(replies)
         if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script"
     ]
-    # Each such run sends the text: one of several servers may have lost it.
+    # Each such run sends the text, because any of several servers may not know it.
     texts = [
         script.request(keys, arguments, known=False)
         for script, keys, arguments in (runs[at] for at in unknown)
@@ -122,7 +122,7 @@ async def run_scripts(
     try:
         found = await where.call_many(texts) if texts else []
     except RedisUnavailableError as error:
-        error.ambiguous |= len(unknown) < len(runs)  # the others were executed
+        error.ambiguous |= len(unknown) < len(runs)  # the other runs were executed
         raise
     for at, reply in zip(unknown, found, strict=True):
         replies[at] = reply
@@ -132,7 +132,7 @@ async def run_scripts(
 async def find_wrong_type(
     connection: Connection, error: RedisUnavailableError, types: Mapping[str, str]
 ) -> WrongTypeError | None:
-    """Find the key of another type behind a refusal: a script does not name it."""
+    """Find the key of a wrong type after a refusal; the script's error does not name it."""
     if error.kind not in ("wrong_type", "refused"):
         return None
     try:

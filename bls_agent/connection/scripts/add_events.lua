@@ -1,40 +1,40 @@
 -- KEYS[1]  run:{run_id}:events, a stream: the events of one run
--- KEYS[2]  bls_agent:{…}:books, a hash: what counts them (below)
--- KEYS[3]  …:owner, a string: the token of the run's writer, as long as it lives
+-- KEYS[2]  bls_agent:{…}:books, a hash: the metadata of the run (below)
+-- KEYS[3]  …:owner, a string: the token of the run's writer, with a TTL
 -- ARGV[1]  about how many events are kept
--- ARGV[2]  seconds that the run lives from now on at least; a peer's run without a TTL
---          gets one from system.close alone
--- ARGV[3]  a sequence that ours come after, 0 for none
--- ARGV[4]  milliseconds of an id that ours come after, 0 for none
+-- ARGV[2]  shortest TTL of the run in seconds; a run without a TTL, of another program,
+--          gets this TTL only with system.close
+-- ARGV[3]  a sequence after which the new sequences must come, 0 for none
+-- ARGV[4]  milliseconds of an id after which the new ids must come, 0 for none
 -- ARGV[5]  the number of that id
--- ARGV[6]  what tells this writer from all others, or nothing
--- ARGV[7]  the number of this batch; a writer's grow
+-- ARGV[6]  the token of this writer, or nothing
+-- ARGV[7]  the number of this batch; it grows with each batch of a writer
 -- ARGV[8]  milliseconds of the lease of a writer that may end the run, 0 for others
 -- ARGV[9]  1 if the run ends with this batch: its last event is written only if the
 --          run is ours
--- ARGV[…]  nine for each event: its sequence, or nothing to have it counted; timestamp;
---          agent's id, type, name; team; category; action; data
+-- ARGV[…]  nine for each event: its sequence, or nothing to let the script count;
+--          timestamp; agent's id, type, name; team; category; action; data
 --
--- Adds events and counts them over all writers. Gives the last sequence and the ids of
--- the events; "ours" behind them if the lease of the writer began anew with the batch:
--- a writer that writes all the time keeps its run though its renewals come late; and
--- "mended" behind that if the books held what no script writes: it does not count then.
+-- Adds events and numbers them over all writers. Returns the last sequence and the ids of
+-- the events. Then comes "ours" if the batch has renewed the lease of the writer, so that a
+-- busy writer keeps its run although its renewals are late. Then comes "mended" if the
+-- books contained values that no script writes; the script has then ignored these values.
 --
--- One step, because a sequence that is counted before its event is written could be
--- written behind a later one, and because a batch whose reply was lost must be
--- recognised. It is not added again: then the script gives the sequence and the id that
--- it ended with, "again", how many events it had, and "ours" as above.
+-- One step, because otherwise an event could be written after an event with a higher
+-- sequence, and because a batch must be recognised if it is sent again after a lost reply.
+-- Such a batch is not added again. Then the script returns its last sequence and id,
+-- "again", the number of its events, and "ours" if the lease was renewed.
 --
--- The books hold
---   "sequence", "id"  of the last event that was counted here
+-- The books contain
+--   "sequence", "id"  sequence and id of the last event that this script has counted
 --   "owner"           the token of a writer that has not ended the run
---   "closed"          the id of the last system.close, until a lifecycle.started stands
---                     behind it
---   "batch:<token>"   of each writer's last batch the number, the sequence and the id
---                     that it ended with, and how many events it had
---   "lost:<id>"       how many events the server had forgotten before that one
+--   "closed"          the id of the last system.close, until a lifecycle.started comes
+--                     after it
+--   "batch:<token>"   number, last sequence, last id and number of events of each
+--                     writer's last batch
+--   "lost:<id>"       how many events were lost on the server before the event with the id
 --
--- Whatever may be refused because a key has another type comes before the first write.
+-- Every command that a key of another type would make fail comes before the first write.
 local stream, token, LARGEST = KEYS[1], ARGV[6], 999999999999999
 local batch = 'batch:' .. token
 local books = redis.call('HMGET', KEYS[2], 'sequence', 'id', 'owner', batch)
@@ -69,17 +69,17 @@ if token ~= '' and books[4] then
   end
 end
 
--- A lifecycle.started whose stream is gone begins a new run, unless another writer lives
--- on this id: what the books know of the earlier run is dropped.
+-- A lifecycle.started without a stream begins a new run, unless another writer holds the
+-- lease: then the books of the earlier run are deleted.
 local is_new = lives == -2 and (not holder or holder == token)
   and ARGV[16] == 'lifecycle' and ARGV[17] == 'started'
 if is_new then
   books = {}
 end
 
--- What others have added behind ours, or while nobody counted, is counted, too. An entry
--- without a sequence that can be read does not hide those before it: a thousand are
--- looked through, and where none tells, as many are taken for counted as stand there.
+-- Events that other programs have added after the last counted event are counted, too: the
+-- sequence continues with the newest readable sequence of the last thousand entries. If
+-- none of them has a readable sequence, the length of the stream is used.
 local sequence, from, strange = count_of(books[1]), '-', true
 local known = books[2] and string.match(books[2], '^%d+%-%d+$')
 if known then
@@ -118,21 +118,22 @@ if strange then
   end
   sequence = math.max(sequence, told or redis.call('XLEN', stream))
 end
--- What this server has forgotten is noted beside the first event behind it, so that
--- readers can tell how many events they have missed.
+-- If the server has lost events, their number is noted for the first event after them, so
+-- that readers know how many events they have missed.
 local forgotten = is_new and 0 or math.max(0, tonumber(ARGV[3]) - sequence)
 sequence = sequence + forgotten
 
--- The run is not ours to end while somebody else holds it. Where nobody does, it is if
--- the books say so, or if they know nothing of us: then the server has forgotten, and the
--- lease begins anew. Books that know us and no owner were closed by somebody else.
+-- We may not end the run while another writer holds the lease. If nobody holds it, the run
+-- is ours if the books name us as owner, or if they contain neither an owner nor a batch of
+-- ours: then the server has lost data, and the lease begins again. If the books contain a
+-- batch of ours but no owner, another process has ended the run.
 local ends = ARGV[9] == '1'
 local ours = holder == token
   or (not holder and (books[3] == token or not (books[3] or books[4])))
 local last = #ARGV - (ends and not ours and 9 or 0)
 
--- A server whose clock is behind that of the one before must not give an id that
--- readers have passed already.
+-- The clock of a new server may be earlier than the clock of the server before. Its ids
+-- must still be higher than the ids that readers have read.
 local as = '*'
 if ARGV[4] ~= '0' and last > 9 then
   local time = redis.call('TIME')
@@ -194,7 +195,7 @@ local holds = ours and not ends and ARGV[8] ~= '0'
 if holds and books[3] ~= token then
   note('owner', token)
 end
-if is_new then  -- behind the first XADD, which is refused where memory is out
+if is_new then  -- after the first XADD, which the server refuses if memory is out
   redis.call('DEL', KEYS[2])
 end
 redis.call('HSET', KEYS[2], unpack(noted))

@@ -1,28 +1,29 @@
--- KEYS[1]  a string of some contract that only one process writes
--- KEYS[2]  …:owner, a string: its lease (see lease.lua), "<token> <number> <digest>": the
---          number of the owner's last write and the SHA-1 of the value
+-- KEYS[1]  a string of a contract that only one process writes
+-- KEYS[2]  …:owner, a string: the lease on KEYS[1] (see lease.lua), with the number of the
+--          owner's last write and the SHA-1 of the value: "<token> <number> <digest>"
 -- ARGV[1]  our token
 -- ARGV[2]  milliseconds until key and lease end if nobody writes again
 -- ARGV[3]  a token whose owner is surely dead, or nothing
--- ARGV[4]  the number of this write; ours grow
+-- ARGV[4]  the number of this write; each write of ours has a higher number
 -- ARGV[5]  the value
--- ARGV[6]  1 if the key may be taken where it has no owner, else 0
--- ARGV[7]  SHA-1 of the value that may then stand there: our former one; or nothing
--- ARGV[8]  1 if the value that stands there is true enough to be kept alive, else 0
+-- ARGV[6]  1 if a key without an owner may be taken, else 0
+-- ARGV[7]  SHA-1 of our former value, which may then be overwritten; or nothing
+-- ARGV[8]  1 if the current value is true enough to be kept alive, else 0
 --
--- Writes a value as the owner of its key, and begins the TTL of key and lease anew. One
--- step, because between a look and a write the lease may end and somebody else's begin.
--- Says {what, milliseconds, whose}:
---   written     it stands there; milliseconds is 1 if a stranger's value had stood there
---   refreshed   memory is out: the former value lives on
---   held        somebody else owns it, for so many milliseconds
---   stands      nobody owns it, but a stranger's value stands there, for so many
---               (-1: for ever)
---   lapsed      our lease has ended and the key must not be taken in this write
---   late        a later write of ours has come before
---   wrong_type  one of the keys holds another type
--- The number is what keeps a request that a lost connection delivers late from putting
--- an old value over a new one, or a key in place that its owner has given back.
+-- Writes a value as the owner of the key, and restarts the TTL of key and lease. One step,
+-- because another process may take the lease between GET and a write.
+-- Returns {what, milliseconds, whose}; values of what:
+--   written     the value is written; milliseconds is 1 if it has replaced a value that
+--               another program wrote
+--   refreshed   memory is out: the former value got a new TTL
+--   held        another process owns the key, for so many milliseconds
+--   stands      nobody owns the key, but it holds a value of another program, for so many
+--               milliseconds (-1: for ever)
+--   lapsed      our lease has ended, and this write must not take the key
+--   late        a write of ours with a higher number was executed before
+--   wrong_type  one of the keys has another type
+-- Because of the number, a late request of a lost connection cannot replace a new value by
+-- an old one, and cannot write a key that its owner has given back.
 for _, key in ipairs(KEYS) do
   local kind = redis.call('TYPE', key)['ok']
   if kind ~= 'string' and kind ~= 'none' then

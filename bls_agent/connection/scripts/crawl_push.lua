@@ -1,18 +1,20 @@
 -- KEYS[1]  …:queue:requests, a sorted set: member to priority
 -- KEYS[2]  …:queue:requests:data, a hash: member to body
 -- KEYS[3]  …:queue:processing, and the next three: see crawl_settle.lua; not used here
--- KEYS[7]  …:counters, a hash: the last serial number, and what happened so far
+-- KEYS[7]  …:counters, a hash: the last serial number, and counts of requests
 -- KEYS[8]  …:wake, a list: one element while requests wait
 -- KEYS[9]  …:queue:failed, a list
 -- KEYS[10] …:filter:fingerprint, a set
--- ARGV[…]  priority, body, fingerprint and entry of the failed list in turn; no
---          fingerprint for a request that may be there twice, no entry for a new one
+-- ARGV[…]  priority, body, fingerprint and entry of the failed list, for each request;
+--          the fingerprint is empty if the request may be queued twice, the entry is empty
+--          for a new request
 --
--- Queues requests, and says 1 for each that was queued, 0 for each that was not: its
--- fingerprint was known, or its entry is not in the failed list any more.
+-- Queues requests. Returns for each request 1 if it was queued, else 0, because its
+-- fingerprint was known, or its entry is no longer in the failed list.
 --
--- One step, because a fingerprint without its request would never be fetched, a request
--- without its body could not be, and an entry must not be queued twice.
+-- One step, because a request whose fingerprint is known but that is not queued would
+-- never be fetched, a request without a body cannot be fetched, and an entry must not be
+-- queued twice.
 local added, moved, serial = {}, 0, nil
 redis.call('ZCARD', KEYS[1])
 redis.call('HLEN', KEYS[2])
@@ -20,7 +22,7 @@ serial = tonumber(redis.call('HGET', KEYS[7], 'serial') or '')
 redis.call('LLEN', KEYS[8])
 redis.call('SCARD', KEYS[10])
 redis.call('LLEN', KEYS[9])
-if not serial then  -- above all that were ever given, also where the hash was lost
+if not serial then  -- the time is above all earlier numbers, even if the hash was lost
   local now = redis.call('TIME')
   serial = now[1] * 1000000 + now[2]
 end

@@ -3,26 +3,26 @@
 -- KEYS[3]  …:queue:processing, a sorted set: member to the second in which its lease ends
 -- KEYS[4]  …:queue:processing:data, a hash: member to body
 -- KEYS[5]  …:leases, a hash: member to token and priority
--- KEYS[6]  …:delayed, a hash: member to priority, of those that wait for a retry
--- KEYS[7]  …:counters, a hash: what happened so far
+-- KEYS[6]  …:delayed, a hash: member to priority, of requests that wait for a retry
+-- KEYS[7]  …:counters, a hash: counts of requests taken, finished, failed and so on
 -- KEYS[8]  …:wake, a list: one element while requests wait
 -- KEYS[9]  …:queue:failed, a list of JSON entries
 -- KEYS[10] …:filter:fingerprint; not used here
 -- ARGV[1]  how many entries the failed list keeps
 -- ARGV[2]  the key of a member's retries without the member
--- ARGV[…]  what to do, member, token and one value in turn:
---          ack: the request is finished; value 1 if it has failed before
---          renew: the lease begins anew; value: its milliseconds
---          back: the request goes back to its place; value: priority and body of one
---          that was taken for good, else nothing
---          retry: the request comes back later; value: in how many milliseconds
+-- ARGV[…]  action, member, token and one value, for each request:
+--          ack: the request is finished; value: 1 if it has failed before
+--          renew: the lease is renewed; value: its milliseconds
+--          back: the request returns to the queue; value: priority and body if the request
+--          was taken without a lease, else nothing
+--          retry: the request returns to the queue later; value: after how many milliseconds
 --          fail: the request goes into the failed list; value: its entry
---          recall: like back, of every request that was taken with the token
+--          recall: back for every request that was taken with the token
 --
--- Ends or renews leases. Says 1 for each that was still held with its token, else 0.
--- A request that was taken for good has no token and no lease: it may fail all the same.
+-- Ends or renews leases. Returns 1 for each request that its token still holds, else 0.
+-- A request that was taken without a lease has no token; its actions are executed, too.
 --
--- One step each, because another worker may have been given the request meanwhile.
+-- One step each, because another worker may have taken the request meanwhile.
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
 local waiting = false

@@ -3,23 +3,23 @@
 -- KEYS[3]  …:queue:processing, a sorted set: member to the second in which its lease ends
 -- KEYS[4]  …:queue:processing:data, a hash: member to body
 -- KEYS[5]  …:leases, a hash: member to token and priority
--- KEYS[6]  …:delayed, a hash: member to priority, of those that wait for a retry
--- KEYS[7]  …:counters, a hash: what happened so far
+-- KEYS[6]  …:delayed, a hash: member to priority, of requests that wait for a retry
+-- KEYS[7]  …:counters, a hash: counts of requests taken, finished, failed and so on
 -- KEYS[8]  …:wake, a list: one element while requests wait
 -- KEYS[9]  …:queue:failed, and KEYS[10] …:filter:fingerprint; not used here
 -- ARGV[1]  how many requests to take at most
--- ARGV[2]  token of the lease; nothing to take them for good
+-- ARGV[2]  token of the lease; nothing to take requests without a lease
 -- ARGV[3]  milliseconds of the lease
 -- ARGV[4]  the key of a member's retries without the member
--- ARGV[5]  how many bytes of bodies to give at most, but always one body
+-- ARGV[5]  how many bytes of bodies to return at most, but always one body
 --
--- Puts back what is due: requests whose lease has ended, and those whose delay is over.
--- Takes the first requests. Gives the milliseconds until something is due again (-1 for
--- nothing), and member, body, priority and count of failures of each request in turn.
+-- Puts requests back whose lease has ended, or whose delay is over. Then takes the first
+-- requests. Returns the milliseconds until the next lease or delay ends (-1 if there is
+-- none), and in turn member, body, priority and number of failures of each request.
 --
--- One step, because a worker may die at any time: a request is always in one of the two
--- sorted sets, with its body beside it. The first write is one that is refused when
--- memory is out: behind it no other one is.
+-- One step, because a worker may die at any time, and a request with its body must always
+-- be in one of the two sorted sets. A server that is out of memory refuses the first write;
+-- if it executes this write, it does not refuse the later writes.
 local wanted, token = tonumber(ARGV[1]), ARGV[2]
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000

@@ -1,14 +1,13 @@
--- KEYS[1]  …:owner, a string: the lease on the key beside which it lies (see lease.lua)
--- KEYS[2]  that key, if its value is the owner's (see beat.lua)
+-- KEYS[1]  …:owner, a string: the lease on another key (see lease.lua)
+-- KEYS[2]  that other key, if only the owner writes its value (see beat.lua)
 -- ARGV[1]  our token
--- ARGV[2]  milliseconds for which "<token> ended" stays, 0 if nothing has to
+-- ARGV[2]  milliseconds for which "<token> ended" stays in KEYS[1], 0 to delete KEYS[1]
 --
--- Ends a lease that is ours and removes our value; leaves everything else alone, also
--- what a stranger has written over our value. Says how many values were removed. What
--- stays behind keeps a request of ours that may still be on its way from taking the lease
--- again; for everybody else it is free. One step, because between a look and a DEL
--- somebody else may have got it.
-local lease = redis.pcall('GET', KEYS[1])  -- a table where it holds another type
+-- Ends the lease if it is ours, and removes the value if we wrote it; a value of another
+-- process stays. Returns how many values were removed. The text "<token> ended" prevents
+-- that a late request of ours takes the lease again; other processes may take the lease.
+-- One step, because another process may take the lease between GET and DEL.
+local lease = redis.pcall('GET', KEYS[1])  -- a table if the key has another type
 local ours = type(lease) == 'string' and string.match(lease, '^%S*') == ARGV[1]
 local removed = 0
 if ours then

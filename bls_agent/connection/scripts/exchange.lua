@@ -1,31 +1,31 @@
 -- KEYS[1]  control: {project}_控制, a list: the commands of one project
--- KEYS[2]  inflight: …:inflight:<instance>, a list: what this process has taken and not ended
+-- KEYS[2]  inflight: …:inflight:<instance>, a list: commands that this process works on
 -- KEYS[3]  owner: …:owner, a string: our token as long as the in-flight list is ours
 -- KEYS[4]  lists: …:inflight, a hash: list → how many of its oldest commands may have been started
--- KEYS[5]  deliveries: …:deliveries, a hash: how often a command was handed out that came back
+-- KEYS[5]  deliveries: …:deliveries, a hash: delivery counts of commands that were put back
 -- KEYS[6]  seen: …:seen, a sorted set: ids of commands that ended, by the server's time
--- ARGV     token: ours
+-- ARGV     token: our token
 --          limit: how many commands to take at most
 --          concurrency: how many commands this process starts before the oldest is acknowledged
---          startable: the same for what is taken now, if none of it came back from a dead process
+--          startable: the same number, used if no taken command was put back by a dead process
 --          window: milliseconds for which an id counts as seen, 0 for never
 --          ids: how many ids are kept at most
---          rest: of each command that has ended its bytes, its id or nothing, and 1 if it
---          stands in our list, 0 if another process has reclaimed it
+--          rest: bytes, id (or nothing) and flag of each command that has ended; the flag is
+--          1 if our list contains the command, 0 if another process has reclaimed it
 --
--- Moves commands from the head of the control list into the in-flight list, and takes
--- those out that have ended; their ids are remembered. Returns whether the list is ours,
--- and of each command taken: its bytes, which delivery this is (0 where no count stands,
--- which is then the first), the id that it seems to have, and whether that id has been
--- seen. The id is found by form, not by parsing: the caller parses, and looks its own up
--- where this one is wrong. If the list is not ours, only the ids of what was reclaimed are
--- remembered: another delivery keeps all that is its own.
+-- Moves commands from the head of the control list into the in-flight list, removes the
+-- commands that have ended from it, and remembers their ids. Returns whether the list is
+-- ours. Also returns for each command taken: its bytes, the number of the delivery (0 for an
+-- invalid count), the id that it seems to have, and whether that id was seen. A pattern finds
+-- the id; the caller parses the command, and looks up the right id if this one is wrong. If
+-- the list is not ours, only the ids of reclaimed commands are remembered, because the
+-- next delivery of these commands needs all other data.
 --
--- One step, because a command must not stand in the list of a process that does not know
--- it, and must not be forgotten before its id is known. Whatever may be refused because a
--- key has another type comes before the first write, or is the first write. Commands are taken first, because
--- LMOVE is refused when memory is out, and then nothing has happened; LREM is allowed then,
--- and what follows it, so acknowledging alone succeeds.
+-- One step, because a command must not be in the list of a process that does not know it, and
+-- must not be removed before its id is remembered. Every command that a key of another type
+-- would make fail comes before the first write, or is the first write. Commands are taken
+-- first: a server that is out of memory refuses LMOVE, and then nothing is changed. Such a
+-- server allows LREM and the commands after it, so acknowledging alone still succeeds.
 local ours = redis.call('GET', owner) == token
 local payloads = {}
 if ours and limit ~= '0' then

@@ -1,26 +1,26 @@
 -- KEYS[1]  control: {project}_控制, a list: the commands of one project
--- KEYS[2]  inflight: …:inflight:<instance>, a list: what this process has taken and not ended
+-- KEYS[2]  inflight: …:inflight:<instance>, a list: commands that this process works on
 -- KEYS[3]  owner: …:owner, a string: our token as long as the list is ours
 -- KEYS[4]  lists: …:inflight, a hash: list → how many of its oldest commands may have been started
--- KEYS[5]  deliveries: …:deliveries, a hash: how often a command was handed out that came back
+-- KEYS[5]  deliveries: …:deliveries, a hash: delivery counts of commands that were put back
 -- KEYS[6]  dead_letters: …:dead, a list: commands that were handed out too often
--- ARGV     token: ours
+-- ARGV     token: our token
 --          most: how often a command is handed out at most
 --          kept: how many dead letters are kept
---          seconds: for which deliveries are remembered
---          is_final: 1 if this process is at its end, else 0
---          stays: how many commands are to stay
---          rest: those, byte for byte; then those that were started and did not end
+--          seconds: how long delivery counts are remembered
+--          is_final: 1 if this process ends, else 0
+--          stays: how many commands stay in our list
+--          rest: the bytes of the commands that stay; then of those started but not ended
 --
--- Puts back to the head of the control list, in their order, all commands but those that
--- are to stay. Those that were started have been delivered; the others have not. At the
--- end of the process an empty list is struck off, of another one all may have been started,
--- and the lease is given back. Returns whether the list was ours, which commands are dead
--- letters now, and which of those that are to stay do not stand there. Run again it changes
--- nothing. One step, because a command must never stand in no list, or in both.
--- Whatever may be refused because a key has another type comes before the first write;
--- LREM is the first one, because it is allowed when memory is out, and the rest is then
--- allowed behind it.
+-- Puts all commands of our list back to the head of the control list, in their order, except
+-- those that stay. Started commands count as delivered; the others do not. If the process
+-- ends, an empty list is removed from `lists`; for a list with commands `lists` records that
+-- all of them may have been started; and the lease is ended. Returns whether the list was
+-- ours, which commands became dead letters, and which commands should stay but are missing. A
+-- repeated run changes nothing. One step, because a command must always be in exactly one
+-- list. Every command that a key of another type would make fail comes before the first
+-- write. The first write is LREM, because a server that is out of memory allows LREM, and
+-- then also allows the writes after it.
 if redis.call('GET', owner) ~= token then
   return {0, {}, {}}
 end

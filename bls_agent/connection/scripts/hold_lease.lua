@@ -1,12 +1,13 @@
--- KEYS[1]  …:owner, a string: the lease on the key beside which it lies (see lease.lua)
+-- KEYS[1]  …:owner, a string: the lease on another key (see lease.lua)
 -- ARGV[1]  our token
 -- ARGV[2]  milliseconds until our lease ends if nobody renews it
 -- ARGV[3]  a token whose owner is surely dead, or nothing
--- ARGV[4]  1 if it may be taken where nobody has it, else 0
+-- ARGV[4]  1 to take a free lease, 0 only to renew our lease
 --
--- Takes or renews a lease. Says {what, milliseconds, whose}: ours; held, with what is
--- left of the other's lease; lapsed if it was not to be taken; or ended. One step,
--- because between a look and a write our lease may end and somebody else's begin.
+-- Takes or renews a lease. Returns {what, milliseconds, whose}. "what" is "ours"; "held",
+-- with the time left of another process's lease; "lapsed" if the lease is free but must
+-- not be taken; or "ended". One step, because another process may take the lease between
+-- GET and a write.
 local standing, left, whose = look_at_lease(KEYS[1], ARGV[1], ARGV[2], ARGV[3])
 if standing == 'held' or standing == 'ended' then
   return {standing, left, whose}

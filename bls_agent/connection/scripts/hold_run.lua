@@ -1,18 +1,18 @@
 -- KEYS[1]  run:{run_id}:events, a stream: the events of one run
--- KEYS[2]  bls_agent:{…}:books, a hash: what counts them (see add_events.lua)
+-- KEYS[2]  bls_agent:{…}:books, a hash: the metadata of the run (see add_events.lua)
 -- KEYS[3]  …:owner, a string: the lease of the run's writer (see lease.lua)
 -- ARGV[1]  our token
 -- ARGV[2]  milliseconds until our lease ends if nobody renews it
 -- ARGV[3]  a token whose owner is surely dead, or nothing
--- ARGV[4]  seconds that the run lives from now on at least; one without a TTL gets none
+-- ARGV[4]  shortest TTL of the run in seconds; a run without a TTL gets none
 --
--- Takes or keeps the right to end a run, and lets the run live on, however long nothing
--- is written. Says {what, milliseconds, whose}: ours; held, with what is left of the
--- other's lease; or ended: the books know what we wrote and no owner, so that we or
--- somebody else has ended the run, and a request of ours that comes late must not open it
--- again. One step, because between a look and a write the lease may end and somebody
--- else's begin. What the books say stays when the lease ends: so a reader knows that a
--- writer was there and did not end the run.
+-- Takes or keeps the right to end a run, and extends the TTL of the run, even if nothing is
+-- written. Returns {what, milliseconds, whose}. "what" is "ours"; "held", with the time
+-- left of another process's lease; or "ended": the books contain our last batch but no
+-- owner, so that the run was ended, and a late request of ours must not open it again. One
+-- step, because another process may take the lease between GET and a write. The owner in
+-- the books stays after the lease has ended, so that a reader knows of a writer that did
+-- not end the run.
 redis.call('XLEN', KEYS[1])
 local books = redis.call('HMGET', KEYS[2], 'owner', 'batch:' .. ARGV[1])
 local standing, left, whose = look_at_lease(KEYS[3], ARGV[1], ARGV[2], ARGV[3])

@@ -1,15 +1,15 @@
--- Stands before every script that takes, keeps or cuts a lease. The key of a lease lies
--- beside what is owned and is a string: "<token>" of the owner, perhaps with words of its
--- own behind it, or "<token> ended". A token is "<hex>.<milliseconds of the lease>@<process>".
+-- Functions for all scripts that take, keep or shorten a lease. The key of a lease is a
+-- string: the owner's "<token>", perhaps followed by a blank and words of the owner, or
+-- "<token> ended". A token is "<hex>.<milliseconds of the lease>@<process>".
 --
--- Says whose the lease is: {standing, milliseconds, whose, words, cut}
---   ours   by our token
---   held   somebody else has it, for so many milliseconds
---   free   nobody has it, or an owner that is surely dead, who is named
---   ended  we have given it back: a late request of ours must not take it again
--- A lease of somebody else that ends later than its token says (ours where it says
--- nothing) is cut to that length: the server's clock was set back, or somebody has
--- written here; an owner that lives renews it long before.
+-- Returns the owner of a lease: standing, milliseconds, whose, words, cut. Values of standing:
+--   ours   our token owns the lease
+--   held   another process owns the lease, for so many milliseconds
+--   free   nobody owns the lease, or a surely dead owner, whose token is returned
+--   ended  we have given the lease back; a late request of ours must not take it again
+-- The TTL of another process's lease is limited to the length in its token (to our length
+-- if the token names none), because the server's clock may have been set back, or another
+-- program may have written the key. A living owner renews its lease before that.
 local function look_at_lease(key, token, milliseconds, dead)
   local lease = redis.call('GET', key)
   if not lease then
@@ -33,8 +33,8 @@ local function look_at_lease(key, token, milliseconds, dead)
   end
   return 'held', left, whose, words, cut
 end
--- Takes a lease that is free, and begins the time of one that is ours anew, which is
--- allowed when memory is out; SET is not.
+-- Takes a free lease, or renews our lease. Renewing uses PEXPIRE, because a server that is
+-- out of memory refuses SET.
 local function hold_lease(key, standing, token, milliseconds)
   if standing == 'ours' then
     redis.call('PEXPIRE', key, milliseconds)

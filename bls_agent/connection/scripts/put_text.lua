@@ -1,10 +1,10 @@
--- KEYS[1]  a string: what is said of one thing
--- ARGV[1]  seconds that it lives from now on; 0 to delete it
--- ARGV[2]  what is to stand there
+-- KEYS[1]  a string
+-- ARGV[1]  TTL in seconds; 0 to delete the key
+-- ARGV[2]  the new value
 --
--- Writes or deletes a text, and says 1 if one stood there before, else 0. One step,
--- because SET and DEL would do away with a key of another type, which is somebody
--- else's: STRLEN refuses that before anything is written.
+-- Writes or deletes a value, and returns 1 if the key existed before, else 0. One step,
+-- because SET and DEL would remove a key of another type, which belongs to another
+-- program: STRLEN refuses such a key before anything is written.
 redis.call('STRLEN', KEYS[1])
 local stood = redis.call('EXISTS', KEYS[1])
 if ARGV[1] == '0' then

@@ -1,25 +1,25 @@
 -- KEYS[1]  control: {project}_控制, a list: the commands of one project
--- KEYS[2]  inflight: …:inflight:<instance>, a list: what another process had taken and not ended
+-- KEYS[2]  inflight: …:inflight:<instance>, a list: commands that another process worked on
 -- KEYS[3]  owner: …:owner, a string: the lease of that process (see lease.lua)
 -- KEYS[4]  lists: …:inflight, a hash: list → how many of its oldest commands may have been started
--- KEYS[5]  deliveries: …:deliveries, a hash: how often a command was handed out that came back
+-- KEYS[5]  deliveries: …:deliveries, a hash: delivery counts of commands that were put back
 -- KEYS[6]  dead_letters: …:dead, a list: commands that were handed out too often
--- ARGV     milliseconds: of a lease whose token does not name them
+-- ARGV     milliseconds: length of a lease whose token does not contain its length
 --          limit: how many commands to move at most
 --          most: how often a command is handed out at most
 --          kept: how many dead letters are kept
---          seconds: for which deliveries are remembered
+--          seconds: how long delivery counts are remembered
 --
 -- If the process is dead, its commands go back to the head of the control list, in their
--- order. A process takes and starts commands in order and starts no more than it has named
--- in `lists` before the oldest is acknowledged: each of these has one more delivery noted,
--- and goes to the dead letters if it was handed out too often; the others keep the count
--- that they had. Where no number is named, all may have been started. A list that is empty
--- then is struck off. Returns whether the process is alive, how many commands were moved,
--- and which are dead. One step, because the owner may come back at any moment, and because
--- a command must never stand in no list. Whatever may be refused because a key has another
--- type comes before the first write; RPOP is the first one, because it is allowed when
--- memory is out, and the rest is then allowed behind it.
+-- order. A process starts commands in order. Before the oldest one is acknowledged, it starts
+-- no more commands than the number in `lists`; without a number all may have been started.
+-- The delivery count of these commands grows by one, and a command that was handed out too
+-- often becomes a dead letter. The other commands keep their counts. An empty list is then
+-- removed from `lists`. Returns whether the process is alive, how many commands were moved,
+-- and which commands became dead letters. One step, because the owner may come back at any
+-- moment, and because a command must always be in a list. Every command that a key of another
+-- type would make fail comes before the first write. The first write is RPOP, because a server
+-- that is out of memory allows RPOP, and then also allows the writes after it.
 if look_at_lease(owner, nil, milliseconds) == 'held' then
   return {1, 0, {}}
 end

@@ -1,20 +1,20 @@
 -- KEYS[1]  {project}_项目状态, a string: the status of all replicas together
 -- KEYS[2]  bls_agent:{…}:instances, a hash: instance -> "<token> <expiry> <status>", the
---          expiry in milliseconds of this server's clock; for how many the word was said
---          stands in the token, as in that of a lease
--- ARGV[1]  the instance that speaks
--- ARGV[2]  its token, which tells it from another process of the same name
--- ARGV[3]  its status, or its last word
--- ARGV[4]  milliseconds its word counts; 0 if it leaves
+--          expiry in milliseconds of this server's clock; the token contains for how many
+--          milliseconds an entry is valid, as the token of a lease does
+-- ARGV[1]  the instance that writes
+-- ARGV[2]  its token, which differs from that of another process with the same name
+-- ARGV[3]  its status, or its last status if it ends
+-- ARGV[4]  milliseconds for which its status is valid; 0 if the instance ends
 -- ARGV[5]… every status, the worst first
 --
--- Notes what one replica says, drops the dead, and writes the worst word of the living;
--- the last one out writes its last word, which stays. One step, because two replicas
--- that each look and then write would overwrite each other with what was true before.
--- A word that counts longer than it was said for, because the clock was set back, is
--- cut to that; what is no word is dropped: its instance, if it lives, speaks again.
--- Gives {twin, dropped}: the token of another process that speaks under the same name,
--- or nothing; and how many entries were none.
+-- Records the status of one replica, drops expired entries, and writes the worst
+-- status of the living replicas. The last replica that ends writes its last status, which
+-- stays. One step, because two replicas that read and then write would overwrite each other with old values.
+-- If an entry expires later than its token allows, because the clock was set back, its
+-- expiry is corrected. Invalid entries are dropped; a living replica writes its entry again.
+-- Returns {twin, dropped}: the token of another process that uses the same name, or
+-- nothing; and the number of invalid entries.
 local kind = redis.call('TYPE', KEYS[1])['ok']
 if kind ~= 'string' and kind ~= 'none' then
   return redis.error_reply('WRONGTYPE the status key holds a ' .. kind)

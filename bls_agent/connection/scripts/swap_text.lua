@@ -1,11 +1,11 @@
--- KEYS[1]  a string: what is said of one thing
--- ARGV[1]  what stood there when we looked
--- ARGV[2]  what is to stand there instead
+-- KEYS[1]  a string
+-- ARGV[1]  the value that the caller has read
+-- ARGV[2]  the new value
 --
--- Writes a text if nobody else has written since we looked, and says 1; it lives as long
--- as the one before would have lived. Otherwise gives what stands there now, or nothing.
--- One step, because between a look and a SET somebody else's change would get lost, and
--- because a server before 6.0 has no KEEPTTL.
+-- Writes the new value if the old one is unchanged, and returns 1; the new value keeps the
+-- old one's TTL. Otherwise returns the current value, or nothing if there is none. One
+-- step, because a change between GET and SET by another process would be lost, and because
+-- a server before 6.0 has no KEEPTTL.
 local found = redis.call('GET', KEYS[1])
 if found ~= ARGV[1] then
   return found

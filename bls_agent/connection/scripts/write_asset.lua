@@ -1,25 +1,25 @@
 -- KEYS[1]  asset:metadata:{id}, a hash: one asset
 -- KEYS[2]  asset:index, a hash: id to summary
 -- KEYS[3]  asset:sync:changed, a list of ids
--- KEYS[4]  …:feed, a stream: the same ids, for readers that wait
--- KEYS[5]  …:owner, a string: the token of the synchronisation that is under way
+-- KEYS[4]  …:feed, a stream: the ids of KEYS[3], for readers that block
+-- KEYS[5]  …:owner, a string: the token of the running synchronisation
 -- KEYS[6]  asset:category:{category}, a set: the category of the asset
 -- KEYS[…]  the sets of all other categories
--- ARGV[1]  token of the synchronisation that writes; nothing for a write of its own
+-- ARGV[1]  token of the synchronisation that writes; nothing for a single write
 -- ARGV[2]  id
 -- ARGV[3]  summary for the index; nothing to delete the asset
 -- ARGV[4]  how many changes are kept
 -- ARGV[…]  field and value in turn; no value to remove the field
 --
--- Writes or deletes an asset. Returns created, updated or deleted; same if everything
--- already was so, and then nothing is written: a request that is sent again because its
--- reply was lost changes nothing. Returns lost if another synchronisation has taken over.
+-- Writes or deletes an asset. Returns "created", "updated" or "deleted". Returns "same" and
+-- writes nothing if the asset is already as requested, so that a request that is repeated
+-- after a lost reply changes nothing. Returns "lost" if another synchronisation has taken over.
 --
--- One step, because a reader must never find an asset half old and half new, or in the
--- index without its metadata. Whatever may be refused because a key has another type
--- comes before the first write, and the first write is one that is refused when memory
--- is out: behind it no other one is. A cluster, where these keys lie in different slots,
--- and a server without scripts or streams are written to without this script.
+-- One step, because a reader must never find an asset that is half old and half new, or an
+-- asset in the index without metadata. Every command that a key of another type would make
+-- fail comes before the first write. A server that is out of memory refuses the first write;
+-- if it executes this write, it does not refuse the later writes. This script is not used on
+-- a cluster, where the keys are in different slots, or without scripts or streams.
 local id, summary = ARGV[2], ARGV[3]
 local names, values, removed = {}, {}, {}
 for at = 5, #ARGV, 2 do
@@ -60,7 +60,8 @@ else
       fields[#fields + 1] = value
     end
   end
-  -- The time of another program is kept: seconds, with or without a fraction, or a date.
+  -- A creation time that another program wrote is kept: seconds, with or without a
+  -- fraction, or a date.
   local at = before[1] or ''
   local created = string.match(at, '^%d+%.?%d*$') or string.match(at, '^%d%d%d%d%-%d%d%-%d%d')
   if #fields + #removed > 0 or not created then
