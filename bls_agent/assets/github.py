@@ -47,7 +47,7 @@ GITHUB: Final = "https://api.github.com"
 MAX_ARCHIVE: Final = 64 * 2**20  # bytes
 MAX_UNPACKED: Final = 512 * 2**20
 ARCHIVE_FROM: Final = 20  # files; from this number on, one archive is downloaded
-IN_A_ROW: Final = 3  # failed files, after which no other file is requested
+IN_A_ROW: Final = 3  # failed files in a row, after which no other file is requested
 MAX_JSON: Final = 32 * 2**20  # bytes; GitHub's lists end at 7 MB
 ATTEMPTS: Final = 4
 REDIRECTS: Final = 5
@@ -82,7 +82,7 @@ class _PassingError(SourceError):
 
 
 class _QuietURL(httpx2.URL):
-    """Hides its query in logs, because the query of an archive's URL is a secret."""
+    """A URL that hides its query in logs, because an archive's query is a secret."""
 
     def __str__(self) -> str:
         return super().__str__().partition("?")[0]
@@ -115,7 +115,7 @@ class _Answer:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the rate limit ends, by the server's clock, or ``None``."""
+        """Seconds until a rate limit ends, by the server's clock; else ``None``."""
         wait = self.headers.get("retry-after")
         if wait is not None:
             return float(wait) if _SECONDS.fullmatch(wait) else self._until(wait)
@@ -267,7 +267,7 @@ class GitHubSource:
             is_archive=True,
         )
         content: bytes | SourceError = b""
-        failed = 0  # files in a row
+        failed = 0  # how many files in a row have failed
         async with self._open() as client:
             if len(left) >= ARCHIVE_FROM:
                 try:
@@ -359,7 +359,10 @@ class GitHubSource:
         return SourceError(self.name, f"{reason}{_REMEDIES.get(status, '')}")
 
     async def _follow(self, client: httpx2.AsyncClient, question: _Question) -> _Answer:
-        """Send a request. Follow redirects to the same host, or to codeload."""
+        """Send a request, and follow redirects to the same host.
+
+        The redirect of an archive may also lead to the host ``codeload.…``.
+        """
         url = httpx2.URL(f"{self._base}/repos/{self.repo}{question.path}")
         for _ in range(REDIRECTS):
             answer = await self._send(client, question, url)

@@ -279,7 +279,7 @@ class AssetLibrary(Store):
     async def _with_categories(
         self, writes: Sequence[AssetWrite]
     ) -> Sequence[AssetWrite]:
-        """Return the writes; add to deletions the category that the hash names."""
+        """Return the writes. Add to each deletion the category in the asset's hash."""
         deleted = [write.id for write in writes if not write.summary]
         if not deleted:
             return writes
@@ -349,7 +349,7 @@ class AssetLibrary(Store):
         return WriteOutcome.UPDATED if before else WriteOutcome.CREATED
 
     async def _send(self, requests: Sequence[Request]) -> None:
-        """Send requests in order, and ignore that a server does not know streams."""
+        """Send requests in order. Ignore errors of commands unknown to the server."""
         for reply in await self.pool.call_many(requests):
             if isinstance(reply, RedisUnavailableError) and not _is_unknown(reply):
                 raise reply

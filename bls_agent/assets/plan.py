@@ -104,7 +104,7 @@ def files_to_read(
 
 
 def _paths_by_content(known: Iterable[KnownAsset]) -> dict[tuple[str, str], str]:
-    """Return ids of sound assets by path and SHA, without pairs that assets share."""
+    """Return ids of sound assets by (path, SHA), except pairs of several assets."""
     found: dict[tuple[str, str], str] = {}
     twice: set[tuple[str, str]] = set()
     for one in known:

@@ -232,9 +232,9 @@ def is_manifest_path(path: str) -> bool:
 
 
 def check_branch(branch: str) -> str:
-    """Return a branch's name; raise ConfigurationError if the name is invalid.
+    """Return the name of a branch; ``""`` stands for the default branch.
 
-    ``""`` is valid and stands for the default branch.
+    Raises ConfigurationError if the name is invalid.
     """
     if branch and not _BRANCH.fullmatch(branch):
         rule = "it is the name of a branch, such as main"

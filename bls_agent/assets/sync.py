@@ -100,10 +100,10 @@ class SyncStep:
 class AssetSync:
     """Makes the asset library equal to a source.
 
-    Only one synchronisation runs at a time, also if several processes synchronise,
-    because a synchronisation holds a lease on ``asset:sync:state``. The lease lasts 15
-    seconds, is renewed meanwhile, and is checked in the step of each write (on a Redis
-    Cluster, before the step). The lease of a dead process ends by itself.
+    Only one synchronisation runs at a time, even among several processes, because each
+    one needs the lease on ``asset:sync:state``. The lease lasts 15 seconds and is renewed
+    while the synchronisation runs. Each write checks the lease in the same step (on a
+    Redis Cluster, before the step). The lease of a dead process ends by itself.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``. The log of a
@@ -408,7 +408,7 @@ class AssetSync:
 
 
 async def _acquire(lease: Lease) -> bool:
-    """Take the lease; return whether it is ours, or the server has no scripts."""
+    """Try to take the lease. Return ``True`` also if the server has no scripts."""
     try:
         return await lease.acquire()
     except RedisRefusedError as error:

@@ -105,7 +105,7 @@ class YamlReader:
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._values = 0
-        # Line of each value, by the names and indexes that lead to it; root: ``()``.
+        # Line of each value, by its path of names and indexes; the root's is ``()``.
         self.lines: dict[Place, int] = {}
 
     def read(self) -> Any:

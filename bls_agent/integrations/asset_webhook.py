@@ -1,6 +1,6 @@
 """A GitHub webhook that synchronises the asset library at each push (extra ``web``).
 
-To be mounted as a route, or run alone::
+Mount the application as a route, or run it alone::
 
     Route("/hooks/assets", AssetWebhookApp(sync, secret), methods=["POST"])
 """
@@ -36,8 +36,8 @@ __all__ = ["AssetWebhookApp"]
 
 SHORTEST: Final = 16  # characters of a secret
 MAX_BODY: Final = 5 * 2**20  # bytes
-AT_ONCE: Final = 4  # bodies that are in memory; other deliveries wait
-PATIENCE: Final = 10.0  # seconds for a body to arrive: GitHub waits no longer
+AT_ONCE: Final = 4  # bodies that are read at the same time; other deliveries wait
+PATIENCE: Final = 10.0  # seconds for a body to arrive, because GitHub waits no longer
 REMEMBERED: Final = 1_000  # deliveries
 
 _SIGNATURE: Final = re.compile("sha256=[0-9a-f]{64}")
@@ -48,28 +48,29 @@ _log = logging.getLogger(__name__)
 class AssetWebhookApp(Starlette):
     """Synchronises the asset library at each push to the branch.
 
-    An ASGI application for ``POST`` at any path. A delivery is answered at once with
-    202; synchronisations run in the background, one at a time, and once more if another
-    push came meanwhile. Other events, other branches and repeated deliveries are
-    answered with 200 and do nothing.
+    This is an ASGI application for ``POST`` at any path. A push is answered at once
+    with 202, and the synchronisation runs in the background. If another push arrives
+    meanwhile, one more synchronisation follows. Other events, other branches and
+    repeated deliveries are answered with 200 and start nothing.
 
-    A delivery without a right signature (``X-Hub-Signature-256``) is answered with 401
-    and not decoded. A failed synchronisation is a warning in the log, and forgets the
-    deliveries, so that GitHub's *Redeliver* begins a new one. Let
-    :meth:`AssetSync.run_forever` run as well: GitHub does not repeat what got lost.
+    A delivery without a valid signature (``X-Hub-Signature-256``) is answered with 401
+    and not decoded. A failed synchronisation is logged as a warning. All deliveries are
+    then forgotten, so that GitHub's *Redeliver* starts a new synchronisation. Also run
+    :meth:`AssetSync.run_forever`, because GitHub does not repeat lost deliveries.
 
-    Run alone it closes the synchronisation at the end; mounted, the host calls
-    :meth:`aclose`.
+    If the application runs alone, it closes ``sync`` at the end. If it is mounted, the
+    host must call :meth:`aclose`.
 
     Args:
-        sync: What to run. Give it ``wait=60`` where several processes synchronise.
-        secret: As in the webhook's settings at GitHub; 16 characters or more.
-        branch: Whose pushes count; default the branch of ``sync.source``, and without
-            one the repository's default branch.
-        max_body: Bytes of a delivery; a longer one is answered with 413.
+        sync: The synchronisation to run; with ``wait=60`` if several processes
+            synchronise.
+        secret: The webhook's secret in GitHub's settings, with 16 or more characters.
+        branch: The branch whose pushes start a synchronisation. Default: the branch of
+            ``sync.source``, or the repository's default branch if the source has none.
+        max_body: Longest delivery in bytes. A longer delivery is answered with 413.
 
     Raises:
-        ConfigurationError: The secret is too short, or the branch is no name.
+        ConfigurationError: The secret is too short, or the branch's name is invalid.
     """
 
     def __init__(
@@ -136,14 +137,14 @@ class AssetWebhookApp(Starlette):
         return bytes(body)
 
     def _decide(self, request: Request, body: bytes) -> Response:
-        """Decide what a delivery with a right signature means.
+        """Answer a delivery that has a valid signature.
 
         There are three cases:
 
-        1. A body that cannot be read: 400.
-        2. A push of the branch that is new: a synchronisation begins, or the one that
-           runs is followed by another: 202.
-        3. Everything else is ignored: 200.
+        1. The body of a push cannot be read: the answer is 400.
+        2. The delivery is a new push to the branch: a synchronisation starts, or
+           follows the running one, and the answer is 202.
+        3. Any other delivery is ignored, and the answer is 200.
         """
         event = request.headers.get("x-github-event", "")
         if event != "push":
@@ -167,7 +168,7 @@ class AssetWebhookApp(Starlette):
         return _answer(202, "accepted")
 
     async def _work(self) -> None:
-        """Synchronise as long as a push came after the last synchronisation began."""
+        """Synchronise, and repeat if a push has arrived during the synchronisation."""
         while self._is_wanted:
             self._is_wanted = False
             try:
@@ -181,7 +182,7 @@ class AssetWebhookApp(Starlette):
 
 
 def _read_push(request: Request, body: bytes) -> JSONObject | None:
-    """Read the body in either of the two forms that GitHub's settings offer."""
+    """Decode a push, which GitHub sends as JSON or as a form; ``None`` if invalid."""
     try:
         if "form" in request.headers.get("content-type", ""):
             body = parse_qs(body.decode(), strict_parsing=True)["payload"][0].encode()

@@ -1,6 +1,6 @@
-"""Runs over HTTP, for Starlette, FastAPI and every ASGI server (extra ``web``).
+"""Events of runs over HTTP: for Starlette, FastAPI, any ASGI server (extra ``web``).
 
-:class:`RunEventsApp` is mounted, :class:`RunEventsResponse` answers one route::
+Mount :class:`RunEventsApp`, or answer one route with :class:`RunEventsResponse`::
 
     app.mount("/", RunEventsApp(store, authorize=may_read))
 """
@@ -53,14 +53,15 @@ __all__ = ["Authorize", "RunEventsApp", "RunEventsResponse", "allow_all"]
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER: Final = "2"  # seconds
-CROWDED: Final = 10_000  # milliseconds until a client above the limit comes back
-DIGITS: Final = 19  # of the largest run id
-# No cache keeps what may need a right to be read; no proxy collects it first.
+CROWDED: Final = 10_000  # milliseconds until a client above the limit reconnects
+DIGITS: Final = 19  # digits of the largest run id
+# Caches may not keep responses, because reading may need a right. Proxies may not
+# collect a stream before they forward it.
 HEADERS: Final = {"cache-control": "no-cache, no-store"}
 STREAM_HEADERS: Final = {**HEADERS, "x-accel-buffering": "no"}
 _ABSENT: Final = {404: "there is no such run", 410: "the run is not there any more"}
 
-STALLED: Final = 60.0  # seconds for a client to take what it is sent
+STALLED: Final = 60.0  # seconds for a client to accept sent data
 GRACE: Final = 1.0  # seconds for a stream to end when the server stops
 
 LIMIT: Final = 100  # events of a page by default
@@ -80,7 +81,7 @@ def _error_response(
 
 
 def _response_to(error: BlsError) -> Response:
-    """Make the response to an error, without servers' addresses: strangers read it."""
+    """Make the response to an error, without the addresses of servers."""
     if isinstance(error, RedisUnavailableError):
         refused = isinstance(error, RedisRefusedError)
         reason = "Redis refuses" if refused else "Redis cannot be reached now"
@@ -95,7 +96,7 @@ def _response_to(error: BlsError) -> Response:
 
 
 def _page_response(events: Sequence[StreamEvent], following: str | None) -> Response:
-    """Make a page: ``events``, and ``next`` for the page behind it."""
+    """Make the JSON of a page: ``events``, and ``next`` to request the next page."""
     payloads = b",".join(event.json for event in events)
     body = b'{"events":[%s],"next":%s}' % (payloads, encode(following))
     headers = {**HEADERS, "x-content-type-options": "nosniff"}
@@ -103,7 +104,7 @@ def _page_response(events: Sequence[StreamEvent], following: str | None) -> Resp
 
 
 def _read_number(name: str, text: str) -> int:
-    # int() reads more: signs, blanks, underscores, the digits of other scripts.
+    # int() also accepts signs, blanks, underscores and digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
         rule = f"it must be a number of at most {DIGITS} digits"
         raise ConfigurationError(name, text, rule)
@@ -115,7 +116,7 @@ def _run_in_path(request: Request) -> int:
 
 
 def _cors(allow_origins: Sequence[str]) -> list[Middleware]:
-    """Let pages of these origins read with their cookies; ``*``: all, without."""
+    """Let web pages of these origins read with cookies, or all (``*``) without."""
     if isinstance(allow_origins, str):
         rule, remedy = "it is a list of origins", f"Pass [{allow_origins!r}]."
         raise ConfigurationError("allow_origins", allow_origins, rule, remedy)
@@ -138,7 +139,7 @@ def _cors(allow_origins: Sequence[str]) -> list[Middleware]:
 
 
 class _FrameStream(EventSourceResponse):
-    """Sends frames, and ends the response in order when the server stops."""
+    """Sends frames, and ends the response properly when the server stops."""
 
     def __init__(self, frames: EventFrames, headers: Mapping[str, str]) -> None:
         self._frames = frames
@@ -146,22 +147,22 @@ class _FrameStream(EventSourceResponse):
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a dict of its own
             self._write(),
             headers=headers,
-            ping=0,  # the frames hold comments
+            ping=0,  # because EventFrames sends comments already
             send_timeout=STALLED,
             shutdown_event=self._stopping,
             shutdown_grace_period=GRACE,
         )
-        del self.headers["connection"]  # the server's own affair
+        del self.headers["connection"]  # the server sets this header
 
     def end(self) -> None:
-        """End at once, without ``close``: the client is to come back."""
+        """End at once, without ``close``, so that the client connects again."""
         self._frames.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send frames until the run ends, the client leaves, or the server stops."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._end_with_server)
-            with suppress(OSError):  # the client left, or takes nothing
+            with suppress(OSError):  # the client has left, or has stopped reading
                 await super().__call__(scope, receive, send)
             tasks.cancel_scope.cancel()
 
@@ -173,31 +174,33 @@ class _FrameStream(EventSourceResponse):
         try:
             async for chunk in self._frames:
                 yield chunk
-        except BlsError as error:  # a client that comes back gets the reason
+        except BlsError as error:  # the client gets the reason when it reconnects
             logger.warning("a stream ends: %s", error)
         finally:
             await self._frames.aclose()
 
 
-# Decides whether a request may read a run: true, an answer of its own, else no.
+# Decides whether a request may read a run: returns True, or a response to send instead.
+# Any other result refuses the request.
 Authorize: TypeAlias = Callable[
     [Request, int], "Awaitable[bool | Response | None] | bool | Response | None"
 ]
 
 
 async def allow_all(request: Request, run_id: int) -> bool:  # noqa: ARG001 - an Authorize
-    """Let every request read every run: for machines that only their users reach."""
+    """Let every request read every run; only for servers that no stranger reaches."""
     return True
 
 
 class RunEventsResponse(Response):
-    """The stream of a run, as the answer of one route.
+    """The event stream of a run, as the response of one route.
 
-    Reads ``Last-Event-ID`` and ``?last_event_id=`` of the request. With ``?unnamed=1``
-    no event has a name: all arrive at ``EventSource.onmessage``. Redis is asked for the
-    run when the answer is sent; :func:`~bls_agent.runs.sse.stream_status` gives the
-    status. The stream ends with the run, with the client, and within a second when
-    uvicorn stops; the client comes back.
+    The response reads ``Last-Event-ID`` and ``?last_event_id=`` of the request. With
+    ``?unnamed=1`` no event has a name, so that all arrive at ``EventSource.onmessage``.
+    When the response is sent, Redis is asked for the run, and
+    :func:`~bls_agent.runs.sse.stream_status` returns the HTTP status. The stream ends
+    when the run ends or the client leaves. When uvicorn stops, the stream ends within a
+    second, and the client connects again.
     """
 
     media_type = "text/event-stream"
@@ -211,18 +214,18 @@ class RunEventsResponse(Response):
         heartbeat: float = HEARTBEAT,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Remember what to send.
+        """Make the response; Redis is not asked yet.
 
         Args:
-            store: Where the events are.
-            run_id: The run.
-            wait: Wait for a run that does not exist yet, instead of 404.
+            store: Store of the events.
+            run_id: Id of the run.
+            wait: Wait for a run that does not exist yet, instead of answering 404.
             heartbeat: Seconds without an event until a comment is sent.
-            headers: More headers of the stream.
+            headers: Additional headers of the stream.
 
         Raises:
-            ConfigurationError: ``heartbeat`` is no time. (A wrong ``run_id`` is the
-                client's fault, and answered with 400.)
+            ConfigurationError: ``heartbeat`` is not a valid number of seconds. (A wrong
+                ``run_id`` is answered with 400 instead.)
         """
         super().__init__(headers=headers)
         self._store = store
@@ -232,14 +235,14 @@ class RunEventsResponse(Response):
         self._more = headers
         self._stream: _FrameStream | None = None
         self._is_ending = False
-        self._open_streams = set[RunEventsResponse]()  # those of its application
+        self._open_streams = set[RunEventsResponse]()  # RunEventsApp sets its own set
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Decide what to answer, and answer; a client that leaves ends it quietly."""
+        """Answer the request. If the client leaves, end without an error."""
         self._open_streams.add(self)
         try:
             answer = await self._answer(Request(scope))
-            with suppress(OSError):  # what servers raise for a client that has gone
+            with suppress(OSError):  # servers raise it if the client has left
                 await answer(scope, receive, send)
         finally:
             self._open_streams.discard(self)
@@ -247,7 +250,7 @@ class RunEventsResponse(Response):
             await self.background()
 
     def end(self) -> None:
-        """End the stream at once, or as soon as it begins; the client comes back."""
+        """End the stream now or when it begins, so that the client connects again."""
         self._is_ending = True
         if self._stream is not None:
             self._stream.end()
@@ -267,7 +270,7 @@ class RunEventsResponse(Response):
         except RedisUnavailableError:
             if last is None:
                 raise
-            status = 200  # a browser that is answered otherwise never comes back
+            status = 200  # after another status a browser never connects again
         if status == 204:  # noqa: PLR2004 - a status
             return Response(status_code=status, headers=STREAM_HEADERS)
         if status == 200 or (status == 404 and self._wait):  # noqa: PLR2004 - statuses
@@ -291,21 +294,23 @@ def _last_event_id(request: Request) -> str | None:
 
 
 class RunEventsApp(Starlette):
-    """Runs over HTTP: an ASGI application to be mounted, or to be run alone.
+    """Events of runs over HTTP: an ASGI application to be mounted, or to be run alone.
 
-    ``GET /runs/{id}/events``: a page as JSON, ``{"events": […], "next": …}``; with
-    ``?after=`` (the ``next`` of the page before) and ``?limit=`` (1 to 1,000).
-    ``GET /runs/{id}/events/stream``: server-sent events, see
+    ``GET /runs/{id}/events`` returns a page as JSON, ``{"events": […], "next": …}``.
+    The parameters are ``?after=`` (the ``next`` of the page before) and ``?limit=`` (1
+    to 1,000). ``GET /runs/{id}/events/stream`` returns server-sent events, see
     :class:`RunEventsResponse`.
 
-    Closed by default: no request may read before ``authorize`` allows it, and no page
-    of another origin before ``allow_origins`` names it. Each page and each
-    (re)connection asks ``authorize`` anew. An ``EventSource`` sends cookies, no headers
-    of its own; keep tokens out of addresses, which are logged everywhere.
+    By default nobody may read: ``authorize`` must allow the request, and
+    ``allow_origins`` must name each other origin whose web pages may read.
+    ``authorize`` is called for each page and each connection of a stream. An
+    ``EventSource`` sends cookies, but cannot send headers of its own. Keep tokens out
+    of URLs, because URLs are logged in many places.
 
-    Run alone (``uvicorn --factory``) it closes the store's connections at the end;
-    mounted, the host does. Give uvicorn a ``timeout_graceful_shutdown``: streams end by
-    themselves when it stops, but it waits for a client that has stopped reading.
+    If the application runs alone (``uvicorn --factory``), it closes the store's
+    connections at the end. If it is mounted, the host must close them. Set
+    ``timeout_graceful_shutdown`` for uvicorn. Otherwise a client that has stopped
+    reading delays the end of the server.
     """
 
     def __init__(
@@ -321,20 +326,21 @@ class RunEventsApp(Starlette):
         """Make the application; Redis is not asked yet.
 
         Args:
-            store: Where the events are.
-            authorize: ``async (request, run_id)`` → true if the request may read the
-                run; an answer of its own (401, a login page, 429) instead; all else is
-                403. :data:`allow_all` allows every request. Default: none may read.
-            allow_origins: Origins (``https://page.example``) whose pages may read, with
-                their cookies; ``*`` for all, without.
-            wait: Wait for a run that does not exist yet, instead of 404.
+            store: Store of the events.
+            authorize: ``async (request, run_id)``, which returns ``True`` if the
+                request may read the run, or a response to send instead (401, a login
+                page, 429). Any other result is answered with 403. :data:`allow_all`
+                allows every request. Default: no request may read.
+            allow_origins: Origins (``https://page.example``) whose web pages may read,
+                with cookies. ``*`` allows all origins, without cookies.
+            wait: Wait for a run that does not exist yet, instead of answering 404.
             heartbeat: Seconds without an event until a comment is sent.
-            max_streams: Streams that may be open at once. One more gets 503; if it
-                comes back, it is sent away for ten seconds instead, because a browser
-                would take a 503 for the end.
+            max_streams: Most streams that may be open at once. A new client above the
+                limit gets 503. A client that reconnects gets 200 and is asked to wait
+                ten seconds, because after 503 a browser never connects again.
 
         Raises:
-            ConfigurationError: An argument breaks its rule.
+            ConfigurationError: An argument is invalid.
         """
         check_count("max_streams", max_streams)
         if authorize is None:
@@ -360,14 +366,14 @@ class RunEventsApp(Starlette):
 
     @property
     def streams(self) -> int:
-        """How many streams are open now."""
+        """Number of open streams."""
         return len(self._streams)
 
     def close_streams(self) -> None:
-        """End every stream at once; the clients come back.
+        """End every stream at once, so that the clients connect again.
 
-        uvicorn needs no call; under other servers the program calls it in the event
-        loop when it is about to stop.
+        With uvicorn no call is needed. With another server, call this method in the
+        event loop just before the server stops.
         """
         for stream in self._streams:
             stream.end()
@@ -413,7 +419,7 @@ class RunEventsApp(Starlette):
         allowed = await found if isawaitable(found) else found
         if isinstance(allowed, Response):
             return allowed
-        if allowed is True:  # a value that is merely not false allows nothing
+        if allowed is True:  # other values that count as true do not allow anything
             return None
         return _error_response(403, "this run is not for you")
 
@@ -428,7 +434,7 @@ def _send_away(request: Request) -> Response:
 async def _collect(
     store: EventStore, run_id: int, after: str | None, limit: int
 ) -> tuple[list[StreamEvent], str | None]:
-    """Read a page in portions, and stop early when it is large already."""
+    """Read a page in portions. Stop early after ``PAGE_SIZE`` bytes."""
     events: list[StreamEvent] = []
     size = 0
     while True:

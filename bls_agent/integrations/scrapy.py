@@ -1,11 +1,11 @@
-"""Scrapy over a crawl queue: processes crawl as one, and resume (extra ``scrapy``).
+"""A crawl queue for Scrapy that several processes share (extra ``scrapy``).
 
 One line in a project's settings chooses the scheduler and the duplicate filter::
 
     ADDONS = {"bls_agent.integrations.scrapy.CrawlAddon": 500}
 
-The queue lives in a thread with an event loop of its own, so that no request to Redis
-blocks the reactor, whichever that is, and a slow callback lets no lease end.
+The queue runs in a thread with an event loop of its own. So requests to Redis do not
+block the reactor, of whatever kind, and leases are renewed during a slow callback.
 """
 
 from __future__ import annotations
@@ -59,36 +59,36 @@ __all__ = [
     "write_request",
 ]
 
-# In the meta of a request in Redis: what Scrapy has beside a CrawlRequest. In the meta
-# of a taken request, its retries and redirects: that it came from a queue.
+# A field of ``meta``. In Redis, the field holds the attributes of Scrapy's request that
+# a CrawlRequest lacks. In a taken request, its retries and redirects, it is ``True``.
 MARK: Final = "crawl_queue"
 AHEAD: Final = 8  # requests that are taken before Scrapy asks for them
-LOOK_EVERY: Final = 0.5  # seconds between looks at a queue that other processes hold
-CLOSE_TIME: Final = 10.0  # seconds at the end for requests on their way to Redis
+LOOK_EVERY: Final = 0.5  # seconds between two checks whether requests are left
+CLOSE_TIME: Final = 10.0  # seconds at the end to finish requests to Redis
 
 _log = logging.getLogger(__name__)
 
 
 class CrawlAddon:
-    """Chooses :class:`CrawlScheduler` and :class:`CrawlDupeFilter` in one line.
+    """Makes Scrapy use :class:`CrawlScheduler` and :class:`CrawlDupeFilter`.
 
     The project's own ``SCHEDULER`` and ``DUPEFILTER_CLASS`` have precedence.
     """
 
     def update_settings(self, settings: BaseSettings) -> None:
-        """Set both; called by Scrapy."""
+        """Set scheduler and duplicate filter; called by Scrapy."""
         settings.set("SCHEDULER", f"{__name__}.CrawlScheduler", "addon")
         settings.set("DUPEFILTER_CLASS", f"{__name__}.CrawlDupeFilter", "addon")
 
 
 def _place_of(crawler: Crawler) -> tuple[str | None, str, str]:
-    """Return the Redis, the project and the spider of a crawl."""
+    """Return the URL of Redis, the project's name and the spider's name."""
     settings = crawler.settings
     project = settings.get("PROJECT_NAME") or settings.get("BOT_NAME")
-    if project == "scrapybot":  # BOT_NAME where nobody set it
+    if project == "scrapybot":  # Scrapy's default for BOT_NAME
         rule, remedy = "the project has a name", "Set PROJECT_NAME or BOT_NAME."
         raise ConfigurationError("PROJECT_NAME", None, rule, remedy)
-    name = settings.get("SPIDER_NAME")  # "": the project alone
+    name = settings.get("SPIDER_NAME")  # "" for the project without a spider
     if name is None:
         name = cast("Spider", crawler.spider).name
     return settings.get("BLS_REDIS_URL") or settings.get("REDIS_URL"), project, name
@@ -97,8 +97,8 @@ def _place_of(crawler: Crawler) -> tuple[str | None, str, str]:
 class CrawlDedupPipeline(DedupPipeline):
     """Drops items that any process of the spider has seen before.
 
-    Settings: those of the scheduler, whose cleanup forgets the items, and
-    ``REDIS_TTL``.
+    The settings are those of :class:`CrawlScheduler`, and ``REDIS_TTL``. The cleanup of
+    the scheduler also forgets the items.
     """
 
     dropped = DropItem
@@ -113,21 +113,23 @@ class CrawlDedupPipeline(DedupPipeline):
 
 
 class CrawlDupeFilter(RFPDupeFilter):
-    """Has :class:`CrawlScheduler` ask Redis, in the step that queues a request.
+    """Leaves the search for duplicates to :class:`CrawlScheduler` and Redis.
 
-    By itself it knows only the requests that stay in the memory of this process, and
-    logs duplicates as Scrapy's does (``DUPEFILTER_DEBUG``).
+    Redis tests and queues a request in one step. The filter itself knows only requests
+    that stay in the memory of this process. Duplicates are logged as by Scrapy's own
+    filter (``DUPEFILTER_DEBUG``).
 
     Raises:
-        ConfigurationError: ``SCHEDULER`` is another one: a fingerprint that is written
-            before its request would hide the request for good after a crash.
+        ConfigurationError: ``SCHEDULER`` is not :class:`CrawlScheduler`. Any other one
+            would write the fingerprint before the request, and a crash in between would
+            hide the request for ever.
     """
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
         """Make the filter; called by the scheduler."""
         scheduler = load_object(crawler.settings["SCHEDULER"])
-        if CrawlScheduler not in scheduler.__mro__:  # issubclass() asks for methods
+        if CrawlScheduler not in scheduler.__mro__:  # issubclass() checks methods only
             name, rule = "SCHEDULER", "CrawlDupeFilter needs the scheduler beside it"
             remedy = f"Set it to '{CrawlScheduler.__module__}.CrawlScheduler'."
             raise ConfigurationError(name, crawler.settings[name], rule, remedy)
@@ -136,15 +138,16 @@ class CrawlDupeFilter(RFPDupeFilter):
 
 
 def write_request(request: Request, spider: Spider | None = None) -> CrawlRequest:
-    """Write a request of Scrapy as one that a crawl queue holds.
+    """Convert a request of Scrapy to a request of a crawl queue.
 
     Args:
-        request: Callback and errback are methods of the spider; meta, cb_kwargs,
-            cookies and flags hold only what JSON can hold (a tuple becomes a list).
-        spider: Whose methods are called.
+        request: A request whose callback and errback are methods of the spider. meta,
+            cb_kwargs, cookies and flags hold only what JSON can hold (a tuple becomes a
+            list).
+        spider: The spider that has the methods.
 
     Raises:
-        ValueError: A part of it cannot be written as JSON; the message names it.
+        ValueError: A value cannot be written as JSON. The message names the value.
     """
     values = request.to_dict(spider=spider)
     headers: dict[str, str] = {}
@@ -171,7 +174,7 @@ def write_request(request: Request, spider: Spider | None = None) -> CrawlReques
 
 
 def _refuse_odd(name: str, value: object) -> None:
-    """Refuse what JSON would change or cannot hold; a tuple may become a list."""
+    """Refuse a value that JSON cannot hold or would change, except for a tuple."""
     if isinstance(value, dict):
         for key, each in cast("dict[object, object]", value).items():
             if not isinstance(key, str):
@@ -187,17 +190,18 @@ def _refuse_odd(name: str, value: object) -> None:
 
 
 def read_request(request: CrawlRequest, spider: Spider | None = None) -> Request:
-    """Read what :func:`write_request` wrote, or a request of any other program.
+    """Convert a request of a crawl queue, from any program, to a request of Scrapy.
 
-    Nothing is imported for it: a request's class counts only if the project has
-    imported it already.
+    This function imports nothing. If the request names a class, the project must have
+    imported the class already.
 
     Args:
-        request: Its callback names a method of the spider; none: ``parse``.
-        spider: Whose methods are called.
+        request: A request whose callback names a method of the spider, or is ``None``
+            for ``parse``.
+        spider: The spider that has the methods.
 
     Raises:
-        ValueError: It names a method or a class that does not exist.
+        ValueError: The request names a method or a class that does not exist.
     """
     meta = dict(request.meta or {})
     rest = meta.pop(MARK, None)
@@ -228,14 +232,14 @@ def _as_bytes(value: str | list[str]) -> list[bytes]:
 
 
 class _Held:
-    """A request that this process holds until its callback's output is used up."""
+    """A request that this process holds until the callback's output is processed."""
 
     def __init__(self, taken: TakenRequest, request: Request) -> None:
         self.taken = taken
         self.request = request
         self.task = cast("asyncio.Task[None]", asyncio.current_task())
         self.done = asyncio.Event()
-        self.children: set[asyncio.Task[None]] = set()  # are not in Redis yet
+        self.children: set[asyncio.Task[None]] = set()  # writes of its new requests
 
 
 class CrawlScheduler(BaseScheduler):
@@ -243,16 +247,16 @@ class CrawlScheduler(BaseScheduler):
 
     A request is acknowledged when its download, its callback's or errback's output and
     the item pipelines are done, and the new requests are in Redis. So the requests of a
-    killed process return when their leases end. A request that cannot be written as
-    JSON stays in the memory of its process. The reactor's thread and the thread of an
-    event loop share the scheduler, which has many attributes because each thread has
-    its own.
+    killed process return to the queue when their leases end. A request that cannot be
+    written as JSON stays in the memory of the process that made the request. The
+    reactor's thread and the thread of an event loop share the scheduler, which has many
+    attributes because each thread has attributes of its own.
 
     Settings: ``BLS_REDIS_URL`` or ``REDIS_URL`` (default: the variable
     ``BLS_REDIS_URL``), ``PROJECT_NAME`` (default: ``BOT_NAME``), ``SPIDER_NAME``
     (default: the spider's name), ``BLS_CRAWL_LEASE`` (60 seconds),
-    ``BLS_CRAWL_MAX_RETRIES`` (3, after a process died with the request),
-    ``CLEANUP_REDIS_DATA`` (off; on: the last process removes the crawl from Redis).
+    ``BLS_CRAWL_MAX_RETRIES`` (3; retries of a request whose process died),
+    ``CLEANUP_REDIS_DATA`` (off; if on, the last process removes the crawl from Redis).
 
     Raises:
         ConfigurationError: A setting is missing or wrong.
@@ -275,17 +279,17 @@ class CrawlScheduler(BaseScheduler):
         self._throttled_log = ThrottledLog()
         self._thread = LoopThread("bls-agent scrapy")
         # Used in the reactor's thread alone:
-        self._out: dict[Request, _Held] = {}  # Scrapy has them
-        self._memory: list[tuple[int, int, Request]] = []  # as a heap
+        self._out: dict[Request, _Held] = {}  # requests that Scrapy is processing
+        self._memory: list[tuple[int, int, Request]] = []  # a heap
         self._changes = 0  # requests that were queued or handed out by this process
         self._looking = False
-        self._is_over = False  # nothing is left in the queue, nor held by any process
+        self._is_over = False  # whether no request is queued or held by any process
         # Filled in the loop's thread, emptied in the reactor's:
         self._ready: deque[_Held] = deque()
         # Used in the loop's thread alone:
         self._pushing: set[asyncio.Task[None]] = set()
-        self._holding: set[asyncio.Task[None]] = set()  # are cancelled at the end
-        self._ending: set[asyncio.Task[None]] = set()  # acknowledge
+        self._holding: set[asyncio.Task[None]] = set()  # tasks to cancel at the end
+        self._ending: set[asyncio.Task[None]] = set()  # tasks that acknowledge requests
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
@@ -300,13 +304,13 @@ class CrawlScheduler(BaseScheduler):
     def open(self, spider: Spider) -> Deferred[None]:
         """Connect to Redis and begin to take requests; called by Scrapy.
 
-        The result fails with ``RedisUnavailableError`` if Redis cannot be reached.
+        The Deferred fails with ``RedisUnavailableError`` if Redis cannot be reached.
         """
         self._spider = spider
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # a reactor that has no event loop
-            from twisted.internet import reactor  # noqa: PLC0415 - it installs itself
+            from twisted.internet import reactor  # noqa: PLC0415 - the import installs it
 
             self._call_reactor = cast("Any", reactor).callFromThread
         else:
@@ -319,7 +323,7 @@ class CrawlScheduler(BaseScheduler):
         return self._deferred(self._open)
 
     def close(self, reason: str) -> Deferred[None]:
-        """Put back what Scrapy did not begin, and end; called by Scrapy."""
+        """Return unstarted requests to the queue, and end; called by Scrapy."""
         self._finish()
         if self._memory:
             text = "%d requests that stood in memory alone are lost"
@@ -342,15 +346,15 @@ class CrawlScheduler(BaseScheduler):
         return not self._is_over
 
     def enqueue_request(self, request: Request) -> bool:
-        """Have a request queued, and return at once.
+        """Return at once, and queue a request in the background.
 
         Returns:
-            ``False``: a duplicate of a request in memory. Redis is asked in the
-            background; if it knows the request, the signal ``request_dropped`` is sent.
+            ``False`` if the filter in memory knows the request. If Redis knows the
+            request, the signal ``request_dropped`` is sent later.
         """
         self._changes += 1
         self._is_over = False
-        # start() gives its requests dont_filter; each joining process makes them again.
+        # Each process makes the start requests again, so they ignore dont_filter here.
         is_first = request.meta.get("is_start_request") and MARK not in request.meta
         unique = bool(is_first) or not request.dont_filter
         if not isinstance(self._df, CrawlDupeFilter):
@@ -365,13 +369,13 @@ class CrawlScheduler(BaseScheduler):
         return True
 
     def _is_duplicate(self, request: Request) -> bool:
-        """Ask the filter in memory, and log what it has seen before."""
+        """Return whether the filter in memory knows a request, and log a duplicate."""
         if is_seen := self._df.request_seen(request):
             self._df.log(request, self._spider)
         return is_seen
 
     def _keep(self, request: Request, error: Exception, *, unique: bool) -> bool:
-        """Keep a request in memory, as Scrapy does where its disk queue refuses it."""
+        """Keep a request in memory; return ``False`` if it is a duplicate."""
         if unique and self._is_duplicate(request):
             return False
         if self._log_all or not self._stats.get_value("scheduler/unserializable"):
@@ -387,7 +391,7 @@ class CrawlScheduler(BaseScheduler):
         return True
 
     def next_request(self) -> Request | None:
-        """Return a request that is ready, those in memory first; never waits."""
+        """Return the next request, first those in memory, or ``None``. Do not wait."""
         self._finish()
         if self._memory:
             _, _, request = heappop(self._memory)
@@ -399,7 +403,7 @@ class CrawlScheduler(BaseScheduler):
             self._begin(self._room.release)
             self._changes += 1
             self._is_over = False
-            if not held.taken.valid:  # this process stood still, another one has it
+            if not held.taken.valid:  # another process may have taken the request
                 self._begin(held.task.cancel)
                 continue
             self._out[held.request] = held
@@ -408,10 +412,10 @@ class CrawlScheduler(BaseScheduler):
         return None
 
     def _finish(self) -> None:
-        """Acknowledge the requests that Scrapy is through with.
+        """Acknowledge the requests that Scrapy has finished.
 
-        No signal says that a request's whole output is used up, but Scrapy's engine
-        knows its requests in progress, from the download to the last item.
+        Scrapy sends no signal when a request's whole output is processed. But the
+        engine keeps a set of requests in progress, from the download to the last item.
         """
         if self._out and (slot := self._slot) is not None:
             for request in self._out.keys() - slot.inprogress:
@@ -454,7 +458,7 @@ class CrawlScheduler(BaseScheduler):
     def _deferred(
         self, function: Callable[[], Coroutine[Any, Any, None]]
     ) -> Deferred[None]:
-        """Run a coroutine function in the loop's thread, with its result for Scrapy."""
+        """Run a coroutine function in the loop's thread, and return its Deferred."""
         deferred: Deferred[None] = Deferred()
 
         def fire(future: Future[None]) -> None:
@@ -499,7 +503,7 @@ class CrawlScheduler(BaseScheduler):
             self._start(self._holding, self._hold)
 
     async def _hold(self) -> None:
-        """Take a request, and hold it until Scrapy is through with it."""
+        """Take a request, and hold it until Scrapy has finished it."""
         backoff = Backoff()
         held: _Held | None = None
         while held is None:
@@ -512,7 +516,7 @@ class CrawlScheduler(BaseScheduler):
                 await asyncio.sleep(backoff.failed())
 
     async def _hand_out(self, taken: TakenRequest) -> _Held | None:
-        """Pass a request to Scrapy, and wait until it may be acknowledged."""
+        """Pass a request to Scrapy. Wait until the request may be acknowledged."""
         try:
             held = _Held(taken, read_request(taken.request, self._spider))
         except (TypeError, ValueError) as error:
@@ -527,7 +531,7 @@ class CrawlScheduler(BaseScheduler):
         return held
 
     def _acknowledge(self, held: _Held) -> None:
-        """Let a request be acknowledged once those that came of it are in Redis."""
+        """Let a request be acknowledged as soon as its new requests are in Redis."""
         held.children = set(self._pushing)
         held.done.set()
         self._holding.discard(held.task)
@@ -583,7 +587,7 @@ class CrawlScheduler(BaseScheduler):
             await self._queue.aclose()
 
     async def _clean_up(self) -> None:
-        """Remove the crawl from Redis, unless another process goes on with it."""
+        """Remove the crawl from Redis, unless requests are left in the queue."""
         if left := _left(await self._queue.stats()):
             _log.info("Not cleaned up: %d requests are queued or in work", left)
             return
