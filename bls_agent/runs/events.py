@@ -345,7 +345,7 @@ class GapReason(StrEnum):
 
 @dataclass(frozen=True)
 class Gap:
-    """A follower returns it in place of missing events of a run.
+    """An item that a follower returns in place of missing events of a run.
 
     Attributes:
         after: Id of the event after which events are missing; ``"0-0"`` for the
@@ -373,7 +373,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class WriterLost:
-    """A follower returns it when a writer fell silent without ending the run.
+    """An item that a follower returns if a writer fell silent without ending the run.
 
     The writer died, froze or lost its connection. If the writer comes back, the
     follower returns its new events. The stream in Redis has no entry for the loss,

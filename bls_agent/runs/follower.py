@@ -131,8 +131,8 @@ class Follower:
     missing events. The follower ends at ``system.close`` if no event follows, when the
     run disappears, and when its store is closed in this event loop. It waits while
     Redis is unavailable. A wrong password or a missing right raises
-    :class:`~bls_agent.RedisRefusedError`, also if it changed during the iteration.
-    Iterate again to continue at the same position.
+    :class:`~bls_agent.RedisRefusedError`, also in the middle of an iteration. Iterate
+    again to continue at the same position.
 
     Attributes:
         place: Id of the event that was returned last. The iteration continues after it.
@@ -219,7 +219,7 @@ class Follower:
         return item
 
     async def batch(self, timeout: float | None = None) -> list[Followed]:
-        """Return the next events, up to some hundreds; wait if there are none.
+        """Return the next events, about 500 at most; wait if there are no events.
 
         Args:
             timeout: Longest wait in seconds for a new event; default: no limit. A
@@ -469,7 +469,7 @@ class Follower:
         1. The run no longer exists: end. If this follower never saw the run, an earlier
            run had the same id, and the follower waits for the next run.
         2. The last event has closed the run: read Redis, and end without a later event.
-        3. The writer is lost, and this follower has not returned that: return it.
+        3. The writer is lost, and this follower has not reported the loss: report it.
         4. The topic has ended: find or make another topic.
         5. Otherwise wait.
 

@@ -4,8 +4,8 @@ A follower has read up to a *place*, the id of its last event, and may *know* th
 sequence of that event. The sequence of the next event in Redis does not surely continue
 the known one. The first case that applies decides:
 
-1. The known sequence shows that no event is missing, and the writer has noted a loss
-   before the next event, or the place is the beginning of the run: no gap.
+1. The known sequence shows that no event is missing. This counts only if the writer has
+   noted a loss before the next event, or if the place is the beginning: no gap.
 2. The writer has noted that the server had forgotten events before the next event: the
    server has LOST them.
 3. The place is the beginning of the run: its first events are TRIMMED.
@@ -41,7 +41,7 @@ from bls_agent.runs.reading import NO_KEY, RunReader, decode_entries
 
 LOOK: Final = 5.0  # seconds between two probes
 BEHIND: Final = 0.05  # seconds from the end of a lease to the next probe
-SOON: Final = 1.0  # seconds between two probes while events of unknown writers come
+SOON: Final = 1.0  # seconds between two probes while a run without a lease gets events
 LEASE: Final = 15.0  # seconds of a writer's usual lease
 CONFIRMED: Final = 0.25  # seconds from the first probe without a lease to the second
 UNSEEN: Final = 2.0  # seconds to the second probe if no lease was ever seen
@@ -77,7 +77,7 @@ class GapEvidence:
 async def fetch_evidence(
     reader: RunReader, place: EventId, first: EventId
 ) -> GapEvidence:
-    """Read what shows whether events are missing between a position and an event."""
+    """Read the evidence for missing events between a position and an event."""
     keys = reader.keys
     at, oldest, noted = await reader.pool.read_many(
         [
@@ -246,8 +246,8 @@ class Probe:
     owner: bytes | None  # token of a writer that has not ended the run
     left: float | None  # remaining seconds of the writer's lease; ``None`` without one
     elapsed: float = 0.0  # seconds that the probe took
-    # Whether the run was known before the probe. Else it may have begun during the
-    # probe, and has not disappeared.
+    # Whether the run was known before the probe. A run that begins during the probe has
+    # not disappeared.
     existed: bool = True
 
     @classmethod

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 BLOCK: Final = 3.0  # seconds that the blocking read waits at the server
 MARGIN: Final = 1.5  # seconds that the reply of the blocking read may be late
-MOST_MARGIN: Final = 10.0  # the longest margin, for a server that is far away
-FIRST_PAUSE: Final = 0.05  # seconds after the first UNBLOCK; doubled after each other
+MOST_MARGIN: Final = 10.0  # seconds of the margin for a server that is far away
+FIRST_PAUSE: Final = 0.05  # seconds after the first UNBLOCK; each further pause doubles
 GRACE: Final = 1.5  # seconds from the first UNBLOCK until the connection is dropped
 OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # errors of a single key
 COUNT: Final = 100  # events of all runs in one reply, while their size is unknown
@@ -55,7 +55,7 @@ class PostedRead:
     runs: dict[bytes, tuple[RunTopic, EventId]]
     count: int = COUNT  # most events that the read returns of each run
     at: float = 0.0  # when the read was posted; later while its reply arrives slowly
-    received: int | None = None  # bytes that the connection had received by then
+    received: int | None = None  # bytes that had arrived before the present wait
 
 
 class StreamReader:
@@ -197,7 +197,7 @@ class StreamReader:
         return None, False
 
     async def _check_silence(self) -> None:
-        """Drop a connection over which nothing has come for too long."""
+        """Drop a connection over which no byte has come for too long."""
         # Bytes that have arrived may belong to a large reply over a slow connection.
         if self._blocking.received != self._posted.received:
             self._posted.at = anyio.current_time() - BLOCK
@@ -420,7 +420,7 @@ class Hub:
             await stream.aclose()
 
     def detach(self) -> None:
-        """Drop topics and connections, because the event loop was closed first."""
+        """Drop topics and connections, because their event loop is closed."""
         self._detach()
         for stream in self._streams.values():
             stream.connection.detach()

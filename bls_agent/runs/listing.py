@@ -77,8 +77,8 @@ class RunSummary:
 
     Attributes:
         length: Number of events that Redis keeps.
-        sequence: Number of the last event, which counts all events of the run so far;
-            0 if no number can be read.
+        sequence: Number of the last event, which usually is the count of all events so
+            far; 0 if no number can be read.
         first_id: Id of the oldest event in Redis; ``""`` without events.
         last_id: Id of the newest event; ``""`` without events.
         ttl: Seconds until the run expires; ``None`` if it never expires.
@@ -280,7 +280,8 @@ class _Search:
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self.left_out: Counter[str] = Counter()  # reason → number of runs
-        self.refusal: RedisUnavailableError | None = None  # the last missing right
+        # the last error that was caused by a missing right
+        self.refusal: RedisUnavailableError | None = None
 
     async def sort_newest_first(self, runs: Sequence[int]) -> list[int]:
         """Sort runs by their newest events, newest first; leave out unreadable keys."""

@@ -72,7 +72,7 @@ class NewEvent(NamedTuple):
         category: Such as :attr:`~bls_agent.runs.EventCategory.LLM`; any text is
             allowed.
         action: Such as :attr:`~bls_agent.runs.EventAction.STREAM`; any text is allowed.
-        data: Content of the event, which can be written as a JSON object.
+        data: Content of the event, as a JSON object; default: ``{}``.
         source: ``agent_id``, ``agent_type``, ``agent_name`` and ``team_name``, as far
             as they are known.
         timestamp: Time of the event, which is written in UTC with milliseconds;

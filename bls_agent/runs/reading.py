@@ -34,8 +34,8 @@ class RunKeys:
         self.run_id = run_id
         self.events = RUN_EVENTS.locate(run_id=run_id)  # the stream
         place = place_beside(self.events)
-        self.books = RUN_BOOKS.locate(place=place)  # its metadata
-        self.owner = OWNER.locate(place=place)  # the lease of its writer
+        self.books = RUN_BOOKS.locate(place=place)  # the metadata of the run
+        self.owner = OWNER.locate(place=place)  # the lease of the run's writer
 
     @property
     def all(self) -> list[str]:
@@ -91,7 +91,7 @@ class PageSize:
         self._most_bytes = most_bytes
 
     def shrink(self, error: RedisUnavailableError) -> bool:
-        """Ask for less if the connection was too slow; return whether less is asked."""
+        """Ask for less after a slow request; return whether this was possible."""
         was_under_way = error.kind == "timeout" or error.ambiguous
         if error.connecting or not was_under_way or self.count == 1:
             return False
@@ -167,7 +167,7 @@ class RunReader:
 
 
 def decode_entries(run_id: int, entries: Sequence[Entry]) -> list[StreamEvent]:
-    """Decode entries of a stream; never raises, whatever they hold."""
+    """Decode entries of a stream; never raises."""
     return [StreamEvent.decode(run_id, number, fields) for number, fields in entries]
 
 

@@ -1,9 +1,9 @@
 """Run events as server-sent events, for any web framework.
 
 A browser's ``EventSource`` gets ``id: <id>``, ``event: <category>.<action>`` and
-``data: <the event as JSON>``. Besides the events of the run there are ``gap`` (some
-are missing), ``writer_lost`` (the writer fell silent) and ``close`` (nothing more will
-come: the page closes its ``EventSource``). No event of a run can have these names,
+``data: <the event as JSON>``. Besides the events of the run it gets ``gap`` (events are
+missing), ``writer_lost`` (the writer fell silent) and ``close`` (no event will follow,
+and the page closes its ``EventSource``). No event of a run can have these names,
 because the name of an event has a dot. These three have no id, so that a client that
 reconnects continues after the last event of the run.
 """
@@ -86,7 +86,7 @@ def encode_close(end: FollowEnd = FollowEnd.CLOSED) -> bytes:
 
 
 def read_last_event_id(header: str | None, query: str | None = None) -> EventId | None:
-    """Read the id of the last event that a client has; ``None`` if it sent none.
+    """Read the id of a client's last event; ``None`` if the client sent no id.
 
     ``header`` is ``Last-Event-ID``, which takes precedence. ``query`` is
     ``?last_event_id=``, which a page sends that has already read the run up to this id;
@@ -104,7 +104,7 @@ async def stream_status(
     """Return the HTTP status for a request to stream a run.
 
     200: there are events to send, or events may follow. 204: the client has every event
-    of a run that has ended. 404: the run does not exist. 410: it no longer exists.
+    of a run that has ended. 404: the run does not exist. 410: the run no longer exists.
 
     Raises ConfigurationError for a wrong argument (answer with 400), WrongTypeError
     (409), RedisRefusedError (503) and RedisUnavailableError. Answer the last one with
@@ -178,7 +178,7 @@ class EventFrames:
     def end(self) -> None:
         """End at once, without ``close``, so that the client connects again.
 
-        A server that stops calls it, in the event loop of the iteration.
+        A server calls this method before it stops, in the event loop of the iteration.
         """
         self._ending = True
         if self._waiting is not None:

@@ -122,14 +122,14 @@ class EventStore(WritingStore):
         """Add one event, in one round trip.
 
         Redis counts the sequence over all writers of the run. If Redis has lost events,
-        the sequence continues after the last event of this store. The run's TTL starts
-        again.
+        the sequence continues after the last event that this store has written. The
+        run's TTL starts again.
 
         Args:
             run_id: The run.
             event_category: Such as ``llm``; any text.
             event_action: Such as ``stream``; any text.
-            data: Content of the event, which can be written as a JSON object.
+            data: Content of the event, as a JSON object; default: ``{}``.
             source: ``agent_id``, ``agent_type``, ``agent_name``, ``team_name``.
             timestamp: Time of the event; default: now.
             sequence: Number of the event; default: counted by Redis.
@@ -224,8 +224,8 @@ class EventStore(WritingStore):
         dropped events as a ``system.warning``.
 
         Args:
-            run_id: The run. One living writer owns it at a time.
-            source: The source of events that name none.
+            run_id: The run. Only one living writer at a time can own the run.
+            source: The source of events that are emitted without a source.
             data: Data of ``lifecycle.started``.
             lifecycle: Whether this writer begins, owns and ends the run. If ``False``,
                 it only contributes events to the run of another writer.
@@ -274,8 +274,8 @@ class EventStore(WritingStore):
             ttl_seconds: Seconds from now.
 
         Returns:
-            Whether the run exists; also ``False`` if Redis could not answer and
-            ``on_error="none"``.
+            ``True`` if the run exists. ``False`` if the run does not exist, or if Redis
+            could not answer and ``on_error="none"``.
 
         Raises:
             ConfigurationError: An argument breaks its rule.
@@ -302,8 +302,8 @@ class EventStore(WritingStore):
         sequences continue, because the writer knows the last sequence.
 
         Returns:
-            Whether the run had events; also ``False`` if Redis could not answer and
-            ``on_error="none"``.
+            ``True`` if the run had events. ``False`` if the run had no events, or if
+            Redis could not answer and ``on_error="none"``.
 
         Raises:
             ConfigurationError: ``run_id`` is no id of a run.
@@ -503,8 +503,8 @@ class EventStore(WritingStore):
 
         Raises:
             ConfigurationError: ``limit`` breaks its rule.
-            RedisUnavailableError: Redis cannot answer, or allows to read none of the
-                runs.
+            RedisUnavailableError: Redis cannot answer, or no run can be read because
+                of a missing right.
         """
         return await list_runs(self._access.pool, limit)
 

@@ -1,4 +1,4 @@
-"""What the followers of a run share in one event loop."""
+"""The newest events of a run, which its followers share in one event loop."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class RunTopic:
         self.wake()
 
     def wake(self) -> None:
-        """Wake all followers; one that finds nothing new waits again."""
+        """Wake all followers; a follower that finds nothing new waits again."""
         waiters, self._waiters = self._waiters, set()
         if waiters:
             self._left_at = anyio.current_time()

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHORTEST: Final = 0.1  # seconds of a lease
+SHORTEST: Final = 0.1  # seconds of the shortest lease
 LONGEST: Final = 10.0  # seconds for which pieces of a text may be collected
 PACE: Final = 0.005  # seconds from one write to the next if nothing is merged
 LEAST: Final = 1_000  # events of the smallest buffer, which one batch must not fill
@@ -229,7 +229,7 @@ class RunWriter:
         """Set the data of ``lifecycle.completed``, which is written on leaving.
 
         Args:
-            data: Data that can be written as a JSON object.
+            data: Content of the event, as a JSON object.
         """
         self.result = data
 
@@ -251,7 +251,7 @@ class RunWriter:
         Args:
             category: Such as ``llm``; any text.
             action: Such as ``stream``; any text.
-            data: Content of the event, which can be written as a JSON object.
+            data: Content of the event, as a JSON object; default: ``{}``.
             source: Source of the event; default: the source of the run.
         """
         try:

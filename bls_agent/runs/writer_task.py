@@ -68,12 +68,12 @@ REMEDY: Final = "Give the run another id, or contribute to it with lifecycle=Fal
 CAP: Final = 2.0  # most seconds between two tries while Redis is unavailable
 AGAIN: Final = 0.1  # least seconds between two tries on a cluster
 RETRY: Final = 1.0  # seconds between two tries after an unexpected error
-FINAL_WRITE: Final = 1.0  # longest delay in seconds at the end of an event loop
+FINAL_WRITE: Final = 1.0  # most seconds for the last write when an event loop ends
 GLANCE: Final = 0.01
 
 
 class HighWaterMarks:
-    """Sequence and id of the last event written, for each run that lives."""
+    """Sequence and id of the last event written, for each run that has not expired."""
 
     def __init__(self) -> None:
         self._marks: OrderedDict[int, tuple[int, str, float]] = OrderedDict()
@@ -276,7 +276,7 @@ class RunLease(LeaseState):
 
 
 class _Batch(list[PendingEvent]):
-    """Events that are written in one step."""
+    """Events that are written by one script call."""
 
     def __init__(self, events: Sequence[PendingEvent]) -> None:
         super().__init__(events)
@@ -529,7 +529,7 @@ class RunWriterTask:
 
 
 async def _wait_through(task: asyncio.Task[None]) -> None:
-    """Wait for the end of a task; a cancellation meanwhile is raised afterwards."""
+    """Wait for the end of a task; raise a cancellation of the wait afterwards."""
     import asyncio  # noqa: PLC0415 - this import takes 20 ms
 
     cancelled: BaseException | None = None
