@@ -44,7 +44,7 @@ class Exit(IntEnum):
     """How a command ended; the codes are the same for every command."""
 
     DONE = 0
-    FAILED = 1  # the command could not do what it was asked for
+    FAILED = 1  # the command could not do its work
     USAGE = 2  # wrong arguments, names, URLs or variables
     UNHEALTHY = 3  # a check has found a problem
     UNAVAILABLE = 4  # Redis does not answer, or refuses the login

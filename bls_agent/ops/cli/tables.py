@@ -57,7 +57,7 @@ class Layout:
 
 
 def wants_live(invocation: Invocation) -> bool:
-    """Return whether to draw: the output is a terminal, and JSON is not wanted."""
+    """Return whether the output is a terminal to draw on, and JSON is not wanted."""
     dumb = os.environ.get("TERM") == "dumb"
     return invocation.out.terminal and not dumb and not invocation.json
 

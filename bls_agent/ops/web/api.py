@@ -226,7 +226,7 @@ async def _get_project(request: Request) -> Response:
 
 
 def _describe_project(view: ProjectView, elapsed: float) -> JSONObject:
-    """Describe a project as seen ``elapsed`` seconds ago; ``null`` where unknown."""
+    """Describe a project read ``elapsed`` seconds ago; unknown values are ``null``."""
     return {
         "projectName": show_name(view.project),
         "status": view.status and view.status.value,
@@ -264,7 +264,7 @@ async def _get_changes(request: Request) -> Response:
 
 
 def _describe_worker(worker: Worker, elapsed: float) -> JSONObject:
-    """Describe a worker as seen ``elapsed`` seconds ago; ``null`` where unknown."""
+    """Describe a worker read ``elapsed`` seconds ago; unknown values are ``null``."""
     beat = worker.heartbeat
     return {
         "kind": worker.kind,

@@ -97,7 +97,7 @@ def key_bytes(text: str) -> bytes:
 
 
 def find_nearest(raw: bytes) -> list[str]:
-    """Find the forms of keys that an unknown key resembles."""
+    """Return the templates of keys that an unknown key resembles."""
     text = raw.decode("utf-8", "replace")
     forms = {row.template: row.template for row in KEYS.values()}
     forms |= {re.sub(r"\{[^{}]*\}", "", form): form for form in [*forms]}

@@ -244,7 +244,7 @@ def freshness(view: ProjectView, texts: Texts) -> str:
 
 
 def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
-    """Describe a project for programs; times in seconds, ``null`` where unknown."""
+    """Describe a project for programs: times in seconds, unknown values ``null``."""
     record: Mapping[str, Any] = {
         "projectName": view.project,
         "status": view.status,

@@ -250,7 +250,7 @@ def _short(value: object) -> str:
 
 
 def describe_worker(worker: Worker, **more: object) -> dict[str, Any]:
-    """Describe a worker for programs; times in seconds, ``null`` where unknown."""
+    """Describe a worker for programs: times in seconds, unknown values ``null``."""
     record = {
         "kind": worker.kind,
         "id": worker.id,

@@ -40,7 +40,7 @@ TICK: Final = 1.0  # seconds between two checks while nothing happens
 MISSING_FOR: Final = (
     5.0  # seconds for which a status is missing before this counts as a change
 )
-EXPLAINED_IN: Final = 1.5  # seconds to wait for a reason: logs are read every second
+EXPLAINED_IN: Final = 1.5  # seconds to wait for a reason; logs are read each second
 SETTLE: Final = 45.0  # seconds after an outage in which services refresh (every 30 s)
 MANY: Final = 2  # if more statuses vanish at once, Redis may have lost them
 EXPLAINED: Final = frozenset({Condition.FAULT, Condition.ERROR})
@@ -138,7 +138,7 @@ class Journal:
     def _compare(self, views: Mapping[str, ProjectView], now: float) -> None:
         lost = [name for name, view in views.items() if self._is_lost(name, view)]
         if len(lost) > max(MANY, len(self._known) // 2):
-            self._settled_at = now + SETTLE  # Redis lost them; the services run
+            self._settled_at = now + SETTLE  # Redis lost the statuses
         for project, view in views.items():
             before, after = self._known.get(project), view.condition
             if after is before:

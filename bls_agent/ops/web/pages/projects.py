@@ -266,7 +266,7 @@ def _as_sent(command: Command, request: Request) -> str:
             "id": command.id,
             "timestamp": command.timestamp,
             "command": command.command,
-            "args": redactor.tree(command.args),  # the page goes on showing them
+            "args": redactor.tree(command.args),  # stays on the page, so no secrets
             "by": request.state.sent_by,
         }
     ).decode()

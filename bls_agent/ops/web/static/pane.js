@@ -173,7 +173,7 @@ export class Pane {
     }
   }
 
-  // Insert older rows at the beginning; before is the position before them, none names the text for null.
+  // Insert older rows at the beginning; before is the position before them, or null; none names the text that is then shown.
   prepend(older, before, none) {
     const height = this.box.scrollHeight;
     const from = this.box.scrollTop;
