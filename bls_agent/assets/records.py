@@ -136,7 +136,7 @@ class SyncReport:
         reason: Why the synchronisation failed or would fail, or ``""``.
         seconds: Duration of the synchronisation.
         source: Name of the source.
-        total: Number of assets after the whole plan; 0 if no plan was made.
+        total: Number of assets once the whole plan is executed; 0 without a plan.
         content: What identifies the files if the commit alone does not, or ``""``.
     """
 

@@ -101,9 +101,9 @@ class AssetSync:
     """Makes the asset library equal to a source.
 
     Only one synchronisation runs at a time, even among several processes, because each
-    one needs the lease on ``asset:sync:state``. The lease lasts 15 seconds and is renewed
-    while the synchronisation runs. Each write checks the lease in the same step (on a
-    Redis Cluster, before the step). The lease of a dead process ends by itself.
+    one needs the lease on ``asset:sync:state``. The lease lasts 15 seconds and is
+    renewed while the synchronisation runs. Each write checks the lease in the same step
+    (on a Redis Cluster, before the step). The lease of a dead process ends by itself.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``. The log of a
