@@ -53,7 +53,7 @@ class AgentThread:
     decorators) are called on the agent, from any thread.
 
     Entering returns when the agent is open and never waits for Redis. Leaving drains as
-    ``async with agent:`` does and takes at most ``shutdown_timeout`` + 2 s. If a handler
+    ``async with agent:`` does, for at most ``shutdown_timeout`` + 2 s. If a handler
     blocks the loop for longer, the thread keeps running, a warning is written to the
     host's log, and the agent closes when that handler returns. A second signal ends the
     time that running handlers have. A block that is never left is closed when the

@@ -1,1 +1,1 @@
-"""From a message to an outcome: registration, arguments, running, slots."""
+"""Everything from a message to its outcome: handlers, arguments, workers."""

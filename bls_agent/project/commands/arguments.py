@@ -1,7 +1,8 @@
-"""Which JSON values fit which annotation; checked before a handler runs. No I/O.
+"""Checks JSON arguments against annotations, before a handler runs. No I/O.
 
-``str int float bool None list dict Literal Enum``, ``Any`` and unions; pydantic checks
-its own types, or everything. What cannot be checked is refused at the registration.
+Supported are ``str int float bool None list dict Literal Enum``, ``Any`` and unions.
+pydantic checks its own types, or everything with ``validate="pydantic"``. An annotation
+that cannot be checked is refused when the handler is registered.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bls_agent.core.errors import ConfigurationError, MissingExtraError
 
 
 class Misfit(Exception):  # noqa: N818 - a signal inside this package
-    """A value does not fit; the text says what would."""
+    """A value does not fit; the text describes values that fit."""
 
     @classmethod
     def none_of(cls, choices: Iterable[object]) -> Misfit:
@@ -32,13 +33,13 @@ class Misfit(Exception):  # noqa: N818 - a signal inside this package
 
 _NOT_KNOWN: Final = "is not known"
 _TOO_LARGE: Final = "must be a number that a float can hold"
-LARGEST_DEFAULT: Final = 1_000  # bytes of a default that stands in the schema
+LARGEST_DEFAULT: Final = 1_000  # most bytes of a default that the schema includes
 Convert: TypeAlias = Callable[[JSONValue], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What one parameter accepts."""
+    """The values that one parameter accepts."""
 
     convert: Convert  # returns the handler's value, or raises Misfit
     schema: JSONObject  # the same as JSON Schema, for ``help``
@@ -60,7 +61,7 @@ def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Che
 
 
 def with_default(check: Check, default: object) -> Check:
-    """Add a default to the schema, if there is one that is short and fits JSON."""
+    """Add the default to the schema if it is short and can be written as JSON."""
     try:
         payload = encode_strictly("default", default)
     except ConfigurationError:
@@ -166,7 +167,7 @@ def _one_of(parts: list[Check]) -> Check:
                 reasons.append(str(misfit))
         raise Misfit("; or ".join(dict.fromkeys(reasons)))
 
-    # An int also fits float: the exact kind goes first, as in a type checker.
+    # float is tried last, because an int also fits float.
     parts = sorted(parts, key=lambda part: part.convert is _to_float)
     return Check(convert, {"anyOf": [part.schema for part in parts]})
 

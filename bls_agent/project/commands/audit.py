@@ -1,4 +1,4 @@
-"""The records of those who send commands. No I/O."""
+"""Log records in which a sender documents its commands. No I/O."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bls_agent.project.messages import Command, Level
 def local_user() -> str:
     try:
         user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container's number without a name
+    except (OSError, KeyError, ImportError):  # a user id without a name
         user = f"uid-{os.getuid()}" if hasattr(os, "getuid") else "?"
     return f"{user}@{socket.gethostname()}"
 
 
 class AuditRecord:
-    """The records of a command's sender: before it is sent, and after a failure."""
+    """Makes the log records of a sender: before sending, and after a failure."""
 
     def __init__(
         self, command: Command, sent_by: object, redactor: Redactor = DEFAULT

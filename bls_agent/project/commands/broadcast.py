@@ -1,7 +1,7 @@
-"""A command for every replica.
+"""Broadcasts: commands for every replica.
 
-The instance that takes a broadcast pushes it into the inbox of every other living one
-and runs it. An inbox is a list beside the control list, which its instance reads.
+The instance that takes a broadcast runs it and pushes a copy into the inbox of every
+other living instance. An inbox is a list in Redis that one instance reads.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from bls_agent.project.messages import Command
 from bls_agent.project.receive.receiver import Message, Warn
 from bls_agent.project.status.replicas import read_replicas
 
-LOOK_EVERY: Final = 1.0  # seconds
-LOOK_ON: Final = 0.01  # seconds, behind a command: a free worker has taken it by then
-LOOK_AGAIN: Final = 30.0  # seconds, where reading is refused
-INBOX_TTL: Final = cast("int", BROADCAST.ttl)  # of an inbox that nobody reads
-LIMIT: Final = 1_000  # commands in an inbox
+LOOK_EVERY: Final = 1.0  # seconds between two reads of the inbox
+LOOK_ON: Final = 0.01  # seconds after a command, in which a free worker takes it
+LOOK_AGAIN: Final = 30.0  # seconds until the next read after a refusal
+INBOX_TTL: Final = cast("int", BROADCAST.ttl)  # seconds until an unread inbox expires
+LIMIT: Final = 1_000  # most commands in an inbox
 TRIES: Final = 3
-PATIENCE: Final = 5.0  # seconds that passing on may hold up a command
-RECENT: Final = 100  # commands that are recognised when they come twice
+PATIENCE: Final = 5.0  # most seconds that forwarding may delay a broadcast
+RECENT: Final = 100  # newest commands that are recognised if they come twice
 
 
 def _inbox_of(project: str, instance: str) -> str:
@@ -43,7 +43,7 @@ def _inbox_of(project: str, instance: str) -> str:
 
 
 class Broadcasts:
-    """Passes broadcasts on to the other living instances, and takes theirs."""
+    """Forwards broadcasts to the other living instances, and receives theirs."""
 
     def __init__(
         self, connections: AgentConnections, project: str, instance: str, warn: Warn
@@ -55,16 +55,17 @@ class Broadcasts:
         self._warn = warn
 
     async def pass_on(self, message: Message, command: Command) -> None:
-        """Push copies without the marker into the inboxes; never raises.
+        """Push copies of a broadcast into the inboxes of other instances. Never raises.
 
-        Repeated after a lost connection: a receiver recognises a copy that comes twice.
+        The copies have no field ``broadcast``. After a lost connection they are pushed
+        again, because a receiver recognises a copy that comes twice.
         """
         fields = {k: v for k, v in message.fields.items() if k != "broadcast"}
-        # Equal in all tries of this one, and in no other broadcast.
+        # The same in all tries of this broadcast, different in every other one.
         fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
         payload = encode_strictly("command", fields)
         failure: object = f"not within {PATIENCE:g} s"
-        # Shielded: a stop in the middle would reach some of them and not the others.
+        # Shielded, because a cancellation could leave some instances without a copy.
         with anyio.move_on_after(PATIENCE, shield=True):
             for _ in range(TRIES):
                 try:
@@ -93,7 +94,7 @@ class Broadcasts:
         return next((r for r in replies if isinstance(r, BlsError)), None)
 
     async def read_inbox(self, dispatcher: Dispatcher) -> None:
-        """Take broadcasts from this instance's inbox, once a second until cancelled."""
+        """Take broadcasts from the inbox of this instance until cancelled."""
         key = _inbox_of(self._project, self._instance)
         recent: deque[bytes] = deque(maxlen=RECENT)
         while True:
@@ -111,7 +112,7 @@ class Broadcasts:
                 pass
             if payload is not None:
                 pause = LOOK_ON
-                digest = hashlib.sha256(payload).digest()  # it may be a megabyte
+                digest = hashlib.sha256(payload).digest()  # a payload may be large
                 if digest not in recent:
                     recent.append(digest)
                     dispatcher.submit(Message(payload, mode=BROADCAST_MODE))

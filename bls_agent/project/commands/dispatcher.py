@@ -1,4 +1,4 @@
-"""Hands commands to workers: takes a message when a slot is free, and settles it."""
+"""Hands commands to workers: takes a message when a slot is free, and runs it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
-INTAKE_GRACE: Final = 0.9  # seconds beyond the handlers' time for a read to end
-BROADCAST_MODE: Final = "broadcast"  # of a message that did not come from the receiver
+INTAKE_GRACE: Final = 0.9  # seconds after the handlers' time for ending a read
+BROADCAST_MODE: Final = "broadcast"  # the mode of a message from an inbox
 # The modes in which the end of a command is not recorded at the server.
 TAKEN_FOR_GOOD: Final = frozenset({BROADCAST_MODE, Receiver.mode})
 
@@ -36,9 +36,9 @@ TAKEN_FOR_GOOD: Final = frozenset({BROADCAST_MODE, Receiver.mode})
 class Dispatcher:
     """Feeds commands from a receiver to the handlers of a router.
 
-    Every command that is taken leaves one outcome record, unless the agent stops: then
-    what was not started goes back, and a handler that resists its cancellation leaves
-    none.
+    Every command that is taken gets one outcome record. There are two exceptions when
+    the agent stops: a command that was not started is put back, and a handler that
+    ignores its cancellation gets no record.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Dispatcher:
         self._idle: deque[anyio.Event] = deque()
         self._workers = 0
         self._group: TaskGroup | None = None
-        self._changed: anyio.Event | None = None  # set while a task waits for it
+        self._changed: anyio.Event | None = None  # set at the next change
         self._handlers_scope = anyio.CancelScope()
         self.running = 0  # commands whose handler runs now
 
@@ -75,13 +75,13 @@ class Dispatcher:
 
     @property
     def stuck(self) -> int:
-        """Handlers that go on although their command has ended."""
+        """The number of handlers that go on although their command has ended."""
         return self._threads.stuck + self._runner.resisting
 
     async def run(self) -> None:
         self._threads.on_freed = self._announce_change
         with self._handlers_scope:
-            while not self.stopping:  # a foreign cancellation may end the group
+            while not self.stopping:  # a cancellation from outside may end the group
                 self._workers = 0
                 try:
                     async with anyio.create_task_group() as self._group:
@@ -103,11 +103,11 @@ class Dispatcher:
         self._pending.append(message)
         is_last_worker = not self._idle and self._workers >= self._concurrency
         if is_last_worker:
-            self._intake.interrupt()  # the worker that fetches runs it
+            self._intake.interrupt()  # the fetching worker runs the message
         self._announce_change()
 
     async def stop(self, timeout: float) -> None:
-        """End the intake, give back what was not started, wait for the handlers."""
+        """Stop receiving, put back commands not started, and wait for the handlers."""
         deadline = anyio.current_time() + timeout
         self.stop_starting()
         with anyio.move_on_after(CANCEL_GRACE):
@@ -140,9 +140,10 @@ class Dispatcher:
         await self._changed.wait()
 
     async def _give_back_or_run(self, deadline: float) -> None:
-        """Put back what was not started; if Redis refuses, run it while there is time.
+        """Put back commands that were not started; if Redis refuses, run them in time.
 
-        What may or may not have been put back is not run: it must not run twice.
+        If it is unknown whether the commands were put back, they are not run, because
+        no command may run twice.
         """
         if not self._pending:
             return
@@ -183,7 +184,7 @@ class Dispatcher:
         return bool(self._pending) or self._intake.running is None
 
     def _announce_change(self) -> None:
-        """Wake all tasks that wait for a free slot or a taken command."""
+        """Wake all tasks that wait for a change, and call a worker if there is work."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
@@ -208,8 +209,8 @@ class Dispatcher:
                 self._call_worker()
                 await self._run_and_free(message)
         except anyio.get_cancelled_exc_class():
-            # All were cancelled, or this one alone: then another one takes its place.
-            # One that ended as cancelled would cancel the others of its group.
+            # All workers were cancelled, or this one alone, which another one replaces.
+            # The error ends here, because it would cancel the other workers, too.
             pass
         finally:
             self._workers -= 1
@@ -228,7 +229,7 @@ class Dispatcher:
                 kind = self._runner.report_unstarted(message, OutcomeKind(start.value))
             if message.mode not in TAKEN_FOR_GOOD and kind is not OutcomeKind.CANCELLED:
                 await receiver.settle(message, fetch_follows=self._fetches_next())
-        except Exception as error:  # noqa: BLE001 - ours: the loop goes on
+        except Exception as error:  # noqa: BLE001 - a fault of the agent is logged
             text = "a command could not be brought to its end\n%s"
             logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
         finally:
@@ -236,7 +237,7 @@ class Dispatcher:
             self._announce_change()
 
     def _fetches_next(self) -> bool:
-        """Whether the worker that has run a message fetches at once."""
+        """Whether the worker that has run a message fetches the next one at once."""
         if self.stopping or self._pending or self._intake.running is not None:
             return False
         return self.running + self._threads.stuck <= self._concurrency
@@ -256,7 +257,7 @@ class Dispatcher:
         try:
             await called.wait()
         finally:
-            if not called.is_set():  # cancelled: it must not be called any more
+            if not called.is_set():  # cancelled, so it must not be called
                 self._idle.remove(called)
 
     async def _fetch_more(self) -> None:
@@ -268,7 +269,7 @@ class Dispatcher:
 
 
 class Intake:
-    """Fetches messages for one worker at a time; another task may interrupt it."""
+    """Fetches messages for one worker at a time; another task may interrupt a fetch."""
 
     def __init__(
         self,
@@ -281,10 +282,10 @@ class Intake:
         self._prefetch = prefetch
         self._backoff = backoff
         self._throttled_log = throttled_log
-        self.running: asyncio.Timeout | None = None  # while a worker fetches
+        self.running: asyncio.Timeout | None = None  # set while a worker fetches
 
     async def fetch(self) -> Sequence[Message]:
-        """Ask the receiver once; no messages if it fails or is interrupted."""
+        """Ask the receiver once; return no messages after a failure or interruption."""
         import asyncio  # noqa: PLC0415 - a scope of anyio costs as much as the request
 
         messages: Sequence[Message] = ()
@@ -298,19 +299,19 @@ class Intake:
         return messages
 
     def interrupt(self) -> None:
-        """End the fetch that runs; what it has received meanwhile is kept."""
+        """End the running fetch; messages that it would have returned are kept."""
         if self.running is not None and not self.running.expired():
             self.running.reschedule(0.0)
 
     async def _receive(self) -> Sequence[Message]:
-        """Receive; a failure is logged, and waits before it returns no messages."""
+        """Receive messages; after a failure, log it, wait, and return no messages."""
         try:
             messages = await self._receiver.receive(self._prefetch)
         except (RedisUnavailableError, WrongTypeError) as error:
             text = "no commands can be received"
             await wait_after_failure(error, text, self._backoff, self._throttled_log)
             return ()
-        except Exception as error:  # noqa: BLE001 - ours: logged, the loop goes on
+        except Exception as error:  # noqa: BLE001 - a fault of the agent is logged
             text = "no commands can be received\n%s"
             logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
             await anyio.sleep(self._backoff.failed())

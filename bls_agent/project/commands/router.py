@@ -40,10 +40,11 @@ class CommandContext:
     Annotate a parameter of a handler with this class to get it.
 
     Attributes:
-        timestamp: When it was sent, as the sender wrote it, or ``""``.
+        timestamp: When the command was sent, as the sender wrote it, or ``""``.
         source: The sender, or ``""``.
-        args: Its arguments as they were sent, before binding.
-        delivery: 1; more if the command was handed out before (mode ``reliable``).
+        args: The arguments as they were sent, before they are checked and converted.
+        delivery: How often the command was handed out; above 1 only in mode
+            ``reliable``.
         deadline: When the handler will be cancelled, on the clock of
             ``anyio.current_time()`` in seconds; ``None`` for never.
         log: The agent's log, bound to this command.
@@ -74,7 +75,7 @@ class CommandDecorator(Protocol):
 
 
 class Unset(Enum):
-    """The type of :data:`UNSET`: not given, as opposed to ``None``."""
+    """The type of :data:`UNSET`, which means "not given", in contrast to ``None``."""
 
     UNSET = "unset"
 
@@ -86,14 +87,14 @@ _NO_GENERATOR: Final = "a handler returns its result; it is no generator"
 
 @dataclass(frozen=True, eq=False)
 class Handler:
-    """A registered handler, with what it accepts."""
+    """A registered handler and the arguments that it accepts."""
 
     name: str
     call: Callable[..., Awaitable[Any]]  # a coroutine function
-    parameters: Mapping[str, Check]  # what it accepts by name
-    required: Sequence[str]  # of these
+    parameters: Mapping[str, Check]  # name → accepted values
+    required: Sequence[str]  # names of parameters without a default
     context_name: str | None  # the parameter that gets the CommandContext
-    extra: Check | None  # what it accepts as ``**kwargs``, if at all
+    extra: Check | None  # values accepted for ``**kwargs``, if any
     timeout: float | Unset | None  # seconds; UNSET is the agent's default
     description: str  # first paragraph of its docstring
 
@@ -123,7 +124,7 @@ class Handler:
         return self.extra
 
     def describe(self) -> JSONObject:
-        """Return its name, its description and, as JSON Schema, its parameters."""
+        """Return the handler's name, description and, as JSON Schema, parameters."""
         properties = {name: one.schema for name, one in self.parameters.items()}
         return {
             "name": self.name,
@@ -172,7 +173,7 @@ class Router:
         self._fallback = call
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Put a middleware inside those that were added before."""
+        """Add a middleware, which runs inside the ones that were added before."""
         self._middleware.append(middleware)
 
     def find(self, name: str) -> Handler | None:
@@ -187,8 +188,9 @@ class Router:
     ) -> Any:
         """Run the middleware and the handler of a command and return its result.
 
-        ``handler`` is what :meth:`find` has found for it, if the caller has looked; a
-        middleware may change the command, so behind one it is looked for again.
+        ``handler`` is the result of :meth:`find`, if the caller has called it. If there
+        is a middleware, the handler is searched again, because a middleware may change
+        the command.
         """
         if self._middleware:
             call: CallNext = self._run_handler
@@ -216,7 +218,7 @@ class Router:
 
 
 def _is_awaitable(result: object) -> bool:
-    """Check the type: an object itself may answer to any name."""
+    """Check the type, because an object itself may have attributes of any name."""
     return hasattr(type(result), "__await__")
 
 
@@ -229,7 +231,7 @@ def _around(middleware: Middleware, inner: CallNext) -> CallNext:
 
 
 def _refuse_unbound(function: Callable[..., Any], name: str) -> None:
-    """Refuse a method without its object: no caller would pass ``self``."""
+    """Refuse a method without its object, because no caller would pass ``self``."""
     place = getattr(function, "__qualname__", "").rpartition(".")[0]
     if not inspect.isfunction(function) or place.endswith("<locals>") or not place:
         return
@@ -286,7 +288,7 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     if not inspect.isroutine(target):
         target = type(target).__call__
     written = dict(getattr(target, "__annotations__", {}))
-    written.pop("return", None)  # what a handler gives back is not checked
+    written.pop("return", None)  # the result of a handler is not checked
     parameters = types.SimpleNamespace(__annotations__=written)
     try:
         return typing.get_type_hints(
@@ -302,7 +304,7 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def name_of(function: Callable[..., Any], kind: str) -> str:
-    """Return a function's own name, by which it is registered if no other is given."""
+    """Return a function's name, under which it is registered if no name is given."""
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         rule = "a function without a name is registered with one"

@@ -49,10 +49,9 @@ INSIST_EVERY: Final = 0.5  # seconds until a handler that goes on is cancelled a
 class Deadline:
     """Cancels a task when its time is over, and again while it goes on.
 
-    A timer of the event loop, set by :meth:`watch`: a cancel scope for each command
-    would cost about as much as all the rest of a short one. ``on_resisted`` is called
-    once if the task goes on although it was cancelled. The clock is that of
-    ``anyio.current_time()``.
+    :meth:`watch` sets a timer of the event loop, because a cancel scope would about
+    double the cost of a short command. ``on_resisted`` is called once if the task goes
+    on although it was cancelled. The clock is that of ``anyio.current_time()``.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Deadline:
     def _cancel(self) -> None:
         self._cancels += 1
         self._task.cancel()
-        if self._cancels == 2:  # noqa: PLR2004 - the first one was in vain
+        if self._cancels == 2:  # noqa: PLR2004 - the first one was ignored
             self._on_resisted()
         self._timer = self._task.get_loop().call_later(INSIST_EVERY, self._cancel)
 
@@ -89,7 +88,7 @@ class Deadline:
 
 
 class CommandRunner:
-    """Runs messages to their outcomes; ``pass_on`` sends broadcasts on."""
+    """Runs messages and reports their outcomes; ``pass_on`` forwards broadcasts."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class CommandRunner:
         pass_on: Callable[[Message, Command], Awaitable[None]] | None = None,
     ) -> None:
         """Remember the running event loop, in which all commands will run."""
-        import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot cancel a task
+        import asyncio  # noqa: PLC0415 - takes 20 ms; anyio cannot cancel a task
 
         loop = asyncio.get_running_loop()  # once, for all commands
         self._current_task = partial(asyncio.current_task, loop)
@@ -113,11 +112,11 @@ class CommandRunner:
         self._clock = clock
         self._context = copy_context()  # each command gets a copy of its own
         self._pass_on = pass_on
-        # Handlers that ignore their cancellation; their outcome was reported at the
-        # deadline, and is not reported again when they end.
+        # Number of handlers that ignore their cancellation. Their outcome was reported
+        # after the deadline, and is not reported again when they end.
         self.resisting = 0
-        # Set by the dispatcher: no command is started any more, and a cancellation is the
-        # agent's end and not a handler's own doing.
+        # Set by the dispatcher when no command is started any more. From then on a
+        # cancellation comes from the agent, and not from the handler itself.
         self.stopping = False
 
     async def run(
@@ -125,8 +124,9 @@ class CommandRunner:
     ) -> OutcomeKind | None:
         """Run the handler of a message, report its outcome and return its kind.
 
-        A handler that goes on behind its deadline is reported, ``on_overdue`` is called,
-        and ``None`` is returned when it ends after all. Raises only Ctrl-C.
+        If a handler goes on after its deadline, its outcome is reported at once and
+        ``on_overdue`` is called. When the handler ends later, ``None`` is returned.
+        Raises only KeyboardInterrupt.
         """
         outcome: Outcome | None
         try:
@@ -137,7 +137,7 @@ class CommandRunner:
                 if found.broadcast and self._pass_on is not None:
                     await self._pass_on(message, found)
                 outcome = await self._run_command(found, message, on_overdue)
-        except KeyboardInterrupt:  # the host's: it goes on to end the loop
+        except KeyboardInterrupt:  # raised again, because it ends the host's loop
             self._report(self._unended(message, OutcomeKind.CANCELLED, _INTERRUPTED))
             raise
         return None if outcome is None else self._report(outcome)
@@ -161,7 +161,7 @@ class CommandRunner:
     def report_unstarted(
         self, message: Message, kind: OutcomeKind = OutcomeKind.CANCELLED
     ) -> OutcomeKind:
-        """Report a message that is not started any more, or was never ours."""
+        """Report the outcome of a message that is not started by this process."""
         return self._report(self._unended(message, kind, _UNSTARTED[kind]))
 
     def _report(self, outcome: Outcome) -> OutcomeKind:
@@ -172,7 +172,7 @@ class CommandRunner:
     def _unended(
         self, message: Message, kind: OutcomeKind, reason: tuple[str, str]
     ) -> Outcome:
-        """Make the outcome of a message whose handler did not start, or not end."""
+        """Make the outcome of a message whose handler did not start or did not end."""
         try:
             command = self._decode(message)
         except DecodeError as error:
@@ -242,8 +242,8 @@ class CommandRunner:
         )
 
     async def _absorb_cancellation(self, task: asyncio.Task[Any]) -> None:
-        """Free the worker of a cancellation by which a handler hit its own task."""
-        import asyncio  # noqa: PLC0415 - a yield, and no more
+        """Undo a handler's cancellation of its own task, which is the worker's task."""
+        import asyncio  # noqa: PLC0415 - takes 20 ms
 
         if self.stopping:
             return
@@ -259,7 +259,7 @@ class CommandRunner:
         handler: Handler | None,
         on_resisted: Callable[[], None],
     ) -> _End:
-        """Run the handler and return how it ended; raises only Ctrl-C."""
+        """Run the handler and return how it ended; raise only KeyboardInterrupt."""
         variables = self._context.copy()
         variables.run(CURRENT_COMMAND.set, context.id)
         process = os.getpid()
@@ -275,10 +275,10 @@ class CommandRunner:
                 timed_out = deadline.end()
         except KeyboardInterrupt as error:
             if threading.current_thread() is threading.main_thread():
-                raise  # Ctrl-C: asyncio has it raised wherever the main thread is
+                raise  # Ctrl-C is raised wherever the main thread is
             end = _failure(error)
-        except BaseException as error:  # noqa: BLE001 - the one place for handlers
-            exit_if_child(error, process)  # its parent reports the outcome
+        except BaseException as error:  # noqa: BLE001 - any error of a handler
+            exit_if_child(error, process)  # the parent process reports the outcome
             if not isinstance(error, anyio.get_cancelled_exc_class()):
                 end = _failure(error)
             elif timed_out:
@@ -299,9 +299,9 @@ def _run_in(
     coroutine: Coroutine[Any, Any, Any],
     on_wait: Callable[[], None],
 ) -> Generator[Any, Any, Any]:
-    """Await a coroutine in another context; a task for that would cost more.
+    """Await a coroutine in another context, because a task for that would cost more.
 
-    ``on_wait`` is called each time that it waits: many handlers return at once.
+    ``on_wait`` is called each time the coroutine waits; many handlers never wait.
     """
     step: Callable[[Any], Any] = coroutine.send
     value: Any = None
@@ -311,12 +311,12 @@ def _run_in(
         except StopIteration as end:
             return end.value
         finally:
-            value = None  # an error that was thrown must not hold this frame
+            value = None  # else a thrown error would keep this frame alive
         on_wait()
         try:
             value = yield waits_for
             step = coroutine.send
-        except BaseException as error:  # noqa: BLE001 - it is the coroutine's to handle
+        except BaseException as error:  # noqa: BLE001 - the coroutine handles it
             value, step = error, coroutine.throw
 
 

@@ -34,7 +34,7 @@ class LogReader:
         self._encoded = encode_key(self._key)
 
     async def look(self, follower: Follower) -> list[LogEntry]:
-        """Read ever more of the newest records until the follower finds the new ones."""
+        """Read more of the newest records until the follower finds the new ones."""
         size = min(WINDOW, _fit(follower.window_bytes, follower.window_records))
         while True:
             window, length = await self._window(-size, -1)

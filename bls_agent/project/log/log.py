@@ -161,7 +161,7 @@ class Log:
     raises, whatever the metadata holds. Records below the agent's ``log_level`` are
     ignored. A record made inside a handler has the command's ``commandId``.
 
-    A message may have values for its ``%``, as in ``logging``: ``log.info("%d left", 3)``.
+    As in ``logging`` a message may have values for its ``%``: ``log.info("%d left", 3)``.
     Values that do not fit the message are put into the metadata as ``arguments``.
     """
 

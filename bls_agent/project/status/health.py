@@ -1,4 +1,4 @@
-"""The status of this process, the worst of its sources; health checks are among them."""
+"""The status of this process: the worst status of its sources, like health checks."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 10.0  # seconds from the end of one call to the beginning of the next
 TIMEOUT: Final = 5.0  # seconds a call may take
-REASON_LIMIT: Final = 1_000  # bytes of the reason of a status
-FAILURES: Final = 2  # in a row: a single hiccup is no alarm
+REASON_LIMIT: Final = 1_000  # bytes of the longest reason of a status
+FAILURES: Final = 2  # failures in a row, because a single failure is no alarm
 _SECONDS: Final = Rule(float, "", "seconds", minimum=0.001, maximum=86_400.0)
 _COUNT: Final = Rule(int, "", "failures in a row", minimum=1, maximum=1_000_000)
 
@@ -51,13 +51,13 @@ C = TypeVar("C", bound=Check)
 
 
 class StatusAggregator:
-    """The status of each source in this process; the worst one counts.
+    """Holds the status of each source in this process; the worst status counts.
 
-    A source other than the host only complains: while it is 在线 it adds nothing.
+    A source that is 在线 never changes the status that the host has set.
 
-    There is no lock on purpose: a signal handler or finaliser may call ``set_status``
-    or ``log.error`` at any line here. Setting a status is one assignment; readers copy
-    first.
+    There is no lock, because a signal handler or finaliser may call ``set_status`` or
+    ``log.error`` at any line here. Setting a status is one assignment; readers copy the
+    sources first.
     """
 
     HOST: Final = "host"
@@ -75,11 +75,11 @@ class StatusAggregator:
         until: float = math.inf,
         reason: str = "",
     ) -> None:
-        """Set a source's status until a monotonic second; never waits, never raises."""
+        """Set a source's status until a monotonic time. Never waits, never raises."""
         self._sources[source] = (status, until, reason)
 
     def withdraw(self, source: str) -> None:
-        """Remove a source; never waits, never raises."""
+        """Remove a source. Never waits, never raises."""
         self._sources.pop(source, None)
 
     def forget_sources(self) -> None:
@@ -88,14 +88,14 @@ class StatusAggregator:
                 self._sources.pop(source, None)
 
     def list_sources(self, now: float) -> dict[str, Status]:
-        """Return source → its status now, in the order of the first status."""
+        """Return source → current status, in the order in which sources were added."""
         return {
             source: status if now < until else Status.ONLINE
             for source, (status, until, _) in self._sources.copy().items()
         }
 
     def worst_source(self, now: float) -> tuple[str, Status, str]:
-        """Return the first source with the worst status, the status and its reason."""
+        """Return the first source with the worst status, that status and its reason."""
         sources = self._sources.copy()
         name, (worst, _, reason) = self.HOST, sources[self.HOST]
         for source, (status, until, why) in sources.items():
@@ -108,18 +108,18 @@ class StatusAggregator:
         return self.worst_source(now)[1]
 
     def reason(self, now: float) -> str:
-        """Return why the status is what it is, ``""`` if its source gave no reason."""
+        """Return the reason of the current status; ``""`` if its source has none."""
         return self.worst_source(now)[2]
 
     def next_change(self, now: float) -> float:
-        """Return when a source next changes by itself, or infinity."""
+        """Return the monotonic time at which a status next expires, or infinity."""
         moments = [until for _, until, _ in self._sources.copy().values()]
         return min(until for until in moments if until > now)
 
 
 @dataclass
 class StatusCounts:
-    """How often the status was written, and could not be."""
+    """Counts successful and failed writes of the status."""
 
     writes: int = 0
     failures: int = 0
@@ -156,12 +156,12 @@ class HealthCheck:
 
 
 def _check_function(name: str, function: object) -> None:
-    """Refuse what cannot be called without arguments, or would not run when called."""
+    """Refuse generator functions and objects not callable without arguments."""
     field_name = f"health check {name}"
     if not callable(function):
         rule = "a function that is called without arguments"
         raise ConfigurationError(field_name, function, rule, "Give it the function.")
-    for called in (function, getattr(function, "__call__", None)):  # noqa: B004 - as above
+    for called in (function, getattr(function, "__call__", None)):  # noqa: B004 - it is callable
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             rule = "calling a generator function runs nothing of it"
             remedy = "Return or raise instead of yielding."
@@ -173,25 +173,25 @@ def _check_function(name: str, function: object) -> None:
         remedy = "Bind them before: functools.partial(function, …)."
         raise ConfigurationError(field_name, repr(function), rule, remedy) from None
     except ValueError:
-        pass  # a builtin without a signature: the first call decides
+        pass  # a builtin without a signature is checked by its first call
 
 
 class HealthChecks:
-    """The registered checks, from one opening of the agent to the next."""
+    """The registered health checks, which stay when the agent closes and reopens."""
 
     def __init__(self) -> None:
         self.all: dict[str, HealthCheck] = {}  # in the order of registration
-        self.added = ThreadSafeEvent()  # set when one was added
-        # Name → Unix seconds at which a plain call began that has not returned. It
-        # outlives a session as its thread does: reopening must not pile up threads.
+        self.added = ThreadSafeEvent()  # set when a check was added
+        # Name of a plain check → Unix seconds at which its unfinished call began. Kept
+        # after a session, because the thread of that call still runs.
         self.going_on: dict[str, float] = {}
 
     def reset_after_fork(self) -> None:
-        """In a forked child no check goes on."""
+        """Forget unfinished calls, because a forked child does not have their threads."""
         self.going_on = {}
 
     def add(self, check: HealthCheck) -> None:
-        """Register a check; from any thread."""
+        """Register a check. May be called from any thread."""
         register(self)
         if self.all.setdefault(check.name, check) is not check:
             rule = "a health check of this name is registered already"
@@ -200,7 +200,7 @@ class HealthChecks:
         self.added.set()
 
     def call(self, check: HealthCheck, now: float) -> object:
-        """Call a plain check and record, as long as it lasts, that it goes on."""
+        """Call a plain check, and keep it in ``going_on`` while it runs."""
         self.going_on[check.name] = now
         try:
             return check.function()
@@ -211,9 +211,10 @@ class HealthChecks:
 class HealthMonitor:
     """Runs the checks of one session, each on its own schedule, and reports changes.
 
-    Each call is a task of asyncio outside of every scope: it is cancelled once, at its
-    timeout, and never waited for longer. While a call goes on no new one is begun: that
-    counts as failed. Plain checks run in threads of the monitor's own.
+    Each call is an asyncio task outside of every cancel scope. At its timeout the task
+    is cancelled, and the monitor does not wait for its end. While the task goes on, no
+    new call is made, and the check counts as failed. Plain functions run in threads of
+    the monitor.
     """
 
     def __init__(
@@ -230,13 +231,13 @@ class HealthMonitor:
         self._stream = stream
         self._project = project
         self._on_change = on_change
-        # Name → the task of a call, and the Unix second at which it began.
+        # Name → the task of the last call, and the Unix time at which that call began.
         self._calls: dict[str, tuple[asyncio.Task[dict[str, str] | None], float]] = {}
         self._threads = HandlerThreads()
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
 
     async def run(self) -> None:
-        """Run all checks, also those that are registered later, until cancelled."""
+        """Run all checks, even those registered later, until cancelled."""
         self._checks.added.bind()
         watched: set[str] = set()
         try:
@@ -249,7 +250,7 @@ class HealthMonitor:
                     await self._checks.added.wait()
         finally:
             self._checks.added.unbind()
-            with suppress(RuntimeError):  # the loop is closed: nothing runs any more
+            with suppress(RuntimeError):  # in a closed loop no task runs any more
                 for task, _ in self._calls.values():
                     task.cancel()
 
@@ -257,8 +258,8 @@ class HealthMonitor:
         self._threads.close()
 
     async def _watch(self, check: HealthCheck) -> None:
-        """Call a check again and again; report its alarms and their ends."""
-        failures, since = 0, 0.0  # in a row, and when the first of them was
+        """Call a check again and again; report when it fails and when it recovers."""
+        failures, since = 0, 0.0  # failures in a row, and the time of the first one
         self._aggregator.set(check.source, Status.ONLINE)
         while True:
             failure, now = await self._call(check), time.monotonic()
@@ -283,7 +284,7 @@ class HealthMonitor:
             "failures": check.failures,
             STATUS_REASON: self._aggregator.reason(time.monotonic()),
         }
-        # The reason leaves first: a reader of the new status looks for it in the log.
+        # Logged first, because readers of the status look for its reason in the log.
         self._stream.emit(
             Level.ERROR, text, {**metadata, "error": error}, is_alarm=True
         )
@@ -307,8 +308,8 @@ class HealthMonitor:
         logger.info("%s: %s", self._project, text)
 
     async def _call(self, check: HealthCheck) -> dict[str, str] | None:
-        """Call a check once, unless a former call goes on; describe why it failed."""
-        import asyncio  # noqa: PLC0415 - 20 ms; anyio has no task without a scope
+        """Call a check once unless an earlier call still runs; return its failure."""
+        import asyncio  # noqa: PLC0415 - takes 20 ms; anyio has no task without a scope
 
         since = self._busy_since(check)
         if since is not None:
@@ -321,32 +322,32 @@ class HealthMonitor:
         self._calls[check.name] = task, began
         await asyncio.wait({task}, timeout=check.timeout)
         if not task.done():
-            task.cancel()  # a thread goes on all the same
+            task.cancel()  # the thread of a plain check goes on
             text = f"it has not returned within {check.timeout:g} s"
             return {"type": "TimedOut", "message": text}
-        del self._calls[check.name]  # an exception holds what the check had in hand
+        del self._calls[check.name]  # an exception keeps the check's objects alive
         if task.cancelled():
             return {"type": "Cancelled", "message": "it was cancelled from inside"}
         return task.result()
 
     def _busy_since(self, check: HealthCheck) -> float | None:
-        """Unix seconds since when a former call goes on, if one does."""
+        """Return the Unix time at which a still running call began, or ``None``."""
         call = self._calls.get(check.name)
         if call is not None and not call[0].done():
-            call[0].cancel()  # the task has swallowed the cancellation before
+            call[0].cancel()  # the task has ignored an earlier cancellation
             return call[1]
         return self._checks.going_on.get(check.name)
 
     async def _attempt(self, check: HealthCheck, now: float) -> dict[str, str] | None:
-        """Call a check and describe why it failed; never raises."""
+        """Call a check and return its failure, or ``None``. Never raises."""
         function: Callable[[], Any] = check.function
         if not is_coroutine_function(function):
             function = self._threads.wrap(partial(self._checks.call, check, now))
         try:
             result = await function()
-            if inspect.isawaitable(result):  # a forgotten await proves nothing
+            if inspect.isawaitable(result):  # the function has forgotten an await
                 result = await result
-        except BaseException as error:  # noqa: BLE001 - also what would end the loop
+        except BaseException as error:  # noqa: BLE001 - also errors that end the loop
             return describe_error(error)
         if result is False:
             return {"type": "ReturnedFalse", "message": "it returned False"}

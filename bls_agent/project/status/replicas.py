@@ -1,7 +1,8 @@
 """Several processes of one project: which are alive, and their common status.
 
-A hash beside the status key maps an instance to its status, and until when that counts
-by the server's clock. One script writes it and the worst of the living in one step.
+A hash next to the status key maps each instance to its status and to the time, by the
+server's clock, at which this entry expires. One script writes the entry of an instance
+and, to the status key, the worst status of all living instances, in one step.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from bls_agent.project.messages import LogEntry, Outcome, Status
 from bls_agent.project.receive.receiver import Warn
 from bls_agent.runtime.lease import belongs_to_dead, make_token
 
-# Scripts are not allowed or not known, or what the script does is not.
+# The server refuses or does not know scripts, or a command in the script.
 _REFUSED: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 _WORST_FIRST: Final = tuple(
     status.value for status in sorted(Status, key=lambda s: s.severity, reverse=True)
 )
 PAUSE: Final = 0.02  # seconds between two reads for outcomes
-_DIGITS: Final = 16  # of an expiry, and more
-# Reports without a namesake until the name counts as this instance's own again.
-FIRST: Final = 2  # after one sighting: it may be this instance before a restart
-MANY: Final = 8  # after another
+_DIGITS: Final = 16  # an expiry has fewer digits
+# Reports without another process of this name, until the name counts as unique again.
+FIRST: Final = 2  # after one sighting, which may be this instance before a restart
+MANY: Final = 8  # after a second sighting
 
 
 class ReplicaRegistry:
-    """The living instances of a project, and this one among them."""
+    """Reports the status of this instance among the living instances of a project."""
 
     def __init__(self, project: str, instance: str, ttl: int, warn: Warn) -> None:
         self._status_key = PROJECT_STATUS.build(project=project)
@@ -54,12 +55,12 @@ class ReplicaRegistry:
         self._namesakes = 0
 
     async def report(self, connection: Connection, status: Status, ttl: int) -> bool:
-        """Report this instance's status for ``ttl`` seconds; with 0 it leaves.
+        """Report this instance's status for ``ttl`` seconds; 0 removes the instance.
 
-        The status key gets the worst of all. False, with a warning, where that is
-        refused.
+        The worst status of all instances is written to the status key. Returns false,
+        after a warning, if the server refuses the script.
         """
-        # An instance that leaves removes only its own entry, and not a namesake's.
+        # If another process has the same name, its entry must not be removed.
         token = "-" if self._is_shared and not ttl else self._token
         words = (self._instance, token, status.value, ttl * 1000)
         keys = [self._status_key, self._key]
@@ -84,7 +85,7 @@ class ReplicaRegistry:
         return True
 
     def _record_namesake(self, *, found: bool) -> None:
-        """Assume another process of our name at once, and drop that slowly."""
+        """Record whether another process has this name; warn as long as that counts."""
         if found:
             self._namesakes = MANY if self._namesakes else FIRST
         else:
@@ -119,7 +120,7 @@ async def read_replicas(connection: Connection, project: str) -> dict[str, Statu
 
 
 def list_living(entries: Sequence[bytes], now: int) -> dict[str, Status]:
-    """Decide which instances live at these milliseconds of the server, from HGETALL."""
+    """Return the instances that live at ``now``, in milliseconds of the server."""
     living: dict[str, Status] = {}
     for name, entry in zip(entries[::2], entries[1::2], strict=True):
         parts = entry.split(b" ", 2)  # token, expiry, status
@@ -140,7 +141,7 @@ def _is_later(expiry: bytes, now: int) -> bool:
 class OutcomeCollector:
     """Collects the outcomes of a command, from one instance or from several."""
 
-    # Instances whose outcome is awaited; empty for the first that comes.
+    # Instances whose outcome is awaited; if empty, the first outcome is enough.
     expected: frozenset[str] = frozenset()
     command_id: str = ""
     outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
@@ -150,7 +151,7 @@ class OutcomeCollector:
         return bool(self.outcomes) and self.expected <= self.outcomes.keys()
 
     def add(self, entries: Iterable[LogEntry]) -> None:
-        """Add this command's outcomes in new records; the first of each instance."""
+        """Add the command's outcomes from new records, the first of each instance."""
         for entry in entries:
             outcome = entry.outcome
             if outcome is not None and outcome.command_id == self.command_id:

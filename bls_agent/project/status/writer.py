@@ -1,4 +1,4 @@
-"""Writing the status to its key, and keeping it true: from the loop or the watchdog."""
+"""Writes the status to its key, from the event loop or, if it hangs, the watchdog."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ from bls_agent.project.status.replicas import ReplicaRegistry
 from bls_agent.runtime.tasks import ThreadSafeEvent
 from bls_agent.runtime.watchdog import StallCounts
 
-# SET … GET: before Redis 6.2, or without the right to read the key.
+# Errors of SET with GET: Redis before 6.2, or no right to read the key.
 _UNGUARDED: Final = ("unsupported", "no_permission")
 ERROR_WINDOW: Final = "error window"  # a source of the status
-SIGHTINGS: Final = 2  # in a row; one may be a write of ours whose reply was lost
+SIGHTINGS: Final = 2  # in a row, because one may be an own write without a reply
 
 
 class ConflictDetector:
-    """Notices that another process writes the status, too.
+    """Detects that another process writes the status, too.
 
-    Another process does so if twice in a row, over one connection, the key holds
-    another value than we wrote there last. A process that writes the same value is not
-    noticed.
+    That is so if twice in a row, over one connection, the key holds another value than
+    this process wrote last. A process that writes the same value is not detected.
     """
 
     def __init__(self) -> None:
@@ -50,9 +49,9 @@ class ConflictDetector:
     def record(self, before: bytes | None, value: bytes, connection: int) -> bool:
         """Record a write; return whether another process writes, too.
 
-        ``before`` is what stood there, ``None`` if nothing did or it is not known;
-        ``connection`` is the number of the connection: another one may lead to a
-        server without the value.
+        ``before`` is the value that was replaced; ``None`` if there was none or it is
+        unknown. ``connection`` is the number of the connection, because a new one may
+        reach a server that does not have the last value.
         """
         differs = before is not None and before != self._value
         is_known = self._connection == connection
@@ -64,9 +63,9 @@ class ConflictDetector:
 class StatusWriter:
     """Writes the status of one project, never over a key of another type.
 
-    ``SET … GET`` fails on another type without writing. Where memory is out, EXPIRE
-    keeps a status alive that is still true. A replica reports to the registry instead.
-    ``on_conflict`` is called once, when another process writes, too.
+    ``SET`` with ``GET`` fails on a key of another type and writes nothing. If Redis is
+    out of memory, EXPIRE prolongs a status that has not changed. A replica reports to
+    the registry instead. ``on_conflict`` is called once if another process writes, too.
     """
 
     def __init__(
@@ -83,15 +82,15 @@ class StatusWriter:
         self._ttl = ttl
         self._replicas = replicas
         self._on_conflict = on_conflict
-        self._guard = True  # SET … GET is known here
+        self._guard = True  # this server supports SET with the GET option
         self._turn = anyio.Lock()
-        self.ended = False  # the final status is being written
-        self.conflicts = ConflictDetector()  # detects another process that writes here
+        self.ended = False  # whether writing the final status has begun
+        self.conflicts = ConflictDetector()  # detects other writers of this key
         # The status that was written last over these connections.
         self.written: Status | None = None
 
     def over(self, connections: AgentConnections) -> StatusWriter:
-        """Make a writer of the same key over other connections."""
+        """Make a writer for the same key that uses other connections."""
         other = StatusWriter(
             connections, self._key, ttl=self._ttl, replicas=self._replicas
         )
@@ -99,7 +98,7 @@ class StatusWriter:
         return other
 
     async def write(self, status: Status) -> None:
-        """Write a status that expires after ``ttl`` seconds; none after the final."""
+        """Write a status that expires after ``ttl`` seconds, unless this has ended."""
         async with self._turn:
             if not self.ended:
                 await self._write(status)
@@ -112,17 +111,21 @@ class StatusWriter:
             self.conflicts.forget()
             if error.kind != "out_of_memory" or self.written is not status:
                 checked_reply(error, self._key)
-            # EXPIRE would keep another status alive, which is not true.
+            # Only for an unchanged status, because EXPIRE prolongs the old value.
             await self._connections.liveness.call("EXPIRE", self._key, self._ttl)
         self.written = status
 
     async def write_final(self, final_status: Status) -> None:
-        """Write the status that stays, after every write that was lost on the way."""
+        """Write the final status, which does not expire.
+
+        Redis executes this write after any earlier write whose reply was lost, so that
+        no earlier write can replace the final status.
+        """
         self.ended = True
         live = self._connections.liveness
-        async with self._turn:  # one that is under way has several requests, perhaps
+        async with self._turn:  # a running write may have several requests
             while True:
-                # A refresh that was lost on the way must not arrive after this one.
+                # An earlier write without a reply must not arrive after this one.
                 await self._connections.kill_orphans(live, kill=True)
                 try:
                     if not await self._report(final_status, 0):
@@ -133,7 +136,7 @@ class StatusWriter:
                     return
 
     async def _report(self, status: Status, ttl: int) -> bool:
-        """Report to the registry of replicas; return false if it is not used or refused."""
+        """Report to the registry of replicas; return false if that is not possible."""
         if self._replicas is None:
             return False
         if await self._replicas.report(self._connections.liveness, status, ttl):
@@ -151,7 +154,7 @@ class StatusWriter:
             on_conflict()
 
     async def _send(self, request: Request) -> bytes | None:
-        """SET, with GET where that is known; return the former value."""
+        """Send SET, with GET if the server supports it; return the replaced value."""
         live = self._connections.liveness
         guarded = (*request, "GET") if self._guard else request
         try:
@@ -167,11 +170,11 @@ class StatusWriter:
         return None
 
     async def _check_type(self) -> None:
-        """Check once, where SET … GET cannot guard each write."""
+        """Check the key's type once, if SET with GET cannot check it at each write."""
         try:
             found = await self._connections.liveness.call("TYPE", self._key)
         except RedisRefusedError:
-            return  # without the right to ask; that was logged
+            return  # no right to use TYPE
         if found not in (b"string", b"none"):
             raise WrongTypeError(self._key, "string")
 
@@ -197,26 +200,26 @@ class StatusReporter:
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
         self._wakeup = ThreadSafeEvent()
         self._counts = counts
-        self._write_at = 0.0  # monotonic seconds of the next write, changed or not
+        self._write_at = 0.0  # monotonic time of the next write, even if unchanged
         self.published = anyio.Event()
 
     def changed(self) -> None:
-        """Have the sources compared with what was written; from any thread, never waits.
+        """Make :meth:`run` write the status if it has changed. Never waits.
 
-        A source sets its status first, and then calls this.
+        May be called from any thread, after a source has set its status.
         """
         self._wakeup.set()
 
     def rewrite(self) -> None:
-        """Have the status written soon, changed or not; from any thread, never waits."""
+        """Make :meth:`run` write the status soon; from any thread, never waits."""
         self._write_at = 0.0
         self._wakeup.set()
 
     def open_error_window(self, seconds: float | None) -> Callable[[], None] | None:
         """Turn 在线 into 报错 until some seconds have passed without an error record.
 
-        Returns the function that records an error, from anywhere; ``None`` without a
-        window.
+        Returns the function to call for each error record, from any thread; ``None`` if
+        ``seconds`` is ``None``.
         """
         if seconds is None:
             return None
@@ -234,12 +237,12 @@ class StatusReporter:
         return self._writer.written is not None
 
     async def end(self, final_status: Status) -> None:
-        """Stop refreshing and write the final status, which stays."""
+        """Stop refreshing and write the final status, which does not expire."""
         await self._writer.write_final(final_status)
         self._counts.writes += 1
 
     async def run(self) -> None:
-        """Keep the status alive until cancelled."""
+        """Write and refresh the status until cancelled, or until :meth:`end`."""
         self._wakeup.bind()
         try:
             while not self._writer.ended:
@@ -254,7 +257,7 @@ class StatusReporter:
             self._wakeup.unbind()
 
     async def _write(self, status: Status) -> None:
-        # Set before the write: a call of rewrite() meanwhile counts.
+        # Set before the write, so that rewrite() during the write causes another one.
         self._write_at = time.monotonic() + jittered(self._interval, self._rng)
         try:
             await self._writer.write(status)
@@ -270,11 +273,11 @@ class StatusReporter:
 
 
 class StallStatusPublisher:
-    """Keeps the status of one agent alive and true while its loop cannot.
+    """Writes the status of one agent from another thread while its loop is blocked.
 
-    From the notice of a stall until no write of the thread can arrive any more, a
-    source of the status is 故障: so the loop, once it moves, writes 故障 too until then.
-    Before ``stall_after`` the loop's own status is kept alive where it would expire
+    From the detection of a stall until no write of this thread can arrive any more, a
+    source of the status is 故障. So the loop, when it runs again, also writes 故障 until
+    then. Before ``stall_after`` the loop's own status is refreshed if it would expire
     earlier.
     """
 
@@ -301,7 +304,7 @@ class StallStatusPublisher:
         self.name = project
         self.connect = connect
         self._rewrite = rewrite
-        self.stall_after = stall_after  # seconds of standing still that are a stall
+        self.stall_after = stall_after  # a loop blocked for so many seconds is stalled
         self.publish_after = ttl / 3  # seconds after which the status needs a refresh
         # Seconds between two refreshes: less than a third of the TTL.
         self.interval = ttl / 4
@@ -315,7 +318,7 @@ class StallStatusPublisher:
         await self._writer[1].write(self._aggregator.status(time.monotonic()))
 
     def on_recovery(self, seconds: float) -> None:
-        """End the 故障, have the loop write the truth, and log how long it was."""
+        """End the 故障, make the loop write its own status, and log the stall."""
         self._writer = None
         self._aggregator.withdraw(self.SOURCE)
         self._own_writer.conflicts.forget()
