@@ -36,7 +36,7 @@ _PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9_.~/:@!$&'()*+,;=|\[\]-]*+")
 # RFC 3986, appendix B, for a URL that has passed _check_url().
 _PARTS: Final = re.compile(r"([^:]+):(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?")
 _ESCAPE: Final = re.compile("%([0-9A-Fa-f]{2})|[^%]+|%")
-_PLAIN: Final = "[A-Za-z0-9_.~-]*+(?:=[A-Za-z0-9_.~-]*+)?+"  # nothing to escape
+_PLAIN: Final = "[A-Za-z0-9_.~-]*+(?:=[A-Za-z0-9_.~-]*+)?+"  # needs no escapes
 _PLAIN_QUERY: Final = re.compile(f"{_PLAIN}(?:&{_PLAIN})*+")
 
 
@@ -259,7 +259,7 @@ def _sort_query(query: str) -> str:
     )
 
 
-@lru_cache(maxsize=1_000)  # a crawler has few hosts
+@lru_cache(maxsize=1_000)  # a small cache suffices because a crawler has few hosts
 def _authority(scheme: str, netloc: str) -> str:
     """Return user, host and port in canonical form; raise ValueError if invalid."""
     parts = urlsplit(f"{scheme}://{netloc}")

@@ -36,9 +36,7 @@ _COMPONENTS: Final = ("queue", "filter", "item")
 class CrawlSettings(Protocol):
     """Settings of a crawler: a ``dict`` or the settings of Scrapy."""
 
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """Return a setting."""
-        ...
+    def get(self, name: str, default: Any = None, /) -> Any: ...
 
 
 def read_flag(settings: CrawlSettings, name: str) -> bool:
@@ -214,7 +212,6 @@ class QueueKeys(NamedTuple):
 
     @classmethod
     def of(cls, manager: RedisKeyManager) -> QueueKeys:
-        """Return the keys of a namespace."""
         rows = {row: key for key, row in manager.single_keys().items()}
         found = {row: rows[f"crawl_{row}"] for row in _OF_A_QUEUE}
         types = {key: str(KEYS[f"crawl_{row}"].type) for row, key in found.items()}

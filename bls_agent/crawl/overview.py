@@ -39,7 +39,7 @@ class Namespace(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name in one word: ``project`` or ``project:spider``."""
+        """The name in the form ``project`` or ``project:spider``."""
         return ":".join(filter(None, self))
 
     @classmethod
@@ -205,8 +205,8 @@ class CleanupReport:
         keys: How many keys of each kind were found, by their row in the table of keys.
         odd: Keys that hold another type than the table of keys requires. A cleanup
             removes these keys, too.
-        in_flight: Requests that workers held when the cleanup began. Requests of a dead
-            worker count until their lease ends.
+        in_flight: Requests that workers held when the cleanup began. Requests of a
+            worker that has died count, too.
         removed: Number of removed keys; 0 in a dry run.
     """
 

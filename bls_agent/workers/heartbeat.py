@@ -119,8 +119,8 @@ class Heartbeat:
     ``with Heartbeat(...) as beat:`` in a program without one. While the block runs, the
     worker's key holds the heartbeat with a TTL. The heartbeat is written every
     ``interval`` seconds and whenever :meth:`update` changes the value. Leaving the block
-    removes the key at once. An outage of Redis, also at the start, raises no exception.
-    Only opening and closing wait for Redis, at most ``timeout`` + 1 s.
+    removes the key at once. An outage of Redis, also at the start, raises an exception
+    only in :meth:`ready`. Opening and closing wait for Redis, at most ``timeout`` + 1 s.
 
     Only one process at a time owns a key; see ``conflict`` for a second process.
     A value without an owner, from a program that uses no lease, blocks the key until the
@@ -159,7 +159,7 @@ class Heartbeat:
         conflict: Literal["refuse", "wait"] = "refuse",
         timeout: float = 5.0,
     ) -> None:
-        if not getattr(heartbeat, "kind", ""):  # from a caller without a type checker
+        if not getattr(heartbeat, "kind", ""):  # callers may pass anything
             rule = "a worker heartbeat, as BacktestWorkerHeartbeat.create(...)"
             raise ConfigurationError("heartbeat", heartbeat, rule)
         if conflict not in ("refuse", "wait"):

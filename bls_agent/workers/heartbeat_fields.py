@@ -250,7 +250,7 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
         datetime (UTC if it has no zone); the default is the current time. Raise
         ConfigurationError if a field cannot hold its value.
         """
-        given = cast("object", task_uuids)  # from a caller without a type checker
+        given = cast("object", task_uuids)  # callers may pass anything
         if isinstance(given, Iterable) and not isinstance(given, str | bytes):
             given = list(cast("Iterable[object]", given))
         now = _now()

@@ -70,7 +70,7 @@ def list_days(name: str, days: Iterable[Day] | Day) -> set[date]:
         return {_check_day(name, days)}
     try:
         return {_check_day(name, day) for day in days}
-    except TypeError:  # from a caller without a type checker
+    except TypeError:  # a caller without a type checker may pass anything
         raise ConfigurationError(name, days, _RULE) from None
 
 
@@ -141,9 +141,9 @@ class SyncProgress(WritingStore):
     part of a key and for a value that is not a date. For a key that is not a set it
     raises :class:`~bls_agent.WrongTypeError`, and leaves the key alone. If Redis cannot
     answer, it raises :class:`~bls_agent.RedisUnavailableError`; if ``error.ambiguous``
-    is true, Redis may have executed the write. With ``on_error="none"``, a write without
-    answer is counted in ``failed_writes`` instead, is logged as a warning at most once a
-    minute, and returns 0 or ``False``.
+    is true, Redis may have executed the write. With ``on_error="none"``, such a write is
+    counted in ``failed_writes`` instead and returns 0 or ``False``; a warning is logged
+    at most once a minute.
 
     The key ``a_update_b_update_c`` could have the type ``a`` or the type ``a_update_b``.
     So that two names never share a set, the longer type is refused.
@@ -151,7 +151,7 @@ class SyncProgress(WritingStore):
 
     client_name: ClassVar[str] = "bls-progress"
 
-    async def add(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema's name
+    async def add(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema has this name
         """Mark days as synced. The set then expires thirty days from now.
 
         Up to 500 days are added in one atomic step. After an error, some of the days may
@@ -175,7 +175,7 @@ class SyncProgress(WritingStore):
             self._absorb(error)
             return 0
 
-    async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema's name
+    async def remove(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema has this name
         """Remove days, so that they count as missing. The TTL of the set is unchanged.
 
         Returns:
@@ -190,7 +190,7 @@ class SyncProgress(WritingStore):
             self._absorb(error)
             return 0
 
-    async def clear(self, type: str, code: str) -> bool:  # noqa: A002 - the schema's name
+    async def clear(self, type: str, code: str) -> bool:  # noqa: A002 - the schema has this name
         """Remove all days with UNLINK. Return whether the set had any days."""
         key = _key(type, code)
         try:
@@ -200,14 +200,14 @@ class SyncProgress(WritingStore):
             self._absorb(error)
         return False
 
-    async def contains(self, type: str, code: str, day: Day) -> bool:  # noqa: A002 - the schema's name
+    async def contains(self, type: str, code: str, day: Day) -> bool:  # noqa: A002 - the schema has this name
         """Return whether a day is synced."""
         key, (only,) = _key(type, code), list_days("day", day)
         request = ("SISMEMBER", encode_key(key), only.isoformat())
         (found,) = await self._access.pool.read_many([request])
         return bool(checked_reply(found, key))
 
-    async def dates(self, type: str, code: str) -> set[date]:  # noqa: A002 - the schema's name
+    async def dates(self, type: str, code: str) -> set[date]:  # noqa: A002 - the schema has this name
         """Return every synced day. Return an empty set if the key is absent or expired.
 
         Members that are not dates are left out; :meth:`summary` counts such members.
@@ -216,7 +216,7 @@ class SyncProgress(WritingStore):
 
     async def summary(
         self,
-        type: str,  # noqa: A002 - the schema's name
+        type: str,  # noqa: A002 - the schema has this name
         code: str,
         calendar: Iterable[Day],
     ) -> SyncSummary:
@@ -242,7 +242,7 @@ class SyncProgress(WritingStore):
         return read_days(await read_key(self._access.pool, "SMEMBERS", key))
 
 
-def _key(type: str, code: str) -> str:  # noqa: A002 - the schema's name
+def _key(type: str, code: str) -> str:  # noqa: A002 - the schema has this name
     """Build a key; refuse a type if another type and code have the same key."""
     row = KEYS["sync_progress"]
     key = row.build(type=type, code=code)

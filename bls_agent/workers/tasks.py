@@ -223,7 +223,7 @@ class TaskKeys(WritingStore):
 
     def _task_of(self, key: bytes, reply: Reply) -> Task | None:
         parsed = self.row.parse(key)
-        if parsed is None or reply is None:  # expired since SCAN found it
+        if parsed is None or reply is None:  # the key has expired since SCAN found it
             return None
         if not isinstance(reply, RedisUnavailableError):
             return Task.decode(parsed["task_id"], cast("bytes", reply))
@@ -259,8 +259,8 @@ class TaskStatus(TaskKeys):
     then your own fields; see :class:`Task`. For a key that is not a string, every method
     raises :class:`~bls_agent.WrongTypeError` and leaves the key alone. If Redis cannot
     answer, it raises :class:`~bls_agent.RedisUnavailableError`; if ``error.ambiguous``
-    is true, Redis may have executed the write. With ``on_error="none"``, a write without
-    answer counts in ``failed_writes`` instead; a warning is logged at most once a minute.
+    is true, Redis may have executed the write. With ``on_error="none"``, such a write is
+    counted in ``failed_writes`` instead; a warning is logged at most once a minute.
     """
 
     row: ClassVar[KeyTemplate] = KEYS["task_status"]

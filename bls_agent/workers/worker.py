@@ -240,7 +240,7 @@ class WorkerDiff:
         if ttl is None or not found.payload:
             return found
         was = known.ttl if known is not None else None
-        if was is not None and ttl > was and gap <= CLOSE:  # it was refreshed
+        if was is not None and ttl > was and gap <= CLOSE:  # a refresh was seen
             if ttl <= found.row_ttl <= ttl + gap:
                 self._given.pop(key, None)
             elif not ttl <= self._given.get(key, 0.0) <= ttl + gap:

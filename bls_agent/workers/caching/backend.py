@@ -214,7 +214,7 @@ class DistributedLock:
         self._backend = backend
         self._function = function
         self._key = key
-        self._lease: Lease | None = None  # made in the backend's loop
+        self._lease: Lease | None = None  # is made in the backend's loop
         self._connection: Connection | None = None
         self._exit = AsyncExitStack()  # returns the connection to the pool
         self._renewing: asyncio.Task[None] | None = None
@@ -277,7 +277,6 @@ class DistributedLock:
         return self._renewing is not None and lease is not None and not lease.valid
 
     async def leave(self) -> None:
-        """Release the lock, if this process has it."""
         if self._renewing is not None:
             self._renewing.cancel()
             self._renewing = None

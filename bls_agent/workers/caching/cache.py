@@ -42,7 +42,7 @@ CLEAR_TIMEOUT: Final = 5.0  # seconds; deadline of one request for ``clear`` and
 SETTLED: Final = 0.5  # seconds after the timeout at which a write is certainly over
 POLL_INTERVAL: Final = 0.005  # seconds
 TTL: Final = float(FUNC_CACHE.ttl or 0)  # an hour
-TAIL: Final = 64  # bytes to read before the name; other writers may add blanks
+TAIL: Final = 64  # bytes that are read in addition to the name
 DIGEST: Final = re.compile(rb"[0-9a-f]{%d}" % DIGEST_LENGTH)
 
 

@@ -216,7 +216,6 @@ class CachedFunction:
             self.writes.discard(mine)
 
     def read_requests(self, key: str) -> tuple[Request, ...]:
-        """Return the requests that read an entry."""
         if self.policy.stale_on_error:
             return (("GET", key), ("PTTL", key))
         return (("GET", key),)

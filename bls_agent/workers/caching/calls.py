@@ -230,8 +230,6 @@ class _LoopCalls:
         computation: Computation,
         compute: Callable[[Found], Awaitable[Outcome]],
     ) -> None:
-        """Compute the value in a separate task."""
-
         async def run() -> None:
             import asyncio  # noqa: PLC0415 - imported late because it takes 20 ms
 

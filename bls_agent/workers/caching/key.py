@@ -83,7 +83,7 @@ def _float(value: float, _: int) -> JSONValue:
     if not math.isfinite(value):
         message = f"{value} is no finite number"
         raise NoCanonicalFormError(message)
-    return {"!float": float.__repr__(value)}  # the shortest text, since Python 3.1
+    return {"!float": float.__repr__(value)}  # the shortest exact text since Python 3.1
 
 
 def _decimal(value: Decimal, _: int) -> JSONValue:
