@@ -272,7 +272,7 @@ def _endpoint_of_options(
 
 
 def _notes_on(kept: Mapping[str, Any], overruled: Sequence[str]) -> tuple[str, ...]:
-    """Return warnings: options that are ignored, and a user without a password."""
+    """Return warnings about ignored options, and about a user without a password."""
     notes: list[str] = []
     if overruled:
         notes.append(f"options of the URL that do not apply: {overruled}")
@@ -369,7 +369,7 @@ def _endpoint_of_foreign_pool(pool: Any, kind: type) -> Endpoint:
         raw.socket_timeout = None
         raw.health_check_interval = 0
         raw.encoder.decode_responses = False
-        raw.protocol = 2  # because this reader takes RESP3 pushes for replies
+        raw.protocol = 2  # RESP2, because RESP3 pushes would be taken for replies
         return cast("RawConnection", raw)
 
     note = f"connections are made by the given client ({kind.__name__}), as they are"

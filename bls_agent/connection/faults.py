@@ -110,7 +110,7 @@ def classify(error: BaseException) -> str:
 def translate(
     error: Exception, address: str, *, ambiguous: bool = False, connecting: bool = False
 ) -> RedisUnavailableError:
-    """Return an error of this package, without the arguments that Redis quotes."""
+    """Translate any error into an error of this package, without quoted arguments."""
     if isinstance(error, RedisUnavailableError):
         return type(error)(
             error.kind,
@@ -166,7 +166,7 @@ def port_was_closed(error: BaseException | None) -> bool:
             break
         if isinstance(error, ConnectionRefusedError | FileNotFoundError):
             return True
-        if f"Errno {errno.ECONNREFUSED}]" in str(error):  # of several addresses
+        if f"Errno {errno.ECONNREFUSED}]" in str(error):  # error of several addresses
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -152,7 +152,7 @@ class ThrottledLog:
     def warn(self, consequence: str, error: BlsError) -> bool:
         """Log a failure, unless its cause was logged in the last minute; return if logged.
 
-        ``consequence`` describes what does not work; only failures of requests log it.
+        ``consequence`` describes what does not work; it is not logged if Redis is down.
         """
         if isinstance(error, WrongTypeError):
             return self._say_now(f"type of {error.key}", "%s: %s", consequence, error)

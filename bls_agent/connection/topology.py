@@ -65,7 +65,7 @@ class SentinelRoute(Route):
         super().__init__(endpoint)
         self._topology = topology
         self._sentinels = list(topology.seeds)  # in the order in which they are asked
-        self._open: tuple[Endpoint, Connection] | None = None  # to one sentinel
+        self._open: tuple[Endpoint, Connection] | None = None  # to a sentinel
 
     async def find(self) -> Endpoint:
         """Ask the sentinels in turn; return the first master that one of them names."""

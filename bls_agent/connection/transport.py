@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 FAST: Final = 64_000.0  # bytes/s that a long request must reach at first
 SLOWEST: Final = 1_600.0  # bytes/s after timeouts; the documents promise 2,000
-MOST_PATIENT: Final = 16  # most timeouts that a request has at such a low rate
+MOST_PATIENT: Final = 16  # longest time of such a request, in timeouts
 SECOND_LOOK: Final = (
     0.02  # seconds to read bytes that arrived while the event loop was blocked
 )
@@ -59,7 +59,7 @@ class Pace:
     def __init__(self, timeout: float, *, strict: bool = False) -> None:
         self.timeout = timeout
         self.strict = strict
-        self.long = math.inf if strict else SLOWEST * timeout  # bytes
+        self.long = math.inf if strict else SLOWEST * timeout  # bytes of a long request
         self._rate = FAST
 
     def time_for(self, size: int) -> float:
@@ -111,7 +111,7 @@ class Batch:
         self.requests = requests
         self.size = size
         self.left = len(requests)  # number of replies that have not come
-        self.future = future  # gets all replies at once, unless they are posted
+        self.future = future  # gets all replies at once, unless posted
         self.posted = posted  # no deadline; collect() returns the replies one by one
         # refused: a reply is an error. unsent: the requests are not written yet.
         self.refused = self.unsent = False

@@ -191,7 +191,7 @@ class BatchWriter(Generic[T]):
 
     def _prepare_next(self, sink: Sink[T], under_way: int) -> None:
         """Prepare the next batch, if it will be full, while the server writes this one."""
-        roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # in a small buffer items stay
+        roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too few are droppable
         waiting = len(self.buffer) - under_way
         if roomy and self._next is None and waiting > BATCH_ITEMS:
             self._next = self._take()

@@ -148,7 +148,7 @@ class LeaseState:
         self._valid_until = float("-inf")
         self._in_doubt = False
         self._harmless_at = float("-inf")
-        self._numbers = itertools.count(1)  # a late request has no effect
+        self._numbers = itertools.count(1)  # of writes; an older number is ignored
 
     def is_valid(self, now: float) -> bool:
         return now < self._valid_until

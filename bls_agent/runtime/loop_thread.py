@@ -174,7 +174,7 @@ async def _cancel_the_rest() -> None:
 
 
 def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
-    """Make a loop that resolves host names in daemon threads, which may hang at exit."""
+    """Make a loop that resolves host names in daemon threads, which never delay an exit."""
     if sys.platform == "win32":
         from asyncio import ProactorEventLoop as Loop  # noqa: PLC0415 - 20 ms
     else:

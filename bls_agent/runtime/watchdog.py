@@ -32,7 +32,7 @@ SHORTEST: Final = 0.02  # shortest time in seconds between two counts of a loop
 LONGEST: Final = 1.0  # longest time in seconds between two counts of a loop
 QUICK: Final = 0.02  # seconds between two checks of a blocked loop
 FRAMES: Final = 5  # stack frames that the log shows of a blocked loop
-SETTLE_PAUSE: Final = 0.25  # seconds between two tries to kill open connections
+SETTLE_PAUSE: Final = 0.25  # seconds between two tries to kill lost connections
 RETRY: Final = 0.5  # seconds after a failed write
 
 

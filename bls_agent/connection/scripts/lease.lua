@@ -2,7 +2,8 @@
 -- string: the owner's "<token>", perhaps followed by a blank and words of the owner, or
 -- "<token> ended". A token is "<hex>.<milliseconds of the lease>@<process>".
 --
--- Returns the owner of a lease: standing, milliseconds, whose, words, cut. Values of standing:
+-- Returns standing, milliseconds, whose (the owner's token), words (the owner's words) and
+-- cut (whether the TTL was limited, see below). Values of standing:
 --   ours   our token owns the lease
 --   held   another process owns the lease, for so many milliseconds
 --   free   nobody owns the lease, or a surely dead owner, whose token is returned

@@ -153,7 +153,7 @@ class Access(NamedTuple):
 
 
 def check_access(access: Access) -> Iterator[Finding]:
-    """Yield a finding for each missing right, with the effect that it has."""
+    """Yield a finding for each missing right, or one finding if no role is possible."""
     known = {role.name: role for role in access.roles}
     if not known:
         return

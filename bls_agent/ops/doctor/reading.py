@@ -46,7 +46,7 @@ class Look:
     """The reading of one key, and the sample with the data read so far."""
 
     sample: Sample
-    refused: str = ""  # why it could not be read
+    refused: str = ""  # why the key could not be read
     vanished: bool = False  # whether the key was deleted or replaced meanwhile
 
     @property

@@ -213,7 +213,7 @@ def bad_items(is_bad: Callable[[bytes], bool]) -> Check:
 
 
 def is_no_text(item: bytes, *, whole: bool = True) -> bool:
-    """Return whether bytes are not UTF-8; ``whole``: the last letter must be complete."""
+    """Return whether bytes are no UTF-8; unless ``whole``, the end may be incomplete."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(item, whole)
     except UnicodeDecodeError:

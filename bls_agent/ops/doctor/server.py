@@ -31,7 +31,7 @@ FULL: Final = (6, 2)  # first version with everything that this package uses
 SLOW: Final = 0.05  # seconds of a round trip above which a server is slow
 APART: Final = 2.0  # most seconds between two clocks
 NEARLY: Final = 0.9  # part of a limit above which a finding is made
-BULK: Final = 2 * 1024 * 1024  # bytes: a command of 1 MiB, escaped
+BULK: Final = 2 * 1024 * 1024  # bytes that an escaped command of 1 MiB may need
 
 
 @dataclass(frozen=True, kw_only=True)

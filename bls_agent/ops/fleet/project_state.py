@@ -172,7 +172,7 @@ class ProjectState:
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """The contents of the view, without values that only time changes."""
+        """The contents of the view, without values that change only with time."""
         return self._presence, self._queue, *self.status.mark, *self.log.mark
 
     def record_status(
@@ -243,7 +243,7 @@ class StatusState:
         self.changed_at = at.unix
         self.freshness = Freshness()
         self._value: bytes | None = None
-        self._wrong = False  # the key is no string
+        self._wrong = False  # whether the key is no string
         self._shown_written: float | None = (
             None  # when the status was written, by the age that was last reported
         )
@@ -251,7 +251,7 @@ class StatusState:
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """The part of a view about the status, without values that only time changes."""
+        """The view's values about the status, except those that change only with time."""
         age = self.freshness.exact, self._shown_written
         return self._value, self._wrong, self._reason, *age
 
@@ -317,7 +317,7 @@ class LogState:
 
     @property
     def mark(self) -> tuple[object, ...]:
-        """The part of a view about the log, without values that only time changes."""
+        """The view's values about the log, except those that change only with time."""
         activity = self.activity
         return self.length, self._newest_hash, activity.rates, activity.errors
 
