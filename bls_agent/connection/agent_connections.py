@@ -29,11 +29,11 @@ ADMIN_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
 
 
 class AgentConnections:
-    """The connections of one agent, one for each use, behind one gate.
+    """The connections of one agent, one for each use; one gate delays their tries.
 
     A connection leads to the server of one key. On a cluster the status, the console
-    list and the control list lie on different nodes, so there are four connections;
-    elsewhere ``control`` is ``liveness`` and ``intake`` is ``data``: there are three.
+    list and the control list are on different nodes, so there are four connections.
+    Elsewhere there are three: ``control`` is ``liveness``, and ``intake`` is ``data``.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class AgentConnections:
             self.gate.on_connected()  # the last writes went to the old server
 
     def detach(self) -> None:
-        """Drop all connections for good, without calling the server or the event loop."""
+        """Drop all connections forever, without calling the server or the event loop."""
         for connection in self.all:
             connection.detach()
             connection.retired = True

@@ -189,7 +189,7 @@ def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
 
 def wait_for(future: Future[Any], timeout: float | None = None) -> bool:
     """Wait until a future is done; an exception of a signal handler ends the wait."""
-    from concurrent.futures import wait  # noqa: PLC0415 - as in LoopThread.begin
+    from concurrent.futures import wait  # noqa: PLC0415 - comes with asyncio
 
     end = time.monotonic() + (inf if timeout is None else timeout)
     while not future.done():

@@ -200,7 +200,6 @@ class ServerRule:
     check: _Check
 
     def judge(self, facts: Facts) -> Finding | None:
-        """Apply the rule."""
         values = self.check(facts)
         if values is None:
             return None

@@ -262,7 +262,6 @@ class StatusState:
     def record(
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool
     ) -> None:
-        """Record the result of a read."""
         before = self._value, self._wrong
         self.looks += 1
         self.exists = value is not None or wrong
