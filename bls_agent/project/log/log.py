@@ -161,8 +161,8 @@ class Log:
     raises, whatever the metadata holds. Records below the agent's ``log_level`` are
     ignored. A record made inside a handler has the command's ``commandId``.
 
-    As in ``logging`` a message may have values for its ``%``: ``log.info("%d left", 3)``.
-    Values that do not fit the message are put into the metadata as ``arguments``.
+    A message may have values for its ``%``, as in ``log.info("%d left", 3)``. Values
+    that do not fit the message are put into the metadata as ``arguments``.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""The ways to take commands; the docstring of each receiver gives its guarantee."""
+"""The ways to take commands; the docstring of each receiver states its guarantee."""

@@ -18,44 +18,45 @@ from bls_agent.project.receive.receiver import Message, Receiver
 
 logger = logging.getLogger(__name__)
 
-BLOCK: Final = 2  # seconds a read is parked at the server; Redis 5 wants an integer
-MARGIN: Final = 1.0  # seconds a reply may be late before the server is asked
-FIRST_PAUSE: Final = 0.05  # seconds from one UNBLOCK to the next, then twice as many
-PATIENCE: Final = 1.5  # seconds a PING may take before another connection is asked
+BLOCK: Final = 2  # seconds that the server holds a read; Redis 5 needs an integer
+MARGIN: Final = 1.0  # seconds that a reply may be late before a PING is sent
+FIRST_PAUSE: Final = 0.05  # seconds until the second UNBLOCK; doubled for each one
+PATIENCE: Final = 1.5  # seconds that a PING may take before a second connection
 
 
 class BlockingRead:
-    """Requests that are parked at the server over the blocking connection.
+    """Sends blocking requests and reads their replies, over the blocking connection.
 
-    The reply of a cancelled read stays pending, for the next call: it may hold
-    commands. So does a reply that was read and not taken.
+    If a read is cancelled, its reply stays pending for the next call, because the reply
+    may hold commands. A reply that was read stays until :meth:`take_replies`.
     """
 
     def __init__(self, connections: AgentConnections) -> None:
         self._connections = connections
         self._connection = connections.blocking
         self._blocking = BlockingConnection(connections.blocking)
-        # Of the requests sent last, in their order: replies, error replies and, at the
-        # end, the error of a lost connection.
+        # What was read for the requests sent last, in order: replies, error replies
+        # and, at the end, the error of a lost connection.
         self.replies: list[Reply] = []
 
     async def send(self, requests: Sequence[Request]) -> None:
-        """Send requests; their replies come in :meth:`wait`."""
+        """Send requests; :meth:`wait` reads their replies."""
         await self._blocking.post(requests)
 
     def take_replies(self) -> list[Reply]:
-        """Return what has been read, once."""
+        """Return the replies that were read, each only once."""
         replies, self.replies = self.replies, []
         return replies
 
     async def wait(self) -> None:
-        """Read all pending replies, and find out what is wrong when they are overdue.
+        """Read all pending replies; if they are late, find out why.
 
-        Overdue is not dead: a server may stand still, a link may be narrow. If the
-        server answers PING but nothing arrives here: UNBLOCK, one more grace, then the
-        connection is dropped, with kind ``deaf``.
+        A late reply does not prove a dead connection, because the server may be frozen
+        or the link slow. If the server answers a PING but nothing arrives here, UNBLOCK
+        is sent. If still nothing arrives for some time, the connection is dropped with
+        an error of kind ``deaf``.
         """
-        link = self._connections.gate.connect_time  # a slow one is not a dead one
+        link = self._connections.gate.connect_time  # a slow link gets more time
         deadline = BLOCK + MARGIN + link
         released, received = False, self._blocking.received
         while self._blocking.pending:
@@ -76,7 +77,7 @@ class BlockingRead:
                 deadline = MARGIN + link
 
     async def _read_one(self, patience: float) -> None:
-        """Read one pending reply; TimeoutError if it takes ``patience`` seconds."""
+        """Read one pending reply; raise TimeoutError after ``patience`` seconds."""
         try:
             self.replies.append(await self._blocking.collect(patience))
         except RedisUnavailableError as error:
@@ -85,8 +86,8 @@ class BlockingRead:
     async def _server_answers(self) -> bool:
         """Return whether the server answers a PING over another connection.
 
-        A refusal is an answer. The other connection may have been cut, too, so a
-        connection without an answer is replaced once.
+        An error reply counts as an answer. The other connection may be broken, too, so
+        it is replaced once if no answer comes.
         """
         patience = PATIENCE + 2 * self._connections.gate.connect_time
         for wait in (patience, CONNECT_TIMEOUT):
@@ -126,16 +127,16 @@ class BlockingRead:
         )
 
     async def release(self) -> None:
-        """Release the parked read with CLIENT UNBLOCK, or wait until its block ends.
+        """End the blocking read with CLIENT UNBLOCK, or wait until its time is over.
 
-        A link that then brings nothing, while the server answers, is dead: it is
-        dropped.
+        If then still nothing arrives although the server answers a PING, the connection
+        is dropped.
         """
         grace = MARGIN + self._connections.gate.connect_time
         pause, waited = FIRST_PAUSE, 0.0
         while self._blocking.pending:
             released = await self._unblock()
-            # Where it cannot be released the block ends by itself.
+            # If UNBLOCK is not possible, the read ends after BLOCK seconds.
             wait = pause if released else BLOCK + MARGIN
             try:
                 await self._read_one(wait)
@@ -147,11 +148,12 @@ class BlockingRead:
 
 
 class BlockingReceiver(Receiver):
-    """BLPOP on a connection of its own.
+    """Takes commands with BLPOP, on a connection of its own.
 
-    Each element comes out of :meth:`receive` at most once, and stopping, cancelling and
-    reconnecting lose none. Lost at most: the replies that a dying server or link
-    swallowed (``prefetch`` commands each time) and what a killed process held.
+    :meth:`receive` returns each element at most once. Stopping, cancelling and
+    reconnecting lose no element. If the server or the connection dies, a reply may be
+    lost, which holds at most ``prefetch`` commands. A killed process loses the commands
+    that it has taken.
     """
 
     def __init__(self, connections: AgentConnections, key: str) -> None:
@@ -159,14 +161,14 @@ class BlockingReceiver(Receiver):
         self._key = key
         self._connection = connections.blocking
         self._read = BlockingRead(connections)
-        self._failure: RedisUnavailableError | None = None  # of the last read
+        self._failure: RedisUnavailableError | None = None  # the error of the last read
         self._stopping = False
         self._can_prefetch = True
 
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``.
 
-        A failure is raised only if no command came: the other replies may hold some.
+        An error is raised only if no command came, because other replies may hold some.
         """
         if self._stopping:
             return ()
@@ -188,7 +190,8 @@ class BlockingReceiver(Receiver):
                     return
             requests: list[Request] = [("BLPOP", self._key, BLOCK)]
             if limit > 1 and self._can_prefetch:
-                # Waits in the server's query buffer while the BLPOP blocks: one trip.
+                # Sent together with BLPOP, which saves a round trip: the server buffers
+                # this request while BLPOP blocks.
                 requests.append(("LPOP", self._key, limit - 1))
             await self._read.send(requests)
         await self._read.wait()
@@ -198,19 +201,19 @@ class BlockingReceiver(Receiver):
         for at, reply in enumerate(self._read.take_replies()):
             if isinstance(reply, RedisUnavailableError):
                 self._note_failure(reply, is_prefetch=at > 0)
-            elif reply:  # the first is the key and one command, the second commands
+            elif reply:  # from BLPOP the key and a command, from LPOP commands
                 messages += map(Message, reply if at else reply[1:])
         return messages
 
     def _note_failure(self, error: RedisUnavailableError, *, is_prefetch: bool) -> None:
         is_refused = isinstance(error, RedisRefusedError) and error.kind != "wrong_type"
         if is_prefetch and is_refused:
-            self._can_prefetch = False  # no LPOP with a count before Redis 6.2
+            self._can_prefetch = False  # Redis before 6.2 has no LPOP with a count
         else:
             self._failure = self._failure or error
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
-        """LPUSH the commands to the head of the list, in their order."""
+        """Put the commands back to the head of the list, in their order."""
         payloads = [message.payload for message in reversed(messages)]
         if not payloads:
             return True

@@ -1,4 +1,4 @@
-"""LRANGE, handle, LTRIM: the compatibility mode, also where BLPOP is refused."""
+"""The compatibility mode, which works without BLPOP, and the mode ``auto``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from bls_agent.project.receive.receiver import Message, Receiver, Warn
 logger = logging.getLogger(__name__)
 
 POLL: Final = 0.1  # seconds between two polls
-# "refused": an ACL that allows scripts and not what the script does.
+# "refused": the ACL allows scripts, but not the commands in the script.
 _WEAKENING: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 
 
 class CompatReceiver(Receiver):
-    """LRANGE 0 0, handle, LTRIM 1 -1: for servers and clients without BLPOP.
+    """Reads the head of the list with LRANGE, and removes it after its handler ended.
 
-    At least once, one consumer, one command at a time. The head is cut only if it is
-    still the handled command: by a script; if refused by LREM; if refused by a plain
-    LTRIM.
+    Each command runs at least once. The list may have one consumer only, which runs one
+    command at a time. A script removes the head if it is still the handled command. If
+    scripts are refused, LREM removes the command by its value. If LREM is refused, too,
+    LTRIM removes the head after a check with LRANGE.
     """
 
     mode = "compat"
@@ -47,7 +48,7 @@ class CompatReceiver(Receiver):
             self._cut_blindly,
         )
 
-    async def receive(self, limit: int) -> Sequence[Message]:  # noqa: ARG002 - one
+    async def receive(self, limit: int) -> Sequence[Message]:  # noqa: ARG002 - one at a time
         await self.finish()
         while not self._stopping.is_set():
             reply = await self._command("LRANGE", self._key, 0, 0)
@@ -57,8 +58,8 @@ class CompatReceiver(Receiver):
                 await self._stopping.wait()
         return []
 
-    async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - cut at once
-        """Cut the command that has ended; tried again if Redis is away."""
+    async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - removed at once
+        """Remove the command that has ended; if that fails, :meth:`receive` retries."""
         self._handled = message
         try:
             await self.finish()
@@ -66,10 +67,10 @@ class CompatReceiver(Receiver):
             logger.warning("a handled command is not trimmed yet: %s", error)
 
     async def finish(self) -> None:
-        """Cut what was handled, before anything else is read."""
+        """Remove the handled command from the list, before another one is read."""
         if self._handled is None:
             return
-        if self._in_doubt:  # an earlier cut may still arrive, unless KILL is allowed
+        if self._in_doubt:  # an earlier removal may still arrive
             await self._connections.kill_orphans(self._connections.intake, kill=True)
         found = await self._cut_in_some_way(self._handled.payload)
         self._handled = None
@@ -83,7 +84,7 @@ class CompatReceiver(Receiver):
             )
 
     async def _cut_in_some_way(self, payload: bytes) -> bool:
-        """Cut; where that is not allowed or known, in the next weaker way."""
+        """Remove the command; if the server refuses a way, use the next weaker way."""
         while True:
             try:
                 return await self._cuts[0](payload)
@@ -98,7 +99,7 @@ class CompatReceiver(Receiver):
                         "are refused): be the only consumer",
                         {"key": self._key, "reason": error.kind},
                     )
-            except BaseException:  # cancelled half-way: the server may have done it
+            except BaseException:  # cancelled; the server may have removed it
                 self._in_doubt = True
                 raise
 
@@ -127,9 +128,9 @@ class CompatReceiver(Receiver):
 
 
 class AutoReceiver(Receiver):
-    """BLPOP; where the server or its ACL refuses it, compatibility mode.
+    """Uses BLPOP, or compatibility mode if the server or its ACL refuses BLPOP.
 
-    Logged once in the console log, tried again after a reconnect.
+    A warning is logged then. After a reconnect BLPOP is tried again.
     """
 
     def __init__(self, connections: AgentConnections, key: str, warn: Warn) -> None:
@@ -137,7 +138,7 @@ class AutoReceiver(Receiver):
         self._compat = CompatReceiver(connections, key, warn)
         self._intake = connections.intake
         self._warn = warn
-        self._refused_at = -1  # the connection over which compatibility mode began
+        self._refused_at = -1  # number of the connection that refused BLPOP
 
     async def receive(self, limit: int) -> Sequence[Message]:
         if self._refused_at not in (-1, self._intake.generation):
@@ -164,11 +165,11 @@ class AutoReceiver(Receiver):
     def _use(self, kind: type[Receiver]) -> None:
         self.mode, self.one_at_a_time = kind.mode, kind.one_at_a_time
 
-    async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - cut at once
+    async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - removed at once
         await self._compat.settle(message)
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
-        """Put back what BLPOP took; all other messages are still in the list."""
+        """Put back messages that BLPOP took; all others are still in the list."""
         taken = [one for one in messages if one.mode == BlockingReceiver.mode]
         return await self._blocking.give_back(taken)
 

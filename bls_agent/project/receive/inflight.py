@@ -1,4 +1,4 @@
-"""The list of what this process has taken and not acknowledged, at the server and here."""
+"""The list of commands that this process has taken and not acknowledged."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from bls_agent.runtime.lease import Lease
 logger = logging.getLogger(__name__)
 
 SEEN_LIMIT: Final = 100_000
-LONGEST_ID: Final = 200  # bytes that are kept of an id; exchange.lua knows it, too
-ACKS_AT_ONCE: Final = 1_000  # so that a script is short
+LONGEST_ID: Final = 200  # bytes of the longest id stored; the same in exchange.lua
+ACKS_AT_ONCE: Final = 1_000  # acks in one script, which must be short
 
 
 class ListState(Enum):
-    """What is known of our list at the server; see :class:`InFlightList`."""
+    """What is known about the list at the server; see :class:`InFlightList`."""
 
     UNKNOWN = "unknown"
     OURS = "ours"
@@ -59,42 +59,42 @@ class Stage(Enum):
 class HeldCommand:
     """One command that this process has taken and not acknowledged."""
 
-    id: str  # under which its end is remembered, or ``""``
-    start: Start  # what becomes of it when its turn comes
+    id: str  # the id that Redis remembers after the command has ended, or ``""``
+    start: Start  # what to do when the command can start
     stage: Stage = Stage.TAKEN
-    reclaimed: bool = False  # it does not stand in our list any more
+    reclaimed: bool = False  # whether the command is no longer in the list
 
 
 class InFlightList:
-    """Owns an in-flight list: its key and lease, and what is held here of it.
+    """Owns an in-flight list in Redis and its lease, and holds its commands in memory.
 
     The states, and what leads from one to the next:
 
-    * ``UNKNOWN``: no lease was held yet. :meth:`reconcile` takes it, and gives back what
-      a dead process of this name has left in the list.
-    * ``OURS``: the lease is held, and the list holds exactly what is held here.
+    * ``UNKNOWN``: no lease was held yet. :meth:`reconcile` takes the lease, and puts
+      back commands that a dead process of this name has left in the list.
+    * ``OURS``: the lease is held, and list and memory hold the same commands.
     * ``IN_DOUBT``: a request may or may not have been executed, or a connection was
-      lost. What is held may still be started. :meth:`reconcile` leads to ``OURS``.
+      lost. Commands in memory may still start. :meth:`reconcile` leads to ``OURS``.
     * ``LOST``: the lease was interrupted, so another process may have reclaimed the
-      list. Nothing is started. :meth:`reconcile` takes the lease again, or that of
+      list. No command starts. :meth:`reconcile` takes the lease again, or the lease of
       another list, and leads to ``OURS``.
-    * ``CLOSED``: by :meth:`close`; nothing is taken, started or renewed any more.
+    * ``CLOSED``: after :meth:`close` no command is taken or started, no lease renewed.
 
-    What :meth:`reconcile` does about each command, of which the server has the bytes:
+    What :meth:`reconcile` does with each command, which Redis knows by its bytes:
 
     ======== ============ ================================ ==========================
-    held here in our list why                              what is done
+    memory   list         reason                           what is done
     ======== ============ ================================ ==========================
     yes      yes          taken and not acknowledged       nothing
-    yes      no           acknowledged without a reply, or it is marked as reclaimed: not
-                          reclaimed by another process     started, never acknowledged
-    no       yes          its reply was lost, or its slot  it goes back to the head of the
-                          did not become free              control list, uncounted
-    no       no           it has ended                     nothing
+    yes      no           the reply to its ack was lost,   marked as reclaimed: not
+                          or another process has it        started, not acknowledged
+    no       yes          the reply with it was lost, or   put back to the head of the
+                          no worker became free            control list, not counted
+    no       no           the command has ended            nothing
     ======== ============ ================================ ==========================
 
-    The caller holds a lock around all methods that are coroutines, except
-    :meth:`renew`, which must not wait for them.
+    The caller holds a lock while it calls a method that is a coroutine, except for
+    :meth:`renew`, which must not wait for the others.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class InFlightList:
         self.lease = self._make_lease(instance)
         self.state = ListState.UNKNOWN
         self.losses = 0  # how often the lease was interrupted
-        self._doubts = 0  # changes of state that a running comparison has not seen
+        self._doubts = 0  # doubts and losses so far; reconcile() compares the number
         self._held: dict[Message, HeldCommand] = {}
-        self._ids: Counter[str] = Counter()  # of what is held and was not reclaimed
-        # Those that have ended, in that order: with thousands a search is too slow.
+        self._ids: Counter[str] = Counter()  # ids of commands not reclaimed
+        # Held commands that have ended, in order, because a search is too slow.
         self.ended: dict[Message, None] = {}
         self._warned_of_counts = False
 
@@ -132,7 +132,7 @@ class InFlightList:
 
     @property
     def valid(self) -> bool:
-        """Whether the list is surely ours now, so that what is held may be started."""
+        """Whether this process surely owns the list now, so that commands may start."""
         state = self.state
         may_be_ours = state is ListState.OURS or state is ListState.IN_DOUBT
         return may_be_ours and self.lease.valid
@@ -143,17 +143,17 @@ class InFlightList:
 
     @property
     def in_order(self) -> bool:
-        """Whether the list surely holds what is held here."""
+        """Whether list and memory surely hold the same commands."""
         is_ours = self.state is ListState.OURS and self.lease.valid
         return is_ours and not self._connections.blocking.orphans
 
-    # --- what is held here
+    # --- the commands in memory
 
     def begin(self, message: Message) -> Start:
-        """Decide whether a message may start, at the moment when it is to begin.
+        """Decide whether a message may start now.
 
-        What another process may have reclaimed is dropped; if it still stands in our
-        list it goes back.
+        A command that another process may have reclaimed is dropped. If it is still in
+        the list, the next :meth:`reconcile` puts it back.
         """
         held = self._held.get(message)
         if held is None:
@@ -178,7 +178,7 @@ class InFlightList:
             self._forget_id(held)
 
     def payloads(self, *stages: Stage) -> list[bytes]:
-        """Return the bytes of what should stand in our list, at these stages."""
+        """Return the bytes of commands at these stages that should be in the list."""
         return [
             message.payload
             for message, held in self._held.items()
@@ -186,9 +186,9 @@ class InFlightList:
         ]
 
     def mark_missing(self, missing: Iterable[bytes]) -> None:
-        """Mark as reclaimed what does not stand in our list.
+        """Mark commands that are missing in the list as reclaimed.
 
-        Of equal commands the one that has ended is missing first, then the latest.
+        Among commands with equal bytes, ended ones are marked first, then the latest.
         """
         counts = Counter(missing)
         latest_first = reversed(self._held.items())
@@ -216,16 +216,16 @@ class InFlightList:
         self._held[message] = HeldCommand(id, start)
         self._ids[id] += 1
 
-    # --- what the server is asked
+    # --- requests to the server
 
     async def exchange(
         self, limit: int, *, startable: int = 0, acks: int = ACKS_AT_ONCE
     ) -> list[Message]:
-        """Take up to ``limit`` commands and acknowledge what has ended, in one step.
+        """Take up to ``limit`` commands and acknowledge ended ones, in one step.
 
-        ``startable`` is how many commands may have been started before the next request,
-        if that is more than ``concurrency``. If the request fails, the list is in doubt,
-        unless the server refused it: it does so before anything is done.
+        ``startable`` is how many commands may be started before the next request, if
+        that is more than ``concurrency``. If the request fails, the list is in doubt,
+        unless the server refused it, because then nothing was changed.
         """
         connections, lease = self._connections, self.lease
         concurrency = self._settings.concurrency
@@ -233,7 +233,7 @@ class InFlightList:
         acknowledged: list[Argument] = []
         for message in ended:
             held = self._held[message]
-            is_known = held.start is Start.DUPLICATE  # by the command that runs
+            is_known = held.start is Start.DUPLICATE  # the first command stores the id
             acknowledged += (message.payload, "" if is_known else held.id)
             acknowledged.append(0 if held.reclaimed else 1)
         keys = self._keys
@@ -257,17 +257,17 @@ class InFlightList:
                 ],
             )
         except BaseException as error:
-            if getattr(error, "ambiguous", True):  # also when it is cancelled
+            if getattr(error, "ambiguous", True):  # also for a cancellation
                 self._record_doubt()
             raise
         ours, found = cast("tuple[int, list[tuple[bytes, int, bytes, int]]]", reply)
         if lease is not self.lease:
-            return []  # another list is in use by now: all that was held is marked
-        # Hold what was taken before what has ended is dropped: a second command with an
-        # id that has just ended is a duplicate.
+            return []  # another list is used now; all commands are marked
+        # Taken commands are held before ended ones are dropped, so that a command with
+        # the id of one that has just ended is found to be a duplicate.
         taken = await self._hold_taken(found) if found else []
         for message in ended:
-            now = self._held.get(message)  # it may have been dropped meanwhile
+            now = self._held.get(message)  # None if dropped meanwhile
             if now is not None and (ours or now.reclaimed):
                 self.drop(message)
         if not ours:
@@ -292,7 +292,7 @@ class InFlightList:
         try:
             seen = await self._look_up(unread) if unread else {}
         except BaseException:
-            self._record_doubt()  # they stand in our list and are not held
+            self._record_doubt()  # the commands are in the list only
             raise
         for message, own, (*_, guess, is_seen) in zip(taken, ids, found, strict=True):
             known = bool(own) and own.encode() == guess and bool(is_seen)
@@ -300,7 +300,7 @@ class InFlightList:
         return taken
 
     async def _look_up(self, ids: list[str]) -> dict[str, bool]:
-        """Return for each id whether it was seen, where the script could not read it."""
+        """Return id → whether it was seen, for ids that the script could not read."""
         scores = [("ZSCORE", self._keys.seen, one) for one in ids]
         replies = await self._connections.control.call_many([("TIME",), *scores])
         for reply in replies:
@@ -315,7 +315,7 @@ class InFlightList:
         }
 
     def _id_of(self, message: Message) -> str:
-        """Return the id under which the end is remembered; of a long id, its digest."""
+        """Return the id that Redis remembers: none is ``""``, a long one is a digest."""
         if not self._settings.dedup_window:
             return ""
         try:
@@ -334,15 +334,15 @@ class InFlightList:
             logger.warning(text, self._keys.deliveries)
 
     async def reconcile(self) -> None:
-        """Bring list and memory into agreement; see the table above.
+        """Make list and memory agree, as the table of the class describes.
 
-        If it fails, the state is as before, or worse.
+        If this fails, the state is not ``OURS``.
         """
         self._record_doubt()
         connections = self._connections
         for connection in (connections.blocking, connections.control):
             await connections.kill_orphans(connection, kill=True)
-        # Behind all that was sent over either connection and given up by its caller.
+        # Sent after all earlier requests, also those that their callers gave up.
         await self.renew()
         doubts = self._doubts
         missing = await self.hand_back(*Stage)
@@ -356,11 +356,11 @@ class InFlightList:
     async def hand_back(
         self, *stay: Stage, is_final: bool = False
     ) -> list[bytes] | None:
-        """Put everything in our list back except what is at these stages.
+        """Put all commands of the list back, except held commands at these stages.
 
-        With ``is_final`` the list is given up, and what was started has one more
-        delivery. Returns what should stay and does not stand there; ``None`` if the
-        list is not ours.
+        With ``is_final`` the lease is ended, too, and a delivery is counted for each
+        started command. Returns commands that should stay but are missing in the list;
+        ``None`` if this process does not own the list.
         """
         connections, lease = self._connections, self.lease
         blocking = connections.blocking
@@ -390,9 +390,9 @@ class InFlightList:
     # --- the lease
 
     async def renew(self) -> None:
-        """Renew the lease, get it back, or get another list; register its name.
+        """Renew the lease, take it again, or take another list; register the list.
 
-        A list that another process owns is left to it.
+        A list that another process owns is not touched.
         """
         async with self._renewing:
             if self.state is ListState.CLOSED:
@@ -408,8 +408,8 @@ class InFlightList:
             await self._register()
 
     async def _register(self) -> None:
-        """Name the list among all lists, each time: it may have been deleted there."""
-        # All may have been started: exchange.lua writes how many.
+        """Register the list each time, because its entry may have been deleted."""
+        # "all" commands may have been started, until exchange.lua stores a number.
         registered, length = await self._connections.control.call_many(
             [
                 ("HSETNX", self._keys.lists, self.lease.key, "all"),
@@ -419,7 +419,7 @@ class InFlightList:
         if isinstance(registered, RedisUnavailableError):
             raise registered
         if isinstance(length, int) and length > len(self.payloads(*Stage)):
-            self._record_doubt()  # more stands there than is held here
+            self._record_doubt()  # the list holds more than the memory
 
     async def _take_another_list(self) -> None:
         name = f"{self._instance}~{secrets.token_hex(4)}"
@@ -458,5 +458,5 @@ def _is_running(item: tuple[Message, HeldCommand]) -> bool:
 
 
 def _is_waited_for(_: str) -> bool:
-    """Return false, because a dead owner's list is emptied before its lease is taken."""
+    """Return false, because a dead owner's list is emptied before taking its lease."""
     return False

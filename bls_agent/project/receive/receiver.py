@@ -1,7 +1,7 @@
-"""What every way to receive commands can do.
+"""The interface of all receivers of commands.
 
-A receiver is asked for messages only when a handler is free, and stopped by
-:meth:`Receiver.stop`: the reply of a read in flight may hold a command.
+A receiver is asked for messages only when a handler is free. :meth:`Receiver.stop` must
+end it, because the reply of an unfinished read may hold a command.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from bls_agent.core.codec import JSONObject, decode_object
 from bls_agent.core.errors import ConfigurationError, DecodeError
 from bls_agent.core.keys import CONTROL, PROJECT_STATUS, shares_slot
 
-# Warns operator and host, of the same thing once a minute.
+# Warns in the console list and in the host's log, each text once a minute.
 Warn = Callable[[str, dict[str, object]], None]
 
 
 @dataclass(eq=False, slots=True)
 class Message:
-    """One element of the control list, as it was taken; equal only to itself."""
+    """One element taken from the control list. A message equals only itself."""
 
     payload: bytes
     delivery: int = 1  # how often it was handed out, this time included
-    mode: str = "blocking"  # how it was taken
+    mode: str = "blocking"  # the mode in which it was taken
     _read: JSONObject | DecodeError | None = None
 
     def read(self, limit: int) -> JSONObject:
         """Return the fields; the payload is parsed once.
 
-        Raises DecodeError if it is no JSON object, or longer than ``limit`` bytes.
+        Raises DecodeError if the payload is no JSON object, or longer than ``limit``
+        bytes.
         """
         if self._read is None:
             try:
@@ -45,7 +46,7 @@ class Message:
 
     @property
     def fields(self) -> JSONObject:
-        """The fields if the payload was read as an object, else none."""
+        """The fields if the payload was read and is an object, else ``{}``."""
         return self._read if isinstance(self._read, dict) else {}
 
     @property
@@ -56,38 +57,38 @@ class Message:
 
 
 class Start(Enum):
-    """Whether a message may be run, decided at the moment when it is to begin."""
+    """Whether a message may run, decided when its handler is about to start."""
 
     RUN = "run"
-    SKIP = "skip"  # another process has it by now
-    # It is not run, and reported with this outcome.
+    SKIP = "skip"  # another process may have taken it over
+    # The message is not run, but reported with this outcome.
     DUPLICATE = "duplicate"
     ABANDONED = "abandoned"
 
 
 class ReceiverCounts(NamedTuple):
-    """What only mode ``reliable`` counts."""
+    """Counters that only mode ``reliable`` has."""
 
     held: int = 0  # commands that were taken and are not acknowledged
     reclaimed: int = 0  # commands taken back from dead processes
-    lease_losses: int = 0  # times when others may have taken over what was held
+    lease_losses: int = 0  # times when another process may have taken over commands
 
 
 class Receiver:
-    """Takes commands from the control list; each subclass gives its guarantee."""
+    """Takes commands from the control list; each subclass documents its guarantee."""
 
-    mode = "blocking"  # how commands come: ``blocking``, ``compat`` or ``reliable``
-    one_at_a_time = False  # a command is settled before the next is taken
+    mode = "blocking"  # how commands are taken: ``blocking``, ``compat``, ``reliable``
+    one_at_a_time = False  # whether a command must end before the next is taken
 
     async def receive(self, limit: int) -> Sequence[Message]:
-        """Wait for messages; an empty sequence when stopped or none came.
+        """Wait for messages; return none if stopped or if none came.
 
         Raises RedisUnavailableError, or WrongTypeError if the control key is no list.
         """
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """End the intake: release the parked read and keep what it brings."""
+        """Stop receiving: end the blocking read and keep the commands of its reply."""
         raise NotImplementedError
 
     def begin(self, message: Message) -> Start:  # noqa: ARG002 - for subclasses
@@ -95,30 +96,30 @@ class Receiver:
         return Start.RUN
 
     def mark_ended(self, message: Message) -> None:
-        """Record that a message's outcome is reported although its handler goes on."""
+        """Record that a message's outcome was reported while its handler goes on."""
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:
         """Record that a message has ended; not called in mode ``blocking``.
 
-        ``fetch_follows``: the caller calls :meth:`receive` next, at once.
+        ``fetch_follows`` means that the caller calls :meth:`receive` right afterwards.
         """
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:  # noqa: ARG002 - for subclasses
         """Put messages that were not started back to the head of the list.
 
-        ``False``: surely not given back; ``None``: that cannot be known.
+        Returns ``False`` if they were surely not put back, ``None`` if that is unknown.
         """
         return True
 
     def leftovers(self) -> list[Message]:
-        """Return, once, what was taken and never came out of :meth:`receive`."""
+        """Return, only once, taken messages that :meth:`receive` has not returned."""
         return []
 
     async def run(self) -> None:
-        """Do the upkeep of receiving until cancelled."""
+        """Run the background work of the receiver until cancelled."""
 
     async def close(self) -> None:
-        """End everything; handlers have ended, or are left behind."""
+        """Release everything. Called after the handlers have ended or were given up."""
 
     def counts(self) -> ReceiverCounts:
         """Return the counts of mode ``reliable`` for ``stats()``."""
@@ -128,7 +129,7 @@ class Receiver:
 def check_cluster_name(
     project: str, endpoint: Endpoint | None, *, mode: str, replicas: bool
 ) -> None:
-    """Refuse a name that on a cluster leaves no key in the slots of its own."""
+    """Refuse a name in whose cluster slots this package cannot keep other keys."""
     needs = "mode='reliable'" if mode == "reliable" else "replicas=True" * replicas
     keys = (CONTROL.build(project=project), PROJECT_STATUS.build(project=project))
     is_cluster = endpoint is not None and endpoint.is_cluster

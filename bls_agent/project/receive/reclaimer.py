@@ -1,4 +1,4 @@
-"""The keys of reliable receiving, and the lists of dead processes."""
+"""The keys of mode ``reliable``, and the recovery of commands from dead processes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ logger = logging.getLogger(__name__)
 MAX_DELIVERIES: Final = 3
 DEAD_LETTER_LIMIT: Final = 1_000
 DELIVERIES_TTL: Final = cast("int", DELIVERIES.ttl)  # seconds
-LISTS_AT_ONCE: Final = 100  # of a fleet's; the next round finds others
-COMMANDS_AT_ONCE: Final = 100  # so that a script is short
+LISTS_AT_ONCE: Final = 100  # lists checked in one round, chosen at random
+COMMANDS_AT_ONCE: Final = 100  # commands moved by one script, which must be short
 
 
 class ReliableKeys:
-    """The keys of reliable receiving: beside the control list, in its slot."""
+    """The keys of mode ``reliable``, in the same cluster slot as the control list."""
 
     def __init__(self, control: str) -> None:
         place = place_beside(control)
         self.control = control  # the protocol's list, from which commands are taken
-        # A hash: in-flight list → how many of its oldest commands may have been started.
+        # A hash: in-flight list → how many of its oldest commands may have started.
         self.lists = INFLIGHT_LISTS.locate(place=place)
-        # A hash: how often a command was handed out that came back.
+        # A hash: command that came back → how often it was handed out.
         self.deliveries = DELIVERIES.locate(place=place)
         # A sorted set: ids of commands that ended.
         self.seen = SEEN.locate(place=place)
@@ -45,18 +45,18 @@ class ReliableKeys:
         self.dead_letters = DEAD_LETTERS.locate(place=place)
 
     def inflight(self, instance: str) -> str:
-        """The list of the commands that one instance has taken and not ended."""
+        """Return the key of the list of commands that an instance has taken."""
         return INFLIGHT.locate(place=place_beside(self.control), instance=instance)
 
     def owner(self, inflight: str) -> str:
-        """The key that exists as long as the owner of an in-flight list renews it."""
+        """Return the key that exists while the owner of an in-flight list renews it."""
         return OWNER.locate(place=place_beside(inflight))
 
     def is_inflight(self, key: str) -> bool:
         return key.startswith(self.inflight("")) and key != self.inflight("")
 
     def moving(self, inflight: str) -> tuple[str, ...]:
-        """The keys of a script that moves commands back, in its order."""
+        """Return the keys of the scripts that move commands back, in their order."""
         owner = self.owner(inflight)
         return (
             *(self.control, inflight, owner, self.lists),
@@ -64,7 +64,7 @@ class ReliableKeys:
         )
 
     def types(self, inflight: str) -> Mapping[str, str]:
-        """Key → the type that it should have."""
+        """Return key → the Redis type that it should have."""
         return {
             self.control: "list",
             inflight: "list",
@@ -77,7 +77,7 @@ class ReliableKeys:
 
 
 class Reclaimer:
-    """Returns to the control list what dead processes have taken."""
+    """Moves commands that dead processes have taken back to the control list."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Reclaimer:
         self.reclaimed = 0  # commands of dead processes, dead letters included
 
     async def reclaim_all(self, *, but: str) -> None:
-        """Check the lists of all processes but one, and empty those of the dead."""
+        """Check the lists of all processes but one, and empty lists of dead ones."""
         call, lists = self._connection.call, self._keys.lists
         found = await call("HRANDFIELD", lists, LISTS_AT_ONCE)
         names = [name.decode("utf-8", "replace") for name in found]
@@ -103,7 +103,7 @@ class Reclaimer:
         requests = [("PTTL", self._keys.owner(name)) for name in names]
         left = await self._connection.call_many(requests)
         for name, answer in zip(names, left, strict=True):
-            # Of a living process the script cuts a lease that is too long.
+            # If the owner lives, the script shortens a lease that is too long.
             if isinstance(answer, int) and not 0 <= answer <= self._lease_ms:
                 try:
                     await self.empty(name)

@@ -1,7 +1,7 @@
-"""A script moves commands into a list of this process's own; an ack: nothing is lost.
+"""Mode ``reliable``: a command stays in a list in Redis until it is acknowledged.
 
-Waiting takes nothing: where there is no command, BLMOVE waits for one and moves the head
-of the control list onto itself.
+A script moves commands into the list of this process. If there is no command, BLMOVE
+waits for one. It moves the head of the control list onto itself, so it takes nothing.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOKS_PER_TTL: Final = 3
-AWAY_GRACE: Final = 0.5  # seconds that the end waits for a Redis that is away
-FIRST_PAUSE: Final = 0.25  # seconds before the second try, at most
-ACK_WITHIN: Final = 0.005  # seconds that an ack waits for the next fetch
+AWAY_GRACE: Final = 0.5  # seconds that closing waits for an unreachable Redis
+FIRST_PAUSE: Final = 0.25  # longest pause in seconds before the second try
+ACK_WITHIN: Final = 0.005  # most seconds that an ack waits for the next fetch
 _NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
 
 
 class ReliableReceiver(Receiver):
-    """Moves commands into an in-flight list of this process's own; an ack after each.
+    """Moves commands into an in-flight list of this process, and acknowledges each one.
 
-    At least once: nothing is lost of what the serving Redis still holds. A command runs
-    twice only if the process or the link dies before its ack, or if the process stands
-    still for longer than its lease: then another process takes over what it had.
+    Each command that the serving Redis still holds runs at least once. A command runs
+    twice only if the process or the connection dies before the ack, or if the process
+    is frozen for longer than its lease, because then another process takes over.
 
-    One request takes commands and acknowledges those that have ended. There are three
-    cases for a command that ends:
+    One request takes commands and acknowledges ended ones. There are three cases for
+    the ack of a command that ends:
 
-    1. The slot that it frees fetches at once: its ack leaves with that fetch.
-    2. Its batch was taken together, and the commands before were quick: its ack leaves
-       with the next fetch, or 5 ms after the batch was taken. Meanwhile more commands
-       than ``concurrency`` may have been started; the server knows that of this batch.
-    3. Otherwise its ack leaves alone, and its slot stays taken until the reply.
+    1. Its worker fetches at once: the ack is sent with that fetch.
+    2. Its batch may hold several commands, and the batch before was quick: the ack is
+       sent with the next fetch, or 5 ms after the batch was taken. Meanwhile more
+       commands than ``concurrency`` may be started, which Redis has stored.
+    3. Otherwise the ack is sent alone, and the worker waits for its reply.
 
-    ``report`` is called for each command that has ended without being taken.
+    ``report`` is called for each command that has become a dead letter.
     """
 
     mode = "reliable"
@@ -101,9 +101,9 @@ class ReliableReceiver(Receiver):
             instance=instance,
         )
         self._read = BlockingRead(connections)
-        # Held while something is taken, acknowledged or compared.
+        # Held while commands are taken or acknowledged, or while lists are compared.
         self._lock = anyio.Lock(fast_acquire=True)
-        self._backoff = Backoff(base=FIRST_PAUSE)  # of acks
+        self._backoff = Backoff(base=FIRST_PAUSE)  # of repeated acks
         self._retry_at = float("-inf")
         self._opened = False
         self._stopped = anyio.Event()
@@ -124,7 +124,7 @@ class ReliableReceiver(Receiver):
             raise await self._explain(error) from error
 
     async def _receive(self, limit: int) -> Sequence[Message]:
-        if self._connections.blocking.pending:  # a wait that was interrupted
+        if self._connections.blocking.pending:  # an earlier wait was interrupted
             await self._wait()
         async with self._lock:
             if not self.list.in_order:
@@ -156,7 +156,7 @@ class ReliableReceiver(Receiver):
             messages = await self.list.exchange(limit, startable=startable)
         except RedisUnavailableError as error:
             if not (error.ambiguous or error.connecting):
-                await self._acknowledge()  # memory is out, perhaps: acks need none
+                await self._acknowledge()  # if memory is out, acks still work
             raise
         if messages and limit > 1:
             first_time = all(message.delivery == 1 for message in messages)
@@ -167,14 +167,14 @@ class ReliableReceiver(Receiver):
         return self.list.begin(message)
 
     def mark_ended(self, message: Message) -> None:
-        """Acknowledge with the next request a command whose handler goes on regardless."""
+        """Let the next request acknowledge a command whose handler still goes on."""
         self.list.end(message)
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:
-        """Acknowledge, at once or with the next fetch; see the cases above.
+        """Acknowledge a command at once or with the next fetch; the class has the cases.
 
-        An ack that leaves alone is waited for, but not when the lease is over or the
-        agent stops. All callers share one pace and one request.
+        If the ack is sent alone, its reply is waited for, unless the lease is over or
+        the agent stops. All callers share one request and its pause after a failure.
         """
         self.list.end(message)
         self._pace.record_ended()
@@ -184,7 +184,7 @@ class ReliableReceiver(Receiver):
         while message in self.list:
             with suppress(RedisUnavailableError):
                 async with self._lock:
-                    if self._pace.defers:  # a batch has come meanwhile
+                    if self._pace.defers:  # a batch was taken meanwhile
                         return
                     if anyio.current_time() >= self._retry_at:
                         await self._acknowledge()
@@ -194,10 +194,10 @@ class ReliableReceiver(Receiver):
                 await self._stopped.wait()
 
     async def _acknowledge(self) -> None:
-        """Acknowledge all that has ended; after a failure one alone, and then the rest.
+        """Acknowledge all commands that have ended; after a failure first a single one.
 
-        To send an ack twice does no harm, unless another command with the same bytes
-        stands in the list: so the list is compared before.
+        An ack that is sent twice could remove another command with the same bytes, so
+        list and memory are compared first if they may differ.
         """
         if not self.list.ended:
             return
@@ -217,9 +217,10 @@ class ReliableReceiver(Receiver):
         self._backoff.succeeded()
 
     async def give_back(self, messages: Sequence[Message]) -> bool:
-        """Put commands back to the head of the control list, their delivery uncounted.
+        """Put commands back to the head of the control list.
 
-        Where that fails they stay in our list and go back when our lease is over.
+        No delivery is counted. If that fails, the commands stay in the list of this
+        process, and go back when its lease is over.
         """
         for message in messages:
             self.list.drop(message)
@@ -231,7 +232,7 @@ class ReliableReceiver(Receiver):
         return True
 
     async def stop(self) -> None:
-        """Release the parked read and give back commands whose reply was lost."""
+        """End the blocking read and put back commands whose reply was lost."""
         self._stopped.set()
         await self._read.release()
         is_open = self._opened and self._connections.control.connected
@@ -239,9 +240,9 @@ class ReliableReceiver(Receiver):
             await self.give_back(())
 
     async def close(self) -> None:
-        """Put back what did not end, remove the list and give back the lease."""
+        """Put back commands that did not end, remove the list and release the lease."""
         self._stopped.set()
-        # One that moves to another server is closed for a moment: that is no outage.
+        # Any open connection counts; one that changes servers is closed for a moment.
         is_away = not any(one.connected for one in self._connections.all)
         with anyio.move_on_after(AWAY_GRACE if is_away else None):
             async with self._lock:
@@ -279,7 +280,7 @@ class ReliableReceiver(Receiver):
                 async with self._lock:
                     if self.list.ended:
                         await self._acknowledge()
-                    elif self.list.in_order:  # the server learns that it starts no more
+                    elif self.list.in_order:  # Redis stores that no more may be started
                         await self.list.exchange(0)
 
     async def _keep_lease(self) -> None:
@@ -313,7 +314,7 @@ class ReliableReceiver(Receiver):
         self._report(dead, OutcomeKind.DEAD_LETTERED)
 
     async def _explain(self, error: RedisUnavailableError) -> BlsError:
-        """Return an error that names the key or the right at which a script failed."""
+        """Return an error that names the wrong key or the missing right of a script."""
         if not isinstance(error, RedisRefusedError) or error.connecting:
             return error
         types = self._keys.types(self.list.lease.key)
@@ -333,17 +334,17 @@ class ReliableReceiver(Receiver):
 
 
 class AckPace:
-    """Decides how long acks may wait for the next fetch; a timer of the event loop.
+    """Decides how long acks may wait for the next fetch, and reports overdue acks.
 
     A batch may defer its acks if the first command of the batch before it ended within
-    5 ms: handlers that take longer gain nothing by it.
+    5 ms, because slower handlers gain nothing from deferring.
     """
 
     def __init__(self) -> None:
-        self.is_quick = False  # the first command of the last batch was
+        self.is_quick = False  # whether the first command of the last batch was
         self.defers = False  # acks of this batch wait for the next fetch
-        self._taken_at: float | None = None  # of a batch, until its first command ends
-        self._due: float | None = None  # when acks that wait leave alone
+        self._taken_at: float | None = None  # set until a command of the batch ends
+        self._due: float | None = None  # when waiting acks are sent alone
         self._timer: asyncio.TimerHandle | None = None
         self._overdue = anyio.Event()
 
@@ -379,15 +380,15 @@ class AckPace:
         self._overdue = anyio.Event()
 
     def _watch(self, seconds: float) -> None:
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - the import takes 20 ms
 
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(seconds, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
-        """Report that acks are overdue, or set the timer again if a fetch has left.
+        """Report overdue acks, or set the timer again if they are not overdue yet.
 
-        A timer for each fetch would cost more.
+        One timer serves many fetches, because a timer for each fetch would cost more.
         """
         self._timer = None
         if self._due is None:

@@ -187,7 +187,7 @@ class HealthChecks:
         self.going_on: dict[str, float] = {}
 
     def reset_after_fork(self) -> None:
-        """Forget unfinished calls, because a forked child does not have their threads."""
+        """Forget unfinished calls, because a forked child has none of their threads."""
         self.going_on = {}
 
     def add(self, check: HealthCheck) -> None:
