@@ -92,7 +92,7 @@ class AgentThread:
             thread.start()
             thread.call(self._open)
         except BaseException:
-            thread.stop()  # what the agent has started there ends in order
+            thread.stop()  # what runs in the thread already ends in order
             thread.join(HURRY)
             raise
         self._thread = thread
@@ -204,7 +204,7 @@ class AgentThread:
     def _let_go(
         self, thread: LoopThread, closing: Future[None], deadline: float
     ) -> None:
-        """Let the thread end after the agent is closed; log a failure of either."""
+        """Let the thread end after the agent is closed; log it if one of them fails."""
         thread.stop_after(closing)
         self._thread = None
         atexit.unregister(self._close_at_exit)

@@ -261,7 +261,7 @@ class AgentSession:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return await function()  # that loop ended meanwhile
+            return await function()  # the session's loop has ended meanwhile
 
     def _backoff(self) -> Backoff:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
@@ -334,7 +334,7 @@ class AgentSession:
                 await anyio.sleep(0.01)
 
     async def run(self) -> None:
-        """Run until :meth:`stop` is called; a cancellation also ends it in order.
+        """Run until :meth:`stop` is called; a cancellation also ends this in order.
 
         A handler that ignores its cancellation keeps this task alive, but no caller
         waits for this task.
@@ -437,7 +437,7 @@ class AgentSession:
         self.closed.set()
 
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run a background function; after an unexpected error, log it and restart."""
+        """Run a background function; log an unexpected error and run it again."""
         backoff = self._backoff()
         while not self.stop_requested.is_set():
             try:

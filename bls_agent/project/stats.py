@@ -44,7 +44,7 @@ class AgentStats:
         outcomes: Kind of outcome → commands.
         logs_accepted: Records ever logged.
         logs_delivered: Records written.
-        logs_dropped: Reason → records given up.
+        logs_dropped: Reason → records dropped.
         logs_queued: Records waiting or in flight.
         logs_queued_bytes: Bytes of the queued records.
         logs_resent: Records sent again because the first try may have failed.

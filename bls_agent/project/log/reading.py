@@ -90,7 +90,7 @@ class Follower:
         for payload in window[place or 0 :]:
             entry = LogEntry.decode(payload)
             if entry.number is not None and payload in recent:
-                continue  # sent again after an ambiguous failure
+                continue  # the writer has sent the record twice
             if lost_place and self._is_old(payload, entry):
                 continue
             recent.add(payload)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 BLOCK: Final = 2  # seconds that the server holds a read; Redis 5 needs an integer
 MARGIN: Final = 1.0  # seconds that a reply may be late before a PING is sent
 FIRST_PAUSE: Final = 0.05  # seconds until the second UNBLOCK; doubled for each one
-PATIENCE: Final = 1.5  # seconds that a PING may take before a second connection
+PATIENCE: Final = 1.5  # seconds that a PING may take before a second try
 
 
 class BlockingRead:

@@ -315,7 +315,7 @@ class InFlightList:
         }
 
     def _id_of(self, message: Message) -> str:
-        """Return the id that Redis remembers: none is ``""``, a long one is a digest."""
+        """Return the id that Redis remembers, or ``""``; a long id becomes a digest."""
         if not self._settings.dedup_window:
             return ""
         try:

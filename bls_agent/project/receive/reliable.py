@@ -171,9 +171,9 @@ class ReliableReceiver(Receiver):
         self.list.end(message)
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:
-        """Acknowledge a command at once or with the next fetch; the class has the cases.
+        """Acknowledge a command at once or with the next fetch; see the class.
 
-        If the ack is sent alone, its reply is waited for, unless the lease is over or
+        If the ack is sent alone, this waits for its reply, unless the lease is over or
         the agent stops. All callers share one request and its pause after a failure.
         """
         self.list.end(message)
@@ -341,7 +341,7 @@ class AckPace:
     """
 
     def __init__(self) -> None:
-        self.is_quick = False  # whether the first command of the last batch was
+        self.is_quick = False  # whether the last batch's first command was quick
         self.defers = False  # acks of this batch wait for the next fetch
         self._taken_at: float | None = None  # set until a command of the batch ends
         self._due: float | None = None  # when waiting acks are sent alone

@@ -98,7 +98,10 @@ class StatusWriter:
         return other
 
     async def write(self, status: Status) -> None:
-        """Write a status that expires after ``ttl`` seconds, unless this has ended."""
+        """Write a status that expires after ``ttl`` seconds.
+
+        Does nothing after :meth:`write_final` was called.
+        """
         async with self._turn:
             if not self.ended:
                 await self._write(status)
