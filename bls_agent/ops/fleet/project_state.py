@@ -40,13 +40,13 @@ class Presence(StrEnum):
     """Whether a project's status can be believed."""
 
     FRESH = "fresh"
-    """It has a TTL: it would be gone if nobody refreshed it."""
+    """The status has a TTL, so a process refreshes it."""
     UNTIMED = "untimed"
-    """It has none: a last word, or a service that sets none; nobody can tell."""
+    """The status has no TTL: it is the last one of a process, or its service sets none."""
     STALE = "stale"
-    """There is no status any more, but a log, or it was seen."""
+    """The status is gone, but there is a log, or the status or log was seen before."""
     NEVER = "never"
-    """There is only a control list."""
+    """Only a control list exists."""
 
 
 class Condition(StrEnum):
@@ -55,7 +55,7 @@ class Condition(StrEnum):
     FAULT = "fault"
     ERROR = "error"
     ODD = "odd"
-    """Its status key holds none of the four values."""
+    """The status key holds none of the four valid values."""
     STALE = "stale"
     OFFLINE = "offline"
     ONLINE = "online"
