@@ -28,11 +28,11 @@ from bls_agent.core.keys import encode_key, slot_of
 from bls_agent.core.settings import Settings
 
 SCAN_COUNT: Final = 1_000
-MANY: Final = 1_000  # most requests in one write
+MANY: Final = 1_000  # largest number of requests in one write
 GLANCE: Final = 1.0  # seconds between two checks whether a server was replaced
 # Command → position of its first key; in all other commands it is 1.
 FIRST_KEY_AT: Final = {"EVAL": 3, "EVALSHA": 3, "XINFO": 2}
-KEPT: Final = 8  # most connections to slots of a cluster that stay open
+KEPT: Final = 8  # largest number of connections to slots of a cluster that stay open
 
 
 def default_endpoint(environ: Mapping[str, str]) -> Endpoint:

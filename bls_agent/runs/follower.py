@@ -39,7 +39,7 @@ from bls_agent.runs.hub import Hub
 from bls_agent.runs.reading import Page, PageSize, RunKeys, RunReader
 from bls_agent.runs.topic import RunTopic
 
-BATCH: Final = 500  # most events that are returned at once
+BATCH: Final = 500  # largest number of events that are returned at once
 # Approximate bytes of a page. It is small, because many followers may each hold a page.
 PAGE_BYTES: Final = 1024 * 1024
 

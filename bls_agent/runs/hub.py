@@ -53,7 +53,7 @@ class PostedRead:
 
     # Stream key → topic of the run, and the id after which its events are read.
     runs: dict[bytes, tuple[RunTopic, EventId]]
-    count: int = COUNT  # most events that the read returns of each run
+    count: int = COUNT  # largest number of events that the read returns of each run
     at: float = 0.0  # when the read was posted; later while its reply arrives slowly
     received: int | None = None  # bytes that had arrived before the present wait
 
@@ -77,7 +77,7 @@ class StreamReader:
         self._outage: RedisUnavailableError | None = None
         self._generation = 0  # generation of the connection at its last use
         self._given_up = False  # whether this reader has dropped the connection
-        self._room = COUNT  # most events in a reply, of all runs together
+        self._room = COUNT  # largest number of events in a reply, of all runs together
         self._margin = MARGIN
         self._posted = PostedRead({})
         self._is_stale = False  # whether runs or ids of the posted read are outdated

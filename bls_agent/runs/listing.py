@@ -36,7 +36,7 @@ from bls_agent.runs.reading import (
 
 PREVIEW: Final = 400  # bytes of a text that is taken from an event
 LONGEST_REASON: Final = 8 * 1024  # bytes of the reason why a run failed
-PORTION: Final = 250  # most runs that are read together
+PORTION: Final = 250  # largest number of runs that are read together
 FIRST_PORTION: Final = 10  # runs read together while the size of events is unknown
 PORTION_BYTES: Final = 2 * 1024 * 1024  # approximate bytes of events in one reply
 _TASK: Final = ("task", "title", "name", "input")  # data fields that may describe a run

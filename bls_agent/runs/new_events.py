@@ -40,7 +40,7 @@ _LONGEST: Final = 200  # characters of a sanitized text
 _LARGEST: Final = 10**15 - 1  # the largest sequence that the script can count
 
 LONGEST_REASON: Final = 2_000  # bytes of an error's message
-TOGETHER: Final = 500  # most events that one script call adds
+TOGETHER: Final = 500  # largest number of events that one script call adds
 TOGETHER_BYTES: Final = 512 * 1024
 
 TEXTS: Final = frozenset({"content", "delta", "text", "token", "chunk"})
@@ -54,7 +54,7 @@ _MOST: Final = 8  # fields of data that may be merged
 _PLAIN: Final = frozenset({str, int, bool, NoneType})
 
 LONGEST: Final = 65_535  # bytes of a merged text
-_WIDEST: Final = 6  # most bytes of a character in JSON, as of \u001b
+_WIDEST: Final = 6  # largest number of bytes of a character in JSON, as of \u001b
 
 
 Source: TypeAlias = tuple[str, str, str, str]

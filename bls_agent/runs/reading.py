@@ -32,7 +32,7 @@ class RunKeys:
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
-        self.events = RUN_EVENTS.locate(run_id=run_id)  # the stream
+        self.events = RUN_EVENTS.locate(run_id=run_id)  # the stream of events
         place = place_beside(self.events)
         self.books = RUN_BOOKS.locate(place=place)  # the metadata of the run
         self.owner = OWNER.locate(place=place)  # the lease of the run's writer

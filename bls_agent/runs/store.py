@@ -238,7 +238,7 @@ class EventStore(WritingStore):
                 merges none.
             buffer: Most events in memory, 1,000 or more. A full buffer drops
                 ``llm.stream`` first, the categories ``lifecycle`` and ``system`` last.
-            buffer_bytes: Most bytes of these events; four times ``event_size_limit`` or
+            buffer_bytes: Largest number of bytes of these events; four times ``event_size_limit`` or
                 more.
             shutdown_timeout: Longest time in seconds for the writes of leaving.
 

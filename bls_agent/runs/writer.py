@@ -83,10 +83,10 @@ class WriterOptions:
     lifecycle: bool  # whether this writer begins, owns and ends the run
     lease: float  # seconds until a silent writer counts as lost
     coalesce: float  # seconds for which pieces of a text are collected; 0 merges none
-    buffer: int  # most events in memory
-    buffer_bytes: int  # most bytes of the events in memory
+    buffer: int  # largest number of events in memory
+    buffer_bytes: int  # largest number of bytes of the events in memory
     shutdown_timeout: float  # longest time in seconds for the writes of leaving
-    event_size_limit: int  # most bytes of the data of an event
+    event_size_limit: int  # largest number of bytes of the data of an event
 
     def __post_init__(self) -> None:
         if not isinstance(self.lifecycle, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker

@@ -16,8 +16,8 @@ from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import KEYS, KeyTemplate, RedisType, encode_key, key_beside
 from bls_agent.ops.doctor.rule import Sample, Values
 
-WHOLE: Final = 65_536  # most bytes that are read of a string
-WEIGHT: Final = 131_072  # most bytes of elements that are read of one key
+WHOLE: Final = 65_536  # largest number of bytes that are read of a string
+WEIGHT: Final = 131_072  # largest number of bytes of elements that are read of one key
 SOME: Final = 20  # elements that are read of a set, sorted set or long hash
 SHORT_HASH: Final = 64  # most fields of a hash that is read whole
 EVENTS: Final = 50

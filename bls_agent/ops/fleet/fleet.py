@@ -33,7 +33,7 @@ from bls_agent.ops.fleet.project_state import (
 
 LISTS: Final = 1.0  # seconds between two reads of queues and logs
 SEARCH: Final = 2.0  # seconds between the starts of two searches for new names
-EMPTY: Final = 1_000  # most projects without keys that are remembered
+EMPTY: Final = 1_000  # largest number of projects without keys that are remembered
 CLOSE: Final = 1.0  # most seconds that closing waits for a running read
 STEPS: Final = 25  # steps of a search in one turn; a step covers about 1,000 keys
 TEMPLATES: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)

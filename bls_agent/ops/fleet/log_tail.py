@@ -18,7 +18,7 @@ from bls_agent.project.messages import LogEntry
 SEEN: Final = 16  # records that are remembered to find the last position again
 OVERLAP: Final = 4  # remembered records that the next window should contain
 FIRST: Final = 64  # records of the first window
-MOST: Final = 512  # most records of a window
+MOST: Final = 512  # largest number of records of a window
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LogTail:
 
     def __init__(self) -> None:
         self.started = False  # whether a first window was read
-        self.most = 0  # most records that may be read in this check
+        self.most = 0  # largest number of records that may be read in this check
         self._length = 0
         self._seen: list[int] = []
         self._mean = 0.0  # average bytes of a record

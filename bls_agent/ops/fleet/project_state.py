@@ -22,7 +22,7 @@ from bls_agent.project.messages import STATUS_REASON, Level, LogEntry, Status
 
 DRIFT: Final = 5.0  # most seconds by which a reported age may be wrong
 KEPT: Final = 600.0  # seconds for which a project without keys is remembered
-SHOWN: Final = 4_096  # most bytes of a record that is kept whole
+SHOWN: Final = 4_096  # largest number of bytes of a record that is kept whole
 SHOWN_TEXT: Final = 1_000  # bytes that are kept of the message of a longer record
 BAD: Final = (Status.FAULT.value.encode(), Status.ERROR.value.encode())
 WRONG: Final = "WRONGTYPE"

@@ -88,7 +88,7 @@ class Limits:
     body: int = 256 * 1024  # bytes of a request's body
     url: int = 8 * 1024  # bytes of a path with its query
     headers: int = 16 * 1024  # bytes of a request's headers
-    connections: int = 1_000  # open connections
+    connections: int = 1_000  # connections that are open at one time
     requests: float = 100.0  # requests per second of a user (address before login)
     request_burst: int = 500  # requests at once before that limit applies
     commands: float = 5.0  # commands per second of one user

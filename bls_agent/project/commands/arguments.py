@@ -33,7 +33,7 @@ class Misfit(Exception):  # noqa: N818 - a signal inside this package
 
 _NOT_KNOWN: Final = "is not known"
 _TOO_LARGE: Final = "must be a number that a float can hold"
-LARGEST_DEFAULT: Final = 1_000  # most bytes of a default that the schema includes
+LARGEST_DEFAULT: Final = 1_000  # largest number of bytes of a default that the schema includes
 Convert: TypeAlias = Callable[[JSONValue], Any]
 
 
@@ -41,7 +41,7 @@ Convert: TypeAlias = Callable[[JSONValue], Any]
 class Check:
     """The values that one parameter accepts."""
 
-    convert: Convert  # returns the handler's value, or raises Misfit
+    convert: Convert  # returns the value for the handler, or raises Misfit
     schema: JSONObject  # the same as JSON Schema, for ``help``
 
 

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from bls_agent.project.log.reading import Follower, LogPage, LogPlace
 
 WINDOW: Final = 64  # records that a follower reads first; more if these are too few
-MOST: Final = 65_536  # most records in one read
+MOST: Final = 65_536  # largest number of records in one read
 LONGEST: Final = 16 * 1024 * 1024  # bytes in one read, about; lengths are estimated
 FEW: Final = 4  # records from which the length of the others is estimated
 GROWTH: Final = 8  # factor by which the next read asks for more records
 READ_RATE: Final = 8 * 1024 * 1024  # bytes per second that following reads, about
 LONGEST_PAUSE: Final = 15.0  # seconds between two reads of very long records
 SEARCHED: Final = 1_000  # records in one read while a position is searched for
-MOST_SEARCHED: Final = 10_000  # most records that one search reads, about
+MOST_SEARCHED: Final = 10_000  # largest number of records that one search reads, about
 AT_ONCE: Final = 500  # records in one read of a search; between reads other tasks run
 
 

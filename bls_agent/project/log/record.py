@@ -40,7 +40,7 @@ class LogRecord:
     )  # fmt: skip
 
     OUTCOME_RANK: Final = 4
-    MARK: Final = 150  # most bytes that an id adds, for names of usual length
+    MARK: Final = 150  # largest number of bytes that an id adds, for names of usual length
     NUMBER_ROOM: Final = 20  # bytes of an id after its prefix
     ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
 
@@ -81,7 +81,7 @@ class LogRecord:
         self._payload: bytes | None = None
         # A full buffer drops the lowest rank first: 0 debug … 3 error, 4 outcomes.
         self.rank = level.rank if rank is None else rank
-        # Most bytes that are sent for this record (for names of up to 100 bytes).
+        # Largest number of bytes that are sent for this record (for names of up to 100 bytes).
         self.size = len(self._body) + self.MARK
 
     def number(self, prefix: bytes, number: int = 0) -> None:
@@ -116,8 +116,8 @@ class SuccessRecord:
 
     __slots__ = ("_now", "_outcome", "_record", "_redactor", "rank", "size")
 
-    SMALL: Final = 200  # most characters of the command's name, id and source together
-    FRAME: Final = 234  # most bytes of everything else in the record
+    SMALL: Final = 200  # largest number of characters of the command's name, id and source together
+    FRAME: Final = 234  # largest number of bytes of everything else in the record
     PLAIN: Final = frozenset({NoneType, bool, float})  # types that the result may have
 
     def __init__(
@@ -128,7 +128,7 @@ class SuccessRecord:
         self._redactor = redactor
         self._record: LogRecord | None = None
         self.rank = LogRecord.OUTCOME_RANK
-        self.size = size  # most bytes that are sent for this record
+        self.size = size  # largest number of bytes that are sent for this record
 
     @classmethod
     def of(

@@ -175,7 +175,7 @@ class FunctionCache(Store):
                 as dead.
             stale_on_error: Seconds after the TTL in which the expired result is returned
                 if the function raises.
-            size_limit: Most bytes of JSON that are stored.
+            size_limit: Largest number of bytes of JSON that are stored.
 
         Raises:
             ConfigurationError: An option has a value that is not allowed, or the

@@ -79,7 +79,7 @@ SHARED_LOOP: Final = _SharedLoop()
 
 
 class State(Enum):
-    """The state of a computation."""
+    """How far a computation has got."""
 
     RUNNING = "running"  # reads or computes, and other callers may wait
     SETTLED = "settled"  # has an outcome for all callers

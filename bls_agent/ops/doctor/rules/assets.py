@@ -39,7 +39,7 @@ KNOWN: Final = frozenset(name.encode() for name in CATEGORIES)
 SYNC_STATES: Final = frozenset({b"idle", b"syncing", b"failed"})
 SYNC_NUMBERS: Final = (b"last_sync_time", b"synced_count")
 STUCK: Final = 3_600.0  # seconds since the last sync after which a sync is stuck
-ASKED: Final = 20  # most members that are compared with other keys
+ASKED: Final = 20  # largest number of members that are compared with other keys
 
 _VERSION: Final = re.compile(
     rb"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?"

@@ -24,7 +24,7 @@ from bls_agent.ops.doctor.rule import (
     text_of,
 )
 
-ASKED: Final = 20  # most members that are compared with the other key
+ASKED: Final = 20  # largest number of members that are compared with the other key
 OVERDUE: Final = 300.0  # seconds; a worker puts overdue requests back sooner than this
 COUNTER_DIGITS: Final = 18
 DIGITS: Final = 3  # most digits of a count of retries; its limit is an option

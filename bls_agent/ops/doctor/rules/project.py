@@ -42,11 +42,11 @@ from bls_agent.ops.doctor.rule import (
 from bls_agent.project.messages import Level, LogEntry, Status
 
 LAPSING: Final = 2.0  # seconds before a status expires
-SIZE_LIMIT: Final = 65_536  # most bytes of one message
-CAP: Final = 50_000  # most records; agents of this package keep 10,000
+SIZE_LIMIT: Final = 65_536  # largest number of bytes of one message
+CAP: Final = 50_000  # largest number of records; agents of this package keep 10,000
 AHEAD: Final = 120.0  # most seconds that a clock may be ahead of the server's
 OLD: Final = 60.0  # seconds after which a command should have been taken
-BACKLOG: Final = 1_000  # most commands that wait
+BACKLOG: Final = 1_000  # largest number of commands that wait
 LOG: Final = "project_console"
 CONTROL_LIST: Final = "control"
 LEVELS: Final = tuple(Level)

@@ -34,7 +34,7 @@ ENDS: Final = tuple(
 )
 CLOSE: Final = (b"system", b"close")
 LIVES: Final = 86_400  # seconds for which a run's events are kept after its end
-LONGEST: Final = 20_000  # most events; the contract keeps about 10,000
+LONGEST: Final = 20_000  # largest number of events; the contract keeps about 10,000
 LARGE: Final = 256 * 1024  # bytes of one event; readers fetch hundreds at once
 HEAVY: Final = 64 * 1024 * 1024  # bytes of a run; 10,000 events of 6 KiB
 AHEAD: Final = 300.0  # most seconds that an id may be ahead of the server's clock
