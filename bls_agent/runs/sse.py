@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT: Final = 15.0  # seconds without an event until a comment is sent
 RETRY: Final = 2_000  # milliseconds until a disconnected client connects again
-CHUNK: Final = 256 * 1024  # largest number of bytes of a chunk, unless one event is longer
+CHUNK: Final = 256 * 1024  # bytes of a chunk at most, unless one event is longer
 PATIENCE: Final = 1.0  # longest time in seconds that closing a follower takes
 # The line with the name of an event. For gap, writer_lost and close, the match includes
 # the beginning of the data.

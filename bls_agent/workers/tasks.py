@@ -39,7 +39,7 @@ from bls_agent.core.errors import (
 from bls_agent.core.keys import KEYS, KeyTemplate, checked_reply, encode_key
 
 WHOLE: Final = 100  # percent
-WORD: Final = 64  # largest number of characters of a text without JSON that is taken for a status
+WORD: Final = 64  # characters at most of a text that is taken for a status
 TRIES: Final = 50  # attempts to change a value that other processes keep changing
 SHORTEST_PAUSE: Final = 0.001  # seconds, doubled after each attempt
 LONGEST_PAUSE: Final = 0.05  # seconds

@@ -203,7 +203,7 @@ class WorkerDiff:
     def __init__(self, *, refreshes: bool = False) -> None:
         self._refreshes = refreshes
         self.workers: dict[bytes, Worker] = {}  # key → worker at the last read
-        self._given: dict[bytes, float] = {}  # key → TTL, if it differs from the table of keys
+        self._given: dict[bytes, float] = {}  # key → TTL that differs from the table's
         self._looked_at = -math.inf
         self._held_since = -math.inf
 

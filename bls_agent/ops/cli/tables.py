@@ -26,7 +26,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 _Follow: TypeAlias = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 
-PERIOD: Final = 1.0  # seconds between two drawings, because the ages that are shown grow
+PERIOD: Final = 1.0  # seconds between two drawings, because shown ages grow
 AROUND: Final = 3  # lines of the screen besides the rows: summary, heading, footer
 INTERVAL: Final = 2.0  # seconds between two reads, at least
 REST: Final = 4.0  # pause after a read, as a multiple of the read's duration

@@ -51,7 +51,7 @@ SCAN_COUNT: Final = 1_000
 TOGETHER: Final = 250  # keys that are read at once; of each at most 256 KiB
 NAME: Final = "bls-doctor"
 WRONG_TYPE: Final = "wrong-type"
-PROJECTS: Final = 10  # largest number of projects whose rights are tried if none was named
+PROJECTS: Final = 10  # projects whose rights are tried at most if none was named
 
 
 async def examine(

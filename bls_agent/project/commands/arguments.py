@@ -33,7 +33,7 @@ class Misfit(Exception):  # noqa: N818 - a signal inside this package
 
 _NOT_KNOWN: Final = "is not known"
 _TOO_LARGE: Final = "must be a number that a float can hold"
-LARGEST_DEFAULT: Final = 1_000  # largest number of bytes of a default that the schema includes
+LARGEST_DEFAULT: Final = 1_000  # bytes that a default in the schema has at most
 Convert: TypeAlias = Callable[[JSONValue], Any]
 
 
