@@ -187,11 +187,14 @@ class BoundedBuffer(Generic[T]):
         off.
         """
         with self._lock:
-            if not self._changing.locked():  # else this call interrupts a change
+            if self._changing.locked():  # this thread was interrupted inside a change
+                intake, refused = len(self._intake), len(self._refused)
+            else:
                 with self._changing:
                     self._drain()
-            refused, dropped = len(self._refused), dict(self._dropped)
-            accepted = self._accepted + len(self._intake) + refused
+                intake = refused = 0  # items that were put since then count later
+            dropped = dict(self._dropped)
+            accepted = self._accepted + intake + refused
             if refused:
                 dropped["buffer_full"] = dropped.get("buffer_full", 0) + refused
             queued = accepted - self._delivered - sum(dropped.values())
