@@ -30,7 +30,7 @@ help:
 	@echo 'make lint    ruff, mypy and pyright'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
 	@echo 'make load    the doctor, the registry, and the console for ten minutes, under a large fleet'
-	@echo 'make chaos   every fault in every mode, and docs/ledger.md (15 minutes at most)'
+	@echo 'make chaos   every fault in every mode, and docs/ledger.md (25 minutes at most)'
 	@echo 'make screenshots   pictures of the console for the documents, by chromium'
 	@echo 'make clean   remove .venv and what the tools left behind'
 	@echo

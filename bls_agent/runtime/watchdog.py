@@ -7,6 +7,7 @@ listener publishes.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import threading
@@ -307,7 +308,15 @@ class _Watchdog:
 
 def _describe_place(thread: int) -> str:
     """Describe the innermost frames of a thread, without values of variables."""
-    frame = sys._current_frames().get(thread)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
+    # A garbage collection inside of this call can block every thread for ever: CPython
+    # 3.11 makes frames while it holds a lock that the end of another object may need.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        frame = sys._current_frames().get(thread)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented
+    finally:
+        if was_enabled:
+            gc.enable()
     places: list[str] = []
     while frame is not None and len(places) < FRAMES:
         code = frame.f_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from bls_agent import ConfigurationError, ProjectAgent, Status
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.devserver import DevServer
 from bls_agent.project.status.writer import StallStatusPublisher
+from bls_agent.runtime.watchdog import _describe_place
 from tests.harness import eventually, execute, records, status_of, url_with_rights
 
 
@@ -571,3 +573,25 @@ async def test_without_the_right_to_kill(
         await eventually(lambda: _shows(admin, project, "在线"))
     assert await status_of(admin, project) == "离线"
     assert await execute(admin, "PING")
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_no_garbage_is_collected_while_frames_are_read(
+    monkeypatch: pytest.MonkeyPatch, is_on: bool
+) -> None:
+    """A collection in there has blocked every thread of a program, on CPython 3.11."""
+    seen: list[bool] = []
+    read = sys._current_frames
+
+    def look() -> dict[int, Any]:
+        seen.append(gc.isenabled())
+        return read()
+
+    monkeypatch.setattr(sys, "_current_frames", look)
+    (gc.enable if is_on else gc.disable)()
+    try:
+        place = _describe_place(threading.get_ident())
+        assert (seen, gc.isenabled()) == ([False], is_on)
+    finally:
+        gc.enable()
+    assert "test_no_garbage_is_collected" in place
