@@ -359,8 +359,7 @@ class Console(Store):
             WrongTypeError: The control key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
-        if limit < 1:
-            raise ConfigurationError("limit", limit, "at least 1")
+        _check_limit(limit)
         key = CONTROL.locate(project=project)
         window = await self._read("LRANGE", key, 0, limit - 1)
         return [Command.peek(item) for item in window]
@@ -486,8 +485,7 @@ class Console(Store):
             WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
-        if limit < 1:
-            raise ConfigurationError("limit", limit, "at least 1")
+        _check_limit(limit)
         window, _ = await self._log(project).newest(limit)
         return [LogEntry.decode(item) for item in window]
 
@@ -511,8 +509,7 @@ class Console(Store):
             WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
-        if limit < 1:
-            raise ConfigurationError("limit", limit, "at least 1")
+        _check_limit(limit)
         return await self._log(project).page(before, limit)
 
     async def search_logs(
@@ -535,8 +532,7 @@ class Console(Store):
             WrongTypeError: The key is not a list.
             RedisUnavailableError: Redis cannot answer.
         """
-        if limit < 1:
-            raise ConfigurationError("limit", limit, "at least 1")
+        _check_limit(limit)
         return await self._log(project).search(wanted, before, limit)
 
     async def follow_logs(
@@ -591,3 +587,8 @@ class Console(Store):
             return await self._pool.call(key, name, *rest)
         except RedisUnavailableError as error:
             return checked_reply(error, key)
+
+
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise ConfigurationError("limit", limit, "at least 1")

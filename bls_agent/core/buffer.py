@@ -166,11 +166,6 @@ class BoundedBuffer(Generic[T]):
                 self._dropped[reason] += count
             return count
 
-    def count_accepted(self) -> int:
-        """Return the number of items ever put; wait for a change in another thread."""
-        with self._lock, self._changing:
-            return self._accepted + len(self._intake) + len(self._refused)
-
     def settled_to(self, number: int) -> bool:
         """Return whether the first ``number`` items were all delivered or dropped."""
         with self._lock, self._changing:

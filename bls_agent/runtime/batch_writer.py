@@ -269,9 +269,8 @@ class BatchWriter(Generic[T]):
         A batch that Redis has refused is tried once more at once. If Redis refuses it
         again, this call does not wait longer.
         """
-        target = self.buffer.count_accepted()
         before = self.buffer.stats()
-        dropped_before = sum(before.dropped.values())
+        target, dropped_before = before.accepted, sum(before.dropped.values())
         self._flushing += 1
         self._hurried.set()
         self.refused = False

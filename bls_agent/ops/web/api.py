@@ -175,8 +175,8 @@ async def _get_logs(request: Request) -> Response:
     """``GET /api/logs``: newest or older records, or a search; newest ones last."""
     query = request.query_params
     limit, wanted = read_limit(query.get("limit")), read_log_filter(query)
-    as_file = query.get("format", "json")
-    if as_file not in ("json", "ndjson"):
+    file_format = query.get("format", "json")
+    if file_format not in ("json", "ndjson"):
         raise FieldError({"format": "it has to be json or ndjson"})
     project = project_in_query(request.scope)
     check_project(request, project)  # an unknown project has no records
@@ -193,7 +193,7 @@ async def _get_logs(request: Request) -> Response:
         head |= {"searched": found.searched, "backTo": found.back_to}
         entries = found.entries
     records = await encode_records(entries)
-    if as_file == "ndjson":
+    if file_format == "ndjson":
         headers = {"content-disposition": 'attachment; filename="log.ndjson"'}
         body = b"".join(b"%s\n" % record for record in records)
         return Response(body, 200, headers, "application/x-ndjson")

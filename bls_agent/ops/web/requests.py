@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
@@ -155,9 +156,16 @@ class CommandRequest:
 
 _PROJECT: Final = ("targetProjectName", "projectName")
 _FORMATS: Final = FormatChecker(())
-_RULES: Final[Mapping[str, Any]] = decode_object(OPENAPI.read_bytes())["components"][
-    "schemas"
-]["CommandRequest"]["properties"]
+
+
+@cache
+def _command_rules() -> dict[str, Any]:
+    """Return field → validator of its rule in ``openapi.json``."""
+    schemas: Any = decode_object(OPENAPI.read_bytes())["components"]["schemas"]
+    return {
+        name: Draft202012Validator(rule, format_checker=_FORMATS)
+        for name, rule in schemas["CommandRequest"]["properties"].items()
+    }
 
 
 def read_command(body: bytes) -> CommandRequest:
@@ -172,11 +180,12 @@ def read_command(body: bytes) -> CommandRequest:
     if not isinstance(decoded, dict):
         raise FieldError({"body": "it has to be a JSON object"})
     fields: dict[str, Any] = dict(decoded)
-    wrong = {name[:60]: "unknown" for name in fields.keys() - _RULES.keys()}
+    rules = _command_rules()
+    wrong = {name[:60]: "unknown" for name in fields.keys() - rules.keys()}
     wrong |= {
-        name: f"it has to fit {encode(rule).decode()}"
-        for name, rule in _RULES.items()
-        if name in fields and not _fits(fields[name], rule)
+        name: f"it has to fit {encode(rule.schema).decode()}"
+        for name, rule in rules.items()
+        if name in fields and not rule.is_valid(fields[name])
     }
     if "command" not in fields:
         wrong["command"] = "it is missing"
@@ -202,11 +211,6 @@ def read_command(body: bytes) -> CommandRequest:
 @_FORMATS.checks("date-time")
 def _is_time(value: object) -> bool:
     return not isinstance(value, str) or parse_timestamp(value) is not None
-
-
-def _fits(value: object, rule: Mapping[str, Any]) -> bool:
-    validator: Any = Draft202012Validator(rule, format_checker=_FORMATS)
-    return bool(validator.is_valid(value))
 
 
 def read_limit(value: str | None) -> int:

@@ -57,11 +57,14 @@ class LogFilter:
         return moment is not None and self.since is not None and moment < self.since
 
     def _is_in_time(self, entry: LogEntry) -> bool:
-        if self.until is not None:
-            moment = parse_timestamp(entry.timestamp)
-            if moment is None or moment > self.until:
-                return False
-        return not self.is_before(entry)
+        if self.since is None and self.until is None:
+            return True
+        moment = parse_timestamp(entry.timestamp)
+        if moment is None:  # it counts as new
+            return self.until is None
+        is_before = self.since is not None and moment < self.since
+        is_after = self.until is not None and moment > self.until
+        return not (is_before or is_after)
 
     def _has_logger(self, entry: LogEntry) -> bool:
         if not self.logger:
