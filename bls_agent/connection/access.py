@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class _Connected(Protocol):
-    """An object that knows where its Redis is: a ``ProjectAgent``."""
+    """What this module needs of a ``ProjectAgent`` that is given in place of a URL."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -58,7 +58,7 @@ class LoopLocal(Generic[T]):
         self._by_loop = WeakKeyDictionary()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: drop the parent's loops, and the lock it may hold."""
+        """In a forked child: drop the parent's loops, and its lock."""
         never_finalize(self._by_loop)
         self._lock = RLock()
         self._by_loop = WeakKeyDictionary()
@@ -90,7 +90,7 @@ class LoopLocal(Generic[T]):
         return self._by_loop.get(asyncio.get_running_loop())
 
     def pop(self) -> T | None:
-        """Remove and return the object of the running event loop."""
+        """Remove and return the object of the running event loop, if any."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         with self._lock, suppress(RuntimeError):  # in a forked child no loop runs
@@ -103,7 +103,7 @@ class LoopLocal(Generic[T]):
 
 
 class Access:
-    """The connections of one object; each event loop opens its own at a first request."""
+    """How one object reaches Redis; each event loop opens its own connections."""
 
     def __init__(
         self, redis: object, name: str, *, timeout: float = 5.0, strict: bool = False
@@ -191,7 +191,6 @@ class Store:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the connection."""
         await self.aclose()
 
     async def aclose(self) -> None:

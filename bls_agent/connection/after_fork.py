@@ -54,7 +54,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 
 def never_finalize(inherited: object) -> None:
-    """Never release an inherited object, so that no finaliser runs on it."""
+    """Keep a reference to an inherited object, so that its finaliser never runs."""
     _INHERITED.append(inherited)
 
 
@@ -74,9 +74,10 @@ def detach_fd(descriptor: int) -> None:
 
 
 def exit_if_child(error: BaseException | None, parent: int) -> None:
-    """End a child of the process ``parent`` in which a handler has called ``sys.exit``.
+    """End the process at once, if it is a forked child of the process ``parent``.
 
-    The exception cannot unwind the event loop, because its selector is the parent's.
+    A handler has called ``sys.exit`` in the child. The exception cannot unwind the
+    event loop of the child, because the loop shares its selector with the parent.
     """
     if not isinstance(error, SystemExit) or os.getpid() == parent:
         return

@@ -20,8 +20,9 @@ from bls_agent.core.backoff import Backoff, jittered
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two checks for another server. A check is one request to a sentinel, or
-# a new connection to a cluster node for the map; most moves show in replies of a cluster.
+# Seconds between two checks whether another server has taken over. With Sentinel a
+# check is one request. On a cluster a check fetches the map of slots over a new
+# connection, and is rare, because most moves show in the replies of the nodes.
 LOOK_EVERY: Final = {"sentinel": 1.0, "cluster": 10.0}
 OVERDUE: Final = 1.0  # seconds without a reply after which a check is made at once
 PACE: Final = 0.5  # seconds between two turns of the loop of monitor_failover()
@@ -29,7 +30,7 @@ ADMIN_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
 
 
 class AgentConnections:
-    """The connections of one agent, one for each use; one gate delays their tries.
+    """The connections of one agent; all of them wait at one gate before they connect.
 
     A connection leads to the server of one key. On a cluster the status, the console
     list and the control list are on different nodes, so there are four connections.
@@ -110,7 +111,11 @@ class AgentConnections:
             await connection.aclose()
 
     async def kill_orphans(self, connection: Connection, *, kill: bool) -> bool:
-        """Make the server end the orphans of a connection; return if all are harmless."""
+        """Make the server end the lost connections that it may still serve.
+
+        Returns ``True`` if no lost connection can do harm any more. ``kill`` uses
+        CLIENT KILL instead of CLIENT UNBLOCK.
+        """
         return await connection.orphans.kill_all(connection, self, kill=kill)
 
     async def monitor_failover(self) -> None:
@@ -151,7 +156,7 @@ class AgentConnections:
             self.gate.on_connected()  # the last writes went to the old server
 
     def detach(self) -> None:
-        """Drop all connections forever, without calling the server or the event loop."""
+        """Drop all connections for good; send no request, do not use the loop."""
         for connection in self.all:
             connection.detach()
             connection.retired = True

@@ -24,7 +24,7 @@ class BlockingConnection:
 
     @property
     def pending(self) -> int:
-        """Number of replies that are not collected yet."""
+        """Number of posted requests whose reply was not collected yet."""
         return self.connection.pending
 
     @property

@@ -116,7 +116,7 @@ class Connection:
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be sent at once."""
+        """Whether a request would be sent at once, without connecting or waiting."""
         return self.channel is not None and self.channel.state is ChannelState.OPEN
 
     @property
@@ -160,7 +160,7 @@ class Connection:
         """Send one request and return its reply.
 
         Raises RedisUnavailableError if no reply comes within the deadline, or if the
-        reply is an error. ``error.ambiguous``: the request may have been executed anyway.
+        reply is an error. If ``error.ambiguous``, Redis may have executed the request.
         """
         reply = (await self.call_many([request]))[0]
         if isinstance(reply, RedisUnavailableError):
@@ -196,7 +196,8 @@ class Connection:
         end = anyio.current_time() + self._pace.timeout
         moves = 0
         while self.route.follows:
-            # Some keys of a slot may have moved already while others have not.
+            # While a slot moves, some of its keys are on the old node, and others on
+            # the new node.
             again = [at for at, reply in enumerate(replies) if redirects(reply)]
             if not again or anyio.current_time() > end:
                 return
@@ -221,14 +222,14 @@ class Connection:
         return replies
 
     async def read(self, *request: Argument) -> Reply:
-        """Send a request that changes nothing, and once more after a lost connection."""
+        """Send a request that changes nothing; if the connection is lost, once more."""
         reply = (await self.read_many([request]))[0]
         if isinstance(reply, RedisUnavailableError):
             raise reply
         return reply
 
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests that change nothing, and once more after a lost connection."""
+        """Send requests that change nothing; if the connection is lost, once more."""
         try:
             return await self.call_many(requests)
         except RedisUnavailableError as error:
@@ -237,7 +238,11 @@ class Connection:
         return await self.call_many(requests)
 
     async def _prepare(self) -> Channel:
-        """Return the open channel after the large requests before this one are sent."""
+        """Return the open channel, as soon as it accepts this request.
+
+        Opens the connection if needed, and waits while large requests of other callers
+        are being sent.
+        """
         while True:
             channel = await self.open()
             if channel.error is not None:  # ended before this caller's turn
@@ -250,7 +255,7 @@ class Connection:
     async def _await_others(
         self, wait: Callable[[], Awaitable[object]], text: str
     ) -> None:
-        """Wait for other callers, at most ``timeout``; with a gate there is no limit."""
+        """Wait for other callers: with a gate without a limit, else ``timeout``."""
         most = self._pace.timeout if self._gate is None else None
         with anyio.move_on_after(most) as scope:
             await wait()
@@ -261,7 +266,7 @@ class Connection:
     def note_refused(
         self, channel: Channel, requests: Sequence[Request], replies: Sequence[Reply]
     ) -> None:
-        """Log missing rights; leave the channel if a reply shows the wrong server."""
+        """Log missing rights; leave the channel if it leads to the wrong server."""
         if self._gate is not None:
             self._gate.throttled_log.note_denied(requests, replies)
         final = next(filter(ends_connection, replies), None)
@@ -290,7 +295,10 @@ class Connection:
             opening.release()
 
     async def drop(self) -> None:
-        """Drop the connection as an orphan, or end a running try to connect."""
+        """Drop the connection without a regular close, or end a running try to connect.
+
+        The server may still execute its requests, so it is remembered as an orphan.
+        """
         channel = self._cut_short()
         if channel is not None and channel.state is not ChannelState.ENDED:
             channel.fail(ConnectionError("the connection was given up"))
@@ -324,7 +332,7 @@ class Connection:
         return channel
 
     def note_lost(self, channel: Channel) -> None:
-        """Remember a connection that was not closed regularly, as an orphan."""
+        """Remember as an orphan a connection that was lost and not closed."""
         there, at = channel.own_address, channel.ended_at
         orphan = OrphanedConnection(channel.client_id, there, channel.server, at)
         self.orphans.add(orphan)

@@ -34,7 +34,7 @@ CONNECT_TIMEOUT: Final = 5.0
 
 
 def packer() -> Callable[[tuple[Argument, ...]], bytes]:
-    """Return the function that packs one request, in half of the time of redis-py."""
+    """Return hiredis's function that packs one request, twice as fast as redis-py's."""
     hiredis: Any = import_module("hiredis")  # imported late, because it takes 3 ms
     return cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)
 
@@ -59,7 +59,7 @@ def client_version() -> str:
 
 
 class RawConnection(Protocol):
-    """The part of redis-py's connection that we use: see ``transport.py``."""
+    """The attributes of redis-py's connection that ``transport.py`` uses."""
 
     async def connect(self) -> None: ...
     async def disconnect(self, nowait: bool = False) -> None: ...  # noqa: FBT001, FBT002
@@ -209,7 +209,10 @@ def _spread(
     *,
     strict: bool = True,
 ) -> Endpoint:
-    """Make the endpoint of a cluster from some of its nodes."""
+    """Make the endpoint of a cluster, or of a master that sentinels name.
+
+    ``hosts`` are the nodes or sentinels that are asked first.
+    """
     from bls_agent.core.urls import address_of
 
     node = _node_maker(options, scheme, shown, strict=strict)

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Reply
 
 
-# Redis writes this before the arguments that an error quotes; for AUTH, the password.
+# After these words an error of Redis quotes the arguments: with AUTH, the password.
 ECHO: Final = ", with args beginning"
 CHAIN: Final = 10  # most causes that are followed; a chain may be circular
 
 
-# Class name (anywhere in the error's ancestry), beginning of its text → kind.
-# The first row that fits decides. The class hierarchy of redis-py does not help, because
-# a wrong password is a ConnectionError there and READONLY is not.
+# Each row: a class name anywhere in the error's ancestry, the beginning of its text,
+# and the kind. The first row that fits decides. The class alone is not enough, because
+# in redis-py a wrong password is a ConnectionError, as a lost connection is.
 _KINDS: Final = (
     ("AuthenticationError", "", "auth"),
     ("NoPermissionError", "", "no_permission"),
@@ -32,8 +32,8 @@ _KINDS: Final = (
     ("MovedError", "", "moved"),
     ("AskError", "", "ask"),
     ("ClusterCrossSlotError", "", "cross_slot"),
-    # Here the text decides, because redis-py 5 has no classes for cluster errors, and
-    # because an error inside a script of Redis 6.2 loses its class.
+    # From here on only the text decides, because redis-py 5 has no classes for cluster
+    # errors, and because an error inside a script of Redis 6.2 loses its class.
     ("ResponseError", "READONLY", "read_only"),
     ("ResponseError", "MASTERDOWN", "master_down"),
     ("ResponseError", "CLUSTERDOWN", "cluster_down"),
@@ -110,7 +110,7 @@ def classify(error: BaseException) -> str:
 def translate(
     error: Exception, address: str, *, ambiguous: bool = False, connecting: bool = False
 ) -> RedisUnavailableError:
-    """Translate any error into an error of this package, without quoted arguments."""
+    """Turn any error into an error of this package; remove arguments that it quotes."""
     if isinstance(error, RedisUnavailableError):
         return type(error)(
             error.kind,
@@ -121,7 +121,8 @@ def translate(
         )
     kind = classify(error)
     if kind == "not_redis" and not connecting:
-        # The server was Redis at the connect; the next connect shows if it still is.
+        # The server spoke Redis when it was connected; the next connect checks this
+        # again.
         kind = "garbled"
     reason = str(error).split(ECHO, 1)[0] or type(error).__name__
     ours = RedisRefusedError if kind in _PERMANENT else RedisUnavailableError
@@ -178,5 +179,5 @@ def redirects(reply: Reply) -> bool:
 
 
 def ends_connection(reply: Reply) -> bool:
-    """Return whether the connection must not be used after this error reply."""
+    """Return whether the connection must be closed after this error reply."""
     return isinstance(reply, RedisUnavailableError) and reply.kind in _ENDING

@@ -1,7 +1,7 @@
 """Lost connections ("orphans"), remembered until the server has ended them, too.
 
-The server may still serve a lost connection: a BLPOP that waits there would take the
-next command, and an RPUSH that was sent may still be executed.
+The server may still serve a connection that this process has lost: a BLPOP that waits
+there would take the next command, and an RPUSH that was sent may still be executed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OrphanedConnection(NamedTuple):
 
 
 class Client(Protocol):
-    """The part of a connection that is needed to kill orphans."""
+    """The methods of a connection that are needed to kill its orphans."""
 
     name: str
     route: Route
@@ -46,7 +46,7 @@ class Client(Protocol):
 
 
 class Admins(Protocol):
-    """An object that provides a connection to the server of an orphan."""
+    """Provides a connection to the server of an orphan."""
 
     endpoint: Endpoint
 
@@ -84,7 +84,7 @@ class OrphanedConnections:
         self.waiting = [*self.waiting[1 - REMEMBERED :], orphan]
 
     def restore(self, owed: Iterable[OrphanedConnection]) -> None:
-        """Put these orphans before the others; their number has no limit here."""
+        """Put these orphans before the others, however many; none is forgotten."""
         owed = list(owed)
         self.waiting = owed + [one for one in self.waiting if one not in owed]
 
@@ -118,11 +118,11 @@ class OrphanedConnections:
 async def _end_or_leave(
     orphan: OrphanedConnection, connection: Client, admins: Admins, *, kill: bool
 ) -> _Fate:
-    """End an orphan; give the orphan up if another server has taken over the key.
+    """End an orphan at its server, or forget it if another server has the key now.
 
     1. The server answers: it ends the orphan or refuses to.
     2. The port is closed: the server process and all its connections have ended.
-    3. The server does not answer, and another server has taken over: give the orphan up.
+    3. The server does not answer, and another server has taken over: forget the orphan.
     4. The server does not answer, and no other server has taken over: raise the error.
     """
     try:

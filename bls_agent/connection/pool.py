@@ -39,7 +39,6 @@ def default_endpoint(environ: Mapping[str, str]) -> Endpoint:
     return Endpoint.of(Settings.from_env(environ).redis_url, "BLS_REDIS_URL")
 
 
-# Connection.call_many or Connection.read_many.
 _Ask: TypeAlias = Callable[[Connection, Sequence[Request]], Awaitable[list[Reply]]]
 
 
@@ -82,7 +81,10 @@ class ConnectionPool:
             await connection.leave_for(await connection.route.resolve(server))
 
     def pick(self, key: str = "") -> Connection:
-        """Return the connection to a key's server; on a cluster to() may close it later."""
+        """Return the connection to the server of a key.
+
+        On a cluster :meth:`to` may close this connection later, to open another one.
+        """
         slot = self.slot_of(key)
         connection = self._connections.pop(slot, None)
         if connection is None:
@@ -123,7 +125,7 @@ class ConnectionPool:
                     yield key
 
     async def scan_steps(self, pattern: str | bytes) -> AsyncGenerator[list[bytes]]:
-        """Yield the list of keys that each SCAN returns; most of the lists are empty."""
+        """Yield the keys of each SCAN reply; most of these lists are empty."""
         async with aclosing(self.masters()) as connections:
             async for connection in connections:
                 cursor, first = b"0", True
@@ -140,7 +142,10 @@ class ConnectionPool:
 
     @property
     def openings(self) -> int:
-        """How often connections for many keys were opened; a reconnect adds 1."""
+        """How often the connections for :meth:`call_many` were opened.
+
+        A higher number shows a reader that a connection was lost in between.
+        """
         connections = (self._nodes if self.is_cluster else self._connections).values()
         return sum(connection.generation for connection in connections)
 
@@ -175,7 +180,7 @@ class ConnectionPool:
     async def _ask_many(
         self, ask: _Ask, requests: Sequence[Request]
     ) -> tuple[list[Reply], RedisUnavailableError | None]:
-        """Send each server its requests; return the replies, and a failure on a cluster."""
+        """Send each server its requests; return the replies and a cluster's error."""
         cluster = self._routes.cluster
         if cluster is None:
             async with self.to("") as connection:
@@ -197,7 +202,7 @@ class ConnectionPool:
     async def _follow(
         self, ask: _Ask, requests: Sequence[Request], replies: list[Reply]
     ) -> RedisUnavailableError | None:
-        """Send redirected requests again, slot by slot; return the last failure."""
+        """Send redirected requests again, slot by slot; return the last error."""
         redirected: dict[int, list[int]] = {}
         failure: RedisUnavailableError | None = None
         for at, reply in enumerate(replies):

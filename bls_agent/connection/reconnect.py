@@ -48,7 +48,7 @@ _REMEDIES: Final = {
 
 
 def nobody_listens(name: str) -> bool:
-    """Return whether no handler of the host would show what a logger writes.
+    """Return whether a logger has no handler that shows its records to somebody.
 
     A handler that only sends records to Redis does not count (``ships_away``).
     """
@@ -110,7 +110,7 @@ class Outage:
         self.quiet = False  # whether it logs nothing at all
 
     async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:
-        """Run one try to connect; success ends the outage, failure makes it noticed."""
+        """Try to connect: success ends the outage, failure makes it worth reporting."""
         try:
             made = await connect()
         except RedisUnavailableError:
@@ -121,12 +121,12 @@ class Outage:
         return made
 
     def begin(self) -> None:
-        """Record that a connection was lost, unless one was lost before."""
+        """Record when the connections were lost, unless the outage began earlier."""
         if self._since is None:
             self._since = self._clock()
 
     def mark_noticed(self) -> None:
-        """Record that the current outage, if there is one, was noticed."""
+        """Make the end of the current outage worth reporting."""
         self._noticed = self._since is not None
 
     def _end(self) -> None:
@@ -138,7 +138,7 @@ class Outage:
 
 
 class ThrottledLog:
-    """Warns of problems with Redis, for all connections of one agent together."""
+    """Logs warnings about Redis, each cause once a minute for all connections."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._reminders = Reminders(clock)
@@ -206,7 +206,10 @@ class ThrottledLog:
 async def wait_after_failure(
     error: BlsError, consequence: str, backoff: Backoff, throttled_log: ThrottledLog
 ) -> None:
-    """Log a failure and wait, unless it came from connecting: the gate has done both."""
+    """Log a failure and wait before the next try.
+
+    Does neither if the failure came from connecting, because the gate has done both.
+    """
     permanent = isinstance(error, RedisRefusedError | WrongTypeError)
     delay = backoff.failed(permanent=permanent)
     if not (isinstance(error, RedisUnavailableError) and error.connecting):
@@ -217,9 +220,9 @@ async def wait_after_failure(
 class ReconnectGate:
     """Lets one connection of an agent at a time try to connect, and delays the tries.
 
-    After a success the other connections connect without delay. The gate logs that Redis
-    cannot be reached, at once and then once a minute. A refused password is tried at most
-    once a minute.
+    After a success the other connections connect without delay. The gate logs at once,
+    and then once a minute, that Redis cannot be reached. A refused password is tried at
+    most once a minute.
     """
 
     def __init__(self, backoff: Backoff) -> None:
@@ -231,11 +234,10 @@ class ReconnectGate:
         self.connect_time = 0.0  # seconds that the last successful try took
         self.failures = 0  # number of tries that failed
         self.last_error = "nothing went wrong so far"
-        # Called after each success.
         self.on_connected: Callable[[], object] = lambda: None
 
     async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:
-        """Run one try to connect as soon as the backoff allows it."""
+        """Wait for the end of the backoff delay, then try to connect."""
         async with self._lock:
             if (delay := self._retry_at - anyio.current_time()) > 0:
                 await anyio.sleep(delay)

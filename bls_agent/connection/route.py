@@ -18,7 +18,7 @@ Node: TypeAlias = tuple[str, int]  # host and port
 
 
 class Route:
-    """The route to the server that serves a key; this base class knows one server.
+    """Finds the server that serves a key; this base class always finds the same one.
 
     Attributes:
         address: Address for messages while no server is known, without credentials.
@@ -42,7 +42,7 @@ class Route:
         """Check the greeting's replies; raise RedisUnavailableError for a wrong server."""
 
     def invalidate(self, error: RedisUnavailableError | None = None) -> None:
-        """Look up the server again at the next connect; use the node that MOVED names."""
+        """Forget which server was found; a ``MOVED`` error names the next one."""
 
     def explain(self, error: RedisUnavailableError) -> RedisUnavailableError:
         if self._of_cluster or error.kind not in ("moved", "ask"):

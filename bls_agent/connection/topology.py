@@ -49,7 +49,7 @@ async def _ask_in_turn(
 def _sum_up(
     kind: str, reason: str, failures: _Failures, address: str
 ) -> RedisUnavailableError:
-    """Combine the errors of all servers; the result is permanent if each error is."""
+    """Make one error of the errors of all servers; permanent if every error is."""
     refused = all(isinstance(error, RedisRefusedError) for error in failures)
     reasons = "; ".join(str(error) for error in failures[:3])
     error = RedisRefusedError if refused else RedisUnavailableError
@@ -80,7 +80,7 @@ class SentinelRoute(Route):
         raise RedisRefusedError("no_such_service", reason, address=self.address)
 
     async def _ask(self, sentinel: Endpoint) -> Node | None:
-        """Ask one sentinel for the master; if it fails, it is asked last next time."""
+        """Ask one sentinel for the master; if it fails, it becomes the last in turn."""
         connection = _connection_to(sentinel)
         try:
             return await self._ask_over(connection)
@@ -100,7 +100,7 @@ class SentinelRoute(Route):
         self._sentinels = [s for s in self._sentinels if s is not sentinel] + [sentinel]
 
     def check(self, replies: Sequence[Reply]) -> None:
-        """Raise an error if the server is not the master, or no longer, or not yet."""
+        """Raise an error if the server that was connected is not a master."""
         role = replies[0]
         if isinstance(role, RedisRefusedError):
             return  # no right to ask; a replica refuses writes with READONLY
@@ -111,11 +111,11 @@ class SentinelRoute(Route):
             raise RedisUnavailableError("not_master", reason)
 
     def invalidate(self, error: RedisUnavailableError | None = None) -> None:  # noqa: ARG002
-        """Ask another sentinel first next time, because this one may be outdated."""
+        """Ask another sentinel first next time, because this one may be out of date."""
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
 
     async def resolve(self, server: Endpoint) -> Endpoint:
-        """Return the master that one sentinel names; keep the connection to it open."""
+        """Return the master that a sentinel names; stay connected to that sentinel."""
         first = self._sentinels[0]
         sentinel, connection = self._open = self._open or (first, _connection_to(first))
         try:
@@ -127,7 +127,6 @@ class SentinelRoute(Route):
         return server if master is None else self._topology.node(*master)
 
     async def aclose(self) -> None:
-        """Close the connection to one sentinel."""
         opened, self._open = self._open, None
         if opened is not None:
             await opened[1].aclose()
@@ -252,7 +251,7 @@ class KeyRoute(Route):
         self._moved_to: Endpoint | None = None
 
     async def find(self) -> Endpoint:
-        """Return the node that the last MOVED named, once; otherwise use the map."""
+        """Return the node of the last MOVED, for one connect; otherwise ask the map."""
         moved_to, self._moved_to = self._moved_to, None
         return moved_to or self._map.node(*await self._map.master_of(self._slot))
 
@@ -276,7 +275,7 @@ class Routes:
     """The routes to the servers of one endpoint; they share a map or a sentinel route."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Choose the kind of route by the endpoint; no server is asked yet."""
+        """Choose the kind of routes by the endpoint; no server is asked yet."""
         self.cluster: ClusterMap | None = None
         self._shared = Route(endpoint)
         topology = endpoint.topology

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from bls_agent.connection.route import Route
 
-FAST: Final = 64_000.0  # bytes/s that a long request must reach at first
-SLOWEST: Final = 1_600.0  # bytes/s after timeouts; the documents promise 2,000
-MOST_PATIENT: Final = 16  # longest time of such a request, in timeouts
+FAST: Final = 64_000.0  # bytes/s that a long request is expected to reach at first
+SLOWEST: Final = 1_600.0  # bytes/s expected after timeouts; the documents promise 2,000
+MOST_PATIENT: Final = 16  # longest time for such a request, in timeouts
 SECOND_LOOK: Final = (
     0.02  # seconds to read bytes that arrived while the event loop was blocked
 )
@@ -54,7 +54,7 @@ NOTHING: Final = object()  # what hiredis returns while a reply is not complete
 
 
 class Pace:
-    """How long a request may take; adapts to the speed of earlier long requests."""
+    """Computes the deadlines of requests from the speed of earlier long requests."""
 
     def __init__(self, timeout: float, *, strict: bool = False) -> None:
         self.timeout = timeout
@@ -218,14 +218,14 @@ class Channel:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def send(self, requests: Sequence[Request]) -> Batch:
-        """Send requests in one write; ``batch.future`` gets all replies, also errors."""
+        """Send requests in one write; ``batch.future`` gets all replies and errors."""
         packed = self._packed(requests)
         batch = Batch(requests, len(packed), self._loop.create_future())
         self._write(packed, (batch,))
         return batch
 
     def post(self, requests: Sequence[Request]) -> None:
-        """Send requests without a deadline; :meth:`collect` returns their replies."""
+        """Send requests without a deadline; :meth:`collect` returns the replies."""
         packed, make = self._packed(requests), self._loop.create_future
         self.pending += len(requests)
         batches = [Batch([one], 0, make(), posted=True) for one in requests]
@@ -261,7 +261,7 @@ class Channel:
         await self._left.wait()
 
     def drain(self) -> None:
-        """Send no more requests; close when all replies have come and are collected."""
+        """Accept no more requests, and close after the last reply was collected."""
         if self.usable:
             self.state = ChannelState.DRAINING
             self._left.set()
@@ -269,11 +269,11 @@ class Channel:
             self.close()
 
     def close(self) -> None:
-        """Close the connection; waiting callers get an error."""
+        """Close the connection; callers that wait for a reply get an error."""
         self.fail(ConnectionError("the connection was closed"), is_loss=False)
 
     def close_from_anywhere(self) -> None:
-        """Close the connection soon; may be called in any thread."""
+        """Have the event loop close the connection; may be called in any thread."""
         if self.state is not ChannelState.ENDED:
             try:
                 self._loop.call_soon_threadsafe(self.close)
@@ -363,7 +363,7 @@ class Channel:
             self._take_left_over()
 
     def _put_out(self, data: bytes) -> None:
-        """Collect small requests, which are written together once per turn of the loop."""
+        """Collect small requests, and write them when this turn of the loop ends."""
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox.append(data)
@@ -447,7 +447,7 @@ class Channel:
         now = self._loop.time()
         if batch.size > self._pace.long:
             self._pace.learn(batch.size, now - batch.sent_at)
-            self._stop_timer()  # the next deadline is earlier
+            self._stop_timer()  # the next deadline may be earlier than the timer
         if self._batches:
             self._begin(self._batches[0], now)
         elif self.state is ChannelState.DRAINING and not self.pending:
@@ -469,7 +469,7 @@ class Channel:
     # --- the deadline of the oldest unanswered request
 
     def _begin(self, batch: Batch, now: float) -> None:
-        """Start the deadline of a request; all requests before it are answered."""
+        """Make a request the oldest unanswered one, whose deadline runs from now on."""
         batch.began = batch.sent_at if self._pace.strict else now
         if batch.posted:
             return
@@ -486,7 +486,7 @@ class Channel:
         self._timer = self._loop.call_at(due, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
-        """Drop the connection when the oldest request is overdue and no bytes arrive.
+        """Called by the timer: drop the connection if the oldest request is overdue.
 
         While bytes arrive, the deadline moves, because the link may only be slow.
         """
@@ -513,7 +513,7 @@ class Channel:
 def _take_apart(raw: Any) -> tuple[Callable[[str], Exception], Any, Any, bytes]:
     """Take parser, streams and unread bytes out of a connection of redis-py.
 
-    After this the finaliser of that connection has nothing to close.
+    The finaliser of that connection then has nothing left to close.
     """
     parse_error: Callable[[str], Exception] = raw._parser.parse_error  # noqa: SLF001
     stream, writer = raw._reader, raw._writer  # noqa: SLF001

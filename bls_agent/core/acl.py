@@ -79,7 +79,7 @@ _UNSEEN: Final = "replicas are not listed"
 
 
 class KeyAccess(NamedTuple):
-    """Commands and the keys on which one selector of an ACL allows them."""
+    """One selector of an ACL: commands, and the keys on which they are allowed."""
 
     keys: tuple[str, ...]  # glob patterns; empty for commands without keys
     commands: str  # names as in an ACL, separated by blanks
@@ -92,12 +92,10 @@ class KeyAccess(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The commands as words of an ACL, such as ``+get``."""
         return [f"+{command}" for command in self.commands.split()]
 
     @property
     def selector(self) -> str:
-        """The selector that allows the commands on these keys only."""
         opened = (f"{self.access}{pattern}" for pattern in self.keys)
         return f"({' '.join([*dict.fromkeys(self.words), *opened])})"
 
@@ -105,7 +103,7 @@ class KeyAccess(NamedTuple):
 def _rules_of(
     rights: Iterable[KeyAccess], *, write: bool = True, selectors: bool
 ) -> list[str]:
-    """Make the words of an ACL; without selectors, allow all commands on all keys."""
+    """Write rows as ACL words; without selectors, allow all commands on all keys."""
     needed = [right for right in rights if write or not right.writes]
     keyed = [one for one in needed if one.keys]
     rules = ["-@all", *(word for one in needed if not one.keys for word in one.words)]
@@ -214,7 +212,7 @@ _FORGOTTEN: Final = (
 
 
 def _keys_of(*rows: str, leased: bool = False, name: str = "") -> tuple[str, ...]:
-    """Make the patterns of kinds of keys; if leased, also of their owner keys.
+    """Make the glob patterns of kinds of keys; if leased, also of their owner keys.
 
     With a name, the patterns match only keys whose first field has this value.
     """
@@ -309,7 +307,7 @@ _LEASES: Final = CRAWL_LEASES.template.partition("{")[0]
 
 
 def _crawl_patterns(project: str | None, spider: str | None) -> tuple[str, ...]:
-    """Return patterns of crawl keys and of our own, with and without hash tag."""
+    """Return the patterns of all keys of crawl queues, with and without hash tag."""
     begin, parts = _REQUESTS.template.partition("{")[0], [project, spider]
     names = [name for name in parts if name is not None]
     if names:
@@ -356,7 +354,7 @@ def crawl_rights(
 
 
 def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | None:
-    """Find the right that a refused request needs.
+    """Find the right that a request lacks which Redis has refused.
 
     ``by_key`` means that the command itself is allowed, but not on this key.
     """
@@ -422,7 +420,8 @@ def acl_rules(
     modes = _AUTO if mode == "auto" else frozenset({mode})
     by_keys: dict[tuple[str, ...], list[str]] = {}
     for row in RIGHTS:
-        # without selectors TYPE is kept, because servers before Redis 6.2 need it
+        # Without selectors TYPE stays in the rules, because servers before Redis 6.2
+        # need it.
         left_out = row.extra and (selectors or not row.keys)
         if row.modes & modes and replicas >= row.replicas and not left_out:
             by_keys.setdefault(row.patterns(project), []).append(row.command)
@@ -558,7 +557,6 @@ def crawl_acl_rules(
 
 
 def _pattern(key: KeyTemplate, project: str | None) -> str:
-    """Make the glob pattern of one kind of key, for one project or for all."""
     if project is None:
         return key.pattern()
     if "project" in key.fields:

@@ -39,7 +39,7 @@ class Sized(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes on the wire."""
+        """Length of the encoded item in bytes, which the limits of the buffer count."""
         ...
 
     @property
@@ -140,13 +140,11 @@ class BoundedBuffer(Generic[T]):
             return taken
 
     def done(self, items: Sequence[T]) -> None:
-        """Count items in flight as delivered."""
         with self._lock, self._changing:
             self._leave(items)
             self._delivered += len(items)
 
     def give_up(self, items: Sequence[T], reason: str) -> None:
-        """Count items in flight as dropped."""
         with self._lock, self._changing:
             self._leave(items)
             self._dropped[reason] += len(items)
@@ -176,10 +174,10 @@ class BoundedBuffer(Generic[T]):
             return min(left, default=self._accepted + 1) > number
 
     def stats(self) -> BufferStats:
-        """Return a consistent snapshot; wait for a change in another thread.
+        """Return consistent counts; waits for another thread that changes the buffer.
 
-        In a signal handler that has interrupted a change, the snapshot may be one item
-        off.
+        In a signal handler that has interrupted a change, the counts may be wrong by
+        one.
         """
         with self._lock:
             if self._changing.locked():  # this thread was interrupted inside a change
@@ -198,7 +196,7 @@ class BoundedBuffer(Generic[T]):
             )
 
     def _try_drain(self) -> None:
-        """Drain at most ``DRAIN_LIMIT`` items without waiting.
+        """Move at most ``DRAIN_LIMIT`` items out of the intake, without waiting.
 
         There are three cases:
 

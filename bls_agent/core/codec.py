@@ -65,7 +65,7 @@ def _refusal(payload: bytes, message: str) -> DecodeError:
 
 
 def _exactly(payload: bytes, value: JSONValue) -> JSONValue:
-    """Decode again, because orjson turns integers over 64 bits into floats."""
+    """Decode again with exact integers, because orjson makes floats of large ones."""
     try:
         exact: JSONValue = _json.loads(payload)
     except (ValueError, RecursionError):
@@ -93,7 +93,6 @@ def encode_lines(value: object) -> str:
 
 
 def encode_sorted(value: JSONValue) -> bytes:
-    """Write JSON without blanks and with sorted keys, or raise TypeError."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
@@ -131,7 +130,7 @@ def _refuse_lossy(value: object) -> None:
 
 
 def _tame(value: object, depth: int, parents: set[int]) -> JSONValue:
-    """Rebuild a value from JSON types; replace it by a stand-in if it raises."""
+    """Rebuild a value from JSON types; a part that raises gets a stand-in."""
     try:
         return _rebuild(value, depth, parents)
     except Exception as error:  # noqa: BLE001 - whatever the host's objects raise
@@ -172,7 +171,7 @@ def _tame_key(key: object) -> str:
 
 
 def _tame_text(text: str) -> str:
-    r"""Return a true str that orjson accepts, lone surrogates as ``\udXXX``."""
+    r"""Return a plain str that orjson accepts; lone surrogates become ``\udXXX``."""
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
 

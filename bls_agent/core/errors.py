@@ -407,7 +407,6 @@ class DuplicateItem(Exception):  # noqa: N818 - a signal, not an error
         super().__init__(fingerprint)
 
     def __str__(self) -> str:
-        """Build the message that the item is not new."""
         return f"an item with the fingerprint {self.fingerprint} was there before"
 
 

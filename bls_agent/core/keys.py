@@ -110,7 +110,6 @@ class KeyTemplate:
         return [{n: v for n, v in found.groupdict().items() if v is not None}]
 
     def match(self, key: str | bytes) -> bool:
-        """Return whether a key is of this kind."""
         return bool(self.readings(key))
 
     def pattern(self, **fixed: str | int) -> str:
@@ -129,12 +128,10 @@ class KeyTemplate:
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
-        """The names of the fields, in the order of the template."""
         return tuple(found[1] for found in _FIELD.finditer(self.template))
 
     @cached_property
     def optional(self) -> frozenset[str]:
-        """The fields that may be left out."""
         return self._marked("?")
 
     @cached_property
@@ -325,7 +322,7 @@ def check_name(field: str, value: str) -> str:
 
 
 def _has(category: str) -> Callable[[str], bool]:
-    """Return whether a name has a character of a Unicode category."""
+    """Return a test whether a name has a character of a Unicode category."""
     return lambda name: any(unicodedata.category(one) == category for one in name)
 
 
@@ -368,21 +365,25 @@ def hash_tag(key: str) -> str:
 
 
 def place_beside(key: str) -> str:
-    """Return a key in ``{…}``, so that a key that contains it shares its slot.
+    """Return a key in ``{…}``, the field ``place`` of the keys that belong to it.
 
-    A key with a hash tag of its own is returned unchanged.
+    A key that contains this text has the same slot. A key with a hash tag of its own is
+    returned unchanged.
     """
     return key if hash_tag(key) != key else f"{{{key}}}"
 
 
 def key_beside(place: str) -> str:
-    """Return the key from which :func:`place_beside` made this text."""
+    """Return the key from which :func:`place_beside` has made this text."""
     inner = place.removeprefix("{").removesuffix("}")
     return inner if place_beside(inner) == place else place
 
 
 def shares_slot(key: str) -> bool:
-    """Return whether :func:`place_beside` keeps the slot: not if ``}`` is unpaired."""
+    """Return whether keys with ``place_beside(key)`` share the slot of ``key``.
+
+    They do not if the key has an unpaired ``}``.
+    """
     return hash_tag(place_beside(key)) == hash_tag(key)
 
 

@@ -24,7 +24,7 @@ MIB: Final = 1024 * KIB
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """The allowed values of one setting, and its text in the configuration table."""
+    """The allowed values of one setting, and its row in the table of the documents."""
 
     kind: type
     meaning: str
@@ -50,7 +50,8 @@ class Rule:
             return _check_names(name, value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if self.kind is float and is_number:
-            # Limited first, because float() raises for a huge integer.
+            # The value is limited before float(), because float() raises for a huge
+            # integer.
             value = float(max(min(cast("float", value), _HUGE), -_HUGE))
         elif self.kind is str and isinstance(value, str):
             value = str(value)  # a Level becomes a plain str
@@ -97,7 +98,7 @@ _READERS: Final[dict[type, Callable[[str], object]]] = {
 
 
 def _check_names(name: str, value: object) -> tuple[str, ...]:
-    """Return names as a tuple, from a sequence or a text with commas."""
+    """Return names as a tuple; ``value`` is a sequence, or a text with commas."""
     given: list[object] = []
     if isinstance(value, str):
         given += [part for part in value.split(",") if part.strip()]

@@ -38,7 +38,6 @@ class SeveralHosts:
 
     @property
     def address(self) -> str:
-        """The URL without credentials and options."""
         return address_of(self.kind, self.base, self.hosts, self.service, self.database)
 
 

@@ -70,7 +70,7 @@ class AgentState:
             self.stream.emit(level, text, metadata, is_alarm=True)
 
     def reset_after_fork(self) -> None:
-        """Reset in a forked child, because the parent writes the waiting records."""
+        """In a forked child: drop the waiting records, which the parent writes."""
         self.forked = True
         self.instance = ""
         self.numbers = itertools.count(1)

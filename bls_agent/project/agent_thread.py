@@ -153,7 +153,7 @@ class AgentThread:
         result_of(waiting)
 
     def _running(self) -> LoopThread | None:
-        """Return the thread; ``None`` if the block was left or in a forked child."""
+        """Return the thread; ``None`` after the block, and in a forked child."""
         thread = self._thread
         return thread if thread is not None and thread.is_ours else None
 

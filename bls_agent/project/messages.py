@@ -27,8 +27,8 @@ from bls_agent.core.errors import ConfigurationError, DecodeError
 
 CONSOLE_SOURCE: Final = "BLS Project Console"
 COMMAND_LIMIT: Final = 65_535  # bytes; the console protocol asks for less than 64 KB
-# The metadata field of a record that states the reason for the status from then on. It
-# is empty if the reason is not known.
+# The metadata field in which a log record states why the status has changed. It is
+# empty if the reason is not known.
 STATUS_REASON: Final = "statusReason"
 PEEKED: Final = 1024 * 1024  # bytes of the longest message that is parsed to be shown
 
@@ -92,7 +92,6 @@ class Level(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for debug up to 3 for error."""
         return _RANKS[self]
 
     @classmethod
@@ -127,7 +126,7 @@ class OutcomeKind(StrEnum):
 
     @property
     def level(self) -> Level:
-        """The level of the record of such an outcome."""
+        """ERROR if an operator must act on it, INFO for success, else WARN."""
         if self is OutcomeKind.SUCCEEDED:
             return Level.INFO
         return Level.ERROR if self in _GRAVE else Level.WARN
@@ -243,7 +242,6 @@ class LogEntry:
 
     @property
     def instance(self) -> str:
-        """The process that wrote the record; ``""`` if the record has no id."""
         return self._agent()[0]
 
     @property
@@ -438,7 +436,7 @@ def leading_id(payload: bytes) -> str:
 
 
 def id_of(fields: JSONObject) -> str:
-    """Return the id that the sender of a command gave; ``""`` if there is none."""
+    """Return the id that the sender gave; ``""`` if none is usable."""
     value = fields.get("id")
     if isinstance(value, str):
         return value

@@ -267,7 +267,7 @@ class AgentSession:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
 
     def _rewrite_status(self) -> None:
-        """Rewrite the status after a reconnect, because the server may have lost it."""
+        """Write the status again after a reconnect; the server may have lost it."""
         if any(
             connection.generation > connection.connected
             for connection in self.connections.all
@@ -309,7 +309,7 @@ class AgentSession:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the session runs in another event loop than the caller's."""
+        """Whether the session's event loop is not the loop of the caller."""
         import asyncio  # noqa: PLC0415 - anyio has no such function
 
         return self.loop is not asyncio._get_running_loop()  # noqa: SLF001 - documented
@@ -409,7 +409,7 @@ class AgentSession:
 
     @property
     def is_gone(self) -> bool:
-        """Whether no end in order is possible: the loop is closed, or a parent's."""
+        """Whether an end in order is impossible: no loop of this process runs."""
         return self.is_inherited or (self.loop is not None and self.loop.is_closed())
 
     def detach(self) -> None:
@@ -431,7 +431,7 @@ class AgentSession:
             self._release_host()
 
     def _release_callers(self) -> None:
-        """Wake every caller that waits for a step of this session's life."""
+        """Wake every caller that waits for the session to open, to stop or to close."""
         self.opened.set()
         self.status.published.set()
         self.closed.set()

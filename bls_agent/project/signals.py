@@ -34,10 +34,11 @@ async def obey_signals(session: AgentSession) -> None:
 
 
 class _SignalHandlers:
-    """Replaces the handlers of :func:`obey_signals` by the defaults in a forked child.
+    """Restores the default signal handlers in a forked child.
 
-    They wake the event loop through a pipe that the child shares with its parent, so a
-    SIGTERM to the child would stop the parent's agent, or be lost from Python 3.12 on.
+    The handlers of :func:`obey_signals` wake the event loop through a pipe that the
+    child shares with its parent. A SIGTERM to the child would stop the parent's agent,
+    or be lost from Python 3.12 on.
     """
 
     def __init__(self) -> None:

@@ -29,14 +29,14 @@ T = TypeVar("T", bound=Sized)
 
 
 class Sink(Protocol[T]):
-    """The destination of batches."""
+    """Where batches are written, such as one list in Redis."""
 
     def prepare(self, items: Sequence[T]) -> Sequence[T]:
         """Make a batch of the items, once, before the first try to write it."""
         ...
 
     async def write(self, batch: Sequence[T]) -> None:
-        """Write the whole batch; after RedisUnavailableError the writer calls it again."""
+        """Write the whole batch; after RedisUnavailableError it is called again."""
         ...
 
     async def was_written(self, batch: Sequence[T]) -> bool | None:
@@ -95,11 +95,13 @@ class BatchWriter(Generic[T]):
         self._batch: _Batch[T] | None = None
         self._next: _Batch[T] | None = None
         self._paced_until = 0.0
-        # Callers that wait in flush(). While it is above 0, no batch waits for more items.
+        # Number of callers that wait in flush(). If any waits, a batch is written
+        # without waiting for more items.
         self._flushing = 0
         self._hurried = anyio.Event()
         self._run: object = None  # identifies the current call of run()
-        # Whether Redis refuses the batch permanently. It is retried after longer pauses.
+        # Whether Redis refuses the batch permanently. Then the pauses between the tries
+        # are longer.
         self.refused = False
 
     @property
@@ -136,7 +138,7 @@ class BatchWriter(Generic[T]):
                 self._announce()
 
     def detach(self) -> None:
-        """Reset the state of a :meth:`run` whose event loop was closed."""
+        """Reset what a :meth:`run` has left whose event loop was closed."""
         self._run = None
         self._paced_until = 0.0
         self._flushing, self._hurried = 0, anyio.Event()
@@ -160,7 +162,7 @@ class BatchWriter(Generic[T]):
         return sum(len(batch.items) for batch in batches) + self.buffer.empty(reason)
 
     async def _gather(self) -> None:
-        """Wait a moment after the last write, so that the next batch grows."""
+        """Wait up to ``PACE`` after the last write, so that the next batch grows."""
         pause = self._paced_until - anyio.current_time()
         if pause > 0 and 0 < len(self.buffer) < BATCH_ITEMS and not self._flushing:
             await self._wait_for_flush(pause)
@@ -175,7 +177,7 @@ class BatchWriter(Generic[T]):
         return _Batch(items) if items else None
 
     async def _settle(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
-        """Write a batch; drop it after 3 failures of our code, because others wait."""
+        """Write a batch; after 3 failures of our own code drop the batch."""
         try:
             if batch.prepared is None:
                 batch.prepared = sink.prepare(batch.items)
@@ -190,7 +192,7 @@ class BatchWriter(Generic[T]):
         self.buffer.done(batch.items)
 
     def _prepare_next(self, sink: Sink[T], under_way: int) -> None:
-        """Prepare the next batch, if it will be full, while the server writes this one."""
+        """Prepare the next batch, if it will be full, during the write of this one."""
         roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too few are droppable
         waiting = len(self.buffer) - under_way
         if roomy and self._next is None and waiting > BATCH_ITEMS:
@@ -211,7 +213,8 @@ class BatchWriter(Generic[T]):
                     sink, batch, prepared
                 ):
                     return
-                # Until the reply arrives, a cancelled write may have been executed.
+                # Until the reply arrives, it is not known whether a cancelled write was
+                # executed.
                 batch.is_ambiguous = True
                 began = anyio.current_time()
                 soon = loop.call_soon(self._prepare_next, sink, len(batch.items))
@@ -231,7 +234,7 @@ class BatchWriter(Generic[T]):
                 return
 
     def _fit(self, took: float) -> None:
-        """Make the next batch smaller after a slow write, because other requests wait."""
+        """Make the next batch smaller after a slow write, so that others pass."""
         change = self._most // 2 if took > SLOW else self._most * 2
         self._most = min(max(change, LEAST_BYTES), BATCH_BYTES)
 
@@ -240,7 +243,7 @@ class BatchWriter(Generic[T]):
             await anyio.sleep(delay)
             return
         self.refused = True
-        self._announce()  # flush() does not wait for a refused batch
+        self._announce()  # a caller of flush() does not wait for a refused batch
         await self._wait_for_flush(delay)
         self.refused = False
 

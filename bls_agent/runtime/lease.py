@@ -83,7 +83,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 class Ownership(StrEnum):
-    """The owner of a key, as far as this process knows."""
+    """Who owns a key, as far as this process knows."""
 
     UNKNOWN = "unknown"  # no reply yet, or our lease has ended and no other began
     OURS = "ours"  # this process owns the key
@@ -102,7 +102,8 @@ _STANDINGS: Final = {
 class LeaseReply(NamedTuple):
     """The reply of a script that takes or keeps a lease."""
 
-    # ``ours``, ``held``, ``lapsed``, ``ended``, or a word of ``beat.lua``.
+    # The word of the script: ``ours``, ``held``, ``lapsed``, ``ended``, or one of
+    # ``beat.lua``.
     what: str
     # Seconds until the other owner's lease or value ends; ``None`` for never.
     remaining: float | None = 0.0
@@ -121,10 +122,10 @@ class LeaseReply(NamedTuple):
 
 
 class LeaseState:
-    """One owner's lease on one key: makes requests and interprets replies, without I/O.
+    """The lease of one owner on one key, without I/O: makes requests, reads replies.
 
     The owner checks :attr:`valid` before each action that only the owner may do. It is
-    true while the lease exists on the server for sure, because the time is counted from
+    true only while the server surely has the lease, because the time is counted from
     *before* the last request.
     """
 
@@ -189,8 +190,9 @@ class LeaseState:
         self._valid_until = max(self._valid_until, valid_until(sent_at, self.ttl))
 
     def record_failure(self, *, ambiguous: bool) -> None:
-        """Record a request without a reply; if ``ambiguous``, it may be executed."""
-        # A renewal has no effect after our lease has ended, so it is not remembered.
+        """Record a failed request; if ``ambiguous``, Redis may have executed it."""
+        # A renewal that arrives after the end of our lease does nothing, so it may be
+        # ignored.
         if ambiguous and self.standing is not Ownership.OURS:
             self._in_doubt = True
 
@@ -273,11 +275,11 @@ class Lease(LeaseState):
             await END_LEASE.run(self._connection, *run)
 
     def step_down(self) -> None:
-        """Make :attr:`valid` false until the server has confirmed the lease again."""
+        """Make :attr:`valid` false until the server confirms the lease again."""
         self._valid_until = float("-inf")
 
     def forget(self) -> None:
-        """Let the lease end by itself, without a request to the server."""
+        """Stop using the lease without a request; it ends at the server by itself."""
         self.token = ""
         self.end()
 
@@ -290,10 +292,10 @@ class ValueLease(LeaseState):
     digest = ""  # SHA-1 of the value in the last write request
 
     def write_request(self, value: bytes, *, true: bool = True) -> Run:
-        """Return the request that writes a value, and takes the key if it is not ours.
+        """Return the request that writes a value, and first takes the key if needed.
 
-        If the server is out of memory, the value written before keeps living, but only if
-        ``true``: that value is then still true enough.
+        If the server is out of memory, the former value is kept alive instead, but only
+        if ``true``, which means that the former value may still be shown.
         """
         former, self.digest = self.digest, digest_of(value)
         takes = self.standing is not Ownership.OURS

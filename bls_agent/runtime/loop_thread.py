@@ -113,7 +113,7 @@ class LoopThread:
         last.add_done_callback(lambda _: self.stop())
 
     def join(self, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds; return whether the thread has ended."""
+        """Wait for the end of the thread; return whether it has ended."""
         if self.is_here:
             return False
         if self._thread.ident is not None:
@@ -155,8 +155,8 @@ class LoopThread:
         self._loop.stop()
 
 
-# Keeps the loops alive in a forked child, where no thread removes them: a transport's
-# finaliser would change the selector that the child shares with the parent.
+# Loop threads that run. A forked child keeps them for ever, because the finaliser of a
+# transport would change the selector that the child shares with the parent.
 _ALIVE: Final[set[LoopThread]] = set()
 
 
@@ -188,7 +188,7 @@ def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
 
 
 def wait_for(future: Future[Any], timeout: float | None = None) -> bool:
-    """Wait until a future is done; an exception of a signal handler ends the wait."""
+    """Wait until a future is done; an exception in a signal handler ends the wait."""
     from concurrent.futures import wait  # noqa: PLC0415 - comes with asyncio
 
     end = time.monotonic() + (inf if timeout is None else timeout)
@@ -201,9 +201,9 @@ def wait_for(future: Future[Any], timeout: float | None = None) -> bool:
 
 
 def result_of(future: Future[T]) -> T:
-    """Return the result of a future; an interrupted wait cancels its task.
+    """Return the result of a future; if the wait is interrupted, cancel its task.
 
-    Raises RedisUnavailableError if the thread was ended first.
+    Raises RedisUnavailableError if the thread ended before the task.
     """
     from concurrent.futures import CancelledError  # noqa: PLC0415 - imported late
 
@@ -230,7 +230,7 @@ def refuse_in_event_loop(name: str, instead: str) -> None:
 
 
 class SharedThread:
-    """One loop thread for all objects of a kind; the last user ends the thread.
+    """One loop thread for all objects of a kind, ended when its last user leaves.
 
     The interpreter's exit waits at most ``at_exit`` seconds for the thread.
     """
@@ -273,7 +273,7 @@ class SharedThread:
         return thread
 
     def leave(self) -> None:
-        """Remove a user; the last user ends the thread."""
+        """Remove a user, and end the thread after the last one."""
         with self._lock:
             self._users -= 1
             if self._users or self._thread is None:

@@ -33,7 +33,7 @@ class ThreadSafeEvent:
         self._asyncio: Any = None
 
     def bind(self) -> None:
-        """Have :meth:`set` wake the running event loop; called by the waiting task."""
+        """Make :meth:`set` wake the running event loop; called by the waiting task."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         register(self)
@@ -44,7 +44,7 @@ class ThreadSafeEvent:
             self._event.set()
 
     def unbind(self) -> None:
-        """Forget the loop; :meth:`set` then only remembers the flag."""
+        """Forget the loop; until the next :meth:`bind`, :meth:`set` wakes nobody."""
         self._loop = None
 
     reset_after_fork = unbind  # after a fork the loop belongs to the parent
@@ -106,10 +106,10 @@ async def call_in(
     function: Callable[[], Coroutine[Any, Any, T]],
     within: float | None,
 ) -> T | None:
-    """Await a function in the event loop of its object; return ``None`` if too late.
+    """Await a function in the event loop of its object.
 
-    The limit of ``within`` seconds applies only if that loop is not the running loop,
-    because another loop may hang.
+    Returns ``None`` after ``within`` seconds. This limit applies only if that loop is
+    not the running loop, because another loop may hang.
     """
     import asyncio  # noqa: PLC0415 - anyio knows one loop
 
@@ -137,7 +137,7 @@ def start_soon(
 
 
 class _LateCoroutine(Coroutine[Any, Any, None]):
-    """A coroutine that is made when it is first used."""
+    """A coroutine whose function is called at its first step, not before."""
 
     def __init__(
         self,

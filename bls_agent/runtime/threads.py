@@ -42,7 +42,7 @@ class HandlerThreads:
 
     def __init__(self) -> None:
         self._pool = _Pool()
-        # Called in the loop's thread when an abandoned call has ended after all.
+        # Called in the loop's thread when a call ends whose command had timed out.
         self.on_freed: Callable[[], None] = lambda: None
 
     @property
@@ -92,7 +92,7 @@ class HandlerThreads:
 
 
 class _Pool:
-    """The threads between two calls of close(); they take calls until they are stopped."""
+    """The threads that take calls until close(); after it a new pool is made."""
 
     def __init__(self) -> None:
         self.idle = 0

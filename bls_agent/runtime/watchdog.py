@@ -49,7 +49,7 @@ class StallCounts:
 class StallTimer:
     """Measures how long a loop is blocked, by a counter that the loop increases.
 
-    Time in which the checking thread was frozen, as in a suspend, is not counted.
+    Time in which the checking thread itself was frozen is not counted.
     """
 
     seen: int = -1  # the loop's counter at the last check
@@ -68,13 +68,13 @@ class StallTimer:
 
 
 class StallListener(Protocol):
-    """Publishes for a stalled loop. All methods are called in a thread of the watchdog."""
+    """What an agent does during a stall; a thread of the watchdog calls its methods."""
 
     name: str  # shown in the host's log
     counts: StallCounts  # updated by the watchdog
     stall_after: float  # seconds after which a blocked loop counts as a stall
-    # Seconds after which the thread publishes for a blocked loop; may be less than
-    # stall_after.
+    # Seconds after which the thread publishes for a blocked loop. They may be less than
+    # stall_after, so that the status does not expire.
     publish_after: float
     interval: float  # seconds between two writes
 
@@ -107,7 +107,7 @@ class LoopWatch:
 
     def __init__(self, listener: StallListener) -> None:
         self.listener = listener
-        self.closed = True  # if true, no thread begins to publish
+        self.closed = True  # if true, no thread may begin to publish
         # Whether a thread publishes, or may have a write that has not arrived yet.
         self.publishing = False
         self.period = LONGEST  # seconds between two increases of the counter
@@ -121,7 +121,7 @@ class LoopWatch:
         self._poke = anyio.Event()  # set to publish at once
 
     def begin(self) -> None:
-        """Watch the running event loop."""
+        """Count in the running event loop from now on."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         if self._handle is not None:
@@ -142,7 +142,7 @@ class LoopWatch:
             self._handle = self._loop.call_later(self.period, self._tick)
 
     async def end(self) -> None:
-        """Stop watching, and wait until no write of the thread can arrive any more."""
+        """Stop watching; return when no write of the thread can arrive any more."""
         self.drop()
         _WATCHDOG.wake.set()
         while self.publishing:  # noqa: ASYNC110 - a thread sets no event
@@ -170,7 +170,7 @@ class LoopWatch:
         ).start()
 
     def _is_late(self, seconds: float) -> bool:
-        """Return whether the loop is blocked for that time beyond the timer's period."""
+        """Return whether the loop is that much later than its timer."""
         return self._timer.seconds >= seconds + self.period
 
     def _run(self) -> None:
@@ -185,7 +185,7 @@ class LoopWatch:
             self.publishing = False
 
     async def _publish(self) -> None:
-        """Publish until the loop runs; then make sure that no write can still arrive."""
+        """Publish until the loop runs; return when no write can arrive any more."""
         connections = self.listener.connect()
         connections.throttled_log.silence()  # logging may block the loop
         count, began, seconds, reported = self._count, self._at, 0.0, False
@@ -234,7 +234,10 @@ class LoopWatch:
                 await self._poke.wait()
 
     async def _settle(self, connections: AgentConnections) -> None:
-        """Make the server end the connections that were lost during a write."""
+        """Make the server end the connections that were lost during a write.
+
+        A write that was sent over one of them can then no longer arrive.
+        """
         live = connections.liveness
         if live.unanswered:
             await live.drop()
@@ -252,9 +255,10 @@ class LoopWatch:
 
 
 class _Watchdog:
-    """The watching thread and its watches; the thread ends with the last watch.
+    """The thread that checks all watches; it ends with the last watch.
 
-    Watches are referenced weakly here; only their loops keep them. So no agent is kept.
+    Watches are referenced weakly here; only their loops keep them, so that an agent
+    that nobody closes can be collected.
     """
 
     def __init__(self) -> None:
@@ -296,7 +300,7 @@ class _Watchdog:
                 logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
 
     def _open(self) -> list[LoopWatch]:
-        """Return the watches that are not over; without any, let the thread end."""
+        """Return the watches that still run; if none does, let the thread end."""
         with self._lock:
             found = [reference() for reference in self._watches.values()]
             watches = [watch for watch in found if watch and not watch.is_over]

@@ -31,10 +31,10 @@ class Script:
         keys: Sequence[str] = (),
         arguments: Sequence[str] = (),
     ) -> None:
-        """Remember the name; ``behind`` names a file of functions that the script calls.
+        """Remember the name; the functions of the file ``behind`` precede the script.
 
-        ``keys`` and ``arguments`` are the names of local variables in the script. Further
-        arguments begin at ``ARGV[rest]``.
+        ``keys`` and ``arguments`` are the names of local variables in the script.
+        Further arguments begin at ``ARGV[rest]``.
         """
         self.name = name
         self._behind = behind
@@ -98,7 +98,6 @@ class Script:
         return (name, text, len(keys), *keys, *arguments)
 
 
-# A script, its keys and its arguments.
 ScriptRun: TypeAlias = "tuple[Script, Sequence[Argument], Sequence[Argument]]"
 
 
@@ -114,7 +113,7 @@ async def run_scripts(
         for at, reply in enumerate(replies)
         if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script"
     ]
-    # Each such run sends the text, because any of several servers may not know it.
+    # Any of several servers may not know the script, so its text is sent.
     texts = [
         script.request(keys, arguments, known=False)
         for script, keys, arguments in (runs[at] for at in unknown)
@@ -132,7 +131,7 @@ async def run_scripts(
 async def find_wrong_type(
     connection: Connection, error: RedisUnavailableError, types: Mapping[str, str]
 ) -> WrongTypeError | None:
-    """Find the key of a wrong type after a refusal; the script's error does not name it."""
+    """Return the first key of a wrong type, because the script's error names no key."""
     if error.kind not in ("wrong_type", "refused"):
         return None
     try:

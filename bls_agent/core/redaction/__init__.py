@@ -71,7 +71,7 @@ class Verdict(IntEnum):
 
 
 def squeeze(name: str) -> str:
-    """Reduce a name to its letters and digits, without capitals."""
+    """Reduce a name to lower-case letters and digits: ``X-API-Key`` → ``xapikey``."""
     return "".join(filter(str.isalnum, name.casefold()))
 
 
@@ -94,7 +94,7 @@ class SecretNames:
 
     @cached_property
     def _search(self) -> _Search:
-        """The words that :meth:`occur_in` searches: first stems, then full names."""
+        """The words for :meth:`occur_in`: short beginnings, then full names."""
         short = sorted({*_SHORT, *self._own_short})
         long = {*_LONG, *self._own_long}
         stems = {"key" if word.endswith("key") else word for word in (*long, *short)}
@@ -166,7 +166,7 @@ class _Search(NamedTuple):
 
 
 def _counts(squeezed: str, words: set[str]) -> bool:
-    """Return whether a number under this name may be a count or a measure."""
+    """Return whether a number under this name is a count, as ``max_tokens`` is."""
     return (
         squeezed.startswith(_COUNT_STARTS)
         or squeezed.endswith(_COUNT_ENDS)
@@ -189,7 +189,7 @@ def _as_bytes(text: str) -> str:
 
 
 def _as_a_word(word: str) -> str:
-    """Write a pattern for a short name as a word: a_pin, PIN, userPin, p-i-n."""
+    """Write a pattern that finds a short name as a whole word: a_pin, PIN, userPin."""
     first, rest = word[0], r"[\W_]*+".join(["", *word[1:]])
     start = f"(?:(?:(?<![A-Za-z])|(?<=\\\\[nrt]))(?i:{first})|{first.upper()})"
     return f"{start}(?i:{rest})(?![a-z])"
@@ -227,7 +227,6 @@ _ODD_URL: Final = re.compile(
 
 
 def holds_mark(text: str, marks: _Marks) -> bool:
-    """Return whether one of the marks stands in a text."""
     for gate, beginnings in marks:
         if gate in text:
             for beginning in beginnings:
@@ -380,9 +379,10 @@ class Redactor:
         return kept
 
     def _says_of_a_secret(self, fields: _Object) -> bool:
-        """Return whether ``{"name": "DB_PASSWORD", "value": …}`` has a secret value.
+        """Return whether a field of an object names a secret in another field.
 
-        So has an error of pydantic whose ``loc`` names a secret: the input and the text.
+        Examples are ``{"name": "DB_PASSWORD", "value": …}``, and an error of pydantic
+        whose ``loc`` names a secret, because the error also contains the input.
         """
         labels = [fields.get(label) for label in _LABELS]
         place = fields.get("loc")
@@ -435,7 +435,7 @@ def _patterns() -> Any:
 
 
 def _hide(value: object, verdict: Verdict) -> object:
-    """Return the stand-in of a secret's value; it shows whether there is a value."""
+    """Return the text that replaces a secret; it shows whether a value was set."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

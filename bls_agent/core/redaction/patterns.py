@@ -23,7 +23,7 @@ _Judge: TypeAlias = Callable[[str], Verdict]
 
 _KEPT: Final = re.compile(
     r"(?:[Nn]one|null|nil|[Tt]rue|[Ff]alse|undefined|\*+|\[redacted\])?"
-    # Texts of this package about the types of a handler's arguments.
+    # What this package writes about the type of a handler's argument, not its value.
     r"|is missing|is not known|must be (?:a|an|null)\b[a-z ,]*"
 )
 _NUMBERS: Final = re.compile(
@@ -33,7 +33,7 @@ _NUMBERS: Final = re.compile(
 
 
 def is_kept(value: str, verdict: Verdict) -> bool:
-    """Return whether a text under a secret's name reveals nothing of the secret."""
+    """Return whether a text after a secret's name is harmless, and may stay."""
     if _KEPT.fullmatch(value):
         return True
     return verdict is Verdict.COUNTED and _NUMBERS.fullmatch(value) is not None
@@ -260,7 +260,7 @@ def _unescape_bytes(found: re.Match[str]) -> str:
 
 
 def _is_place(text: str, entry: re.Match[str], judge: _Judge) -> bool:
-    """Return whether an entry is a line or address: ``app.py:12``, ``store:6379``."""
+    """Return whether name and value are a position: ``app.py:12``, ``store:6379``."""
     if text.endswith(_OF_A_COMMAND, 0, entry.start()):
         return _ARGUMENT.match(text, entry.end()) is not None
     if entry["sign"] != ":" or entry["close"] or not _PORT.match(text, entry.end()):
@@ -276,7 +276,10 @@ def _is_place(text: str, entry: re.Match[str], judge: _Judge) -> bool:
 
 
 def _may_be_pair(text: str, entry: re.Match[str]) -> bool:
-    """Return ``False`` for two words in a list, ``True`` for ``('password', …)``."""
+    """Return ``True`` for a name and its value as a pair: ``('password', …)``.
+
+    Two words in a longer list are no pair.
+    """
     return (
         not entry["pair"]
         or _PAIR.search(text, max(0, entry.start() - 3), entry.start()) is not None
@@ -305,11 +308,11 @@ def _stand_in(entry: re.Match[str], value: _Value) -> str:
 
 _OPENING: Final = re.compile(r"""[bBrRuUfF]{0,2}(\\*+)(\"{3}|'{3}|["'])""")
 _QUOTES: Final = {mark: re.compile(rf"(?<!\\)(\\*+){mark}") for mark in ('"', "'")}
-# The beginning of a value on the lines below its name, as in YAML.
+# The mark and the line break before a value that stands below its name, as in YAML.
 _BLOCK: Final = re.compile(r"(?P<mark>[|>][+\-0-9]{0,2}+[ \t]*+)?\n")
 _BARE_NAME: Final = re.compile(r"(?:^|\n)[ \t\-\"']*+\Z")
 _INDENT: Final = re.compile(r"[ \t]*+")
-# "password=" + "…", and "…" + "…".
+# A value may be joined from two strings: "password=" + "…".
 _JOIN: Final = re.compile(r"""["'][ \t]*+\+[ \t]*+(?=[bBfF]?["'])""")
 _JOIN_OUTSIDE: Final = re.compile(r"""[ \t]*+\+[ \t]*+(?=[bBfF]?["'])""")
 _BRACKET: Final = re.compile(r"""(?<!\\)(\\*+)(["'])|[\[{(]|[\]})]|\n""")
@@ -321,7 +324,7 @@ _SCHEME_WORD: Final = re.compile(
     r"(?i:(?:bearer|basic|negotiate|ntlm|token|apikey)[ \t]++(?=\S))"
 )
 _RUN: Final = re.compile(rf"""[^\s,;&()\[\]{{}}<>"'\\{_END_MARKS}]++""")
-# Punctuation inside a value, because the text after it does not look like an end.
+# Punctuation that does not end a value, unless the text after it looks like an end.
 _JOINT: Final = re.compile(
     rf"""[,;&)\]}}>"'](?![\s,;:)\]}}>"'&{_END_MARKS}]|\.?(?:\s|\Z)|\.?\Z|[\w.\-\\]*+["']?[ ]?[=:])"""
     r"|<(?!/)|\\(?!r\\n|n[\w.\-]++[\"']?[ ]?[=:])"  # an escaped line break ends a value
@@ -459,7 +462,7 @@ def _redact_tag(found: re.Match[str], judge: _Judge) -> str:
     return found[0][: found.start(2) - found.start()] + REDACTED
 
 
-# Errors of pydantic: a line with the field's name, then one with fault and input.
+# Errors of pydantic: a line with the name of the field, then the reason and the input.
 _REASON_OF_PLACE: Final = re.compile(
     r"^(?P<place>\S[^\n]{0,200}+\n)?[ ]{2}(?P<reason>[A-Z][^\n]*+)", re.MULTILINE
 )
@@ -467,7 +470,7 @@ _INPUT: Final = "input_value="
 
 
 def _redact_input(found: re.Match[str], judge: _Judge) -> str:
-    """Remove an input under a secret's name, or that pydantic has shortened."""
+    """Remove an input that pydantic shows for a secret field, or has shortened."""
     reason = found["reason"]
     secret = bool(found["place"]) and judge(found["place"].strip())
     if secret:

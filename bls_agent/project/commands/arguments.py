@@ -21,7 +21,7 @@ from bls_agent.core.errors import ConfigurationError, MissingExtraError
 
 
 class Misfit(Exception):  # noqa: N818 - a signal inside this package
-    """A value does not fit; the text describes values that fit."""
+    """A value does not fit; the text describes the values that would fit."""
 
     @classmethod
     def none_of(cls, choices: Iterable[object]) -> Misfit:

@@ -57,11 +57,13 @@ class Broadcasts:
     async def pass_on(self, message: Message, command: Command) -> None:
         """Push copies of a broadcast into the inboxes of other instances. Never raises.
 
-        The copies have no field ``broadcast``. After a lost connection they are pushed
-        again, because a receiver recognises a copy that comes twice.
+        The copies lack the field ``broadcast``, so that nobody forwards them again.
+        After a lost connection they are pushed again, because a receiver ignores a
+        second copy.
         """
         fields = {k: v for k, v in message.fields.items() if k != "broadcast"}
-        # The same in all tries of this broadcast, different in every other one.
+        # The value is the same in all tries for this broadcast, and differs in every
+        # other one.
         fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
         payload = encode_strictly("command", fields)
         failure: object = f"not within {PATIENCE:g} s"

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
 INTAKE_GRACE: Final = 0.9  # seconds after the handlers' time for ending a read
 BROADCAST_MODE: Final = "broadcast"  # the mode of a message from an inbox
-# The modes in which the end of a command is not recorded at the server.
+# In these modes the server has already forgotten a command that is taken, so its end is
+# not recorded there.
 TAKEN_FOR_GOOD: Final = frozenset({BROADCAST_MODE, Receiver.mode})
 
 
@@ -66,16 +67,16 @@ class Dispatcher:
 
     @property
     def stopping(self) -> bool:
-        """Whether no command is started any more."""
+        """Whether commands that wait are no longer started."""
         return self._runner.stopping
 
     def stop_starting(self) -> None:
-        """Start no command any more; :meth:`stop` does the rest."""
+        """Start no further command; :meth:`stop` does the rest."""
         self._runner.stopping = True
 
     @property
     def stuck(self) -> int:
-        """The number of handlers that go on although their command has ended."""
+        """Number of handlers that still run although their outcome was reported."""
         return self._threads.stuck + self._runner.resisting
 
     async def run(self) -> None:
@@ -92,7 +93,7 @@ class Dispatcher:
 
     @property
     def accepts(self) -> bool:
-        """Whether :meth:`submit` would start a message at once."""
+        """Whether :meth:`submit` would start a message without waiting."""
         return not (self.stopping or self._pending) and self._has_free_slot()
 
     def submit(self, message: Message) -> None:
@@ -134,7 +135,7 @@ class Dispatcher:
             await self._change()
 
     async def _change(self) -> None:
-        """Wait until something has changed; the caller checks what."""
+        """Wait until a command ends, arrives or is asked for."""
         if self._changed is None:
             self._changed = anyio.Event()
         await self._changed.wait()
@@ -178,13 +179,13 @@ class Dispatcher:
         return self.running + self._threads.stuck < slots
 
     def _has_work(self) -> bool:
-        """Whether a worker would find a message to run, or has to fetch one."""
+        """Whether a worker has something to do: a message to run, or one to fetch."""
         if self.stopping or not self._has_free_slot():
             return False
         return bool(self._pending) or self._intake.running is None
 
     def _announce_change(self) -> None:
-        """Wake all tasks that wait for a change, and call a worker if there is work."""
+        """Wake the tasks that wait for a change, and start a worker if needed."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None

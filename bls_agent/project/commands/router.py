@@ -69,9 +69,7 @@ Middleware: TypeAlias = Callable[[CommandContext, CallNext], Awaitable[Any]]
 class CommandDecorator(Protocol):
     """Registers a function and returns it unchanged."""
 
-    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
-        """Register the function."""
-        ...
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]: ...
 
 
 class Unset(Enum):
@@ -218,7 +216,7 @@ class Router:
 
 
 def _is_awaitable(result: object) -> bool:
-    """Check the type, because an object itself may have attributes of any name."""
+    """Return whether the type can be awaited; objects may fake any attribute."""
     return hasattr(type(result), "__await__")
 
 
@@ -304,7 +302,7 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def name_of(function: Callable[..., Any], kind: str) -> str:
-    """Return a function's name, under which it is registered if no name is given."""
+    """Return the name under which a function is registered if none is given."""
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         rule = "a function without a name is registered with one"

@@ -47,11 +47,11 @@ INSIST_EVERY: Final = 0.5  # seconds until a handler that goes on is cancelled a
 
 
 class Deadline:
-    """Cancels a task when its time is over, and again while it goes on.
+    """Cancels a task when its time is over, and repeats this until the task ends.
 
     :meth:`watch` sets a timer of the event loop, because a cancel scope would about
-    double the cost of a short command. ``on_resisted`` is called once if the task goes
-    on although it was cancelled. The clock is that of ``anyio.current_time()``.
+    double the cost of a short command. ``on_resisted`` is called once if the task runs
+    on after the first cancellation. The clock is that of ``anyio.current_time()``.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class CommandRunner:
     def report_unstarted(
         self, message: Message, kind: OutcomeKind = OutcomeKind.CANCELLED
     ) -> OutcomeKind:
-        """Report the outcome of a message that is not started by this process."""
+        """Report how a message ended that this process never starts."""
         return self._report(self._unended(message, kind, _UNSTARTED[kind]))
 
     def _report(self, outcome: Outcome) -> OutcomeKind:
@@ -172,7 +172,7 @@ class CommandRunner:
     def _unended(
         self, message: Message, kind: OutcomeKind, reason: tuple[str, str]
     ) -> Outcome:
-        """Make the outcome of a message whose handler did not start or did not end."""
+        """Make the outcome of a message whose handler was not run to its end."""
         try:
             command = self._decode(message)
         except DecodeError as error:
@@ -242,7 +242,7 @@ class CommandRunner:
         )
 
     async def _absorb_cancellation(self, task: asyncio.Task[Any]) -> None:
-        """Undo a handler's cancellation of its own task, which is the worker's task."""
+        """Undo a handler's cancellation of its task, because workers share it."""
         import asyncio  # noqa: PLC0415 - takes 20 ms
 
         if self.stopping:

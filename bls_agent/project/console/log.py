@@ -130,7 +130,7 @@ class LogReader:
 
 
 def pause_after(held: int) -> float:
-    """Return how many seconds to wait after ``held`` bytes of a log were read."""
+    """Return the pause in seconds after ``held`` bytes, so that reading stays cheap."""
     return min(held / READ_RATE, LONGEST_PAUSE)
 
 

@@ -150,7 +150,7 @@ def _owner_of(key: str) -> str:
 
 
 def _tags_of(key: str) -> set[str]:
-    """Return the ``place`` of a key name; both, if it can be parsed in two ways."""
+    """Return the ``place`` in a key's name; two, if it can be read in two ways."""
     readings = (KEYS[row].parse(key) or {} for row in find_templates(key))
     return {reading["place"] for reading in readings if "place" in reading}
 

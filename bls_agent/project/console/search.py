@@ -40,7 +40,6 @@ class LogFilter:
     logger: str = ""
 
     def wants(self, entry: LogEntry) -> bool:
-        """Return whether a record matches."""
         if entry.is_gap:
             return True
         return (
@@ -52,7 +51,6 @@ class LogFilter:
         )
 
     def is_before(self, entry: LogEntry) -> bool:
-        """Return whether a record is older than ``since``."""
         moment = parse_timestamp(entry.timestamp) if self.since else None
         return moment is not None and self.since is not None and moment < self.since
 
@@ -60,7 +58,7 @@ class LogFilter:
         if self.since is None and self.until is None:
             return True
         moment = parse_timestamp(entry.timestamp)
-        if moment is None:  # it counts as new
+        if moment is None:  # such a record counts as new
             return self.until is None
         is_before = self.since is not None and moment < self.since
         is_after = self.until is not None and moment > self.until

@@ -47,7 +47,7 @@ SEARCH_MARGIN: Final = 200  # records of other writers expected after the batch
 
 
 class LogStream:
-    """Takes the records of one agent that will be written; all its logs share it."""
+    """Encodes records and puts them into the buffer; all logs of an agent share it."""
 
     def __init__(
         self, clock: Callable[[], float], *, max_records: int, max_bytes: int
@@ -276,7 +276,7 @@ def _as_text(message: object) -> str:
 
 
 def describe_error(error: BaseException, *, frames: int = 20) -> dict[str, str]:
-    """Return an exception's type, message and end of its traceback. Never raises."""
+    """Return an exception's type, message and the last frames. Never raises."""
     fields = {"type": type(error).__name__, "message": cut_text(_as_text(error), 2_000)}
     try:
         lines = traceback.format_exception(

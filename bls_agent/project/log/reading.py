@@ -65,7 +65,7 @@ class Follower:
     )
 
     def start(self, window: Sequence[bytes], length: int) -> None:
-        """Fix the position to follow from; all records in this window count as read."""
+        """Fix the position to follow from: the end of this window."""
         self.started = True
         self._remember(window, length)
         for payload in window:
@@ -111,7 +111,10 @@ class Follower:
         return LogEntry.decode(self._anchor[-1]).number is not None
 
     def _is_old(self, payload: bytes, entry: LogEntry) -> bool:
-        """Whether a record was read before; a process may start again at number 1."""
+        """Return whether a record was read before.
+
+        A number that was seen may also be new, because a process may start again at 1.
+        """
         if payload in self._anchor:
             return True
         number, timestamp = self._latest.get(entry.instance, (0, ""))
@@ -129,7 +132,7 @@ class Follower:
         self._length = length
 
     def _lacks_its_first(self, entry: LogEntry) -> bool:
-        """Whether earlier records of its process are missing, after an empty list."""
+        """Return whether a process is new here and begins with a number above 1."""
         unknown = entry.instance not in self._latest
         return unknown and entry.number is not None and entry.number > 1
 

@@ -40,7 +40,7 @@ class LogRecord:
     )  # fmt: skip
 
     OUTCOME_RANK: Final = 4
-    MARK: Final = 150  # bytes that an id adds at most, for names of usual length
+    MARK: Final = 150  # bytes that an id is expected to add; names are seldom longer
     NUMBER_ROOM: Final = 20  # bytes of an id after its prefix
     ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
 

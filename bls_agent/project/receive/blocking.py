@@ -28,15 +28,15 @@ class BlockingRead:
     """Sends blocking requests and reads their replies, over the blocking connection.
 
     If a read is cancelled, its reply stays pending for the next call, because the reply
-    may hold commands. A reply that was read stays until :meth:`take_replies`.
+    may contain commands. A reply that was read is kept until :meth:`take_replies`.
     """
 
     def __init__(self, connections: AgentConnections) -> None:
         self._connections = connections
         self._connection = connections.blocking
         self._blocking = BlockingConnection(connections.blocking)
-        # What was read for the requests sent last, in order: replies, error replies
-        # and, at the end, the error of a lost connection.
+        # The replies to the last requests, in their order; error replies are among
+        # them, and a lost connection adds its error at the end.
         self.replies: list[Reply] = []
 
     async def send(self, requests: Sequence[Request]) -> None:

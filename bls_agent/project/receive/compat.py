@@ -84,7 +84,7 @@ class CompatReceiver(Receiver):
             )
 
     async def _cut_in_some_way(self, payload: bytes) -> bool:
-        """Remove the command; if the server refuses a way, use the next weaker way."""
+        """Remove the command; if the server refuses a way, use the next weaker."""
         while True:
             try:
                 return await self._cuts[0](payload)
@@ -169,7 +169,7 @@ class AutoReceiver(Receiver):
         await self._compat.settle(message)
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
-        """Put back messages that BLPOP took; all others are still in the list."""
+        """Put back messages that BLPOP took; others never left the list."""
         taken = [one for one in messages if one.mode == BlockingReceiver.mode]
         return await self._blocking.give_back(taken)
 

@@ -62,7 +62,7 @@ class HeldCommand:
     id: str  # the id that Redis remembers after the command has ended, or ``""``
     start: Start  # what to do when the command can start
     stage: Stage = Stage.TAKEN
-    reclaimed: bool = False  # whether the command is no longer in the list
+    reclaimed: bool = False  # if true, the list no longer has the command
 
 
 class InFlightList:
@@ -178,7 +178,7 @@ class InFlightList:
             self._forget_id(held)
 
     def payloads(self, *stages: Stage) -> list[bytes]:
-        """Return the bytes of commands at these stages that should be in the list."""
+        """Return the bytes of commands at these stages that the list should have."""
         return [
             message.payload
             for message, held in self._held.items()
@@ -315,7 +315,7 @@ class InFlightList:
         }
 
     def _id_of(self, message: Message) -> str:
-        """Return the id that Redis remembers, or ``""``; a long id becomes a digest."""
+        """Return the id that Redis will remember; of a long id only a digest."""
         if not self._settings.dedup_window:
             return ""
         try:
@@ -458,5 +458,5 @@ def _is_running(item: tuple[Message, HeldCommand]) -> bool:
 
 
 def _is_waited_for(_: str) -> bool:
-    """Return false, because a dead owner's list is emptied before taking its lease."""
+    """Return false: before a dead owner's lease is taken, its list is emptied."""
     return False

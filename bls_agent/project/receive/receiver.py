@@ -16,7 +16,7 @@ from bls_agent.core.codec import JSONObject, decode_object
 from bls_agent.core.errors import ConfigurationError, DecodeError
 from bls_agent.core.keys import CONTROL, PROJECT_STATUS, shares_slot
 
-# Warns in the console list and in the host's log, each text once a minute.
+# Writes a warning to the console list and to the host's log, each text once a minute.
 Warn = Callable[[str, dict[str, object]], None]
 
 
@@ -51,13 +51,12 @@ class Message:
 
     @property
     def source(self) -> str:
-        """The sender, or ``""``."""
         source = self.fields.get("source")
         return source if isinstance(source, str) else ""
 
 
 class Start(Enum):
-    """Whether a message may run, decided when its handler is about to start."""
+    """Whether a message may run; decided just before its handler starts."""
 
     RUN = "run"
     SKIP = "skip"  # another process may have taken it over
@@ -96,7 +95,7 @@ class Receiver:
         return Start.RUN
 
     def mark_ended(self, message: Message) -> None:
-        """Record that a message's outcome was reported while its handler goes on."""
+        """Record that a command was reported as ended while its handler runs."""
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:
         """Record that a message has ended; not called in mode ``blocking``.
@@ -119,7 +118,7 @@ class Receiver:
         """Run the background work of the receiver until cancelled."""
 
     async def close(self) -> None:
-        """Release everything. Called after the handlers have ended or were given up."""
+        """Release connections and leases; the handlers have ended or were given up."""
 
     def counts(self) -> ReceiverCounts:
         """Return the counts of mode ``reliable`` for ``stats()``."""
@@ -129,7 +128,7 @@ class Receiver:
 def check_cluster_name(
     project: str, endpoint: Endpoint | None, *, mode: str, replicas: bool
 ) -> None:
-    """Refuse a name in whose cluster slots this package cannot keep other keys."""
+    """Refuse a name that would put other keys of the project into another slot."""
     needs = "mode='reliable'" if mode == "reliable" else "replicas=True" * replicas
     keys = (CONTROL.build(project=project), PROJECT_STATUS.build(project=project))
     is_cluster = endpoint is not None and endpoint.is_cluster

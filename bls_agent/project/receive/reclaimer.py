@@ -45,18 +45,17 @@ class ReliableKeys:
         self.dead_letters = DEAD_LETTERS.locate(place=place)
 
     def inflight(self, instance: str) -> str:
-        """Return the key of the list of commands that an instance has taken."""
         return INFLIGHT.locate(place=place_beside(self.control), instance=instance)
 
     def owner(self, inflight: str) -> str:
-        """Return the key that exists while the owner of an in-flight list renews it."""
+        """Return the key of a list's lease, which exists while the owner lives."""
         return OWNER.locate(place=place_beside(inflight))
 
     def is_inflight(self, key: str) -> bool:
         return key.startswith(self.inflight("")) and key != self.inflight("")
 
     def moving(self, inflight: str) -> tuple[str, ...]:
-        """Return the keys of the scripts that move commands back, in their order."""
+        """Return the keys for the scripts that move commands back, in their order."""
         owner = self.owner(inflight)
         return (
             *(self.control, inflight, owner, self.lists),
@@ -64,7 +63,7 @@ class ReliableKeys:
         )
 
     def types(self, inflight: str) -> Mapping[str, str]:
-        """Return key → the Redis type that it should have."""
+        """Return key → its Redis type, for an error that names a wrong one."""
         return {
             self.control: "list",
             inflight: "list",
@@ -95,7 +94,7 @@ class Reclaimer:
         self.reclaimed = 0  # commands of dead processes, dead letters included
 
     async def reclaim_all(self, *, but: str) -> None:
-        """Check the lists of all processes but one, and empty lists of dead ones."""
+        """Check the lists of other processes, and empty those whose owner is dead."""
         call, lists = self._connection.call, self._keys.lists
         found = await call("HRANDFIELD", lists, LISTS_AT_ONCE)
         names = [name.decode("utf-8", "replace") for name in found]

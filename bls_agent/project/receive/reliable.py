@@ -167,7 +167,7 @@ class ReliableReceiver(Receiver):
         return self.list.begin(message)
 
     def mark_ended(self, message: Message) -> None:
-        """Let the next request acknowledge a command whose handler still goes on."""
+        """Acknowledge with the next request a command whose handler still runs."""
         self.list.end(message)
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:
@@ -334,7 +334,7 @@ class ReliableReceiver(Receiver):
 
 
 class AckPace:
-    """Decides how long acks may wait for the next fetch, and reports overdue acks.
+    """Decides how long acks may wait for a fetch, and reports the overdue ones.
 
     A batch may defer its acks if the first command of the batch before it ended within
     5 ms, because slower handlers gain nothing from deferring.
@@ -364,18 +364,18 @@ class AckPace:
             self._taken_at = None
 
     def expect_fetch(self) -> None:
-        """Let acks wait for the next fetch, for 5 ms at most."""
+        """Let the acks of this batch wait for the next fetch, for 5 ms at most."""
         if self._due is None:
             self._due = time.monotonic() + ACK_WITHIN
             if self._timer is None:
                 self._watch(ACK_WITHIN)
 
     def stop_deferring(self) -> None:
-        """Let no ack of this batch wait for a fetch any more."""
+        """From now on send each ack of this batch without waiting for a fetch."""
         self.defers = False
 
     async def overdue(self) -> None:
-        """Wait until acks have waited for too long."""
+        """Return when acks have waited for 5 ms without a fetch."""
         await self._overdue.wait()
         self._overdue = anyio.Event()
 
@@ -386,7 +386,7 @@ class AckPace:
         self._timer = loop.call_later(seconds, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
-        """Report overdue acks, or set the timer again if they are not overdue yet.
+        """Called by the timer: report overdue acks, or set the timer again.
 
         One timer serves many fetches, because a timer for each fetch would cost more.
         """

@@ -79,7 +79,7 @@ class StatusAggregator:
         self._sources[source] = (status, until, reason)
 
     def withdraw(self, source: str) -> None:
-        """Remove a source. Never waits, never raises."""
+        """Remove a source, whose status then no longer counts."""
         self._sources.pop(source, None)
 
     def forget_sources(self) -> None:
@@ -108,7 +108,7 @@ class StatusAggregator:
         return self.worst_source(now)[1]
 
     def reason(self, now: float) -> str:
-        """Return the reason of the current status; ``""`` if its source has none."""
+        """Return why the status is what it is; ``""`` if nothing is known."""
         return self.worst_source(now)[2]
 
     def next_change(self, now: float) -> float:
@@ -119,7 +119,7 @@ class StatusAggregator:
 
 @dataclass
 class StatusCounts:
-    """Counts successful and failed writes of the status."""
+    """How often the status was written, and how often that failed."""
 
     writes: int = 0
     failures: int = 0
@@ -128,9 +128,7 @@ class StatusCounts:
 class HealthCheckDecorator(Protocol):
     """Registers a check and returns it unchanged."""
 
-    def __call__(self, function: C, /) -> C:
-        """Register the function."""
-        ...
+    def __call__(self, function: C, /) -> C: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,7 +154,7 @@ class HealthCheck:
 
 
 def _check_function(name: str, function: object) -> None:
-    """Refuse generator functions and objects not callable without arguments."""
+    """Refuse a check that is a generator, or that needs arguments."""
     field_name = f"health check {name}"
     if not callable(function):
         rule = "a function that is called without arguments"

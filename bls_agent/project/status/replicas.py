@@ -38,8 +38,10 @@ _WORST_FIRST: Final = tuple(
 )
 PAUSE: Final = 0.02  # seconds between two reads for outcomes
 _DIGITS: Final = 16  # an expiry has fewer digits
-# Reports without another process of this name, until the name counts as unique again.
-FIRST: Final = 2  # after one sighting, which may be this instance before a restart
+# Reports of the status without a namesake until the name counts as unique again. After
+# one sighting they are few, because the process seen may be this instance before a
+# restart.
+FIRST: Final = 2
 MANY: Final = 8  # after a second sighting
 
 
@@ -85,7 +87,7 @@ class ReplicaRegistry:
         return True
 
     def _record_namesake(self, *, found: bool) -> None:
-        """Record whether another process has this name; warn as long as that counts."""
+        """Record whether another process uses this name; warn while one does."""
         if found:
             self._namesakes = MANY if self._namesakes else FIRST
         else:

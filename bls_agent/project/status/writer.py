@@ -35,8 +35,9 @@ SIGHTINGS: Final = 2  # in a row, because one may be an own write without a repl
 class ConflictDetector:
     """Detects that another process writes the status, too.
 
-    That is so if twice in a row, over one connection, the key holds another value than
-    this process wrote last. A process that writes the same value is not detected.
+    Another process counts as detected if twice in a row, over one connection, the key
+    has another value than this process wrote last. A process that writes the same value
+    is not detected.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class StatusWriter:
         self.written: Status | None = None
 
     def over(self, connections: AgentConnections) -> StatusWriter:
-        """Make a writer for the same key that uses other connections."""
+        """Make a writer for the same key over connections of the watchdog."""
         other = StatusWriter(
             connections, self._key, ttl=self._ttl, replicas=self._replicas
         )
@@ -214,7 +215,10 @@ class StatusReporter:
         self._wakeup.set()
 
     def rewrite(self) -> None:
-        """Make :meth:`run` write the status soon; from any thread, never waits."""
+        """Make :meth:`run` write the status again, even if it has not changed.
+
+        May be called from any thread; never waits.
+        """
         self._write_at = 0.0
         self._wakeup.set()
 
