@@ -25,6 +25,7 @@ from bls_agent.ops.web.middleware import (
 )
 from bls_agent.ops.web.pages.listings import listing_routes
 from bls_agent.ops.web.pages.projects import project_routes
+from bls_agent.ops.web.pages.queue import queue_routes
 from bls_agent.ops.web.pages.rendering import STATIC, CachedFiles, refuse_with
 from bls_agent.ops.web.requests import RETRY_AFTER, FieldError, status_of
 from bls_agent.ops.web.security import with_headers
@@ -65,6 +66,7 @@ def create_app(config: WebConfig | None = None) -> ConsoleApp:
             *login_routes,
             *api_routes,
             *project_routes,
+            *queue_routes,
             *listing_routes,
             Mount("/static", CachedFiles(directory=STATIC, check_dir=False)),
         ],

@@ -862,19 +862,20 @@ def test_queues(
         page.click(".card:visible a")
         looked.wait("document.querySelector('#failed li') !== null")
         assert looked.width() <= 390
-        assert looked.texts("#failed .request") == [f"GET https://***@x/{hostile}"]
+        assert looked.texts("#failed .name") == [f"GET https://***@x/{hostile}"]
         assert looked.texts("[data-figure=pushed] dd") == ["12,345"]
         assert looked.texts("#sheet .badge b") == ["failed 1"]
-        assert page.locator("#requeue:not(.quiet)").count() == 1
+        assert page.locator("#failed-requeue").count() == 1
         assert page.locator("main img").count() == 0
         page.evaluate("window.confirm = () => true")
-        page.click("#requeue")
+        page.click("#failed-requeue")
         looked.wait("document.querySelector('#failed .none') !== null")
+        assert looked.texts("[data-notes]") == ["Queued again: 1"]
         assert redis.zcard("crawlo:news:daily:queue:requests") == 1
         looked.wait(
             "document.querySelector('#sheet .badge b').textContent !== 'failed 1'"
         )
-        assert not page.locator("#requeue").is_visible()
+        assert not page.locator("#failed-requeue").is_visible()
 
 
 def test_seven_tabs(server: DevServer, redis: Redis, tmp_path: Path) -> None:

@@ -11,9 +11,19 @@ from starlette.routing import Route
 
 from bls_agent.core.codec import JSONObject, encode
 from bls_agent.core.errors import BlsError, ConfigurationError, RedisUnavailableError
+from bls_agent.crawl.overview import FailedRequest
 from bls_agent.ops.terminal import visible
+from bls_agent.ops.texts import Texts
 from bls_agent.ops.web.feeds import assets, crawl, fleet, runs, workers
 from bls_agent.ops.web.feeds.watch import SharedWatch, clock
+from bls_agent.ops.web.pages.action_list import (
+    Action,
+    ActionList,
+    Row,
+    describe_failure,
+    is_forbidden,
+    render_lists,
+)
 from bls_agent.ops.web.pages.rendering import render, render_if_new, texts_of
 from bls_agent.ops.web.requests import ANY_ASSET, ANY_QUEUE, quote_name, run_in_path
 from bls_agent.ops.web.state import crawl_queue, requeue_failed, web_state
@@ -112,7 +122,7 @@ async def _describe_asset(request: Request) -> dict[str, Any]:
 async def _show_queue(request: Request) -> Response:
     values = await _describe_queue(request)
     status = 200 if values["card"] else 503 if values["away"] else 404
-    values |= await _describe_failed(request)
+    values |= {"lists": [await _list_failed(request)], "note": ""}
     return render(request, "crawl_queue.html", status, here="/crawl", **values)
 
 
@@ -130,36 +140,55 @@ async def _describe_queue(request: Request) -> dict[str, Any]:
     }
 
 
+async def _show_failed(request: Request, note: str = "") -> Response:
+    return render_lists(request, [await _list_failed(request)], note)
+
+
 async def _requeue(request: Request) -> Response:
     texts = texts_of(request)
     try:
         count = await requeue_failed(request, request.path_params["queue"])
         note = texts["requeued"].format(count=f"{count:,}")
     except BlsError as error:
-        note = texts["not_requeued"].format(reason=visible(str(error)))
-        if isinstance(error, RedisUnavailableError) and error.kind == "no_permission":
-            note = texts["requeue_forbidden"]
-    values = await _describe_failed(request, note)
-    return render(request, "crawl_failed.html", **values)
+        note = describe_failure(texts, "not_requeued", error, "requeue_forbidden")
+    return await _show_failed(request, note)
 
 
-async def _describe_failed(request: Request, note: str = "") -> dict[str, Any]:
-    rows: list[JSONObject] = []
-    why = fault = ""
+async def _list_failed(request: Request) -> ActionList:
+    texts, name = texts_of(request), request.path_params["queue"]
+    found: list[FailedRequest] = []
+    problem = ""
     try:
-        async with crawl_queue(request, request.path_params["queue"]) as queue:
-            rows = [crawl.make_failure(one) for one in await queue.failed(FAILED + 1)]
+        async with crawl_queue(request, name) as queue:
+            found = await queue.failed(FAILED + 1)
     except RedisUnavailableError as error:
-        why = visible(error.kind)
+        problem = f"{texts['js_not_known']} {visible(error.kind)}"
+        if is_forbidden(error):
+            problem = texts["failed_forbidden"]
     except BlsError as error:  # a key of a wrong type, or an impossible name
-        fault = visible(str(error))
-    return {
-        "rows": rows[:FAILED],
-        "more": len(rows) > FAILED,
-        "why": why,
-        "fault": fault,
-        "note": note,
-    }
+        problem = visible(str(error))
+    again = Action(
+        name="requeue",
+        label=texts["requeue"],
+        path=f"/fragments/requeue/{quote_name(name)}",
+        question=texts["requeue_sure"].format(name=visible(name)),
+    )
+    return ActionList(
+        key="failed",
+        title=texts["failed_requests"],
+        rows=[_failed_row(texts, one) for one in found],
+        limit=FAILED,
+        empty=texts["failed_none"],
+        problem=problem,
+        head=[again] if found else [],
+    )
+
+
+def _failed_row(texts: Texts, one: FailedRequest) -> Row:
+    failure = crawl.make_failure(one)
+    readable = failure["request"] if failure["readable"] else texts["failed_unreadable"]
+    facts = texts["failed_tries"].format(**failure)
+    return Row(name=readable, facts=facts, text=failure["reason"], is_bad=True)
 
 
 listing_routes: Final = [
@@ -176,6 +205,6 @@ listing_routes: Final = [
     _again_at(f"assets/{ANY_ASSET}", "asset_sheet.html", _describe_asset),
     Route(f"/crawl/{ANY_QUEUE}", _show_queue),
     _again_at(f"crawl/{ANY_QUEUE}", "crawl_sheet.html", _describe_queue),
-    _again_at(f"failed/{ANY_QUEUE}", "crawl_failed.html", _describe_failed),
+    Route(f"/fragments/failed/{ANY_QUEUE}", _show_failed),
     Route(f"/fragments/requeue/{ANY_QUEUE}", _requeue, methods=["POST"]),
 ]

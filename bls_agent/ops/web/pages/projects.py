@@ -22,8 +22,6 @@ from bls_agent.core.errors import (
     BlsError,
     CommandError,
     ContractError,
-    LeaseHeldError,
-    RedisRefusedError,
     RedisUnavailableError,
 )
 from bls_agent.ops.fleet import Presence, ProjectView
@@ -55,16 +53,13 @@ from bls_agent.ops.web.requests import (
 from bls_agent.ops.web.state import (
     ask_help,
     existing_project,
-    forget_project,
     send_command,
     web_state,
-    withdraw_command,
 )
-from bls_agent.project.messages import Command, Status
+from bls_agent.project.messages import Command
 
 LOOKED_AT: Final = 300  # newest records that are searched for an answer to help
 HELP_TIMEOUT: Final = 3.0
-WAITING: Final = 20  # commands of a queue that are shown
 LONGEST_COMMAND: Final = 1_000  # characters
 LONGEST_DEFAULT: Final = 60  # characters in a placeholder
 LONGEST_VALUE: Final = 200  # characters of a value in an error
@@ -323,60 +318,6 @@ def _options(one: Field) -> list[tuple[str, str]]:
     ]
 
 
-async def _show_queue(request: Request) -> Response:
-    return await _render_queue(request, project_in_query(request.scope))
-
-
-async def _withdraw(request: Request) -> Response:
-    project = project_in_query(request.scope)
-    texts = texts_of(request)
-    number = (await read_form(request)).get("id", "")
-    try:
-        withdrawn = await withdraw_command(request, project, number)
-    except BlsError as error:
-        note = texts["not_withdrawn"].format(reason=visible(str(error)))
-    else:
-        text = texts["withdrawn" if withdrawn else "not_waiting"]
-        note = text.format(id=visible(number))
-    return await _render_queue(request, project, note)
-
-
-async def _forget(request: Request) -> Response:
-    project = project_in_query(request.scope)
-    texts = texts_of(request)
-    try:
-        await forget_project(request, project)
-    except LeaseHeldError:
-        return await _render_queue(request, project, texts["still_online"])
-    except BlsError as error:
-        note = texts["not_forgotten"].format(reason=visible(str(error)))
-        if isinstance(error, RedisRefusedError) and error.kind == "no_permission":
-            note += f" {texts['hint_rights_forget']}"
-        return await _render_queue(request, project, note)
-    root: str = request.scope.get("root_path", "")
-    return Response(headers={"hx-redirect": f"{root}/"})
-
-
-async def _render_queue(request: Request, project: str, note: str = "") -> Response:
-    console = web_state(request).console
-    try:
-        waiting = await console.queue(project, WAITING + 1)
-        status = await console.status(project)
-    except BlsError:  # the card shows a wrong type, a refusal or an outage
-        return Response(status_code=204)
-    more = "+" if len(waiting) > WAITING else ""
-    return render(
-        request,
-        "queue.html",
-        query=f"{FIELD}={quote_name(project)}",
-        name=visible(project),
-        waiting=waiting[:WAITING],
-        count=f"{len(waiting[:WAITING])}{more}",
-        offline=status in (None, Status.OFFLINE),
-        note=note,
-    )
-
-
 async def _show_instances(request: Request) -> Response:
     project = project_in_query(request.scope)
     try:
@@ -396,7 +337,4 @@ project_routes: Final = [
     Route("/fragments/review", _review, methods=["POST"]),
     Route("/fragments/send", _send, methods=["POST"]),
     Route("/fragments/instances", _show_instances),
-    Route("/fragments/queue", _show_queue),
-    Route("/fragments/withdraw", _withdraw, methods=["POST"]),
-    Route("/fragments/forget", _forget, methods=["POST"]),
 ]

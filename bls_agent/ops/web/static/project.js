@@ -4,6 +4,7 @@ import "./guard.js";
 import { byId, isTyping, root, setText, tellTab } from "./chrome.js";
 import { Card, isBad } from "./cards.js";
 import "./changes.js";
+import "./lists.js";
 import { Log } from "./log.js";
 import { noteSent } from "./sent.js";
 import { showLink } from "./stream.js";

@@ -1,0 +1,97 @@
+"""Lists whose rows have actions: waiting commands, dead letters, failed requests, tasks.
+
+Every such list is rendered by one template. A page has a container for the lists of one
+path, which the page reads again and again. An action posts to its path, and the response
+is the new content of the same container, with a note about the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bls_agent.core.errors import RedisUnavailableError
+from bls_agent.core.keys import encode_key
+from bls_agent.ops.terminal import visible
+from bls_agent.ops.texts import Texts
+from bls_agent.ops.web.pages.rendering import render_if_new
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """A button that posts to a path of the console.
+
+    The button of a row also sends the form field ``id`` with the row's id.
+    """
+
+    name: str  # unique in the list
+    label: str
+    path: str  # without the prefix of a proxy
+    question: str = ""  # to be confirmed before; ``""``: no confirmation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row. The texts are shown as they are, so each must be made visible before."""
+
+    name: str
+    id: str = ""  # the value that actions send; a row without an id has no buttons
+    about: str = ""  # smaller, behind the name
+    facts: str = ""  # a second line
+    text: str = ""  # arguments or a reason, which may have many lines
+    is_bad: bool = False  # whether the text is the reason of a failure
+    kind: str = ""  # the name of a colour and shape, as on cards
+    progress: float | None = None  # from 0 to 1, as a bar
+
+    @property
+    def mark(self) -> str:
+        """A short text that differs for different ids, for the ids of HTML elements."""
+        return hashlib.sha256(encode_key(self.id)).hexdigest()[:8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionList:
+    """One list, with the actions of each row and those of all rows."""
+
+    key: str  # the id of the HTML element
+    title: str
+    rows: Sequence[Row] = ()
+    limit: int  # the largest number of rows that are shown
+    empty: str = ""  # shown if there are no rows
+    problem: str = ""  # why the rows cannot be read
+    actions: Sequence[Action] = ()  # of each row
+    head: Sequence[Action] = ()  # beside the title
+
+    @property
+    def shown(self) -> Sequence[Row]:
+        return self.rows[: self.limit]
+
+    @property
+    def count(self) -> str:
+        """The number of rows; ``20+`` if the list has more rows than are shown."""
+        more = "+" if len(self.rows) > self.limit else ""
+        return f"{len(self.shown)}{more}"
+
+
+def render_lists(
+    request: Request, lists: Sequence[ActionList], note: str = ""
+) -> Response:
+    """Return the content of a container, or 204 if the page already shows it."""
+    return render_if_new(request, "action_list.html", lists=lists, note=note)
+
+
+def is_forbidden(error: Exception) -> bool:
+    """Return whether the console's Redis user lacks a right."""
+    return isinstance(error, RedisUnavailableError) and error.kind == "no_permission"
+
+
+def describe_failure(
+    texts: Texts, name: str, error: Exception, hint: str = "hint_rights"
+) -> str:
+    """Write why an action failed; if a right is missing, also how to get the right."""
+    note = texts[name].format(reason=visible(str(error)))
+    return f"{note} {texts[hint]}" if is_forbidden(error) else note
