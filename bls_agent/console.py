@@ -518,13 +518,13 @@ class Console(Store):
         """Search the records of a project backwards from the newest.
 
         One search reads about 10,000 records, the default length of a list. It ends
-        earlier if ``limit`` records match, and may return up to 499 more records.
+        earlier if ``limit`` records match.
 
         Args:
             project: The project's name.
             wanted: The filter for records, for example ``LogFilter(text="1024")``.
             before: ``search.before`` of the search to continue; ``""`` for a new search.
-            limit: Number of matching records after which the search stops.
+            limit: Largest number of matching records; the newest ones are returned.
 
         Raises:
             ConfigurationError: ``before`` is not from an earlier search, or ``limit`` is

@@ -95,9 +95,14 @@ async def test_a_search_ends_early(
 ) -> None:
     """Where enough records fit, and where all older ones are too old."""
     await fill(redis, project, 3_000)
-    some = await console.search_logs(project, LogFilter(text="number"), limit=10)
-    assert 10 <= len(some.entries) < 10 + 500
-    assert some.before
+    found: list[int] = []
+    before, wanted = "", LogFilter(text="9")
+    while not found or before:
+        some = await console.search_logs(project, wanted, before=before, limit=60)
+        assert len(some.entries) <= 60
+        found[:0] = [int(one.message[7:]) for one in some.entries]
+        before = some.before
+    assert found == [number for number in range(3_000) if "9" in str(number)]
     since = LogFilter(since=TIME + timedelta(seconds=2_950))
     late = await console.search_logs(project, since)
     assert len(late.entries) == 50
@@ -105,3 +110,16 @@ async def test_a_search_ends_early(
     with pytest.raises(ConfigurationError, match="limit"):
         await console.search_logs(project, since, limit=0)
     assert (await console.search_logs(f"{project}-x", since)).searched == 0
+
+
+async def test_records_that_were_trimmed_meanwhile(
+    redis: Redis, console: Console, project: str
+) -> None:
+    """A search that cannot go on says so, and does not look like one that has ended."""
+    await fill(redis, project, 2_000)
+    wanted = LogFilter(text="number")
+    some = await console.search_logs(project, wanted, limit=10)
+    assert not some.trimmed
+    await redis.ltrim(f"{project}_项目控制台", -5, -1)
+    none = await console.search_logs(project, wanted, before=some.before)
+    assert (none.trimmed, none.entries, none.before) == (True, [], "")

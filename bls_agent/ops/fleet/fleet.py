@@ -42,9 +42,11 @@ TEMPLATES: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
 PATTERN: Final = b"*[%b]" % b"".join(row.pattern().encode()[-1:] for row in TEMPLATES)
 TOGETHER: Final = 250  # projects in one write
 STATUS_BYTES: Final = 64  # bytes that are read of a status; valid values have six
-FIRST_BYTES: Final = 32 * 1024 * 1024  # about how many bytes of records to read first
+# About how many bytes of records the first reads of all projects, and of one, get.
+FIRST_BYTES: Final = 32 * 1024 * 1024
+FIRST_EACH: Final = 8 * 1024 * 1024
 BYTES: Final = 2 * 1024 * 1024  # about how many bytes of records each later read gets
-BYTES_EACH: Final = 64 * 1024  # bytes of the records of one project in one read
+BYTES_EACH: Final = 64 * 1024  # bytes of the records of one project in one later read
 WINDOWS: Final = 50  # projects whose records are read in one write
 NO_KEY: Final = -2  # reply to PTTL for a missing key
 WRONG: Final = "wrong_type"
@@ -87,7 +89,7 @@ class Fleet:
         self._turn = anyio.Lock()
         self._projects: dict[str, ProjectState] = {}
         self._hidden: frozenset[str] = frozenset()  # projects with unreadable status
-        self._share, self._among = FIRST_BYTES, 0
+        self._wrote = 1  # projects with new records in the last read
         self._offset: float | None = None  # server's Unix time minus loop's time
         self._complete = False
         self._search: AsyncGenerator[set[str]] | None = None
@@ -302,11 +304,13 @@ class Fleet:
 
     async def _read_lists(self, states: Sequence[ProjectState], at: Moment) -> None:
         wanted: list[_Window] = []
-        self._among = self._among or len(states)
+        new = sum(state.log.is_new for state in states)
+        first = min(FIRST_EACH, FIRST_BYTES // max(1, new))
+        later = min(BYTES_EACH, BYTES // max(1, self._wrote))
         for part in _parts(states, TOGETHER):
-            wanted += await self._read_lengths(part, at)
+            wanted += await self._read_lengths(part, at, first, later)
             await anyio.lowlevel.checkpoint()
-        self._share, self._among = BYTES, len(wanted)
+        self._wrote = len(wanted)
         while wanted:
             again: list[_Window] = []
             for windows in _parts(wanted, WINDOWS):
@@ -315,7 +319,7 @@ class Fleet:
             wanted = again
 
     async def _read_lengths(
-        self, part: Sequence[ProjectState], at: Moment
+        self, part: Sequence[ProjectState], at: Moment, first: int, later: int
     ) -> list[_Window]:
         requests: list[Request] = []
         looked = [state.log.is_due(at.now) for state in part]
@@ -324,11 +328,10 @@ class Fleet:
             if look:
                 requests.append(("LINDEX", state.log_key, -1))
         replies = map(_readable, await self._pool.read_many(requests))
-        # Bytes for the records of one project, by the number of projects that wrote.
-        room = min(BYTES_EACH, self._share // max(1, self._among))
         wanted: list[_Window] = []
         for state, look in zip(part, looked, strict=True):
             state.record_lengths(next(replies), next(replies), at.now)
+            room = first if state.log.is_new else later
             if look and (count := state.log.record_newest(next(replies), at, room)):
                 wanted.append((state, count))
         return wanted
@@ -349,6 +352,7 @@ class Fleet:
             more = state.log.record_window(window or [], length or 0, at)
             if more > count:
                 again.append((state, more))
+            await anyio.lowlevel.checkpoint()  # a first window may be long
         return again
 
 

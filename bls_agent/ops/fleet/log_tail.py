@@ -2,7 +2,8 @@
 
 A check usually reads only the length and the newest record of the list. If these have
 changed, it also reads a window, that is the last records of the list. The window is as
-long as the list has grown, but never longer than the caller allows.
+long as the list has grown, but never longer than the caller allows. The first window
+grows until it reaches back to a time.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from bls_agent.project.messages import LogEntry
 
 SEEN: Final = 16  # records that are remembered to find the last position again
 OVERLAP: Final = 4  # remembered records that the next window should contain
-FIRST: Final = 64  # records of the first window
-MOST: Final = 512  # largest number of records of a window
+FIRST: Final = 64  # records of the first window before it grows
+GROWTH: Final = 8  # factor by which a window grows
+WORTH: Final = 1.2  # factor by which a window has to be longer to be read again
+MOST: Final = 512  # largest number of records of a later window
+MOST_FIRST: Final = 10_000  # largest number of records of the first window
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class News:
 
     entries: Sequence[LogEntry]  # oldest first
     complete: bool  # whether the window has every record since the last check
+    first: bool  # whether there was no earlier check of this list
 
 
 class LogTail:
@@ -34,7 +39,8 @@ class LogTail:
 
     def __init__(self) -> None:
         self.started = False  # whether a first window was read
-        self.most = 0  # largest number of records that may be read in this check
+        self.size = 0  # number of records of the next window
+        self._room = 0  # bytes that a window may have, about
         self._length = 0
         self._seen: list[int] = []
         self._mean = 0.0  # average bytes of a record
@@ -50,16 +56,24 @@ class LogTail:
         if self.started and same and grown <= 0:
             self._length = length  # the list may have been trimmed
             return 0
-        fit = int(room / max(self._mean, len(last), 1.0))
-        self.most = min(max(OVERLAP, fit), length, MOST)
+        self._room, self._mean = room, max(self._mean, len(last), 1.0)
         wish = max(grown, self._usual) + OVERLAP if self.started else FIRST
-        return min(wish, self.most)
+        self.size = min(wish, self._most(length))
+        return self.size
 
-    def take(self, window: Sequence[bytes], length: int) -> News | None:
-        """Return the new records of a window.
+    def _most(self, length: int) -> int:
+        most = MOST if self.started else MOST_FIRST
+        return min(max(OVERLAP, int(self._room / self._mean)), length, most)
 
-        Returns ``None`` if the window does not reach back to the last check, but a longer
-        window of :attr:`most` records may.
+    def take(self, window: Sequence[bytes], length: int, since: float) -> News | None:
+        """Return the new records of a window; ``None`` if :attr:`size` are needed.
+
+        1. The window is the first one, or the first one of another list, which is shorter
+           and has none of the known records: it has to reach back to the Unix time
+           ``since``.
+        2. The window is a later one: it has to reach back to the last check.
+
+        A window that does not, and cannot grow, is not complete.
         """
         marks = [hash(payload) for payload in window]
         grown = length - self._length
@@ -67,16 +81,28 @@ class LogTail:
         before = marks[: len(marks) - max(grown, 0)] if grown < len(marks) else ()
         place = find_end(self._seen, before, 0) if self._seen and before else None
         whole = len(window) >= length
-        if self._seen and place is None and not whole and len(window) < self.most:
+        first = place is None and (not self.started or grown < 0)
+        if first:
+            complete = whole or _reaches(window, since)
+        else:
+            complete = place is not None or (whole and not self._seen)
+        if window:
+            self._mean = max(1.0, sum(map(len, window)) / len(window))
+        self.started = not first
+        self.size = min(len(window) * GROWTH, self._most(length))
+        if not complete and len(window) * WORTH < self.size:
             return None
         entries = [LogEntry.decode(payload) for payload in window[place or 0 :]]
-        complete = place is not None or (whole and not self._seen)
-        if self.started:
+        if not first:
             self._usual = 2 * len(entries)
         self.started, self._seen, self._length = True, marks[-SEEN:], length
-        if window:
-            self._mean = sum(map(len, window)) / len(window)
-        return News(entries, complete)
+        return News(entries, complete, first)
+
+
+def _reaches(window: Sequence[bytes], since: float) -> bool:
+    """Return whether the first record with a time was written before ``since``."""
+    times = (written_at(LogEntry.decode(payload)) for payload in window)
+    return next((time <= since for time in times if time is not None), False)
 
 
 def written_at(entry: LogEntry) -> float | None:

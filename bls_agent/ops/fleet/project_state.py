@@ -21,7 +21,7 @@ from bls_agent.ops.fleet.log_tail import LogTail, written_at
 from bls_agent.project.messages import STATUS_REASON, Level, LogEntry, Status
 
 DRIFT: Final = 5.0  # most seconds by which a reported age may be wrong
-KEPT: Final = 600.0  # seconds for which a project without keys is remembered
+KEPT: Final = 55.0  # seconds for which a project without keys is remembered
 SHOWN: Final = 4_096  # largest number of bytes of a record that is kept whole
 SHOWN_TEXT: Final = 1_000  # bytes that are kept of the message of a longer record
 BAD: Final = (Status.FAULT.value.encode(), Status.ERROR.value.encode())
@@ -320,6 +320,11 @@ class LogState:
         activity = self.activity
         return self.length, self._newest_hash, activity.rates, activity.errors
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no window was read yet."""
+        return not self._tail.started
+
     def is_due(self, now: float) -> bool:
         """Return whether to read the newest record; long records are read less often."""
         return now >= self._next_look
@@ -332,6 +337,8 @@ class LogState:
         newest_hash = None if payload is None else hash(payload)
         if payload is None:
             self.newest = self.newest_at = None
+            if self._newest_hash is not None:
+                self._forget(at)
         elif newest_hash != self._newest_hash:
             entry = LogEntry.decode(payload)
             self.newest, self.newest_at = _brief(entry, size), _unix_of(entry, at)
@@ -349,26 +356,34 @@ class LogState:
         3. The window does not reach back: its records are counted, and for five minutes
            the counts are lower bounds.
         """
-        is_first = not self._tail.started
-        news = self._tail.take(window, length)
+        news = self._tail.take(window, length, at.unix - SPAN)
         if news is None:
-            return self._tail.most
-        self.activity.turn(at.now)
-        for entry in news.entries:
+            return self._tail.size
+        if news.first:
+            self._forget(at)
+        activity, entries = self.activity, news.entries
+        activity.turn(at.now)
+        for entry in entries:
             self._status.record_reason(entry)
-        errors = [entry for entry in news.entries if entry.level is Level.ERROR]
+        errors = [entry for entry in entries if entry.level is Level.ERROR]
         if errors:
             self.error, self.error_at = _brief(errors[-1], 0), _unix_of(errors[-1], at)
-        since = -math.inf if is_first else self._looked_before
-        oldest = self._count(news.entries, at, since)
-        if not is_first:
-            if not news.complete:
-                self.activity.missed_at = at.now
-        elif not news.complete and oldest > at.now - SPAN:
-            self.activity.missed_at, self.activity.known_since = at.now, oldest
-        elif oldest < at.now:
-            self.activity.known_since = at.now - SPAN
+        elif len(entries) >= length:
+            self.error = self.error_at = None  # these are all records of the list
+        oldest = self._count(
+            entries, at, -math.inf if news.first else self._looked_before
+        )
+        if not news.complete:
+            activity.missed_at = at.now
+        if news.first:
+            known = news.complete and oldest < at.now
+            activity.known_since = at.now - SPAN if known else oldest
         return 0
+
+    def _forget(self, at: Moment) -> None:
+        """Forget the records of a list that is gone."""
+        self.error = self.error_at = None
+        self.activity = Activity(at.now)
 
     def _count(self, entries: Sequence[LogEntry], at: Moment, since: float) -> float:
         """Count records at the times of their timestamps, limited to ``since`` … now.

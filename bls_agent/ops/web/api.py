@@ -50,7 +50,8 @@ from bls_agent.ops.web.state import (
     web_state,
     withdraw_command,
 )
-from bls_agent.project.console.search import LogFilter
+from bls_agent.project.console.search import LogFilter, LogSearch
+from bls_agent.project.log.reading import LogPage
 from bls_agent.project.messages import Command, LogEntry, Outcome
 from bls_agent.runs import RunSummary
 from bls_agent.runs.events import check_id
@@ -183,16 +184,15 @@ async def _get_logs(request: Request) -> Response:
     console = web_state(request).console
     before = query.get("before", "")
     head: dict[str, Any] = {"projectName": show_name(project)}
+    page: LogPage | LogSearch
     if wanted == LogFilter():
         page = await console.log_page(project, before=before, limit=limit)
-        head |= {"before": page.before or None, "trimmed": page.trimmed}
-        entries = page.entries
     else:
         found = await console.search_logs(project, wanted, before=before, limit=limit)
-        head |= {"before": found.before or None, "trimmed": False}
         head |= {"searched": found.searched, "backTo": found.back_to}
-        entries = found.entries
-    records = await encode_records(entries)
+        page = found
+    head |= {"before": page.before or None, "trimmed": page.trimmed}
+    records = await encode_records(page.entries)
     if file_format == "ndjson":
         headers = {"content-disposition": 'attachment; filename="log.ndjson"'}
         body = b"".join(b"%s\n" % record for record in records)

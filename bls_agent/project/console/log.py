@@ -61,30 +61,34 @@ class LogReader:
 
     async def page(self, before: str, limit: int) -> LogPage:
         """Read the newest records, or the records before the position of a page."""
-        from bls_agent.project.log.reading import LogPlace, cut_page  # noqa: PLC0415 - rare
+        from bls_agent.project.log.reading import LogPage, cut_page  # noqa: PLC0415 - rare
 
-        if before:
-            return await self._page_before(LogPlace.decode(before), limit)
-        window, length, asked = await self._newest(limit)
-        index = max(0, length - len(window)) if len(window) == asked else 0
-        return cut_page(window, index, len(window), limit)
+        found = await self._read(before, limit)
+        return cut_page(*found) if found else LogPage(entries=(), trimmed=True)
 
     async def search(self, wanted: LogFilter, before: str, limit: int) -> LogSearch:
         """Search for records backwards, from the newest or from a position.
 
-        The search ends after a read if
+        The search ends if
 
         1. the list begins there, or every record is older than the wanted records,
            because then no older record can match;
         2. as many records match as the caller asks for;
-        3. as many records were read as one search may read.
+        3. as many records were read as one search may read;
+        4. the records before were trimmed meanwhile.
         """
         from bls_agent.project.console.search import LogSearch  # noqa: PLC0415 - rare
+        from bls_agent.project.log.reading import cut_page  # noqa: PLC0415 - rare
 
         found: list[LogEntry] = []
         searched, back_to = 0, ""
-        while True:
-            page = await self.page(before, AT_ONCE)
+        while read := await self._read(before, AT_ONCE):
+            page = cut_page(*read)
+            fits = [at for at, one in enumerate(page.entries) if wanted.wants(one)]
+            surplus = len(found) + len(fits) - limit
+            if surplus > 0:  # end at the last record that is wanted
+                window, index, end, _ = read
+                page = cut_page(window, index, end, len(page.entries) - fits[surplus])
             searched += len(page.entries)
             times = (entry.timestamp for entry in page.entries)
             back_to = next(filter(None, times), back_to)
@@ -92,14 +96,31 @@ class LogReader:
             before = page.before
             if all(map(wanted.is_before, page.entries)):
                 before = ""
-            if not before or len(found) >= limit or searched >= MOST_SEARCHED:
-                return LogSearch(
-                    entries=found, searched=searched, back_to=back_to, before=before
-                )
+            if not before or surplus >= 0 or searched >= MOST_SEARCHED:
+                break
+        return LogSearch(
+            entries=found,
+            searched=searched,
+            back_to=back_to,
+            before=before if read else "",
+            trimmed=not read,
+        )
 
-    async def _page_before(self, place: LogPlace, limit: int) -> LogPage:
-        from bls_agent.project.log.reading import LogPage, cut_page  # noqa: PLC0415 - rare
+    async def _read(
+        self, before: str, limit: int
+    ) -> tuple[list[bytes], int, int, int] | None:
+        """Read the arguments of ``cut_page``; ``None`` if the position was trimmed."""
+        from bls_agent.project.log.reading import LogPlace  # noqa: PLC0415 - rare
 
+        if before:
+            return await self._read_before(LogPlace.decode(before), limit)
+        window, length, asked = await self._newest(limit)
+        index = max(0, length - len(window)) if len(window) == asked else 0
+        return window, index, len(window), limit
+
+    async def _read_before(
+        self, place: LogPlace, limit: int
+    ) -> tuple[list[bytes], int, int, int] | None:
         top = place.index
         size = wanted = min(limit, FEW)
         while True:
@@ -108,7 +129,7 @@ class LogReader:
             at, most = place.find_in(window), _fitting(window)
             if at is not None and (at >= wanted or not first):
                 if wanted >= min(limit, most) or not first:
-                    return cut_page(window, first, at, min(limit, most))
+                    return window, first, at, min(limit, most)
                 top, wanted = first + at, min(wanted * GROWTH, limit, most)
                 size = wanted
             elif at is not None:  # the window begins too late for a whole page
@@ -118,7 +139,7 @@ class LogReader:
                 top = max(0, min(first - 1, length - place.count))
                 size = max(wanted, min(SEARCHED, most))
             else:
-                return LogPage(entries=(), trimmed=True)
+                return None
 
     async def _window(self, first: int, last: int) -> tuple[list[bytes], int]:
         encoded = self._encoded

@@ -97,12 +97,15 @@ class LogSearch:
             written; ``""`` if no record has a time.
         before: The argument that continues the search with older records; ``""`` if no
             older record can match.
+        trimmed: Whether the search ended because the older records, from which it was to
+            continue, were trimmed from the list meanwhile.
     """
 
     entries: Sequence[LogEntry] = ()
     searched: int = 0
     back_to: str = ""
     before: str = ""
+    trimmed: bool = False
 
 
 def read_moment(text: str) -> datetime | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bls_agent.ops.fleet.log_tail import MOST, LogTail, News
+from bls_agent.core.codec import format_timestamp
+from bls_agent.ops.fleet.log_tail import MOST, MOST_FIRST, LogTail, News
 from bls_agent.project.log.record import LogRecord, id_prefix
 from bls_agent.project.messages import Level
 
@@ -42,21 +43,27 @@ class Watched:
     def push(self, records: Sequence[bytes]) -> None:
         self.items = [*self.items, *records][-self.cap :]
 
-    def look(self, room: int = ROOM) -> News | None:
+    def look(self, room: int = ROOM, since: float = 0.0) -> News | None:
         """Take one look, as the reader does."""
         last = self.items[-1] if self.items else None
         wanted = self.tail.wants(len(self.items), last, room)
-        self.read += wanted
-        assert wanted <= MOST
         if not wanted:
             return None
-        news = self.tail.take(self.items[-wanted:], len(self.items))
-        if news is None:
-            wanted = self.tail.most
+        while True:
             self.read += wanted
-            news = self.tail.take(self.items[-wanted:], len(self.items))
-            assert news
-        return news
+            length = len(self.items)
+            assert wanted <= (MOST if self.tail.started else MOST_FIRST)
+            news = self.tail.take(self.items[-wanted:], length, since)
+            if news is not None:
+                return news
+            assert self.tail.size > wanted
+            wanted = self.tail.size
+
+
+def timed(*times: float) -> list[bytes]:
+    """Records of these Unix times."""
+    form = b'{"timestamp":"%s"}'
+    return [form % format_timestamp(time).encode() for time in times]
 
 
 def count(news: News | None) -> tuple[int, bool]:
@@ -154,3 +161,39 @@ def test_bytes_are_bounded() -> None:
     watched.push([b"y" * 60_000 + b"%d" % number for number in range(100)])
     watched.look(room=64_000)
     assert watched.read == 8
+
+
+@pytest.mark.parametrize(
+    ("number", "since", "room", "expected"),
+    [
+        (300, 0.0, ROOM, (300, True)),  # the whole list
+        (5_000, 4_900.0, ROOM, (512, True)),  # back to that time
+        (5_000, 4_000.0, ROOM, (4_096, True)),
+        (20_000, 4_000.0, ROOM, (10_000, False)),
+        (5_000, 0.0, 10_000, (250, False)),  # as many as the bytes allow
+    ],
+)
+def test_the_first_window_grows(
+    number: int, since: float, room: int, expected: tuple[int, bool]
+) -> None:
+    """It covers the list, or reaches back to a time, or is said to be incomplete."""
+    watched = Watched()
+    watched.push(timed(*map(float, range(number))))
+    news = watched.look(room, since)
+    assert news
+    assert news.first
+    assert count(news) == expected
+
+
+def test_a_list_that_was_replaced_is_another_list() -> None:
+    """A server came back with an older copy: its records are not new ones of the old list."""
+    watched = Watched()
+    watched.push(timed(*map(float, range(2_000))))
+    watched.look()
+    watched.items = timed(*map(float, range(500)))
+    news = watched.look()
+    assert news
+    assert news.first
+    assert count(news) == (500, True)
+    watched.push(timed(500.0))
+    assert count(watched.look()) == (1, True)

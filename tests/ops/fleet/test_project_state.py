@@ -50,8 +50,9 @@ class Watched:
         last = self.items[-1] if self.items and looked else None
         self.track.record_lengths(self.queue, len(self.items), now)
         wanted = log.record_newest(last, at(now), 65_536) if looked else 0
-        if wanted:
-            log.record_window(self.items[-wanted:], len(self.items), at(now))
+        while wanted:
+            window = self.items[-wanted:]
+            wanted = log.record_window(window, len(self.items), at(now))
         log.activity.turn(now)
         return self.track.view(at(now))
 
@@ -126,13 +127,32 @@ def test_what_was_there_before_fills_the_sparkline() -> None:
     assert watched.look(1.0, ONLINE, 60.0).rates == view.rates
 
 
-def test_a_busy_past_is_known_in_part() -> None:
-    """Where the first window shows the last seconds alone that is said."""
+def test_a_busy_past_is_counted_as_far_as_it_was_read() -> None:
+    """Exactly, if the bytes allow five minutes of it; else as a lower bound."""
     watched = Watched()
-    watched.items = [record(5.0 - number / 100) for number in range(500)]
+    watched.items = [record(1_000.0)] * 100
+    watched.items += [record(280 - n / 2, "error") for n in range(300)]
+    view = watched.look(0.0)
+    assert (view.errors, sum(view.rates), view.at_least) == (300, 300, False)
+    watched = Watched()
+    watched.items = [record(280 - n / 20) for n in range(5_000)]
     view = watched.look(0.0)
     assert view.at_least
-    assert view.rate == pytest.approx(64.0)
+    assert 500 < sum(view.rates) < 1_500
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_of_a_log_that_is_gone_nothing_is_left(left: int) -> None:
+    """Its newest error leaves, deleted or replaced between two looks, and its counts do."""
+    watched = Watched()
+    watched.items = [record(9.0, "error", "old")]
+    assert watched.look(0.0).last_error
+    watched.items = [record(0.0, message=str(number)) for number in range(left)]
+    view = watched.look(1.0)
+    assert (view.last_error, view.records) == (None, left)
+    watched.items = []
+    view = watched.look(2.0)
+    assert (sum(view.rates), view.errors, view.last_record) == (0, 0, None)
 
 
 def test_new_records_are_counted() -> None:
@@ -236,12 +256,12 @@ def test_when_it_changed() -> None:
 
 
 def test_nothing_is_left() -> None:
-    """A project of which nothing is left is remembered for ten minutes; a mere queue is not."""
+    """A project of which nothing is left leaves within a minute; a mere queue at once."""
     watched = Watched()
     watched.look(0.0, ONLINE, 60.0)
     watched.look(60.0)
-    assert not watched.track.is_forgotten(650.0)
-    assert watched.track.is_forgotten(660.0)
+    assert not watched.track.is_forgotten(105.0)
+    assert watched.track.is_forgotten(120.0)
     watched.look(661.0, ONLINE)
     assert not watched.track.is_forgotten(10_000.0)
     watched = Watched()

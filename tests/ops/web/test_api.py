@@ -154,11 +154,18 @@ async def test_a_search_through_the_log(
         assert found["before"] is None
     none = (await client.get(f"{path}&since=1m")).json()
     assert (none["logs"], none["before"], none["searched"] <= 500) == ([], None, True)
+    some = (await client.get(f"{path}&q=x&limit=9")).json()
+    assert (len(some["logs"]), some["trimmed"], some["searched"]) == (9, False, 9)
+    answer = await client.get(f"{path}&q=x&limit=1000&format=ndjson")
+    assert len(answer.content.splitlines()) == 1_000
     answer = await client.get(f"{path}&q=order%3D7&format=ndjson")
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert [orjson.loads(line)["message"] for line in answer.content.splitlines()] == [
         "很早"
     ]
+    await redis.ltrim(log_key(project), -5, -1)
+    gone = (await client.get(f"{path}&q=x&before={some['before']}")).json()
+    assert (gone["logs"], gone["trimmed"]) == ([], True)
     wrong = {"level": "loud", "since": "gestern", "q": "x" * 513}
     answer = await client.get(path, params={"projectName": project, **wrong})
     assert (answer.status_code, set(answer.json()["fields"])) == (400, set(wrong))
