@@ -92,10 +92,12 @@ class KeyAccess(NamedTuple):
 
     @property
     def words(self) -> list[str]:
+        """The commands as words of an ACL, such as ``+get``."""
         return [f"+{command}" for command in self.commands.split()]
 
     @property
     def selector(self) -> str:
+        """The selector in an ACL that allows the commands on these keys only."""
         opened = (f"{self.access}{pattern}" for pattern in self.keys)
         return f"({' '.join([*dict.fromkeys(self.words), *opened])})"
 

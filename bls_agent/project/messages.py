@@ -92,6 +92,7 @@ class Level(StrEnum):
 
     @property
     def rank(self) -> int:
+        """The order of the levels: 0 for debug, 3 for error."""
         return _RANKS[self]
 
     @classmethod
@@ -242,6 +243,7 @@ class LogEntry:
 
     @property
     def instance(self) -> str:
+        """The process that wrote the record; ``""`` if the record has no id."""
         return self._agent()[0]
 
     @property

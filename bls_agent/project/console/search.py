@@ -40,6 +40,7 @@ class LogFilter:
     logger: str = ""
 
     def wants(self, entry: LogEntry) -> bool:
+        """Return whether a record matches every attribute, or stands for a gap."""
         if entry.is_gap:
             return True
         return (
@@ -51,6 +52,7 @@ class LogFilter:
         )
 
     def is_before(self, entry: LogEntry) -> bool:
+        """Return whether a record is older than ``since``; older ones are, too."""
         moment = parse_timestamp(entry.timestamp) if self.since else None
         return moment is not None and self.since is not None and moment < self.since
 
