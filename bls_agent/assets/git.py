@@ -174,7 +174,7 @@ class GitSource:
             )
 
     def _make_pool(self, ends: ExitStack) -> Any:
-        """Make a connection pool whose responses are closed even if dulwich raises."""
+        """Make a connection pool that closes every response, even if dulwich raises."""
         make = cast("Any", default_urllib3_manager)
         pool = make(None, base_url=self._url, timeout=self._timeout)
         pool.connection_pool_kw["retries"] = False  # also forbids redirects
@@ -281,7 +281,7 @@ class GitSource:
 
 
 def _check_url(url: str) -> str:
-    """Check the URL of a Git server. Return its password, still percent-encoded."""
+    """Check the URL of a Git server; return its password, still percent-encoded."""
     rule = "it is written https://host/repo.git, ssh://user@host/repo.git or user@host:path"
     try:
         parts = urlsplit(url)

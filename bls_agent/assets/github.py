@@ -78,7 +78,7 @@ logger = logging.getLogger(__name__)
 
 
 class _PassingError(SourceError):
-    """A temporary failure. Another attempt may succeed, perhaps after a wait."""
+    """A failure after which another attempt may succeed, perhaps after a wait."""
 
 
 class _QuietURL(httpx2.URL):
@@ -99,7 +99,7 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One complete answer."""
+    """One answer of the server, read to its end."""
 
     status: int
     headers: Mapping[str, str]
@@ -138,7 +138,7 @@ def _parse_date(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The files and folders of one tree. Paths are relative to this tree."""
+    """The files and folders of one Git tree. Paths are relative to this tree."""
 
     files: tuple[SourceFile, ...]
     folders: Mapping[str, str]
@@ -199,7 +199,7 @@ class GitHubSource:
         self._timeout = check_seconds("timeout", timeout)
         self._max_wait = check_seconds("max_wait", max_wait)
         self._pause = check_seconds("pause", pause)
-        self._etag = self._commit = ""  # from the last answer about the branch
+        self._etag = self._commit = ""  # of the last answer about the branch
 
     def __repr__(self) -> str:
         return f"GitHubSource({self.name!r})"

@@ -80,12 +80,10 @@ LIST_INTERVAL: Final = 4.5  # seconds between two reads of the list of changes
 
 
 def metadata_key(asset_id: str) -> str:
-    """Return the key of an asset's hash."""
     return KEYS["asset_metadata"].locate(id=asset_id)
 
 
 def category_key(category: str) -> str:
-    """Return the key of a category's set."""
     return KEYS["asset_category"].locate(category=category)
 
 
@@ -109,7 +107,7 @@ class AssetLibrary(Store):
 
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         super().__init__(redis, timeout=timeout)
-        # Whether the server has scripts and streams; false once a command is unknown.
+        # False once the server did not know a command of scripts or streams.
         self._has_scripts = True
         self._throttled_log = ThrottledLog()
 
@@ -349,7 +347,7 @@ class AssetLibrary(Store):
         return WriteOutcome.UPDATED if before else WriteOutcome.CREATED
 
     async def _send(self, requests: Sequence[Request]) -> None:
-        """Send requests in order. Ignore errors of commands unknown to the server."""
+        """Send requests in order; skip commands that the server does not know."""
         for reply in await self.pool.call_many(requests):
             if isinstance(reply, RedisUnavailableError) and not _is_unknown(reply):
                 raise reply
@@ -465,7 +463,7 @@ class _Watching:
         return found
 
     async def _unannounced(self) -> list[bytes]:
-        """Return ids that are new in the list and were not in the stream."""
+        """Return ids that only the list of changes has, not the stream."""
         before, (self._tail, _) = self._tail, await self._read_ends()
         kept = min(len(before), len(self._tail))
         while kept and before[len(before) - kept :] != self._tail[:kept]:

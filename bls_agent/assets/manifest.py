@@ -368,7 +368,7 @@ def _translate(
 
 
 def _explain(error: ErrorDetails) -> tuple[str, str]:
-    """Return the rule that was broken, and the remedy."""
+    """Return the rule that pydantic found broken, and the remedy."""
     names = [part for part in error["loc"] if isinstance(part, str)]
     owner = next(
         (_PARTS[n] for n in reversed(names[:-1]) if n in _PARTS), AssetManifest

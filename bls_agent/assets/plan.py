@@ -79,7 +79,6 @@ def _is_main(path: str) -> bool:
 
 
 def _folders(path: str) -> list[str]:
-    """Return the paths of all folders above a file. The root's path is ``""``."""
     parts = path.split("/")[:-1]
     return ["/".join(parts[:n]) for n in range(len(parts) + 1)]
 
@@ -104,7 +103,7 @@ def files_to_read(
 
 
 def _paths_by_content(known: Iterable[KnownAsset]) -> dict[tuple[str, str], str]:
-    """Return ids of sound assets by (path, SHA), except pairs of several assets."""
+    """Return (path, SHA) → id of sound assets; leave out keys of several assets."""
     found: dict[tuple[str, str], str] = {}
     twice: set[tuple[str, str]] = set()
     for one in known:
@@ -181,7 +180,7 @@ def make_plan(
 
 
 def sum_up(faults: Sequence[ManifestFault]) -> str:
-    """Return the number of broken files and the first fault in one line, or ``""``."""
+    """Return a line with the number of broken files and the first fault."""
     if not faults:
         return ""
     files = len({fault.path for fault in faults})

@@ -225,7 +225,7 @@ class AssetWrite(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Approximate number of bytes that are sent to Redis."""
+        """Approximate bytes of the request, by which writes are divided."""
         return 500 + len(self.summary) + sum(map(len, self.fields.values()))
 
     def arguments(self, token: str) -> list[Argument]:
@@ -257,7 +257,7 @@ def read_whole(payload: bytes | None) -> int | None:
 
 
 def is_time(payload: bytes) -> bool:
-    """Return whether a stored time can be read."""
+    """Return whether a stored time is a number or ISO-8601."""
     try:
         read_time(payload)
     except DecodeError:

@@ -323,7 +323,7 @@ class AssetSync:
         return await anyio.to_thread.run_sync(partial(plan, force=force))
 
     async def _known(self) -> list[KnownAsset]:
-        """Read all assets of the library, in two batches of requests."""
+        """Read all assets of the library: first their ids, then their hashes."""
         asked = [INDEX, *map(category_key, CATEGORIES)]
         requests: list[Request] = [("HGETALL", INDEX)]
         requests += (("SMEMBERS", key) for key in asked[1:])
@@ -453,7 +453,7 @@ def _is_text(asset_id: bytes) -> bool:
 def _compare(
     asset_id: bytes, fields: Reply, summary: bytes | None, listed: Sequence[str]
 ) -> KnownAsset:
-    """Return the facts about an asset, and whether all its keys agree."""
+    """Return what a plan needs to know of an asset, and whether its keys agree."""
     if isinstance(fields, RedisUnavailableError):
         if fields.kind != "wrong_type":
             raise fields

@@ -81,7 +81,7 @@ class _Composer(Composer):
             _reject("tags are not allowed", "Remove it.", at=event)
         self.made += 1
         self.levels += 1
-        # Half of the nodes may be names in mappings, which do not count as values.
+        # Names in mappings do not count as values, and may be half of the nodes.
         _check_size(self.made // 2, self.levels, event)
         node: Any = cast("Any", super()).compose_node(parent, index)
         self.levels -= 1
@@ -176,7 +176,6 @@ def _line(node: Any) -> int:
 
 
 def _scalar(node: Any) -> str | int | float | bool | None:
-    """Return the value of a scalar by the core schema."""
     text: str = node.value
     if UNFIT.search(text):
         _reject("texts hold no control characters but tabs and line ends", at=node)

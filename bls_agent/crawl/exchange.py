@@ -70,7 +70,7 @@ class QueueOptions:
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """A request that this worker took, and the worker's lease on the request."""
+    """A request that this worker has taken, and its lease."""
 
     member: bytes  # the request's member in the sorted sets
     token: str  # the token of the lease; empty in mode ``simple``
@@ -105,10 +105,10 @@ class Settlement:
     held: Held
     value: Argument = ""
     future: asyncio.Future[bool] | None = None
-    in_doubt: bool = False  # whether Redis may have executed the settlement already
+    in_doubt: bool = False  # whether Redis may have executed it in an earlier write
 
     def answer(self, *, done: bool) -> None:
-        """Return to the waiting task whether this worker still held the request."""
+        """Report to the waiting task whether this worker still held the request."""
         if self.future is not None and not self.future.done():
             self.future.set_result(done)
 
@@ -150,8 +150,8 @@ class Exchange:
         self._task: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._look_at = 0.0  # loop time from which the queue may have a request
-        # Whether the take script must run because the blocking read has removed the
-        # element of the wake list; the script adds a new one while requests wait.
+        # Whether the take script must run, because the blocking read has removed the
+        # element of the wake list. The script adds a new element while requests wait.
         self._must_look = False
         self._renew_at = math.inf
         self.pusher = Pusher(pool, keys)
@@ -207,7 +207,7 @@ class Exchange:
         return False
 
     def _add_settlement(self, one: Settlement) -> None:
-        """Send a settlement with the next write; try for ``lease`` seconds at most."""
+        """Send a settlement with the next write; try for ``lease`` seconds."""
         if not one.held.token:
             one.held.valid_until = boot_seconds() + self.options.lease
         self._settlements.append(one)
@@ -234,7 +234,7 @@ class Exchange:
             await self._blocking.aclose()
 
     def _end_waits(self, error: Exception | None, now: float = math.inf) -> None:
-        """End each wait whose deadline has passed, with ``error`` or with ``None``."""
+        """End every wait whose time is over, with an error or without a request."""
         for future in [one for one, until in self._waiters.items() if until <= now]:
             del self._waiters[future]
             if future.done():
@@ -270,7 +270,8 @@ class Exchange:
             self._end_waits(error)  # a bug here must not leave a task waiting for ever
             raise
         except asyncio.CancelledError:
-            # Tasks that are cancelled together with this task return their requests.
+            # Tasks that are cancelled together with this task can now return their
+            # requests.
             await asyncio.sleep(0)
             self._end_waits(closed_error())
             with suppress(BlsError), anyio.move_on_after(1, shield=True):
@@ -279,7 +280,7 @@ class Exchange:
             raise
 
     async def _pause(self) -> None:
-        """Wait until something must be sent."""
+        """Wait until there is something to send."""
         await asyncio.sleep(0)  # tasks that received a reply may call again now
         if self._asked.is_set() or self._must_look:
             return
@@ -318,7 +319,8 @@ class Exchange:
         final = isinstance(error, RedisRefusedError | ContractError)
         self._end_waits(error, math.inf if final else self._loop.time())
         kept: list[Settlement] = []
-        # The others are kept because a refusal, such as a missing right, may end soon.
+        # Ends of leases are kept, because a refusal, such as a missing right, may end
+        # soon.
         for one in self._settlements:
             if one.held.valid_until <= boot_seconds():
                 one.answer(done=False)
@@ -381,7 +383,10 @@ class Exchange:
         return found
 
     def _keep_for_later(self, write: _Write, error: RedisUnavailableError) -> None:
-        """Keep the settlements of a failed write, and recall what it may have taken."""
+        """Keep ends of leases for the next write.
+
+        If the failed write may have taken requests, the next write returns them, too.
+        """
         self._keep(write.settlements, in_doubt=error.ambiguous)
         if write.token and error.ambiguous:  # requests may be leased that no task holds
             end = write.sent_at + self.options.lease
@@ -424,7 +429,8 @@ class Exchange:
             held = one.held
             if one.what != "renew":
                 ours = one.in_doubt and boot_seconds() < held.valid_until
-                # ``ours``: an earlier write, whose reply was lost, has ended the lease.
+                # ``ours`` means that an earlier write, whose reply was lost, has ended
+                # the lease.
                 one.answer(done=bool(done) or ours)
             elif done:
                 held.valid_until = valid_until(write.sent_at, self.options.lease)
@@ -453,7 +459,7 @@ class Exchange:
         return None
 
     def _fault_of(self, held: Held) -> str:
-        """Decode a request. Return why no worker can do the request, or ``""``."""
+        """Decode a request; return why no worker can execute it, or ``""``."""
         try:
             held.request = CrawlRequest.decode(held.body)
         except DecodeError as error:

@@ -17,7 +17,7 @@ from bls_agent.core.keys import (
 
 _ROWS: Final = [name for name, row in KEYS.items() if row.contract is Contract.CRAWL]
 
-# Row of this package's own key → rows of the contract's keys in whose slot it lies.
+# Own key of this package → the keys of the contract whose cluster slot it must share.
 _BESIDE: Final = {
     "crawl_leases": ("crawl_requests",),
     "crawl_delayed": ("crawl_requests",),

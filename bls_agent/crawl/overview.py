@@ -44,7 +44,7 @@ class Namespace(NamedTuple):
 
     @classmethod
     def parse(cls, shown: str) -> Namespace:
-        """Parse a name as :attr:`shown` returns it."""
+        """Parse a name in the form of :attr:`shown`."""
         project, _, spider = shown.partition(":")
         return cls(project, spider or None)
 

@@ -40,7 +40,7 @@ class _Batch:
     future: asyncio.Future[list[int]]
 
     def answer(self, reply: list[int] | BlsError) -> None:
-        """Pass the reply of the script, or its error, to the waiting task."""
+        """Pass the reply of the script, or its error, to the task that pushed."""
         if self.future.done():
             return
         if isinstance(reply, BlsError):

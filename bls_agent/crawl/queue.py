@@ -37,7 +37,7 @@ PAGE: Final = 100  # entries of the failed list that are read at once
 
 
 class _Take:
-    """The context manager that takes a request and settles it at the block's end."""
+    """The block in which a task holds a request; its end settles the request."""
 
     def __init__(self, queue: RequestQueue, timeout: float | None) -> None:
         self._queue = queue

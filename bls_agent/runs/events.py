@@ -90,7 +90,7 @@ def check_bound(name: str, value: object) -> str:
 
 
 def check_run_id(value: object) -> int:
-    """Return an id of a run; raise ConfigurationError for other values."""
+    """Return a run's id as a number; raise ConfigurationError if it cannot be one."""
     return check_count("run_id", value, least=0, most=_LARGEST_RUN)
 
 

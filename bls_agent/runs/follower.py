@@ -73,11 +73,11 @@ class Cursor:
         self.known: int | None = 0 if last_id == BEGINNING else None
         self.is_event = True  # whether the id surely belongs or belonged to an event
         self.closes = False  # whether the event at the position has ended the run
-        # whether the run is known to have existed
+        # whether the run is known to have existed at some time
         self.existed = last_id not in (BEGINNING, END)
 
     def note(self, event: StreamEvent) -> None:
-        """Move to an event. This must be fast, because every batch calls it."""
+        """Move to an event, which the follower now has; called for every batch."""
         self.id, self.known = event.id, sequence_of(event)
         self.closes, self.is_event, self.existed = event.closes, True, True
 
@@ -260,7 +260,7 @@ class Follower:
         return Step.READ_ON
 
     def _finish(self, end: FollowEnd | None = None) -> Step:
-        """End the follower; the default reason follows from the event at the cursor."""
+        """End the follower; without a reason, the last event decides why."""
         by_run = FollowEnd.CLOSED if self._cursor.closes else FollowEnd.GONE
         self._end = self._end or end or by_run
         return self._enter(Mode.ENDED)
@@ -324,7 +324,10 @@ class Follower:
                 self._enter(Mode.STREAMING)
 
     async def _start(self, hub: Hub) -> StepResult:
-        """Find where to continue, at first and when the server may have lost events."""
+        """Find the position from which to continue.
+
+        This is done at first, and when the server may have lost events.
+        """
         cursor, seat = self._cursor, self._seat
         reader, place = RunReader(hub.pool, self.run_id), cursor.id
         gap: Gap | None = None
@@ -350,7 +353,7 @@ class Follower:
         return Step.READ_ON if gap is None else [gap]
 
     def _seek(self) -> Step:
-        """Leave the topic and read from Redis."""
+        """Leave the topic, because the next events must be read from Redis."""
         self._seat = None
         return self._enter(Mode.PAGING)
 
@@ -375,7 +378,8 @@ class Follower:
         topic = self._join(hub, reader.keys, page)
         if found or topic is None or topic.buffer.head != head:
             return found or Step.READ_ON
-        # The events that the topic had after the cursor were deleted before the read.
+        # If the buffer ends before the cursor, the events after the cursor were deleted
+        # before this page was read.
         return Step.WAIT if _is_before(cursor, topic) else Step.READ_ON
 
     def _join(self, hub: Hub, keys: RunKeys, page: Page) -> RunTopic | None:
@@ -451,8 +455,11 @@ class Follower:
         return [*events]
 
     def _fall_behind(self, topic: RunTopic) -> StepResult:
-        """Continue to read from Redis, unless the run no longer exists."""
-        # The present page size was adapted to earlier events, which may be smaller.
+        """Read on from Redis, because the buffer has dropped the next event.
+
+        If the run no longer exists, the follower ends.
+        """
+        # Later events may be larger than those to which the page size was adapted.
         self._page_size = PageSize(most_bytes=PAGE_BYTES)
         has_disappeared = topic.liveness.has_disappeared and not topic.is_open
         if self._is_plain or not has_disappeared or not self._cursor.existed:

@@ -56,7 +56,7 @@ def sequence_of(event: StreamEvent) -> int | None:
 
 
 def continues(known: int | None, event: StreamEvent) -> bool:
-    """Return whether an event is surely the next one after a known sequence."""
+    """Return whether an event surely follows the event with a known sequence."""
     sequence = sequence_of(event)
     if known is None or sequence is None:
         return False
@@ -132,7 +132,7 @@ def _had_tail(place: EventId, oldest: EventId | None) -> bool:
 
 @dataclass(frozen=True)
 class ResumeFacts:
-    """What Redis holds about a run for a follower that starts or resumes."""
+    """What Redis holds about a run when a follower starts or resumes."""
 
     at: StreamEvent | None  # the event at the follower's position, if Redis has it
     exists: bool  # whether the run exists
@@ -246,8 +246,8 @@ class Probe:
     owner: bytes | None  # token of a writer that has not ended the run
     left: float | None  # remaining seconds of the writer's lease; ``None`` without one
     elapsed: float = 0.0  # seconds that the probe took
-    # Whether the run was known before the probe. A run that begins during the probe has
-    # not disappeared.
+    # Whether the run was known to exist before the probe: if not, and it begins during
+    # the probe, it has not disappeared.
     existed: bool = True
 
     @classmethod
@@ -285,7 +285,10 @@ class WriterLiveness:
 
     @property
     def loss(self) -> tuple[bytes, int] | None:
-        """What identifies the loss of the writer; ``None`` while no writer is lost."""
+        """Token and count that identify a loss, so that it is reported only once.
+
+        ``None`` while no writer is lost.
+        """
         return None if self.lost is None else (self.lost, self.returns)
 
     def note_events(self) -> bool:
@@ -300,7 +303,7 @@ class WriterLiveness:
         return True
 
     def note_outage(self, now: float) -> None:
-        """Allow the writer time to come back after an outage."""
+        """Allow the writer the time of one lease to come back after an outage."""
         self._lost_not_before = now + (self._lease or LEASE)
         self._absent_not_before = now + (self._lease or UNOWNED)
         self._missed = None
@@ -313,8 +316,8 @@ class WriterLiveness:
         if probe.left is not None:
             self._lease = max(self._lease, probe.left)
             self._lives_until = now + probe.left
-            # The next probe may be sent ``elapsed`` seconds before the lease ends,
-            # because this reply and the next probe take about so long on the way.
+            # The next probe is sent ``elapsed`` seconds before the lease ends, because
+            # both replies take about so long on their way.
             ends_at = self._lives_until - probe.elapsed
             self.probe_at = min(self.probe_at, ends_at + BEHIND)
         is_lost = self._record_writer(probe, now)
@@ -327,7 +330,7 @@ class WriterLiveness:
             return False
         if self._missed is None or self._missed[0] != probe.owner:
             self._missed = (probe.owner, now)
-        # A server that answers slowly renews the lease slowly, too.
+        # If this server answers slowly, renewals also reach it slowly.
         wait = max(CONFIRMED if self._lease else UNSEEN, probe.elapsed)
         sure_at = max(self._missed[1] + wait, self._lost_not_before)
         if now < sure_at:
@@ -344,7 +347,7 @@ class WriterLiveness:
             return False
         if not (self.existed and probe.existed) or probe.left is not None:
             return False
-        # After an outage a server may come back empty while the writer continues.
+        # After an outage a server may be empty at first, although the writer continues.
         sure_at = max(self._lives_until, self._absent_not_before)
         if now < sure_at:
             self.probe_at = min(self.probe_at, sure_at + BEHIND)

@@ -97,7 +97,7 @@ class StreamReader:
             self._task.add_done_callback(self._note_over)
 
     def restart_read(self) -> None:
-        """Have the blocking read replaced, because its runs or ids are outdated."""
+        """Replace the blocking read, because its runs or ids are out of date."""
         self._is_stale = True
         if self._scope is not None:
             self._scope.cancel()
@@ -122,7 +122,7 @@ class StreamReader:
             await self.connection.aclose()
 
     def _note_over(self, _: asyncio.Task[None]) -> None:
-        """Close all topics, because the task has ended; their followers start again."""
+        """Close all topics when the task has ended; their followers start again."""
         for topic in self.topics.values():
             topic.close()
         self.topics.clear()
@@ -153,7 +153,7 @@ class StreamReader:
         if self.connection.generation != self._generation:
             took = anyio.current_time() - began
             self._margin = min(max(MARGIN, 3 * took), MOST_MARGIN)
-            self._room = COUNT  # events written since the last use may be large
+            self._room = COUNT  # events written meanwhile may be large
             self._notice_opening()
         self._set_outage(None)
         topics = list(self.topics.values())
@@ -173,7 +173,7 @@ class StreamReader:
             topic.outage = outage
 
     def _notice_opening(self) -> None:
-        """Request a check of all heads, because the new server may lack some events."""
+        """Check every position after a reconnect; the server may lack events."""
         was_lost = self._generation > 0 and not self._given_up
         now = anyio.current_time()
         for topic in self.topics.values():
@@ -184,7 +184,7 @@ class StreamReader:
         self._generation, self._given_up = self.connection.generation, False
 
     async def _collect(self, until: float) -> tuple[Any, bool]:
-        """Wait for the reply; after a cancellation the reply can still be read."""
+        """Wait for the reply; a cancellation loses no reply."""
         self._posted.received = self._blocking.received
         with anyio.CancelScope(deadline=until) as scope:
             self._scope = scope
@@ -256,7 +256,7 @@ class StreamReader:
     async def _deliver_jump(
         self, topic: RunTopic, events: list[StreamEvent], sizes: list[int]
     ) -> None:
-        """Ask Redis whether the events directly follow the head, and deliver them."""
+        """Deliver events; first ask Redis whether they directly follow the head."""
         head = topic.buffer.head
         reader = RunReader(self._pool, topic.keys.run_id)
         evidence = await fetch_evidence(reader, head, events[0].id)
@@ -329,7 +329,7 @@ class Hub:
     def join(
         self, keys: RunKeys, place: EventId, known: int | None, *, seen: bool
     ) -> RunTopic:
-        """Make the topic of a run that is not followed yet; it begins after an id."""
+        """Make the topic of a run that nobody follows yet, from an id on."""
         slot = self.pool.slot_of(keys.events)
         stream = self._streams.get(slot)
         if stream is None:

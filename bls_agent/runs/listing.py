@@ -117,7 +117,7 @@ class RunSummary:
         return self.state in _ENDS or self.state is RunState.CLOSED
 
     def to_dict(self) -> JSONObject:
-        """Return the fields for JSON."""
+        """Return the fields in the form that ``bls-agent runs --json`` prints."""
         return {
             "run_id": self.run_id,
             "state": self.state.value,
@@ -158,7 +158,7 @@ class RunList:
 
 
 class RunFacts(NamedTuple):
-    """What Redis holds about one run."""
+    """The replies of Redis from which one run is summarised."""
 
     length: int  # number of events
     ttl: int  # milliseconds, as PTTL returns them
@@ -167,7 +167,7 @@ class RunFacts(NamedTuple):
     lease: int  # milliseconds of the writer's lease, as PTTL returns them
     owner: bytes | None  # token of the writer that has not ended the run, by the books
     # whether the run was closed and not started again since then; ``False`` if the
-    # books have not counted the newest event
+    # metadata of the run are older than the newest event
     closed: bool = False
 
 
@@ -376,6 +376,7 @@ def _read_facts(replies: Sequence[Reply]) -> RunFacts:
     lease = NO_KEY if isinstance(lease, Exception) else lease
     nothing: Reply = (None, None, None)
     owner, closed, counted = nothing if isinstance(books, Exception) else books
-    # Later events that the books have not counted may start the run again.
+    # If the metadata are older than the newest event, this event may have started the
+    # run again.
     ended = closed is not None and bool(last) and last[0][0] == counted
     return RunFacts(length, ttl, first, last, lease, owner, ended)

@@ -61,7 +61,7 @@ Source: TypeAlias = tuple[str, str, str, str]
 # The nine arguments of an event in ``add_events.lua``: sequence, timestamp, source,
 # category, action, data.
 Prepared: TypeAlias = tuple[int | str, str, str, str, str, str, str, str, bytes]
-# Name, type and value of each field; for the text, type and value are ``None``.
+# The fields of data with one text: name, type and value; of the text only the name.
 _Shape: TypeAlias = tuple[tuple[str, type | None, Any], ...]
 
 
@@ -185,7 +185,10 @@ def _as_object(data: object) -> object:
 
 
 def sanitize_data(data: object, limit: int) -> tuple[bytes, bool]:
-    """Return any data as JSON, and whether they were shortened; never raises."""
+    """Return any data as JSON, shortened if too long; never raises.
+
+    The second value is whether they were shortened.
+    """
     if data is None:
         return b"{}", False
     try:
@@ -196,7 +199,7 @@ def sanitize_data(data: object, limit: int) -> tuple[bytes, bool]:
 
 
 def sanitize_source(source: object) -> Source:
-    """Return the four parts of any source; never raises."""
+    """Return the four parts of a source; other values become texts. Never raises."""
     if not isinstance(source, Mapping):
         return NO_SOURCE
     try:
@@ -261,7 +264,7 @@ def encode_all(events: Iterable[object], now: float, limit: int) -> list[Prepare
 
 
 def portions(events: Sequence[Prepared]) -> list[list[Prepared]]:
-    """Divide events into portions; one script call adds a portion."""
+    """Divide events into lists that are short enough for one call of the script."""
     found: list[list[Prepared]] = []
     size = 0
     for one in events:
@@ -295,7 +298,7 @@ def add_arguments(
 
 
 def log_mended(reply: Reply, keys: RunKeys) -> Reply:
-    """Remove the mark of repaired books from a script's reply, and log the repair."""
+    """Log a repair that a script's reply reports; return the reply without it."""
     if reply[-1] != b"mended":
         return reply
     text = "%r held what no writer of events writes: counting goes on from the events"

@@ -21,7 +21,7 @@ TYPES: Final = ("stream", "hash", "string")  # types of the three keys of a run
 PAGE: Final = 500  # events of the longest page
 PAGE_BYTES: Final = 4 * 1024 * 1024  # approximate bytes of the largest page
 LESS: Final = 4  # divisor of the page size after a timeout
-QUICK: Final = 1.0  # a longer page may follow a page that took fewer seconds
+QUICK: Final = 1.0  # a page that took fewer seconds may be followed by a longer one
 
 
 Entry: TypeAlias = tuple[bytes, Sequence[bytes]]  # id, then names and values in turn
@@ -81,7 +81,7 @@ class Page(NamedTuple):
 
 
 class PageSize:
-    """How much to read at once, by the size of events and the connection's speed."""
+    """Decides how many events to read at once, by their size and the speed."""
 
     def __init__(
         self, first: int = FIRST_PAGE, most: int = PAGE, most_bytes: int = PAGE_BYTES
@@ -91,7 +91,7 @@ class PageSize:
         self._most_bytes = most_bytes
 
     def shrink(self, error: RedisUnavailableError) -> bool:
-        """Ask for less after a slow request; return whether this was possible."""
+        """Ask for fewer events after a slow request; return false at the least."""
         was_under_way = error.kind == "timeout" or error.ambiguous
         if error.connecting or not was_under_way or self.count == 1:
             return False
@@ -160,7 +160,7 @@ class RunReader:
             raise self.explain(error) from error
 
     def explain(self, error: BlsError) -> BlsError:
-        """Return WrongTypeError for a key of a wrong type, else the error unchanged."""
+        """Return an error that names the key, if a key has a wrong type."""
         if getattr(error, "kind", "") == "wrong_type":
             return WrongTypeError(self.keys.events, "stream")
         return error

@@ -210,8 +210,8 @@ class EventFrames:
                 await follower.aclose()
 
     async def _next(self) -> list[Followed]:
-        """Wait for events, until a comment is due, or for the end."""
-        # A cancelled batch loses no events.
+        """Return events, or an empty list when a comment is due or at the end."""
+        # A cancelled batch() loses no events.
         with anyio.CancelScope() as self._waiting:
             return await self._follower.batch(self._heartbeat)
         return []

@@ -314,7 +314,7 @@ class EventStore(WritingStore):
         keys = RunKeys(check_run_id(run_id))
         reader = RunReader(self._access.pool, run_id)
         try:
-            # a run with a lease has a living writer
+            # A run whose lease exists has a living writer.
             if await self._access.pool.read(keys.owner, "PTTL") != NO_KEY:
                 return bool(await self._each(reader, [keys.events], "UNLINK"))
             deleted = await self._each(reader, [keys.events, keys.books], "UNLINK")
@@ -327,7 +327,7 @@ class EventStore(WritingStore):
     async def _each(
         self, reader: RunReader, keys: Sequence[str], name: str, *rest: Argument
     ) -> Reply:
-        """Check that the run is a stream, and send a request for each of its keys."""
+        """Check that the run is a stream; then send a request for each of its keys."""
         await reader.ask("XLEN")
         requests = [(name, key, *rest) for key in keys]
         async with self._access.pool.to(reader.keys.events) as connection:
@@ -536,7 +536,8 @@ class EventStore(WritingStore):
 
         The followers in this loop end.
         """
-        # The store is also closed if the ``async with`` block was cancelled.
+        # Without the shield, a cancelled ``async with`` block could not close the
+        # store.
         with anyio.move_on_after(self._access.timeout, shield=True):
             hub = self._hubs.pop()
             if hub is not None:

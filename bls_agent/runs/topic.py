@@ -50,7 +50,7 @@ class EventBuffer:
 
     @property
     def end(self) -> int:
-        """Number of the event that comes next."""
+        """The number that the next event will have."""
         return self.first + len(self._events)
 
     def add(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
@@ -84,7 +84,7 @@ class EventBuffer:
         return self._events[at : at + most]
 
     def locate(self, place: EventId) -> int | None:
-        """Return the number of the event directly after an id; ``None`` if unknown."""
+        """Return the number of the event after an id; ``None`` if it is not here."""
         if place == self.head:
             return self.end
         if place == self.base:
@@ -132,7 +132,7 @@ class RunTopic:
 
     @property
     def due_at(self) -> float:
-        """When to probe the run again."""
+        """When Redis is asked next whether the run exists and its writer lives."""
         return 0.0 if self.needs_check else self.liveness.probe_at
 
     def is_wanted(self, now: float) -> bool:
@@ -140,7 +140,7 @@ class RunTopic:
         return bool(self._waiters) or now - self._left_at < LINGER
 
     async def wait(self, until: float = math.inf) -> None:
-        """Wait for new events or another change."""
+        """Wait for events or another change of the run, at most ``until``."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
         timer = None
@@ -175,19 +175,20 @@ class RunTopic:
         self.wake()
 
     def skip(self, events: Sequence[StreamEvent]) -> None:
-        """Continue after events before which other events may be missing.
+        """Move the head behind events that may not directly follow it.
 
-        Each follower reads these events from Redis, and finds out what it has missed.
+        Each follower reads these events from Redis, and finds out what is missing.
         """
         self.buffer.restart(events[-1].id)
         self.known = sequence_of(events[-1])
         self.wake()
 
     def compare(self, head: EventId, last: EventId) -> bool:
-        """Compare the head with the server's last id; return whether the head is lost.
+        """Compare the head with the server's last id; return whether it is lost.
 
-        ``head`` is the head at the time of the request. All followers are woken in any
-        case, because those that are ahead of the head have to check their positions.
+        ``head`` is the head at the time of the request. The head is lost if the
+        server's last id is smaller. All followers are woken in any case, because
+        followers that have read further must check their positions.
         """
         is_lost = order(last) < order(head) and head == self.buffer.head
         if is_lost:

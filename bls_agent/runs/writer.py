@@ -56,14 +56,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHORTEST: Final = 0.1  # seconds of the shortest lease
-LONGEST: Final = 10.0  # seconds for which pieces of a text may be collected
-PACE: Final = 0.005  # seconds from one write to the next if nothing is merged
+LONGEST: Final = 10.0  # longest time in seconds to collect pieces of a text
+PACE: Final = 0.005  # seconds between two writes if nothing is merged
 LEAST: Final = 1_000  # events of the smallest buffer, which one batch must not fill
 LEAST_BYTES: Final = 1024 * 1024
 LONGEST_EVENTS: Final = 4  # the smallest buffer holds so many of the longest events
 
 LEAVE_GRACE: Final = 1.0  # extra seconds to wait for another event loop
-AT_EXIT: Final = 1.5  # longest wait in seconds at the exit of the interpreter
+AT_EXIT: Final = 1.5  # longest wait in seconds when the interpreter exits
 THREAD: Final = SharedThread("bls-agent runs", at_exit=AT_EXIT)
 
 
@@ -199,7 +199,7 @@ class RunWriter:
         self._lock = threading.RLock()  # guards the counter
         self._run_lease: RunLease | None = None
         self._writing: RunWriterTask | None = None
-        # a reference to the task, because an event loop keeps none
+        # Kept here, because an event loop keeps no reference to its tasks.
         self._withdrawing: asyncio.Task[None] | None = None
         self._thread: LoopThread | None = None  # set if the run was opened by ``with``
         register(self)
@@ -353,7 +353,7 @@ class RunWriter:
             withdraw = partial(self._withdraw, pool)
             self._withdrawing = start_background(withdraw, "bls-agent run")
             raise
-        # The task does not refer to this object. Otherwise a writer that nobody closed
+        # The task does not refer to this writer. Otherwise a writer that nobody closes
         # would never be garbage-collected.
         self._writing = writing = RunWriterTask(
             self._delivery, pool, keys, self._run_lease, merges=self._options.merges
@@ -370,7 +370,7 @@ class RunWriter:
         return self
 
     async def _withdraw(self, pool: WriterPool) -> None:
-        """Release a lease that Redis may have granted, because the opening failed."""
+        """End the lease, which Redis may have granted although the opening failed."""
         lease = self._run_lease
         if lease is not None:
             lease.finish()

@@ -59,21 +59,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST: Final = 10_000  # runs with a mark; the run written longest ago is forgotten first
+MOST: Final = 10_000  # runs that are remembered, those written last
 _UNKNOWN: Final = (0, BEGINNING, float("-inf"))
 
 REPORTED: Final = ("buffer_full", "fault")  # reasons of drops that readers see
 REMEDY: Final = "Give the run another id, or contribute to it with lifecycle=False."
 
-CAP: Final = 2.0  # most seconds between two tries while Redis is unavailable
-AGAIN: Final = 0.1  # least seconds between two tries on a cluster
+CAP: Final = 2.0  # longest pause in seconds while Redis is unavailable
+AGAIN: Final = 0.1  # shortest pause in seconds between two tries on a cluster
 RETRY: Final = 1.0  # seconds between two tries after an unexpected error
-FINAL_WRITE: Final = 1.0  # most seconds for the last write when an event loop ends
+FINAL_WRITE: Final = 1.0  # seconds that the last write may take when a loop ends
 GLANCE: Final = 0.01
 
 
 class HighWaterMarks:
-    """Sequence and id of the last event written, for each run that has not expired."""
+    """The last sequence and id that this process has written of each run.
+
+    A run is forgotten when it has expired.
+    """
 
     def __init__(self) -> None:
         self._marks: OrderedDict[int, tuple[int, str, float]] = OrderedDict()
@@ -85,7 +88,7 @@ class HighWaterMarks:
         self._lock = threading.Lock()
 
     def of(self, run_id: int, now: float) -> tuple[int, str]:
-        """Return the mark that the next event must exceed; zeros for an expired run."""
+        """Return the last sequence and id; zeros for an unknown or expired run."""
         sequence, event_id, until = self._marks.get(run_id, _UNKNOWN)
         return (sequence, event_id) if now < until else (0, BEGINNING)
 
@@ -144,7 +147,7 @@ class WriterPool:
         self.is_away = False  # whether the last request for a lease found no connection
 
     async def open(self) -> None:
-        """Connect; while Redis is unavailable, one try serves all runs."""
+        """Connect; while Redis is unavailable, all runs share one try."""
         pool = self._access.pool
         if not pool.is_cluster and not pool.pick().connected:
             async with pool.to("") as connection:
@@ -186,9 +189,10 @@ class RunLease(LeaseState):
     def __init__(self, pool: WriterPool, keys: RunKeys, lease: float) -> None:
         super().__init__(keys.events, lease, make_token(lease))
         self.due = 0.0  # when to send the next request, by the event loop's clock
-        # set at the first reply, or if no reply is expected soon
+        # Set at the first reply, or when no reply is expected soon: opening waits for
+        # it.
         self.answered = anyio.Event()
-        # the error that opening the run raises
+        # The error that opening the run raises.
         self.refusal: BlsError | None = None
         self._pool = pool
         self._keys = keys
@@ -242,13 +246,13 @@ class RunLease(LeaseState):
         return math.inf if lease_reply.what == "ended" else self.ttl / RENEWALS
 
     def note_renewed(self, *, sent_at: float) -> None:
-        """Record that a batch of events has renewed the lease."""
+        """Record that a batch of events has renewed the lease, too."""
         self.record_renewed(sent_at)
         self._log_regained()
         self.due = anyio.current_time() + self.ttl / RENEWALS
 
     def finish(self) -> None:
-        """Drop the lease in this process, without a request to Redis."""
+        """Stop using the lease without a request; it ends at the server by itself."""
         self._task.cancel()
         self.end()
 
@@ -405,7 +409,7 @@ class RunWriterTask:
             lease=self._run_lease.ttl if self._run_lease is not None else 0.0,
             ends=batch.ends,
         )
-        # A run does not expire while its writer lives, even if it writes no event.
+        # While its owner lives, a run does not expire, even if no event is written.
         lives = self._run_lease is not None and not batch.ends
         until = math.inf if lives else boot_seconds() + self._pool.bounds.ttl
         sent_at = boot_seconds()
@@ -421,7 +425,7 @@ class RunWriterTask:
     def _handle_reply(
         self, batch: _Batch, reply: Reply, until: float, floor: tuple[int, str]
     ) -> None:
-        """Record the ids that were written, and when the run expires."""
+        """Record which ids the events got, and when the run expires."""
         sequence, *ids = reply
         again = ids[1:2] == [b"again"]
         if again:
@@ -486,7 +490,8 @@ class RunWriterTask:
             over = flushed or self._delivery.refused or self._task.done()
             if over or not left:
                 return replace(flushed, delivered=delivered, dropped=dropped)
-            # The task has just begun, or pauses after an unexpected error.
+            # The task has not begun its first write, or pauses after an unexpected
+            # error.
             await anyio.sleep(min(pause, left))
             pause = GLANCE
 
@@ -500,7 +505,7 @@ class RunWriterTask:
         return self._end
 
     def abandon(self) -> None:
-        """Stop writing for a writer that nobody closed, and let its lease expire."""
+        """End the writing for a writer that nobody closed; its lease then expires."""
         if self._run_lease is not None:
             self._run_lease.finish()
         self._end = self._begin_end(FINAL_WRITE)
@@ -529,7 +534,7 @@ class RunWriterTask:
 
 
 async def _wait_through(task: asyncio.Task[None]) -> None:
-    """Wait for the end of a task; raise a cancellation of the wait afterwards."""
+    """Wait until a task has ended, even if the wait is cancelled meanwhile."""
     import asyncio  # noqa: PLC0415 - this import takes 20 ms
 
     cancelled: BaseException | None = None

@@ -26,7 +26,7 @@ from bls_agent.workers.heartbeat_fields import WorkerHeartbeat, WorkerStatus
 
 logger = logging.getLogger(__name__)
 
-SOON: Final = 0.02  # seconds between the end of another owner's lease and our next try
+SOON: Final = 0.02  # seconds from the end of another owner's lease to the next try
 CHECK_AGAIN: Final = 1.0  # longest time in seconds between two checks of a taken key
 
 _RNG: Final = random.SystemRandom()  # other generators would repeat in forked children
@@ -46,7 +46,7 @@ class CurrentHeartbeat:
         self._lock = threading.RLock()
 
     def change(self, changes: dict[str, Any]) -> None:
-        """Change fields. After a ``ConfigurationError`` no field has changed."""
+        """Replace the value by a changed copy; an invalid change changes nothing."""
         with self._lock:
             while True:  # a signal handler may interrupt this loop and change the value
                 before = self.now
@@ -102,7 +102,7 @@ class HeartbeatState:
         return self._status_written is not None
 
     def beat(self) -> Run:
-        """Make the script's arguments for the next beat."""
+        """Return keys and arguments of ``beat.lua`` for the next write."""
         current = self._current.now
         self._status_sent = current.status
         is_true = self._status_sent is self._status_written
@@ -150,7 +150,7 @@ class HeartbeatState:
         self.answered.set()
 
     def want(self) -> None:
-        """Request an early write, unless Redis or the key's owner refuses writes."""
+        """Write soon, unless Redis or another owner of the key refuses writes."""
         if not self._refused and self.claim.standing not in _BLOCKED:
             self.is_wanted = True
 
@@ -162,7 +162,7 @@ class HeartbeatState:
             logger.warning(text, self.claim.key)
 
     def _record_conflict(self, answer: LeaseReply) -> None:
-        """Record for opening why the key cannot be taken; log later conflicts once."""
+        """Keep the error that opening will raise; log later conflicts once."""
         standing, key = self.claim.standing, self.claim.key
         error: BlsError | None = None
         if answer.what == "wrong_type":

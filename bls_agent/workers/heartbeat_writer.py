@@ -43,7 +43,7 @@ class HeartbeatWriter:
     """Writes many heartbeats from one task, over one connection to each Redis node."""
 
     def __init__(self, endpoint: Endpoint, *, timeout: float) -> None:
-        # The task has ended, or this object is the copy in a forked child.
+        # Whether the task has ended, or this is the copy in a forked child.
         self.is_over = False
         self.users = 0  # number of open heartbeats
         self.states: set[HeartbeatState] = set()
@@ -68,7 +68,8 @@ class HeartbeatWriter:
         self._task.add_done_callback(self._handle_task_end)
 
     def _handle_task_end(self, _: asyncio.Task[None]) -> None:
-        # A task that is cancelled before its first step does not run its ``finally``.
+        # Set here, because a task that is cancelled before its first step runs no
+        # ``finally``.
         self.is_over = True
         for state in self._ending:
             state.ended.set()
@@ -106,7 +107,8 @@ class HeartbeatWriter:
         self._wakeup.set()
         with anyio.move_on_after(self._timeout + GRACE):
             await state.ended.wait()
-        # A cancelled caller does not come here; _wind_up() then removes the heartbeat.
+        # A cancelled caller does not reach this line; _wind_up() then removes the
+        # heartbeat.
         state.ended.set()
         if state in self._ending:
             self._ending.remove(state)
@@ -225,7 +227,7 @@ class HeartbeatWriter:
         self._record_success()
 
     def _record_success(self) -> None:
-        """Record a reply. After a reconnection, request a write of all heartbeats."""
+        """Record that Redis answered; after a reconnect, write all heartbeats."""
         self._backoff.succeeded()
         self._retry_at = 0.0
         away_since, self._away_since = self._away_since, None
@@ -248,7 +250,7 @@ class HeartbeatWriter:
         if self._away_since is None:
             self._away_since = now
         self._log_failure(error)
-        # Redis may have executed some of several beats before the failure.
+        # Of several beats, Redis may have executed some before the failure.
         ambiguous = error.ambiguous or len(states) > 1
         for state in states:
             state.record_failure(error, ambiguous=ambiguous)

@@ -75,7 +75,7 @@ def _make_builder(name: str, row: KeyTemplate) -> Callable[..., str]:
 
 
 class _Derived(type):
-    """Metaclass of a class whose attributes are made from the table of keys."""
+    """The class of a list of names; its attributes come from the table of keys."""
 
     _derive: Callable[[], Mapping[str, Any]]
 

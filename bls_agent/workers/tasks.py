@@ -206,8 +206,8 @@ class TaskKeys(WritingStore):
         found: dict[str, Task] = {}
         refused: Reply = None
         async for keys in self._access.pool.scan_steps(self.row.pattern()):
-            # MGET has no error for a single key of another type or without permission,
-            # and cannot read keys of several slots on a cluster.
+            # MGET has no error for a single key, of another type or without permission,
+            # and cannot read keys of several slots of a cluster.
             requests = [("GET", key) for key in keys]
             replies = await self._access.pool.read_many(requests)
             for key, reply in zip(keys, replies, strict=True):
@@ -273,7 +273,8 @@ class TaskStatus(TaskKeys):
         timeout: float = 5.0,
     ) -> None:
         super().__init__(redis, on_error=on_error, timeout=timeout)
-        # Key → lock, per event loop; without locks, simultaneous changes would collide.
+        # Event loop → key → lock: changes of one key take turns, because simultaneous
+        # changes would fail and repeat.
         self._turns: LoopLocal[WeakValueDictionary[str, anyio.Lock]] = LoopLocal()
 
     async def set(self, task_id: str, status: str, **fields: Any) -> Task | None:

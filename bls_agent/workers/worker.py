@@ -23,7 +23,7 @@ HEARTBEATS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
     {name: row for name, row in ROWS.items() if name.endswith("_heartbeat")}
 )
 LARGEST: Final = 65_536  # bytes of a value that is read
-SHOWN: Final = 4_096  # bytes that are kept of a larger value
+SHOWN: Final = 4_096  # bytes that are kept of a value larger than that
 STALE: Final = 0.5  # part of the TTL; 1.5 times the longest allowed interval
 CLOSE: Final = 2.0  # longest gap in seconds between two reads that show a refresh's TTL
 NO_TTL: Final = "no_ttl"

@@ -51,7 +51,7 @@ class Availability:
         self.failures = 0
 
     def probe_is_due(self) -> bool:
-        """Return whether the caller must send a probe; later callers need not."""
+        """Return whether this caller must send the probe; at most one must."""
         now = time.monotonic()
         if not self.away or now < self._probe_at:
             return False
@@ -202,10 +202,10 @@ class CacheBackend:
 
 
 class DistributedLock:
-    """The right of one process of a fleet to compute a value; other processes wait.
+    """The right of one process to compute a value, while the others wait.
 
-    The lock is a lease, which is renewed while the function runs. If the process dies or
-    freezes, another process takes the lock after at most one TTL.
+    The lock is a lease, which is renewed while the function runs. If the process dies
+    or freezes, another process takes the lock after at most one TTL.
     """
 
     def __init__(

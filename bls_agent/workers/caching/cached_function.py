@@ -83,8 +83,8 @@ class Counts:
 
     def add(self, name: str, reason: str = "") -> None:
         """Increment a field of :class:`CacheStats`; some fields count by reason."""
-        # Reading, adding and storing call no Python code, so no other thread and no
-        # signal handler can interrupt them.
+        # No other thread and no signal handler can interrupt these three steps, because
+        # they call no Python code.
         self._counted[name, reason] += 1
         if self._parent is not None:
             self._parent.add(name, reason)
@@ -169,7 +169,7 @@ UNKNOWN: Final = Found(value=None, left=0.0, writable=False)
 
 @dataclass(eq=False)
 class CachedFunction:
-    """One function with its options, counters and generation."""
+    """One function with its options, counters and running writes."""
 
     name: str  # the name under which results are stored
     function: Callable[..., Any]
@@ -200,15 +200,15 @@ class CachedFunction:
             return None  # the call of the function raises a better error
 
     def computation_key(self, key: str) -> str:
-        """Return the name of a computation, which differs before and after a clear."""
+        """Return a key that calls before and after a ``clear`` do not share."""
         return key if not self.generation else f"{key} {self.generation}"
 
     @contextmanager
     def storing(self, generation: int) -> Generator[bool]:
         """Yield whether a result may be written; ``False`` if ``clear`` was called."""
         mine = object()
-        # The write is registered before the comparison because ``clear`` first changes
-        # the generation, and then reads the writes.
+        # Register the write before the comparison: ``clear`` changes the generation
+        # first, and then waits for the registered writes.
         self.writes.add(mine)
         try:
             yield generation == self.generation
@@ -272,7 +272,7 @@ class CachedFunction:
             raise _UnstorableError("dump", f"dump raised {error!r}") from error
 
     def log_stale(self, error: BaseException) -> None:
-        """Log, once a minute, an exception that an expired result replaces."""
+        """Log, once a minute, an error that an expired result has replaced."""
         text = "%s raised %r: its callers get the last result, which has expired"
         self._log("raised", text, self.name, error)
 
@@ -288,7 +288,10 @@ class CachedFunction:
 
 @dataclass
 class Outcome:
-    """An exception, or a result, which each caller receives as a separate object."""
+    """How a computation ended, for each of its callers.
+
+    Each caller receives a result as a separate object.
+    """
 
     value: Any = None
     payload: bytes | None = None  # the encoded value; ``None`` if it cannot be stored
@@ -299,7 +302,7 @@ class Outcome:
     taken: bool = False  # the first caller has received ``value``; others get copies
 
     def __post_init__(self) -> None:
-        """Keep the current traceback, because each raise makes the traceback longer."""
+        """Keep the traceback as it is, because each raise makes it longer."""
         self._traceback = None if self.error is None else self.error.__traceback__
 
     @classmethod

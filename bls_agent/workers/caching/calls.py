@@ -51,7 +51,7 @@ class _SharedLoop:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Set the first state, without a thread, at first and in a forked child."""
+        """Begin without a thread; also called in a forked child."""
         self._lock = threading.RLock()
         self._thread: LoopThread | None = None
         self.workers = HandlerThreads()  # for functions that run in the background
@@ -109,8 +109,8 @@ class Computation:
         if self.depth > sys.getrecursionlimit():
             message = f"{function.name} is called inside of {self.depth} cached calls"
             raise RecursionError(message)
-        # Otherwise waiting could deadlock, because the other caller may need this event
-        # loop or wait for the outer computation.
+        # Otherwise waiting could block for ever: the other caller may need this event
+        # loop, or wait for the outer computation.
         self.may_wait = self.outer is None and (in_task or not _runs_event_loop())
         self.state = State.RUNNING
         self.outcome: Outcome | None = None  # set when the state is SETTLED
@@ -120,7 +120,7 @@ class Computation:
         self.over: asyncio.Future[None] | None = None  # made for the first to wait
 
     def end(self, outcome: Outcome | None) -> None:
-        """Record the end and wake the waiting callers. A second call does nothing."""
+        """Record the end and wake the waiting callers; only the first call counts."""
         if self.state is not State.RUNNING:
             return
         self.outcome = outcome
@@ -129,14 +129,14 @@ class Computation:
             self.over.set_result(None)
 
 
-# The computation that the running code belongs to.
+# The computation of which the running code is a part.
 _COMPUTING: Final = ContextVar["Computation | None"]("computing", default=None)
 
 
 def _find_outer() -> Computation | None:
-    """Return the innermost running computation that contains the running code.
+    """Return the innermost running computation around this code, if any.
 
-    A computation that is over is skipped; its context remains in tasks that it started.
+    A computation that is over is skipped: a task that it started still has its context.
     """
     computation = _COMPUTING.get()
     while computation is not None and computation.state is not State.RUNNING:
@@ -210,8 +210,8 @@ class _LoopCalls:
         decode = partial(self._backend.decode, function, key, replies)
         if mine.in_task or function.load is None:
             return decode()
-        # ``load`` runs in another thread because this user code could block the loop
-        # that all plain functions share.
+        # ``load`` is code of the user and could block the loop, which all plain
+        # functions share.
         found: Found = await SHARED_LOOP.workers.run(decode)
         return found
 
@@ -394,7 +394,8 @@ class CacheCalls:
     ) -> Any:
         """Do the same as :meth:`call` for a plain function, in the caller's thread."""
         run = partial(function.function, *args, **kwargs)
-        # A finaliser may run in the shared thread at any time.
+        # In the shared thread this call cannot wait for the shared thread. A finaliser
+        # that the thread runs can make such a call.
         if sys.is_finalizing() or SHARED_LOOP.is_here:
             return run()
         key = function.key_of(args, kwargs)
@@ -418,7 +419,7 @@ class CacheCalls:
         return outcome.deliver(function)
 
     def _claim(self, mine: Computation) -> Claim:
-        """Run ``claim`` in the shared thread. Return YOURS if that is not possible."""
+        """Run ``claim`` in the shared thread; if that is impossible, return YOURS."""
         known = self._availability.failures
         try:
             thread, calls = self._find_thread()
@@ -443,7 +444,8 @@ class CacheCalls:
 
             thread = SHARED_LOOP.find()
             self._shared = thread, thread.call(find)
-            # A garbage-collected cache is closed here, because the shared loop goes on.
+            # When the cache is garbage-collected, its part in the shared loop is
+            # closed.
             close = partial(_close, self._by_loop, self._access, self._locks)
             finalize(self, thread.begin, close).atexit = False
         return self._shared
