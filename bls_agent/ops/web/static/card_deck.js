@@ -1,11 +1,10 @@
 // Cards of a page, which people search and choose by state. Only the ages of cards in the window are updated.
 
-import { byId, root, say, setText } from "./chrome.js";
+import { byId, fromAddress, root, say, setText, toAddress } from "./chrome.js";
 import { follow, showLink } from "./stream.js";
 
-// Put cards into the order of sorted; move only the cards that are out of order.
-export function arrange(list, sorted) {
-  let next = list.firstElementChild;
+// Put cards into the order of sorted, from the element next on; move only the cards that are out of order.
+export function arrange(list, sorted, next = list.firstElementChild) {
   for (const card of sorted) {
     if (card.element === next) next = next.nextElementSibling;
     else list.insertBefore(card.element, next);
@@ -17,7 +16,8 @@ export const copy = (id) => byId(id).content.firstElementChild.cloneNode(true);
 
 // A card with a key and a state. It inserts texts only, never markup.
 export class StateCard {
-  element = copy("blank");
+  static blank = "blank"; // the id of its template
+  element = copy(this.constructor.blank);
   key = "";
   state = "";
 
@@ -63,8 +63,8 @@ export class Deck {
     this.cards = new Map(); // key → card
     this.byElement = new WeakMap();
     this.seen = new Set(); // cards in the window
-    this.state = ""; // the chosen state
-    this.text = ""; // the text to search for
+    this.state = ""; // the chosen state; the page's address has it as `state`
+    this.text = ""; // the text to search for; the page's address has it as `q`
     this.away = false;
     this.chips = [...document.querySelectorAll(".chip")];
     this.ranks = new Map(this.chips.map((chip, rank) => [chip.dataset.chip, rank])); // state → its rank
@@ -75,11 +75,17 @@ export class Deck {
 
   listen() {
     const search = byId("search");
+    const read = () => (this.text = search.value.trim().toLowerCase());
+    search.value = fromAddress("q");
+    read();
     search.addEventListener("input", () => {
-      this.text = search.value.trim().toLowerCase();
+      read();
+      toAddress({ q: search.value.trim() });
       this.filter();
     });
     for (const chip of this.chips) chip.addEventListener("click", () => this.choose(chip.dataset.chip));
+    const state = fromAddress("state");
+    if (this.ranks.has(state)) this.press(state);
   }
 
   sight(entries) {
@@ -131,9 +137,24 @@ export class Deck {
     this.count();
   }
 
+  // Make all cards anew from another class.
+  replace(kind) {
+    for (const old of [...this.cards.values()]) {
+      this.drop(old.key);
+      const card = new kind();
+      card.fill(old.told, old.at);
+      this.adopt(card);
+    }
+  }
+
+  press(state) {
+    this.state = state;
+    for (const chip of this.chips) chip.setAttribute("aria-pressed", String(chip.dataset.chip === state));
+  }
+
   choose(state) {
-    this.state = this.state === state ? "" : state;
-    for (const chip of this.chips) chip.setAttribute("aria-pressed", String(chip.dataset.chip === this.state));
+    this.press(this.state === state ? "" : state);
+    toAddress({ state: this.state });
     this.count();
     this.filter();
   }

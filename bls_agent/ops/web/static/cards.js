@@ -47,9 +47,9 @@ export class Card extends StateCard {
     this.link = find("a");
     this.age = find(".age");
     this.odd = find(".odd");
-    this.queue = find(".queue dd");
-    this.errors = find(".errors dd");
-    this.rate = find(".rate dd");
+    this.queue = find(".queue > :last-child");
+    this.errors = find(".errors > :last-child");
+    this.rate = find(".rate > :last-child");
     this.spark = find(".spark path");
     this.last = find(".last bdi");
     this.ago = find(".last .ago");
@@ -64,9 +64,10 @@ export class Card extends StateCard {
   }
 
   // Take a message of the server; a card outside the window is painted when it comes into sight.
-  fill(told) {
+  // at is the time of the message, by the clock of performance.now().
+  fill(told, at = performance.now()) {
     this.told = told;
-    this.at = performance.now();
+    this.at = at;
     if (this.state !== told.kind || this.key !== told.path || this.inSight) this.paint();
     else this.behind = true;
   }
@@ -85,7 +86,7 @@ export class Card extends StateCard {
       this.key = element.dataset.path = told.path;
       this.name = told.name;
       this.link.href = root + told.path;
-      this.link.firstElementChild.textContent = told.name;
+      this.link.firstElementChild.textContent = this.link.title = told.name;
     }
     if (this.state !== told.kind) {
       this.state = element.dataset.kind = told.kind;
@@ -115,4 +116,9 @@ export class Card extends StateCard {
     setText(this.ago, error === null ? "" : sayAge(error));
     this.ago.parentElement.toggleAttribute("data-old", error > OLD);
   }
+}
+
+// The same as a row of the table.
+export class CardRow extends Card {
+  static blank = "blank-row";
 }

@@ -50,10 +50,34 @@ export function tellTab(news) {
   if (icon.getAttribute("href") !== href) icon.setAttribute("href", href);
 }
 
+// Remember a choice in this browser; recall it, or return an empty text.
+export function remember(name, value) {
+  document.cookie = `${name}=${value}; path=${root || "/"}; max-age=31536000; samesite=strict`;
+}
+export const recall = (name) => document.cookie.match(`(?:^|; )${name}=(\\w+)`)?.[1] ?? "";
+
+// Read a field of the page's address, and write fields there, without the empty ones.
+export const fromAddress = (name) => new URLSearchParams(location.search).get(name) ?? "";
+export function toAddress(fields) {
+  const address = new URL(location.href);
+  for (const [name, text] of Object.entries(fields)) {
+    if (text) address.searchParams.set(name, text);
+    else address.searchParams.delete(name);
+  }
+  history.replaceState(null, "", address);
+}
+
+// The other language shows the page as it is now, with what was written into its address.
+document.querySelector("a[hreflang]").addEventListener("click", ({ currentTarget: link }) => {
+  const fields = new URLSearchParams(location.search);
+  fields.set("lang", link.hreflang);
+  link.search = fields;
+});
+
 function applyTheme(theme) {
   if (theme) page.dataset.theme = theme;
   else delete page.dataset.theme;
-  document.cookie = `theme=${theme}; path=${root || "/"}; max-age=31536000; samesite=strict`;
+  remember("theme", theme);
 }
 
 byId("theme").addEventListener("change", (event) => applyTheme(event.target.value));
