@@ -196,8 +196,8 @@ class Connection:
         end = anyio.current_time() + self._pace.timeout
         moves = 0
         while self.route.follows:
-            # While a slot moves, some of its keys are on the old node, and others on
-            # the new node.
+            # While a slot moves, the old node has some of its keys and the new node
+            # others.
             again = [at for at, reply in enumerate(replies) if redirects(reply)]
             if not again or anyio.current_time() > end:
                 return

@@ -121,8 +121,7 @@ def translate(
         )
     kind = classify(error)
     if kind == "not_redis" and not connecting:
-        # The server spoke Redis when it was connected; the next connect checks this
-        # again.
+        # The server has spoken Redis before; the next connect checks this again.
         kind = "garbled"
     reason = str(error).split(ECHO, 1)[0] or type(error).__name__
     ours = RedisRefusedError if kind in _PERMANENT else RedisUnavailableError

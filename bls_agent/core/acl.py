@@ -422,8 +422,7 @@ def acl_rules(
     modes = _AUTO if mode == "auto" else frozenset({mode})
     by_keys: dict[tuple[str, ...], list[str]] = {}
     for row in RIGHTS:
-        # Without selectors TYPE stays in the rules, because servers before Redis 6.2
-        # need it.
+        # Servers before Redis 6.2 need TYPE, so that it stays without selectors.
         left_out = row.extra and (selectors or not row.keys)
         if row.modes & modes and replicas >= row.replicas and not left_out:
             by_keys.setdefault(row.patterns(project), []).append(row.command)

@@ -50,8 +50,7 @@ class Rule:
             return _check_names(name, value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if self.kind is float and is_number:
-            # The value is limited before float(), because float() raises for a huge
-            # integer.
+            # The value is limited first, because float() raises for a huge integer.
             value = float(max(min(cast("float", value), _HUGE), -_HUGE))
         elif self.kind is str and isinstance(value, str):
             value = str(value)  # a Level becomes a plain str

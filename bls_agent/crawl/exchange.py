@@ -270,8 +270,7 @@ class Exchange:
             self._end_waits(error)  # a bug here must not leave a task waiting for ever
             raise
         except asyncio.CancelledError:
-            # Tasks that are cancelled together with this task can now return their
-            # requests.
+            # Tasks that are cancelled together with this task return their requests.
             await asyncio.sleep(0)
             self._end_waits(closed_error())
             with suppress(BlsError), anyio.move_on_after(1, shield=True):
@@ -319,8 +318,7 @@ class Exchange:
         final = isinstance(error, RedisRefusedError | ContractError)
         self._end_waits(error, math.inf if final else self._loop.time())
         kept: list[Settlement] = []
-        # Ends of leases are kept, because a refusal, such as a missing right, may end
-        # soon.
+        # Ends of leases stay, because a refusal (a missing right) may end soon.
         for one in self._settlements:
             if one.held.valid_until <= boot_seconds():
                 one.answer(done=False)
@@ -429,8 +427,7 @@ class Exchange:
             held = one.held
             if one.what != "renew":
                 ours = one.in_doubt and boot_seconds() < held.valid_until
-                # ``ours`` means that an earlier write, whose reply was lost, has ended
-                # the lease.
+                # ``ours``: an earlier write without a reply has ended the lease.
                 one.answer(done=bool(done) or ours)
             elif done:
                 held.valid_until = valid_until(write.sent_at, self.options.lease)

@@ -92,7 +92,7 @@ class AgentThread:
             thread.start()
             thread.call(self._open)
         except BaseException:
-            thread.stop()  # what runs in the thread already ends in order
+            thread.stop()  # tasks that run in the thread end in order
             thread.join(HURRY)
             raise
         self._thread = thread

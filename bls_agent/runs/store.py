@@ -536,7 +536,7 @@ class EventStore(WritingStore):
 
         The followers in this loop end.
         """
-        # Without the shield, a cancelled ``async with`` block could not close the
+        # Without the shield, a cancelled ``async with`` block would not close the
         # store.
         with anyio.move_on_after(self._access.timeout, shield=True):
             hub = self._hubs.pop()

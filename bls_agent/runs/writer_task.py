@@ -189,8 +189,7 @@ class RunLease(LeaseState):
     def __init__(self, pool: WriterPool, keys: RunKeys, lease: float) -> None:
         super().__init__(keys.events, lease, make_token(lease))
         self.due = 0.0  # when to send the next request, by the event loop's clock
-        # Set at the first reply, or when no reply is expected soon: opening waits for
-        # it.
+        # Set at the first reply, for which opening waits, or if none is expected soon.
         self.answered = anyio.Event()
         # The error that opening the run raises.
         self.refusal: BlsError | None = None
@@ -490,8 +489,7 @@ class RunWriterTask:
             over = flushed or self._delivery.refused or self._task.done()
             if over or not left:
                 return replace(flushed, delivered=delivered, dropped=dropped)
-            # The task has not begun its first write, or pauses after an unexpected
-            # error.
+            # The task has not begun to write, or pauses after an unexpected error.
             await anyio.sleep(min(pause, left))
             pause = GLANCE
 

@@ -100,8 +100,7 @@ class BatchWriter(Generic[T]):
         self._flushing = 0
         self._hurried = anyio.Event()
         self._run: object = None  # identifies the current call of run()
-        # Whether Redis refuses the batch permanently. Then the pauses between the tries
-        # are longer.
+        # Whether Redis refuses the batch permanently; the pauses are then longer.
         self.refused = False
 
     @property
@@ -213,8 +212,7 @@ class BatchWriter(Generic[T]):
                     sink, batch, prepared
                 ):
                     return
-                # Until the reply arrives, it is not known whether a cancelled write was
-                # executed.
+                # Until the reply arrives, a cancelled write may have been executed.
                 batch.is_ambiguous = True
                 began = anyio.current_time()
                 soon = loop.call_soon(self._prepare_next, sink, len(batch.items))

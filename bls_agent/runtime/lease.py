@@ -102,8 +102,7 @@ _STANDINGS: Final = {
 class LeaseReply(NamedTuple):
     """The reply of a script that takes or keeps a lease."""
 
-    # The word of the script: ``ours``, ``held``, ``lapsed``, ``ended``, or one of
-    # ``beat.lua``.
+    # A word: ``ours``, ``held``, ``lapsed``, ``ended``, or one of ``beat.lua``.
     what: str
     # Seconds until the other owner's lease or value ends; ``None`` for never.
     remaining: float | None = 0.0
@@ -191,8 +190,7 @@ class LeaseState:
 
     def record_failure(self, *, ambiguous: bool) -> None:
         """Record a failed request; if ``ambiguous``, Redis may have executed it."""
-        # A renewal that arrives after the end of our lease does nothing, so it may be
-        # ignored.
+        # A renewal after the end of our lease does nothing, so it may be ignored.
         if ambiguous and self.standing is not Ownership.OURS:
             self._in_doubt = True
 

@@ -68,8 +68,7 @@ class HeartbeatWriter:
         self._task.add_done_callback(self._handle_task_end)
 
     def _handle_task_end(self, _: asyncio.Task[None]) -> None:
-        # Set here, because a task that is cancelled before its first step runs no
-        # ``finally``.
+        # A task that is cancelled before its first step does not run its ``finally``.
         self.is_over = True
         for state in self._ending:
             state.ended.set()
@@ -107,8 +106,7 @@ class HeartbeatWriter:
         self._wakeup.set()
         with anyio.move_on_after(self._timeout + GRACE):
             await state.ended.wait()
-        # A cancelled caller does not reach this line; _wind_up() then removes the
-        # heartbeat.
+        # A cancelled caller does not come here; _wind_up() then removes the heartbeat.
         state.ended.set()
         if state in self._ending:
             self._ending.remove(state)

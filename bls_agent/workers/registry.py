@@ -149,8 +149,7 @@ class WorkerRegistry(Store):
             backoff.succeeded()
             now, before = anyio.current_time(), openings
             openings = self._access.pool.openings
-            # If the server restarts between two reads, only the new connection shows
-            # it.
+            # A restart of the server between two reads shows only as a new connection.
             if is_away or before not in (None, openings):
                 diff.hold(now)
             changes = [WorkerChange(Change.AVAILABLE)] if is_away else []

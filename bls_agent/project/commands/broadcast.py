@@ -62,8 +62,7 @@ class Broadcasts:
         second copy.
         """
         fields = {k: v for k, v in message.fields.items() if k != "broadcast"}
-        # The value is the same in all tries for this broadcast, and differs in every
-        # other one.
+        # The same in all tries for this broadcast, and different in every other one.
         fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
         payload = encode_strictly("command", fields)
         failure: object = f"not within {PATIENCE:g} s"

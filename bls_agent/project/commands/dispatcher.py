@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
 INTAKE_GRACE: Final = 0.9  # seconds after the handlers' time for ending a read
 BROADCAST_MODE: Final = "broadcast"  # the mode of a message from an inbox
-# In these modes the server has already forgotten a command that is taken, so its end is
-# not recorded there.
+# In these modes Redis keeps no command that was taken, so that no end is sent to Redis.
 TAKEN_FOR_GOOD: Final = frozenset({BROADCAST_MODE, Receiver.mode})
 
 
@@ -258,7 +257,7 @@ class Dispatcher:
         try:
             await called.wait()
         finally:
-            if not called.is_set():  # cancelled, so it must not be called
+            if not called.is_set():  # the wait was cancelled: nobody may wake it
                 self._idle.remove(called)
 
     async def _fetch_more(self) -> None:

@@ -275,7 +275,7 @@ class CommandRunner:
                 timed_out = deadline.end()
         except KeyboardInterrupt as error:
             if threading.current_thread() is threading.main_thread():
-                raise  # Ctrl-C is raised wherever the main thread is
+                raise  # Ctrl-C may arrive at any step of the main thread
             end = _failure(error)
         except BaseException as error:  # noqa: BLE001 - any error of a handler
             exit_if_child(error, process)  # the parent process reports the outcome

@@ -38,9 +38,8 @@ _WORST_FIRST: Final = tuple(
 )
 PAUSE: Final = 0.02  # seconds between two reads for outcomes
 _DIGITS: Final = 16  # an expiry has fewer digits
-# Reports of the status without a namesake until the name counts as unique again. After
-# one sighting they are few, because the process seen may be this instance before a
-# restart.
+# Reports without a second process of this name until the name counts as unique again.
+# After one sighting, which may be this instance before a restart, a few are enough.
 FIRST: Final = 2
 MANY: Final = 8  # after a second sighting
 

@@ -210,8 +210,7 @@ class _LoopCalls:
         decode = partial(self._backend.decode, function, key, replies)
         if mine.in_task or function.load is None:
             return decode()
-        # ``load`` is code of the user and could block the loop, which all plain
-        # functions share.
+        # ``load`` is the user's code, and could block the loop of all plain functions.
         found: Found = await SHARED_LOOP.workers.run(decode)
         return found
 
@@ -444,8 +443,7 @@ class CacheCalls:
 
             thread = SHARED_LOOP.find()
             self._shared = thread, thread.call(find)
-            # When the cache is garbage-collected, its part in the shared loop is
-            # closed.
+            # The shared loop outlives the cache, so the cache's part in it is closed.
             close = partial(_close, self._by_loop, self._access, self._locks)
             finalize(self, thread.begin, close).atexit = False
         return self._shared
