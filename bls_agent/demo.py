@@ -310,7 +310,7 @@ async def write_records(orders: ProjectAgent, risk: ProjectAgent, texts: Texts) 
 async def compute(redis: str, tasks: TaskStatus, number: int, texts: Texts) -> None:
     name = f"{texts['fleet_worker']}-{number}"
     first = BacktestWorkerHeartbeat.create(name, max_tasks=1)
-    async with Heartbeat(redis, first) as heartbeat:
+    async with Heartbeat(first, redis=redis) as heartbeat:
         for count in itertools.count():
             task = f"{name}-{count}"
             heartbeat.update(running_tasks=1, task_uuids=[task])

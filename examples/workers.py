@@ -29,7 +29,7 @@ async def index_of(day: str) -> float:
 
 async def work(name: str, *, task_status: anyio.abc.TaskStatus[None]) -> None:
     said = workers.BacktestWorkerHeartbeat.create(name, max_tasks=1)
-    async with workers.Heartbeat(None, said) as beat:  # leaving removes its key
+    async with workers.Heartbeat(said) as beat:  # leaving removes its key
         task_status.started()
         while codes:
             task = f"{FLEET}:{(code := codes.pop())}"

@@ -136,7 +136,7 @@ async def open_thread(url: str) -> None:
 
 async def open_heartbeat(url: str) -> None:
     value = DataWorkerHeartbeat.create("c", WorkerStatus.RUNNING)
-    async with Heartbeat(url, value, timeout=TIMEOUT) as heartbeat:
+    async with Heartbeat(value, redis=url, timeout=TIMEOUT) as heartbeat:
         heartbeat.update(status=WorkerStatus.STOPPING)
 
 

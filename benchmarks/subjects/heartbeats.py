@@ -21,7 +21,9 @@ async def run(options: Options) -> dict[str, float]:
         async def live(number: int) -> None:
             name = f"{options['project']}_{number}"
             said = BacktestWorkerHeartbeat.create(worker_id=name)
-            beat = await stack.enter_async_context(Heartbeat(options["url"], said))
+            beat = await stack.enter_async_context(
+                Heartbeat(said, redis=options["url"])
+            )
             await beat.ready(60)
 
         return await be_idle(live, before, options)

@@ -216,9 +216,9 @@ _FORGOTTEN: Final = (
 def _keys_of(*rows: str, leased: bool = False, name: str = "") -> tuple[str, ...]:
     """Make the glob patterns of kinds of keys; if leased, also of their owner keys.
 
-    With a name, the patterns match only keys whose first field has this value.
+    With a name, the patterns match only keys whose last field has this value.
     """
-    fields = [KEYS[row].fields[:1] if name else () for row in rows]
+    fields = [KEYS[row].fields[-1:] if name else () for row in rows]
     fixed = [dict.fromkeys(names, name) for names in fields]
     found = [KEYS[row].pattern(**one) for row, one in zip(rows, fixed, strict=True)]
     if leased:  # an owner key has braces added, except around an id with a hash tag
@@ -227,13 +227,16 @@ def _keys_of(*rows: str, leased: bool = False, name: str = "") -> tuple[str, ...
     return tuple(found)
 
 
+_GENERIC: Final = "generic_heartbeat"  # its pattern matches most other heartbeats, too
+_COVERED: Final = KEYS[_GENERIC].template.partition("{")[0]
 _KINDS: Final = tuple(
     name
     for name, row in KEYS.items()
     if row.contract is Contract.WORKERS and name.endswith("_heartbeat")
+    if name == _GENERIC or not row.template.startswith(_COVERED)
 )
 _BEATEN: Final = tuple(  # kinds that the class Heartbeat refreshes
-    name for name in _KINDS if KEYS[name].fields in {("node_id",), ("worker_id",)}
+    name for name in _KINDS if KEYS[name].fields[-1] == "worker_id"
 )
 _TASKS: Final = _keys_of("task_status", "backtest_task_progress")
 _DAYS: Final = _keys_of("sync_progress")
@@ -241,7 +244,7 @@ _CACHE: Final = _keys_of("func_cache", leased=True)
 
 # fmt: off
 _WORKER_LOOKING: Final = (
-    KeyAccess(_keys_of(*_KINDS), "getrange pttl"),  # WorkerRegistry
+    KeyAccess((*_keys_of(*_KINDS), *_TASKS), "getrange pttl"),  # WorkerRegistry, TaskRegistry
     KeyAccess(_keys_of("owner"), "getrange"),  # WorkerRegistry: the owner key holds the lease's TTL
 )
 _BEATING: Final = "evalsha eval type get set del pttl pexpire"  # Heartbeat

@@ -63,6 +63,7 @@ class KeyTemplate:
     contract: Contract
     ttl_from: str = ""  # setting with ``ttl`` as default; "lease": the lease sets it
     ambiguous: bool = False  # whether a key may have several readings
+    taken: tuple[str, ...] = ()  # values of the first field, whose keys other rows have
 
     def build(self, **values: object) -> str:
         """Build a key that this package writes, from texts, integers or UUIDs.
@@ -77,6 +78,9 @@ class KeyTemplate:
                 raise ConfigurationError(
                     name, checked, "this part of a key holds no ':'", "Use '_' instead."
                 )
+            if name == self.fields[0] and checked in self.taken:
+                rule = "keys of this form have a row of their own in the table of keys"
+                raise ConfigurationError(name, checked, rule, "Use another word.")
         return self.locate(**values)
 
     def locate(self, **values: object) -> str:
@@ -159,6 +163,8 @@ class KeyTemplate:
         end = 0
         for field in _FIELD.finditer(self.template):
             parts.append(re.escape(self.template[end : field.start()]))
+            if self.taken and field[1] == self.fields[0]:
+                parts.append(f"(?!(?:{'|'.join(self.taken)}){field[3]})")
             inner = {"": ".+", "*": ".*"}.get(field[2], "[^:]+")
             part = f"(?P<{field[1]}>{inner}){field[3]}"
             parts.append(f"(?:{part})?" if "?" in field[2] else part)
@@ -229,6 +235,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "run_events": RUN_EVENTS,
     "run_books": RUN_BOOKS,
     # 001, worker heartbeats: processes, tasks, caches
+    "generic_heartbeat": KeyTemplate("heartbeat:{kind!}:{worker_id}", _T.STRING, 30, _C.WORKERS, taken=("data_worker", "node", "scheduler", "task_timer", "component")),
     "data_worker_heartbeat": KeyTemplate("heartbeat:data_worker:{node_id}", _T.STRING, 30, _C.WORKERS),
     "backtest_worker_heartbeat": KeyTemplate("backtest:worker:{worker_id}", _T.STRING, 30, _C.WORKERS),
     "execution_node_heartbeat": KeyTemplate("heartbeat:node:{node_id}", _T.STRING, 30, _C.WORKERS),

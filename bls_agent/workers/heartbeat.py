@@ -31,7 +31,7 @@ from bls_agent.runtime.loop_thread import (
     wait_for,
 )
 from bls_agent.runtime.tasks import call_in
-from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
+from bls_agent.workers.heartbeat_fields import WorkerHeartbeat, heartbeat_of
 from bls_agent.workers.heartbeat_state import (
     CurrentHeartbeat,
     HeartbeatCounts,
@@ -40,6 +40,8 @@ from bls_agent.workers.heartbeat_state import (
 from bls_agent.workers.heartbeat_writer import WRITERS
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from bls_agent.workers.heartbeat_writer import HeartbeatWriter
 
 logger = logging.getLogger(__name__)
@@ -112,6 +114,23 @@ def _check_slot(heartbeat: WorkerHeartbeat, endpoint: Endpoint | None) -> None:
         )
 
 
+def _first_value(kind: object, worker_id: object) -> WorkerHeartbeat:
+    """Return the heartbeat for the arguments ``kind`` and ``worker_id``."""
+    if isinstance(worker_id, WorkerHeartbeat):
+        rule = "the first argument is the heartbeat or its kind"
+        remedy = "Write Heartbeat(heartbeat, redis=...)."
+        raise ConfigurationError("kind", kind, rule, remedy)
+    if isinstance(kind, str):
+        return heartbeat_of(kind, cast("str", worker_id))
+    if not isinstance(kind, WorkerHeartbeat) or not kind.kind:
+        rule = "a text, or a worker heartbeat as BacktestWorkerHeartbeat.create(...)"
+        raise ConfigurationError("kind", kind, rule)
+    if worker_id is not None:
+        rule = "the heartbeat has its id already"
+        raise ConfigurationError("worker_id", worker_id, rule, "Leave it out.")
+    return kind
+
+
 class Heartbeat:
     """Keeps a worker's heartbeat, with its state, in Redis while the worker runs.
 
@@ -134,9 +153,14 @@ class Heartbeat:
     ``signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))``.
 
     Args:
+        kind: What the worker does, such as ``下载``: the key is
+            ``heartbeat:{kind}:{worker_id}``. Or the first value as a
+            :class:`~bls_agent.workers.WorkerHeartbeat`, such as
+            ``BacktestWorkerHeartbeat.create("回测-1")``; a copy is kept.
+        worker_id: The id of the worker: text, an integer or a UUID. Leave it out if
+            ``kind`` is a value.
         redis: A URL, a client of redis-py, a ``ProjectAgent``, or ``None`` for
             ``BLS_REDIS_URL``.
-        heartbeat: The first value; a copy is kept.
         interval: Longest time in seconds between two beats; each pause is shortened at
             random. At most a third of ``ttl``, which is also the default.
         ttl: Seconds for which the worker counts as alive after a beat; 30 by default.
@@ -151,17 +175,16 @@ class Heartbeat:
 
     def __init__(
         self,
-        redis: object,
-        heartbeat: WorkerHeartbeat,
+        kind: str | WorkerHeartbeat,
+        worker_id: str | int | UUID | None = None,
         *,
+        redis: object = None,
         interval: float | None = None,
         ttl: float | None = None,
         conflict: Literal["refuse", "wait"] = "refuse",
         timeout: float = 5.0,
     ) -> None:
-        if not getattr(heartbeat, "kind", ""):  # callers may pass anything
-            rule = "a worker heartbeat, as BacktestWorkerHeartbeat.create(...)"
-            raise ConfigurationError("heartbeat", heartbeat, rule)
+        heartbeat = _first_value(kind, worker_id)
         if conflict not in ("refuse", "wait"):
             raise ConfigurationError("conflict", conflict, "'refuse' or 'wait'")
         self._access = Access(redis, "bls-agent:heartbeats", timeout=timeout)
@@ -205,8 +228,9 @@ class Heartbeat:
     def update(self, **changes: Any) -> None:
         """Change fields of the heartbeat. The new value is written soon.
 
-        Many changes need only a few writes. May be called from any thread; never waits
-        for Redis, and raises no exception about Redis.
+        A generic heartbeat takes ``status`` and fields with any other names, whose
+        values JSON can hold. Many changes need only a few writes. May be called from
+        any thread; never waits for Redis, and raises no exception about Redis.
 
         Raises:
             ConfigurationError: A field is unknown or cannot hold that value. No field

@@ -187,6 +187,73 @@ class WorkerHeartbeat:
         return replace(self, **{"timestamp": _now(), **changes})
 
 
+@dataclass(kw_only=True)
+class GenericHeartbeat(WorkerHeartbeat):
+    """A worker of any kind: ``heartbeat:{kind}:{worker_id}``.
+
+    The value is a JSON object: ``status``, ``timestamp``, then the worker's own fields
+    in the worker's order.
+
+    Attributes:
+        kind_name: The worker's kind, as in the key.
+        worker_id: The worker's id, as in the key.
+        own: The worker's own fields; any values that JSON can hold.
+    """
+
+    kind: ClassVar[str] = "generic_heartbeat"
+    id_field: ClassVar[str] = "worker_id"
+
+    kind_name: str = ""
+    worker_id: str = ""
+    own: JSONObject = field(default_factory=dict[str, Any])
+
+    @property
+    def key(self) -> str:
+        """The heartbeat's key; raise ConfigurationError for a wrong kind or id."""
+        return self.template().build(kind=self.kind_name, worker_id=self.worker_id)
+
+    def to_dict(self) -> JSONObject:
+        """Return the fields in the order of the value."""
+        return {"status": self.status, "timestamp": self.timestamp, **self.own}
+
+    @classmethod
+    def from_json(cls, data: str | bytes | Mapping[str, Any]) -> Self:
+        """Decode a value; the kind and the id are in the key, and are ``""`` here.
+
+        Raises:
+            DecodeError: The data is not a JSON object, or the status is not one of
+                :class:`WorkerStatus` (``bad_field``).
+        """
+        shared = WorkerHeartbeat.from_json(data).to_dict()
+        given, payload = _object_of(data)
+        own = {name: value for name, value in given.items() if name not in shared}
+        try:
+            return cls(**shared, own=own)
+        except ConfigurationError as error:
+            raise DecodeError("bad_field", payload, error.rule) from None
+
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy as of now. Other names than ``status`` are own fields."""
+        shared: dict[str, Any] = {"timestamp": _now()}
+        for name in ("status", "timestamp"):
+            if name in changes:
+                shared[name] = changes.pop(name)
+        return replace(self, **shared, own={**self.own, **changes})
+
+
+def heartbeat_of(kind: str, worker_id: str) -> WorkerHeartbeat:
+    """Make the heartbeat with the key ``heartbeat:{kind}:{worker_id}``.
+
+    A kind of the contract, such as ``scheduler``, keeps the contract's fields.
+    """
+    head = GenericHeartbeat.template().locate(kind=kind, worker_id="")
+    for cls in KINDS.values():
+        if cls.template().template.startswith(head):
+            named: dict[str, Any] = {cls.id_field: worker_id}
+            return cls(**named)
+    return GenericHeartbeat(kind_name=kind, worker_id=worker_id)
+
+
 @dataclass
 class DataWorkerHeartbeat(WorkerHeartbeat):
     """A data worker: ``heartbeat:data_worker:{node_id}``.

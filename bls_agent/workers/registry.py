@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from math import inf
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final, NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -24,6 +24,7 @@ from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import length_of
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
 from bls_agent.workers.worker import (
+    GENERIC,
     HEARTBEATS,
     LARGEST,
     SHOWN,
@@ -31,7 +32,8 @@ from bls_agent.workers.worker import (
     Worker,
     WorkerChange,
     WorkerDiff,
-    find_kind,
+    find_row,
+    head_of,
 )
 
 T = TypeVar("T")
@@ -70,17 +72,17 @@ class WorkerRegistry(Store):
 
         Args:
             kind: A class of heartbeats, the name of a row such as
-                ``"backtest_worker_heartbeat"`` (``_heartbeat`` may be left out), or
-                ``None`` for every kind.
+                ``"backtest_worker_heartbeat"`` (``_heartbeat`` may be left out), the
+                kind of generic heartbeats such as ``"下载"``, or ``None`` for all.
 
         Returns:
             The workers, sorted by kind and id.
 
         Raises:
-            ConfigurationError: There is no such kind.
+            ConfigurationError: There can be no such kind.
             RedisUnavailableError: Redis cannot answer.
         """
-        seen = await _read(self._access.pool, await self._find(_kinds_of(kind)), {})
+        seen = await _read(self._access.pool, await self._find(_search_for(kind)), {})
         return sorted(seen.values(), key=lambda worker: (worker.kind, worker.id))
 
     def watch(
@@ -109,12 +111,12 @@ class WorkerRegistry(Store):
                 heartbeat without changing the value. A displayed age needs this.
 
         Raises:
-            ConfigurationError: ``kind`` is unknown, or ``interval`` is not a number of
-                seconds.
+            ConfigurationError: There can be no such kind, or ``interval`` is not a
+                number of seconds.
             RedisRefusedError: Redis refuses the requests, and waiting does not help.
         """
-        kinds, every = _kinds_of(kind), check_seconds("interval", interval)
-        return self._watch(self.look(WorkerDiff(refreshes=refreshes), every, kinds))
+        search, every = _search_for(kind), check_seconds("interval", interval)
+        return self._watch(self.look(WorkerDiff(refreshes=refreshes), every, search))
 
     async def _watch(
         self, looks: AsyncGenerator[list[WorkerChange]]
@@ -125,18 +127,16 @@ class WorkerRegistry(Store):
                     yield change
 
     async def look(
-        self,
-        diff: WorkerDiff,
-        interval: float,
-        kinds: Mapping[str, KeyTemplate] = HEARTBEATS,
+        self, diff: WorkerDiff, interval: float, search: _Search | None = None
     ) -> AsyncGenerator[list[WorkerChange]]:
         """Read all workers once per interval, and yield the changes of each read."""
+        search = search or _search_for(None)
         backoff = Backoff()
         openings, is_away, search_at = None, False, -inf
         while True:
             began = anyio.current_time()
             try:
-                seen, search_at = await self._fetch(kinds, diff.workers, search_at)
+                seen, search_at = await self._fetch(search, diff.workers, search_at)
             except RedisRefusedError:
                 raise
             except RedisUnavailableError as error:
@@ -159,45 +159,53 @@ class WorkerRegistry(Store):
 
     async def _fetch(
         self,
-        kinds: Mapping[str, KeyTemplate],
+        search: _Search,
         known: Mapping[bytes, Worker],
         search_at: float,
     ) -> tuple[dict[bytes, Worker], float]:
         """Return known workers, new ones if due, and the time of the next search."""
-        keys = {key: one.kind for key, one in known.items()}
+        keys = {key: one.row for key, one in known.items()}
         began = anyio.current_time()
         if began >= search_at:
-            keys |= await self._find(kinds)
+            keys |= await self._find(search)
             ended = anyio.current_time()
             search_at = ended + max(SEARCH_PAUSE, SEARCH_REST * (ended - began))
         return await _read(self._access.pool, keys, known), search_at
 
-    async def _find(self, kinds: Mapping[str, KeyTemplate]) -> dict[bytes, str]:
-        """Search all keys for heartbeats; return each key with its kind."""
+    async def _find(self, search: _Search) -> dict[bytes, str]:
+        """Search all keys for heartbeats; return each key with its row."""
         found: dict[bytes, str] = {}
-        async for key in self._access.pool.scan(_common_pattern(kinds)):
-            kind = find_kind(key, kinds)
-            if kind is not None:
-                found[key] = kind
+        async for key in self._access.pool.scan(search.pattern):
+            row = find_row(key, search.rows)
+            if row is not None:
+                found[key] = row
         return found
 
 
-def _kinds_of(kind: type[WorkerHeartbeat] | str | None) -> Mapping[str, KeyTemplate]:
+class _Search(NamedTuple):
+    """The kinds of heartbeats to find, and one SCAN pattern that matches their keys."""
+
+    rows: Mapping[str, KeyTemplate]
+    pattern: str
+
+
+def _search_for(kind: type[WorkerHeartbeat] | str | None) -> _Search:
     if kind is None:
-        return HEARTBEATS
+        return _Search(HEARTBEATS, common_pattern(map(head_of, HEARTBEATS.values())))
     named = kind if isinstance(kind, str) else getattr(kind, "kind", None)
-    for row in (named, f"{named}_heartbeat"):
-        if isinstance(row, str) and row in HEARTBEATS:
-            return {row: HEARTBEATS[row]}
-    rule = f"one of {', '.join(HEARTBEATS)}, or a class of heartbeats"
-    raise ConfigurationError("kind", kind, rule)
+    for name in (named, f"{named}_heartbeat"):
+        if isinstance(name, str) and name in HEARTBEATS:
+            return _Search({name: HEARTBEATS[name]}, HEARTBEATS[name].pattern())
+    if not isinstance(kind, str):
+        rule = "a class of heartbeats, or the name of a kind"
+        raise ConfigurationError("kind", kind, rule)
+    row = HEARTBEATS[GENERIC]
+    row.build(kind=kind, worker_id="-")  # refuses a name that no key can hold
+    return _Search({GENERIC: row}, row.pattern(kind=kind))
 
 
-def _common_pattern(kinds: Mapping[str, KeyTemplate]) -> str:
-    """Make one SCAN pattern that matches the heartbeat keys of all kinds."""
-    heads = [row.template.partition("{")[0] for row in kinds.values()]
-    if len(heads) == 1:
-        return next(iter(kinds.values())).pattern()
+def common_pattern(heads: Iterable[str]) -> str:
+    """Make one SCAN pattern that matches every key with one of these beginnings."""
     places = zip(*heads, strict=False)
     return "".join(f"[{''.join(sorted(set(place)))}]" for place in places) + "*"
 

@@ -42,7 +42,11 @@ def _pattern(row: KeyTemplate) -> str:
 def _list_patterns() -> dict[str, str]:
     """Return a pattern for each kind of key with fields, and two for namespaces."""
     found = {f"{n.upper()}_ALL": _pattern(row) for n, row in ROWS.items() if row.fields}
-    return {"ALL_HEARTBEATS": "heartbeat:*", "ALL_GINKGO_KEYS": "ginkgo:*", **found}
+    return {
+        "ALL_HEARTBEATS": found["GENERIC_HEARTBEAT_ALL"],
+        "ALL_GINKGO_KEYS": "ginkgo:*",
+        **found,
+    }
 
 
 @cache

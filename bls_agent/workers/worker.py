@@ -14,7 +14,9 @@ from bls_agent.core.errors import DecodeError, RedisUnavailableError
 from bls_agent.core.keys import OWNER, KeyTemplate, encode_key, place_beside
 from bls_agent.workers.heartbeat_fields import (
     KINDS,
+    GenericHeartbeat,
     WorkerHeartbeat,
+    WorkerStatus,
     parse_heartbeat_data,
 )
 from bls_agent.workers.schema import ROWS
@@ -22,6 +24,7 @@ from bls_agent.workers.schema import ROWS
 HEARTBEATS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
     {name: row for name, row in ROWS.items() if name.endswith("_heartbeat")}
 )
+GENERIC: Final = GenericHeartbeat.kind
 LARGEST: Final = 65_536  # bytes of a value that is read
 SHOWN: Final = 4_096  # bytes that are kept of a value larger than that
 STALE: Final = 0.5  # part of the TTL; 1.5 times the longest allowed interval
@@ -29,9 +32,9 @@ CLOSE: Final = 2.0  # longest gap in seconds between two reads that show a refre
 NO_TTL: Final = "no_ttl"
 
 
-def find_kind(key: bytes, kinds: Mapping[str, KeyTemplate]) -> str | None:
-    """Return the kind of heartbeat of a key; ``None`` if no kind matches."""
-    return next((kind for kind, row in kinds.items() if row.match(key)), None)
+def find_row(key: str | bytes, rows: Mapping[str, KeyTemplate]) -> str | None:
+    """Return the row of the table of keys that a key matches; ``None`` if none does."""
+    return next((name for name, row in rows.items() if row.match(key)), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +42,16 @@ class Worker:
     """A worker with a heartbeat in Redis.
 
     Attributes:
-        kind: The row of the table of keys, such as ``"backtest_worker_heartbeat"``.
+        row: The row of the table of keys, such as ``"backtest_worker_heartbeat"``.
+        kind: The kind of a generic heartbeat as in its key, such as ``"下载"``; of every
+            other heartbeat the same as ``row``.
         id: The id of the worker: the key without the beginning that its kind defines.
-            Bytes that are not UTF-8 are kept as surrogates, here and in ``key``.
+            Bytes that are not UTF-8 are kept as surrogates, also in ``kind`` and
+            ``key``.
         key: The whole key.
-        heartbeat: The value; ``None`` if the value is not a valid heartbeat, or if the
-            contract defines no value for the kind (``component``, ``process``).
+        heartbeat: The value; ``None`` if the value is not a valid heartbeat. The
+            contract defines no value for generic heartbeats, components and processes:
+            a value without a :class:`WorkerStatus` is ``None``, and is no problem.
         raw: The value as a dict, whatever its form; see
             :func:`~bls_agent.workers.parse_heartbeat_data`.
         age: Seconds since the last refresh, by the server's clock: the TTL after a
@@ -62,6 +69,7 @@ class Worker:
         payload: The bytes of the value.
     """
 
+    row: str
     kind: str
     id: str
     key: str
@@ -76,7 +84,7 @@ class Worker:
     @classmethod
     def read(
         cls,
-        kind: str,
+        row: str,
         key: bytes,
         payload: bytes | None,
         ttl: float | None,
@@ -93,11 +101,17 @@ class Worker:
             problem = "" if before.problem == NO_TTL else before.problem
             worker = replace(before, ttl=ttl, problem=problem)
         else:
-            heartbeat, raw, problem = _decode(kind, payload, largest)
+            heartbeat, raw, problem = _decode(row, payload, largest)
             text = key.decode("utf-8", "surrogateescape")
+            kind, name = row, text.removeprefix(head_of(HEARTBEATS[row]))
+            if row == GENERIC:
+                kind, _, name = name.partition(":")
+            if isinstance(heartbeat, GenericHeartbeat):
+                heartbeat = replace(heartbeat, kind_name=kind, worker_id=name)
             worker = cls(
+                row=row,
                 kind=kind,
-                id=text.removeprefix(HEARTBEATS[kind].template.partition("{")[0]),
+                id=name,
                 key=text,
                 heartbeat=heartbeat,
                 raw=raw,
@@ -110,9 +124,17 @@ class Worker:
         return worker if payload is None else worker.judged(worker.row_ttl)
 
     @property
+    def status(self) -> WorkerStatus | None:
+        """The worker's status; ``None`` if it is not one of the contract's words."""
+        if self.heartbeat is not None:
+            return self.heartbeat.status
+        word = self.raw.get("status")
+        return next((one for one in WorkerStatus if one == word), None)
+
+    @property
     def row_ttl(self) -> float:
         """The default TTL of this kind of heartbeat, in seconds."""
-        return float(HEARTBEATS[self.kind].ttl or 0)
+        return float(HEARTBEATS[self.row].ttl or 0)
 
     @property
     def owner_key(self) -> bytes:
@@ -132,8 +154,13 @@ class Worker:
         return self.problem, {n: v for n, v in self.raw.items() if n not in times}
 
 
+def head_of(row: KeyTemplate) -> str:
+    """Return the beginning of every key of a row, before the first field."""
+    return row.template.partition("{")[0]
+
+
 def _decode(
-    kind: str, payload: bytes | None, largest: int
+    row: str, payload: bytes | None, largest: int
 ) -> tuple[WorkerHeartbeat | None, dict[str, Any], str]:
     """Return a value as a heartbeat and as a dict, and its problem in one word."""
     if payload is None:
@@ -141,15 +168,17 @@ def _decode(
     if len(payload) > largest:
         text = payload[:SHOWN].decode("utf-8", "replace")
         return None, {"raw": cut_text(text, SHOWN)}, "too_large"
-    if kind not in KINDS:
+    kind = GenericHeartbeat if row == GENERIC else KINDS.get(row)
+    if kind is None:
         return None, parse_heartbeat_data(payload), _check_text(payload)
     raw: dict[str, Any] | None = None
     try:
         raw = decode_object(payload)  # the heartbeat shares the texts of this dict
-        return KINDS[kind].from_json(raw), raw, ""
+        return kind.from_json(raw), raw, ""
     except DecodeError as error:
         found = parse_heartbeat_data(payload) if raw is None else raw
-        return None, found, error.reason
+        free = row == GENERIC  # the contract defines no value
+        return None, found, _check_text(payload) if free else error.reason
 
 
 def _check_text(payload: bytes) -> str:

@@ -172,7 +172,11 @@ async def beat(stage: SubjectStage) -> None:
     heartbeat = BacktestWorkerHeartbeat.create(worker_id="回测-混沌")
     async with (
         Heartbeat(
-            stage.proxy.url, heartbeat, interval=0.2, ttl=5.0, timeout=stage.timeout
+            heartbeat,
+            redis=stage.proxy.url,
+            interval=0.2,
+            ttl=5.0,
+            timeout=stage.timeout,
         ) as beating,
         anyio.create_task_group() as tasks,
     ):

@@ -595,9 +595,7 @@ async def test_heartbeats_on_three_nodes(topology: ClusterTopology) -> None:
     names = [f"回测-{number}" for number in range(12)]
     beats = [
         Heartbeat(
-            topology.url,
-            BacktestWorkerHeartbeat.create(worker_id=name),
-            ttl=1.5,
+            BacktestWorkerHeartbeat.create(worker_id=name), redis=topology.url, ttl=1.5
         )
         for name in names
     ]
@@ -610,7 +608,7 @@ async def test_heartbeats_on_three_nodes(topology: ClusterTopology) -> None:
         keys = [beat.heartbeat.key for beat in beats]
         assert len({slot_of(key) * 3 // SLOTS for key in keys}) == 3
         with pytest.raises(LeaseHeldError):
-            async with Heartbeat(topology.url, beats[0].heartbeat):
+            async with Heartbeat(beats[0].heartbeat, redis=topology.url):
                 pytest.fail("entered")
         for key in keys:
             await eventually(partial(says, topology, key, b'"running"'), 5.0)

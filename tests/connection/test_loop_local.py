@@ -94,7 +94,7 @@ def test_loops_that_end_under_heartbeats_are_not_kept(own_server: DevServer) -> 
         said = BacktestWorkerHeartbeat.create(f"回测-{number}")
 
         async def work() -> None:
-            async with Heartbeat(own_server.url, said) as beat:
+            async with Heartbeat(said, redis=own_server.url) as beat:
                 await beat.ready()
                 opened.set()
                 await asyncio.sleep(60)

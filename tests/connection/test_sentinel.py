@@ -174,7 +174,7 @@ def _between(began: float, ended: float) -> list[float]:
 async def test_a_heartbeat_follows_the_master(topology: SentinelTopology) -> None:
     """After SENTINEL FAILOVER it is kept alive on the new one, by the same owner."""
     said = BacktestWorkerHeartbeat.create(worker_id="回测-1")
-    async with Heartbeat(topology.url, said, ttl=3) as beat:
+    async with Heartbeat(said, redis=topology.url, ttl=3) as beat:
         assert beat.owned
         master = await topology.failover()
         async with Redis.from_url(master.url, protocol=2) as client:

@@ -43,6 +43,7 @@ EXAMPLES: dict[str, tuple[dict[str, str | int], str, str | None, int | None]] = 
     "asset_feed": ({"place": "{asset:sync:changed}"}, "bls_agent:{asset:sync:changed}:feed", "stream", None),
     "asset_report": ({"place": "{asset:sync:state}"}, "bls_agent:{asset:sync:state}:report", "string", None),
     "run_books": ({"place": "{run:123:events}"}, "bls_agent:{run:123:events}:books", "hash", DAY),
+    "generic_heartbeat": ({"kind": "下载", "worker_id": "上海:1"}, "heartbeat:下载:上海:1", "string", 30),
     "data_worker_heartbeat": ({"node_id": "node_1"}, "heartbeat:data_worker:node_1", "string", 30),
     "backtest_worker_heartbeat": ({"worker_id": "worker_1"}, "backtest:worker:worker_1", "string", 30),
     "execution_node_heartbeat": ({"node_id": "node_123"}, "heartbeat:node:node_123", "string", 30),

@@ -108,7 +108,8 @@ async def delete_run(url: str) -> None:
 
 
 async def write_workers(url: str, name: str = WORKER) -> None:
-    async with Heartbeat(url, BacktestWorkerHeartbeat.create(name)) as beat:
+    first = BacktestWorkerHeartbeat.create(name)
+    async with Heartbeat(first, redis=url), Heartbeat("下载", name, redis=url) as beat:
         await beat.ready(10)
         async with TaskStatus(url) as tasks, BacktestProgress(url) as backtests:
             await tasks.set("t", "running")
@@ -141,7 +142,7 @@ async def use_cache(url: str) -> None:
 
 async def read_workers(url: str, name: str = WORKER) -> None:
     async with WorkerRegistry(url) as registry:
-        assert [one.id for one in await registry.alive()] == [name]
+        assert {one.id for one in await registry.alive()} == {name}
     async with TaskStatus(url) as tasks, BacktestProgress(url) as backtests:
         assert await tasks.get("t") is not None
         assert await backtests.get("t") is not None
@@ -369,8 +370,11 @@ async def test_one_workers_rights_are_enough_and_its_own(
     await write_workers(url, name)
     assert await refused(admin) == []
     for other in ("other", f"{name}1", name[:-1]):
-        for row in ("backtest_worker_heartbeat", "scheduler_heartbeat"):
-            key = getattr(RedisKeyBuilder, row)(other)
+        for key in (
+            RedisKeyBuilder.backtest_worker_heartbeat(other),
+            RedisKeyBuilder.scheduler_heartbeat(other),
+            RedisKeyBuilder.generic_heartbeat("下载", other),
+        ):
             assert not await may(admin, "SET", key, "x")
             assert not await may(admin, "DEL", key)
             assert await may(admin, "GETRANGE", key, 0, 1)

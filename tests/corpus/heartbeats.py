@@ -160,6 +160,14 @@ HEARTBEATS: Final[dict[str, HeartbeatItem]] = {
         b'{"status":"running","stats":' + b'{"a":' * 1_100 + b"1" + b"}" * 1_101,
         "too_deep",
     ),
+    "generic-own-fields": HeartbeatItem(
+        "generic_heartbeat",
+        '{"status":"running","页":[1,{"a":null}],"running_tasks":"x"}'.encode(),
+        "",
+    ),
+    "generic-own-status": HeartbeatItem("generic_heartbeat", b'{"status":7}', ""),
+    "generic-anything": HeartbeatItem("generic_heartbeat", b"alive", ""),
+    "generic-pickle": HeartbeatItem("generic_heartbeat", b"\x80\x04\x95.", "not_utf8"),
     "component-anything": HeartbeatItem("component_heartbeat", b"alive", ""),
     "component-json": HeartbeatItem("component_heartbeat", b"[1]", ""),
     "component-pickle": HeartbeatItem(

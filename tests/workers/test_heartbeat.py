@@ -35,6 +35,7 @@ from bls_agent.workers import (
     BacktestWorkerHeartbeat,
     DataWorkerHeartbeat,
     ExecutionNodeHeartbeat,
+    GenericHeartbeat,
     Heartbeat,
     SchedulerHeartbeat,
     TaskTimerHeartbeat,
@@ -65,6 +66,7 @@ async def seen(bare: Redis, key: str) -> dict[str, Any]:
         (ExecutionNodeHeartbeat.create("e {n}", host="主机", port=9), "heartbeat:node:e {n}"),
         (SchedulerHeartbeat.create("s{n}"), "heartbeat:scheduler:s{n}"),
         (TaskTimerHeartbeat.create("t{n}", jobs_count=2), "heartbeat:task_timer:t{n}"),
+        (GenericHeartbeat(kind_name="下载", worker_id="上{n}", own={"页": [3]}), "heartbeat:下载:上{n}"),
     ],
 )  # fmt: skip
 async def test_byte_for_byte(
@@ -73,7 +75,7 @@ async def test_byte_for_byte(
     """Key, fields, their order and the TTL of the contract; gone at the end."""
     assert heartbeat.key == key
     fields = list(json.loads(heartbeat.to_json()))
-    async with Heartbeat(redis_url, heartbeat) as beat:
+    async with Heartbeat(heartbeat, redis=redis_url) as beat:
         value: Any = await bare.get(key)
         shown = json.loads(value)
         assert list(shown) == fields
@@ -89,7 +91,7 @@ async def test_byte_for_byte(
 
 async def test_kept_alive(redis_url: str, bare: Redis, said: Any) -> None:
     """It outlives its TTL by far, and says each time when it was said."""
-    async with Heartbeat(redis_url, said, **SHORT) as beat:
+    async with Heartbeat(said, redis=redis_url, **SHORT) as beat:
         first, began = await seen(bare, said.key), time.monotonic()
         while time.monotonic() < began + 1.5:
             assert 0 < await bare.pttl(said.key) <= 1_000
@@ -104,7 +106,7 @@ async def test_kept_alive(redis_url: str, bare: Redis, said: Any) -> None:
 
 async def test_update(redis_url: str, bare: Redis, said: Any) -> None:
     """What changes is written at once; what does not fit is refused and changes nothing."""
-    async with Heartbeat(redis_url, said) as beat:
+    async with Heartbeat(said, redis=redis_url) as beat:
         beat.update(running_tasks=3, status=WorkerStatus.STOPPING, task_uuids=["甲"])
         await eventually(lambda: beat.stats().writes == 2, 5.0)
         shown = await seen(bare, said.key)
@@ -124,10 +126,31 @@ async def test_update(redis_url: str, bare: Redis, said: Any) -> None:
         )
 
 
+async def test_a_kind_of_ones_own(redis_url: str, bare: Redis) -> None:
+    """Two texts are enough; what a contract's kind may not hold, this one may."""
+    number = secrets.token_hex(4)
+    async with Heartbeat("下载", number, redis=redis_url) as beat:
+        beat.update(页=[3], status="stopping", message=None)
+        await eventually(lambda: beat.stats().writes == 2, 5.0)
+        shown = await seen(bare, f"heartbeat:下载:{number}")
+        assert [*shown] == ["status", "timestamp", "页", "message"]
+        assert (shown["status"], shown["页"]) == ("stopping", [3])
+        for wrong in ({"status": "asleep"}, {"页": object()}):
+            with pytest.raises(ConfigurationError):
+                beat.update(**wrong)
+        beat.update(页=4)
+        assert isinstance(beat.heartbeat, GenericHeartbeat)
+        assert beat.heartbeat.own == {"页": 4, "message": None}
+    assert await seen(bare, f"heartbeat:下载:{number}") == {}
+    scheduler = Heartbeat("scheduler", number, redis=redis_url)
+    assert isinstance(scheduler.heartbeat, SchedulerHeartbeat)
+    assert scheduler.heartbeat.key == f"heartbeat:scheduler:{number}"
+
+
 async def test_what_the_host_changes_is_not_ours(redis_url: str, bare: Redis) -> None:
     """What was given is copied; what is given out is a copy."""
     said = DataWorkerHeartbeat.create(secrets.token_hex(8), stats={"a": [1]})
-    async with Heartbeat(redis_url, said) as beat:
+    async with Heartbeat(said, redis=redis_url) as beat:
         said.stats["a"] = object()
         beat.heartbeat.status = WorkerStatus.ERROR
         stats = {"b": [2]}
@@ -141,7 +164,10 @@ async def test_what_the_host_changes_is_not_ours(redis_url: str, bare: Redis) ->
 async def test_many_updates_are_few_writes(redis_url: str, said: Any) -> None:
     """Eight threads, none of whose fields is lost; a few writes for thousands of updates."""
     kind = DataWorkerHeartbeat.create(secrets.token_hex(8))
-    async with Heartbeat(redis_url, kind) as one, Heartbeat(redis_url, said) as two:
+    async with (
+        Heartbeat(kind, redis=redis_url) as one,
+        Heartbeat(said, redis=redis_url) as two,
+    ):
 
         def change(number: int) -> None:
             names = ["running_tasks", "max_tasks"]
@@ -163,7 +189,9 @@ async def test_many_updates_are_few_writes(redis_url: str, said: Any) -> None:
 async def test_one_connection_and_few_round_trips(redis_url: str, bare: Redis) -> None:
     """All heartbeats of a loop share one connection, and go in one write."""
     names = [f"多-{secrets.token_hex(6)}" for _ in range(200)]
-    beats = [Heartbeat(redis_url, BacktestWorkerHeartbeat.create(n)) for n in names]
+    beats = [
+        Heartbeat(BacktestWorkerHeartbeat.create(n), redis=redis_url) for n in names
+    ]
     async with anyio.create_task_group() as tasks:
         for beat in beats:
             tasks.start_soon(beat.__aenter__)
@@ -187,9 +215,9 @@ async def test_refused_while_another_lives(
     redis_url: str, bare: Redis, said: Any
 ) -> None:
     """The same id again: refused, nothing is touched; free after a clean stop."""
-    async with Heartbeat(redis_url, said) as first:
+    async with Heartbeat(said, redis=redis_url) as first:
         before = await bare.get(said.key)
-        second = Heartbeat(redis_url, said)
+        second = Heartbeat(said, redis=redis_url)
         with pytest.raises(LeaseHeldError) as caught:
             async with second:
                 pytest.fail("entered")
@@ -209,9 +237,9 @@ async def test_two_wait(redis_url: str, bare: Redis, said: Any) -> None:
     steady: dict[str, Any] = {"interval": 0.2, "ttl": 10.0}  # nobody's lease runs out
     waits = {**steady, "conflict": "wait"}
     async with (
-        Heartbeat(redis_url, said, **steady) as owner,
-        Heartbeat(redis_url, said, **waits) as one,
-        Heartbeat(redis_url, said, **waits) as two,
+        Heartbeat(said, redis=redis_url, **steady) as owner,
+        Heartbeat(said, redis=redis_url, **waits) as one,
+        Heartbeat(said, redis=redis_url, **waits) as two,
     ):
         assert owner.owned
         assert not one.stats().owned
@@ -238,8 +266,8 @@ async def test_one_that_waits_is_quick_and_quiet(
         return int((await admin.info("commandstats"))["cmdstat_evalsha"]["calls"])
 
     async with (
-        Heartbeat(own_server.url, said) as owner,
-        Heartbeat(own_server.url, said, conflict="wait") as waiter,
+        Heartbeat(said, redis=own_server.url) as owner,
+        Heartbeat(said, redis=own_server.url, conflict="wait") as waiter,
     ):
         before, began = await looks(), anyio.current_time()
         for number in range(40):
@@ -262,11 +290,11 @@ async def test_a_foreign_value_is_judged_by_its_ttl(
     """A peer that knows no lease counts as alive as long as its key is there."""
     await bare.set(said.key, foreign, px=30_000)
     with pytest.raises(LeaseHeldError) as caught:
-        async with Heartbeat(redis_url, said, **SHORT):
+        async with Heartbeat(said, redis=redis_url, **SHORT):
             pytest.fail("entered")
     assert caught.value.remaining is not None
     assert 20 < caught.value.remaining <= 30
-    async with Heartbeat(redis_url, said, conflict="wait", **SHORT) as beat:
+    async with Heartbeat(said, redis=redis_url, conflict="wait", **SHORT) as beat:
         assert await bare.get(said.key) == foreign
         await bare.pexpire(said.key, 50)
         await eventually(lambda: beat.owned)
@@ -281,7 +309,7 @@ async def test_a_foreign_value_without_a_ttl(
     conflict: Any
     for conflict in ("refuse", "wait"):
         with pytest.raises(LeaseHeldError, match="delete it") as caught:
-            async with Heartbeat(redis_url, said, conflict=conflict):
+            async with Heartbeat(said, redis=redis_url, conflict=conflict):
                 pytest.fail("entered")
         assert caught.value.remaining is None
     assert await bare.get(said.key) == b"{}"
@@ -295,7 +323,7 @@ async def test_another_type(
     """It is left alone."""
     await bare.hset(said.key, "a", "b")
     with pytest.raises(WrongTypeError):
-        async with Heartbeat(redis_url, said, conflict=conflict):
+        async with Heartbeat(said, redis=redis_url, conflict=conflict):
             pytest.fail("entered")
     assert await bare.hgetall(said.key) == {b"a": b"b"}
     await bare.delete(said.key)
@@ -305,7 +333,7 @@ async def test_a_peer_took_over(
     redis_url: str, bare: Redis, said: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """We stop writing, say it once, and take over when the peer is silent."""
-    async with Heartbeat(redis_url, said, **SHORT) as beat:
+    async with Heartbeat(said, redis=redis_url, **SHORT) as beat:
         await bare.set(owner_of(said.key), "another", ex=30)
         await bare.set(said.key, b"theirs", ex=30)
         await eventually(lambda: not beat.owned)
@@ -323,7 +351,7 @@ async def test_a_stop_leaves_the_peer_alone(
     redis_url: str, bare: Redis, said: Any
 ) -> None:
     """A clean stop touches neither its value nor its token."""
-    async with Heartbeat(redis_url, said):
+    async with Heartbeat(said, redis=redis_url):
         await bare.set(owner_of(said.key), "another")
         await bare.set(said.key, b"theirs")
     assert await bare.get(said.key) == b"theirs"
@@ -340,7 +368,7 @@ async def test_a_peer_without_a_lease_writes_too(
     redis_url: str, bare: Redis, said: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Said once, counted each time, and ours is written again."""
-    async with Heartbeat(redis_url, said, **SHORT) as beat:
+    async with Heartbeat(said, redis=redis_url, **SHORT) as beat:
         for times in (1, 2):
             await bare.set(said.key, b"theirs")
             await eventually(partial(was_overwritten, beat, times))
@@ -351,7 +379,7 @@ async def test_a_peer_without_a_lease_writes_too(
 
 async def test_its_keys_vanish(redis_url: str, bare: Redis, said: Any) -> None:
     """FLUSHALL, or an eviction: it is back with the next beat."""
-    async with Heartbeat(redis_url, said, **SHORT) as beat:
+    async with Heartbeat(said, redis=redis_url, **SHORT) as beat:
         await bare.delete(said.key, owner_of(said.key))
         await eventually(lambda: beat.stats().writes >= 2)
         assert await bare.exists(said.key, owner_of(said.key)) == 2
@@ -365,11 +393,11 @@ async def test_the_body_fails(redis_url: str, bare: Redis, said: Any) -> None:
     """Its exception goes on unchanged, and so does a cancellation; the key is gone."""
     error = KeyError("x")
     with pytest.raises(KeyError) as caught:
-        async with Heartbeat(redis_url, said):
+        async with Heartbeat(said, redis=redis_url):
             raise error
     assert caught.value is error
     with anyio.move_on_after(0.05) as scope:
-        async with Heartbeat(redis_url, said):
+        async with Heartbeat(said, redis=redis_url):
             await anyio.sleep_forever()
     assert scope.cancelled_caught
     assert await bare.exists(said.key) == 0
@@ -377,7 +405,7 @@ async def test_the_body_fails(redis_url: str, bare: Redis, said: Any) -> None:
 
 async def test_opened_again(redis_url: str, bare: Redis, said: Any) -> None:
     """After its end it may be opened again; while it is open it may not."""
-    beat = Heartbeat(redis_url, said)
+    beat = Heartbeat(said, redis=redis_url)
     for _ in range(2):
         async with beat:
             with pytest.raises(ConfigurationError, match="open already"):
@@ -399,7 +427,7 @@ async def test_all_ways_to_say_where(
     blocking = BlockingRedis.from_url(redis_url)
     agent = ProjectAgent("订单系统", redis=redis_url)
     for redis in (redis_url, bare, blocking, agent, None):
-        async with Heartbeat(redis, said) as beat:
+        async with Heartbeat(said, redis=redis) as beat:
             assert beat.owned
             assert "owned" in repr(beat)
         assert "closed" in repr(beat)
@@ -415,15 +443,15 @@ def test_without_an_event_loop(redis_url: str, said: Any) -> None:
     def threads() -> list[str]:
         return [t.name for t in threading.enumerate() if t.name.endswith("heartbeats")]
 
-    with Heartbeat(redis_url, said, **SHORT) as one:
+    with Heartbeat(said, redis=redis_url, **SHORT) as one:
         one.wait_ready(2.0)
-        with Heartbeat(redis_url, other) as two:
+        with Heartbeat(other, redis=redis_url) as two:
             two.wait_ready(2.0)
             assert len(threads()) == 1
             assert bare.exists(said.key, other.key) == 2
             time.sleep(1.2)  # the program is busy, longer than a TTL
             assert one.owned
-            with pytest.raises(LeaseHeldError), Heartbeat(redis_url, other):
+            with pytest.raises(LeaseHeldError), Heartbeat(other, redis=redis_url):
                 pytest.fail("entered")
         assert bare.exists(said.key, other.key) == 1
         one.update(running_tasks=2)
@@ -438,7 +466,7 @@ async def test_plain_with_is_refused_in_an_event_loop(
     """It would block the loop."""
     with (
         pytest.raises(ConfigurationError, match="async with"),
-        Heartbeat(redis_url, said),
+        Heartbeat(said, redis=redis_url),
     ):
         pytest.fail("entered")
 
@@ -456,7 +484,13 @@ async def test_plain_with_is_refused_in_an_event_loop(
         ({"conflict": "steal"}, "conflict"),
         ({"timeout": -1}, "timeout"),
         ({"redis": 7}, "redis"),
-        ({"heartbeat": {"worker_id": "1"}}, "heartbeat"),
+        ({"heartbeat": {"worker_id": "1"}}, "kind"),
+        ({"heartbeat": "下载"}, "worker_id"),
+        ({"heartbeat": "下载", "worker_id": ""}, "worker_id"),
+        ({"heartbeat": "component", "worker_id": "1"}, "kind"),
+        ({"heartbeat": "下:载", "worker_id": "1"}, "kind"),
+        ({"worker_id": "1"}, "worker_id"),
+        ({"heartbeat": "redis://127.0.0.1:1", "worker_id": BacktestWorkerHeartbeat.create("1")}, "kind"),
         ({"heartbeat": BacktestWorkerHeartbeat.create("a\nb")}, "worker_id"),
         ({"heartbeat": BacktestWorkerHeartbeat.create("")}, "worker_id"),
         ({"redis": "redis+cluster://127.0.0.1:1", "heartbeat": BacktestWorkerHeartbeat.create("a}b")}, "worker_id"),
@@ -470,13 +504,13 @@ def test_wrong_arguments(options: dict[str, Any], name: str) -> None:
         **options,
     }
     with pytest.raises(ConfigurationError) as caught:
-        Heartbeat(given.pop("redis"), given.pop("heartbeat"), **given)
+        Heartbeat(given.pop("heartbeat"), **given)
     assert caught.value.name == name
 
 
 async def test_never_closed(redis_url: str, bare: Redis, said: Any) -> None:
     """A ResourceWarning names it; the key stays alive as long as the loop."""
-    beat: Any = Heartbeat(redis_url, said)
+    beat: Any = Heartbeat(said, redis=redis_url)
     await beat.__aenter__()
     writer, state = beat._writer, beat._state
     with warnings.catch_warnings(record=True) as caught:
@@ -492,7 +526,7 @@ async def test_never_closed(redis_url: str, bare: Redis, said: Any) -> None:
 def test_a_loop_that_was_closed(redis_url: str, said: Any) -> None:
     """Its heartbeat can be opened again elsewhere, and holds nothing of the old loop."""
     loop = asyncio.new_event_loop()
-    beat = Heartbeat(redis_url, said, conflict="wait", **SHORT)
+    beat = Heartbeat(said, redis=redis_url, conflict="wait", **SHORT)
     loop.run_until_complete(beat.__aenter__())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # asyncio's: a task was pending
@@ -509,7 +543,7 @@ def test_a_loop_that_was_closed(redis_url: str, said: Any) -> None:
 
 async def test_used_from_another_loop(redis_url: str, bare: Redis, said: Any) -> None:
     """ready() and aclose() work from wherever they are called."""
-    beat = Heartbeat(redis_url, said)
+    beat = Heartbeat(said, redis=redis_url)
     async with anyio.create_task_group() as tasks:
 
         async def look() -> None:
@@ -526,7 +560,7 @@ def test_a_program_that_never_leaves(redis_url: str, said: Any) -> None:
     """The exit of the interpreter removes the key, and does not wait long for it."""
     code = (
         "import sys; from bls_agent.workers import *;"
-        "b = Heartbeat(sys.argv[1], BacktestWorkerHeartbeat.create(sys.argv[2]));"
+        "b = Heartbeat(BacktestWorkerHeartbeat.create(sys.argv[2]), redis=sys.argv[1]);"
         "b.__enter__(); b.wait_ready(5.0); print(b.owned)"
     )
     words = [sys.executable, "-c", code, redis_url, said.id]
@@ -543,7 +577,7 @@ def test_a_loop_that_ends_with_an_open_heartbeat(
     kept: list[Heartbeat] = []
 
     async def forget() -> None:
-        kept.append(Heartbeat(redis_url, said))
+        kept.append(Heartbeat(said, redis=redis_url))
         await kept[0].__aenter__()
 
     caplog.set_level(logging.WARNING)

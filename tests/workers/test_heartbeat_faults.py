@@ -67,7 +67,7 @@ async def test_redis_away_at_the_start(
     """The host goes on at once; one complaint; claimed when Redis is there."""
     own_server.kill()
     began = time.monotonic()
-    async with Heartbeat(own_server.url, said, **{**SHORT, "timeout": 5}) as beat:
+    async with Heartbeat(said, redis=own_server.url, **{**SHORT, "timeout": 5}) as beat:
         assert time.monotonic() - began < 2.0
         assert not beat.stats().owned
         with pytest.raises(RedisUnavailableError, match="not answered"):
@@ -88,7 +88,7 @@ async def test_redis_frozen_at_the_start(own_server: DevServer, said: Any) -> No
     own_server.freeze()
     began = time.monotonic()
     try:
-        async with Heartbeat(own_server.url, said, **SHORT) as beat:
+        async with Heartbeat(said, redis=own_server.url, **SHORT) as beat:
             assert 0.4 < time.monotonic() - began < 2.0
             assert not beat.owned
             began = time.monotonic()
@@ -104,8 +104,8 @@ async def test_redis_comes_back_empty(said: Any) -> None:
     with DevServer() as server:
         bare = Redis.from_url(server.url, protocol=2)
         async with (
-            Heartbeat(server.url, said, **slow) as beat,
-            Heartbeat(server.url, other, **slow) as second,
+            Heartbeat(said, redis=server.url, **slow) as beat,
+            Heartbeat(other, redis=server.url, **slow) as second,
         ):
             server.kill()
             server.restart()
@@ -122,8 +122,10 @@ async def test_a_cut_connection(own_server: DevServer, admin: Redis, said: Any) 
     """What was forgotten in between comes back with the next connection."""
     other = BacktestWorkerHeartbeat.create(worker_id="other")
     async with (
-        Heartbeat(own_server.url, said, interval=10, ttl=30, timeout=0.5),
-        Heartbeat(own_server.url, other, interval=10, ttl=30, timeout=0.5) as beat,
+        Heartbeat(said, redis=own_server.url, interval=10, ttl=30, timeout=0.5),
+        Heartbeat(
+            other, redis=own_server.url, interval=10, ttl=30, timeout=0.5
+        ) as beat,
     ):
         await admin.flushall()
         for client in await admin.client_list():
@@ -138,7 +140,9 @@ async def test_frozen_while_it_stops(
     own_server: DevServer, admin: Redis, said: Any
 ) -> None:
     """Bounded; what was on its way puts nothing in place behind the end."""
-    async with Heartbeat(own_server.url, said, **{**SHORT, "timeout": 2.0}) as beat:
+    async with Heartbeat(
+        said, redis=own_server.url, **{**SHORT, "timeout": 2.0}
+    ) as beat:
         assert beat.owned
         own_server.freeze()
         beat.update(running_tasks=1)
@@ -155,11 +159,11 @@ async def test_a_lost_take_arrives_after_the_end(
     own_server: DevServer, admin: Redis, said: Any
 ) -> None:
     """The first beat is lost in a frozen server; the key stays gone after the stop."""
-    async with Heartbeat(own_server.url, said, **SHORT):  # scripts are known now
+    async with Heartbeat(said, redis=own_server.url, **SHORT):  # scripts are known now
         pass
-    beat = Heartbeat(own_server.url, said, **{**SHORT, "timeout": 0.3})
+    beat = Heartbeat(said, redis=own_server.url, **{**SHORT, "timeout": 0.3})
     other = BacktestWorkerHeartbeat.create(worker_id="keeps the connection")
-    async with Heartbeat(own_server.url, other, **{**SHORT, "timeout": 0.3}):
+    async with Heartbeat(other, redis=own_server.url, **{**SHORT, "timeout": 0.3}):
         own_server.freeze()
         await beat.__aenter__()
         assert not beat.owned
@@ -171,13 +175,13 @@ async def test_a_lost_take_arrives_after_the_end(
         assert await admin.exists(said.key) == 0
         left: Any = await admin.get(owner_of(said.key))
         assert left.endswith(b" ended")
-    async with Heartbeat(own_server.url, said, **SHORT) as again:
+    async with Heartbeat(said, redis=own_server.url, **SHORT) as again:
         assert again.owned
 
 
 async def test_out_of_memory(own_server: DevServer, admin: Redis, said: Any) -> None:
     """A living worker does not look dead; a status that is not true any more does not live on."""
-    async with Heartbeat(own_server.url, said, **SHORT) as beat:
+    async with Heartbeat(said, redis=own_server.url, **SHORT) as beat:
         before = await admin.get(said.key)
         await admin.config_set("maxmemory", "1")
         await eventually(lambda: beat.stats().refreshes >= 6)
@@ -210,7 +214,7 @@ async def test_without_the_rights(
 ) -> None:
     """Said once, never a tight loop; it goes on when the right was granted."""
     url = await url_with_rights(admin, own_server, *rules)
-    async with Heartbeat(url, said, **SHORT) as beat:
+    async with Heartbeat(said, redis=url, **SHORT) as beat:
         await eventually(lambda: beat.stats().failures >= 1)
         await anyio.sleep(0.5)
         assert beat.stats().failures <= 2
@@ -232,7 +236,7 @@ async def test_a_conflict_found_later(
 ) -> None:
     """Redis was away at the start, and a peer came first: told in the log, waited for."""
     own_server.kill()
-    async with Heartbeat(own_server.url, said, **SHORT) as beat:
+    async with Heartbeat(said, redis=own_server.url, **SHORT) as beat:
         own_server.restart()
         first = BlockingRedis.from_url(own_server.url)
         first.set(said.key, b"{}", ex=30)
@@ -248,7 +252,7 @@ async def test_a_conflict_found_later(
 
 async def test_a_stalled_loop_lets_it_expire(redis_url: str, said: Any) -> None:
     """Nothing beats for a loop that stands still; once it moves, the key is back."""
-    async with Heartbeat(redis_url, said, **SHORT) as beat:
+    async with Heartbeat(said, redis=redis_url, **SHORT) as beat:
         with sampled(redis_url, said.key) as seen:
             await eventually(lambda: seen == ["running"])
             time.sleep(1.4)
@@ -273,10 +277,13 @@ def test_a_forked_child(redis_url: str, said: Any, plain: bool) -> None:
                 other = BacktestWorkerHeartbeat.create(worker_id=said.id + "-child")
                 if plain:
                     beat.__exit__(None, None, None)
-                    with Heartbeat(redis_url, other) as own:
+                    with Heartbeat(other, redis=redis_url) as own:
                         own.wait_ready(5.0)
                         quiet = quiet and own.owned
-                    with pytest.raises(LeaseHeldError), Heartbeat(redis_url, said):
+                    with (
+                        pytest.raises(LeaseHeldError),
+                        Heartbeat(said, redis=redis_url),
+                    ):
                         pass
                 code = 0 if quiet else 2
             finally:
@@ -285,14 +292,14 @@ def test_a_forked_child(redis_url: str, said: Any, plain: bool) -> None:
         return os.waitstatus_to_exitcode(status)
 
     async def live() -> int:
-        async with Heartbeat(redis_url, said, **SHORT) as beat:
+        async with Heartbeat(said, redis=redis_url, **SHORT) as beat:
             found = fork(beat)
             await anyio.sleep(1.2)
             assert beat.owned
         return found
 
     if plain:
-        with Heartbeat(redis_url, said, **SHORT) as beat:
+        with Heartbeat(said, redis=redis_url, **SHORT) as beat:
             beat.wait_ready(5.0)
             assert fork(beat) == 0
             assert bare.exists(said.key) == 1
@@ -313,8 +320,8 @@ async def test_who_is_refused_neither_delays_nor_hastens_the_others(
     usual: dict[str, Any] = {"interval": 0.5, "ttl": 5.0, "timeout": 2.0}
     other = BacktestWorkerHeartbeat.create(worker_id="another")
     async with (
-        Heartbeat(url, said, **usual) as beat,
-        Heartbeat(url, other, **usual) as refused,
+        Heartbeat(said, redis=url, **usual) as beat,
+        Heartbeat(other, redis=url, **usual) as refused,
     ):
         await beat.ready(5)
         assert refused.stats().failures > 0
@@ -330,7 +337,7 @@ def test_a_loop_that_ends_under_it_leaves_no_key(own_server: DevServer) -> None:
     async def main() -> None:
         async def work(number: int) -> None:
             said = BacktestWorkerHeartbeat.create(f"回测-{number}")
-            async with Heartbeat(own_server.url, said, **{**SHORT, "ttl": 60}):
+            async with Heartbeat(said, redis=own_server.url, **{**SHORT, "ttl": 60}):
                 opened[number].set()
                 await anyio.sleep(60)
 
@@ -363,7 +370,7 @@ async def test_cancelled_at_any_time(
         ) -> None:
             if phase == "opening":
                 begun.set()
-            async with Heartbeat(own_server.url, said, timeout=2.0) as beat:
+            async with Heartbeat(said, redis=own_server.url, timeout=2.0) as beat:
                 await beat.ready(5)
                 begun.set()
 

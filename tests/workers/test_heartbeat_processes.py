@@ -27,7 +27,7 @@ url, name, ttl, conflict = sys.argv[1:]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 heartbeat = BacktestWorkerHeartbeat.create(worker_id=name)
 try:
-    with Heartbeat(url, heartbeat, ttl=float(ttl), conflict=conflict) as beat:
+    with Heartbeat(heartbeat, redis=url, ttl=float(ttl), conflict=conflict) as beat:
         print("entered", flush=True)
         beat.wait_ready()
         print("ready", flush=True)

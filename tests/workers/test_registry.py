@@ -49,6 +49,7 @@ async def plant(admin: Redis) -> None:
         "heartbeat:data_worker:forever", written("data_worker_heartbeat", "x")
     )
     await admin.set("heartbeat:component:feed:1", "ok", ex=30)
+    await admin.set("heartbeat:下[载]:上海:1", '{"页":3}', ex=30)
     await admin.set("ginkgo:heartbeat:4711", "1768221296.7", ex=30)
 
 
@@ -57,7 +58,7 @@ async def plant_foreign(admin: Redis) -> None:
     await admin.set("bls_agent:{heartbeat:node:a}:owner", "token", ex=30)
     await admin.mset(
         {
-            "heartbeat:unknown:a": "{}", "heartbeat:node:": "{}", "heartbeats:node:a": "",
+            "heartbeat:unknown": "{}", "heartbeat:node:": "{}", "heartbeats:node:a": "",
             "backtest:task:a:progress": "{}", "ginkgo:task_status:1": "{}",
             "x:heartbeat:node:a": "{}",
         }
@@ -84,6 +85,7 @@ async def test_everybody_is_found(own_server: DevServer, admin: Redis) -> None:
         ("process_heartbeat", "4711", ""),
         ("scheduler_heartbeat", GBK.decode("utf-8", "surrogateescape"), "not_utf8"),
         ("task_timer_heartbeat", "w-0", ""),
+        ("下[载]", "上海:1", ""),
     ]
     by_id = {worker.id: worker for worker in workers}
     assert 0 <= (by_id["w-1"].age or 0) < 5
@@ -105,18 +107,21 @@ async def test_everybody_is_found(own_server: DevServer, admin: Redis) -> None:
         (TaskTimerHeartbeat, ["w-0"]),
         ("component_heartbeat", ["feed:1"]),
         ("process_heartbeat", ["4711"]),
+        ("下[载]", ["上海:1"]),
+        ("generic", ["上海:1"]),
+        ("下", []),
     ],
 )
 async def test_one_kind_alone(
     own_server: DevServer, admin: Redis, kind: Any, ids: list[str]
 ) -> None:
-    """By its class or by the name of its row, with or without its end."""
+    """By its class, by the name of its row, or by the kind in its key."""
     await plant(admin)
     async with WorkerRegistry(own_server.url) as registry:
         assert [worker.id for worker in await registry.alive(kind)] == ids
 
 
-@pytest.mark.parametrize("kind", ["", "worker", "task_status", 3, dict, object()])
+@pytest.mark.parametrize("kind", ["", " a", "a:b", 3, dict, object()])
 async def test_another_kind_is_refused(kind: Any) -> None:
     """At once, also by a watch that nobody has begun to read; nothing is opened."""
     registry = WorkerRegistry("redis://127.0.0.1:1")
@@ -142,7 +147,7 @@ async def test_keys_of_other_types(own_server: DevServer, admin: Redis) -> None:
     await pipeline.execute()
     async with WorkerRegistry(own_server.url) as registry:
         workers = await registry.alive()
-    assert len(workers) == 9 + len(expected)
+    assert len(workers) == 10 + len(expected)
     assert {w.id: w.problem for w in workers if w.id in expected} == expected
 
 
@@ -158,12 +163,12 @@ async def test_an_outage_is_no_empty_fleet(own_server: DevServer, admin: Redis) 
     """It raises; the registry goes on when Redis is back."""
     await plant(admin)
     async with WorkerRegistry(own_server.url, timeout=2) as registry:
-        assert len(await registry.alive()) == 9
+        assert len(await registry.alive()) == 10
         own_server.kill()
         with pytest.raises(RedisUnavailableError):
             await registry.alive()
         own_server.restart()
-        assert len(await registry.alive()) == 9
+        assert len(await registry.alive()) == 10
 
 
 async def test_what_may_not_be_read_is_left_out(
@@ -384,7 +389,7 @@ async def test_a_lease_tells_another_ttl(own_server: DevServer, ttl: float) -> N
     """Who gives another TTL than the contract's says so beside its key: one look is enough."""
     beat = BacktestWorkerHeartbeat.create("回测-1")
     async with (
-        Heartbeat(own_server.url, beat, ttl=ttl),
+        Heartbeat(beat, redis=own_server.url, ttl=ttl),
         WorkerRegistry(own_server.url) as registry,
     ):
         (worker,) = await registry.alive()
@@ -441,12 +446,13 @@ async def test_a_search_rests_four_times_as_long_as_it_took(
         return {}
 
     monkeypatch.setattr(anyio, "current_time", lambda: now)
+    search = module._search_for(None)
     async with WorkerRegistry(own_server.url) as registry:
         monkeypatch.setattr(registry, "_find", find)
-        _, due = await registry._fetch({}, {}, 100.0)
+        _, due = await registry._fetch(search, {}, 100.0)
         assert due == 103 + 12
-        assert await registry._fetch({}, {}, due) == ({}, due)
+        assert await registry._fetch(search, {}, due) == ({}, due)
         assert begun == 1
         now, took = due, 0.1
-        _, due = await registry._fetch({}, {}, due)
+        _, due = await registry._fetch(search, {}, due)
         assert due - now == pytest.approx(2)

@@ -22,6 +22,7 @@ from bls_agent.workers import (
 )
 
 PREFIXES = {
+    "GENERIC_HEARTBEAT": "heartbeat",
     "DATA_WORKER_HEARTBEAT": "heartbeat:data_worker",
     "BACKTEST_WORKER_HEARTBEAT": "backtest:worker",
     "EXECUTION_NODE_HEARTBEAT": "heartbeat:node",
@@ -42,6 +43,7 @@ PREFIXES = {
 
 PATTERNS = {
     "ALL_HEARTBEATS": "heartbeat:*",
+    "GENERIC_HEARTBEAT_ALL": "heartbeat:*",
     "DATA_WORKER_HEARTBEAT_ALL": "heartbeat:data_worker:*",
     "EXECUTION_NODE_HEARTBEAT_ALL": "heartbeat:node:*",
     "BACKTEST_WORKER_HEARTBEAT_ALL": "backtest:worker:*",
@@ -56,6 +58,7 @@ PATTERNS = {
 }
 
 TTLS = {
+    "GENERIC_HEARTBEAT": 30,
     "DATA_WORKER_HEARTBEAT": 30,
     "BACKTEST_WORKER_HEARTBEAT": 30,
     "EXECUTION_NODE_HEARTBEAT": 30,
@@ -72,6 +75,7 @@ TTLS = {
 
 # Function, arguments in the document's order, key.
 KEY_TABLE = [
+    ("generic_heartbeat", ("下载", "上海:1"), "heartbeat:下载:上海:1"),
     ("data_worker_heartbeat", ("node_1",), "heartbeat:data_worker:node_1"),
     ("backtest_worker_heartbeat", ("worker_1",), "backtest:worker:worker_1"),
     ("execution_node_heartbeat", ("node_1",), "heartbeat:node:node_1"),
@@ -191,6 +195,9 @@ def test_arguments_are_checked() -> None:
             RedisKeyBuilder.task_status(odd)
     with pytest.raises(ConfigurationError, match="component_type"):
         RedisKeyBuilder.component_heartbeat("a:b", "c")
+    for taken in ("node", "component", "a:b"):
+        with pytest.raises(ConfigurationError, match="kind"):
+            RedisKeyBuilder.generic_heartbeat(taken, "c")
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from bls_agent.core.keys import KEYS
-from bls_agent.workers import BacktestWorkerHeartbeat, Worker
+from bls_agent.workers import BacktestWorkerHeartbeat, GenericHeartbeat, Worker
 from bls_agent.workers.heartbeat_fields import KINDS
-from bls_agent.workers.worker import HEARTBEATS, LARGEST, WorkerDiff, find_kind
+from bls_agent.workers.worker import HEARTBEATS, LARGEST, WorkerDiff, find_row
 from tests.corpus import heartbeats
 
 BACKTEST = "backtest_worker_heartbeat"
@@ -30,7 +30,9 @@ def test_every_value_is_taken() -> None:
         assert isinstance(worker.raw, dict), name
         assert worker.age == 10.0, name
         assert len(worker.payload) <= LARGEST, name
-        if problem or kind not in KINDS:
+        if kind == "generic_heartbeat" and not problem:
+            assert (worker.heartbeat is None) == (worker.status is None), name
+        elif problem or kind not in KINDS:
             assert worker.heartbeat is None, name
             assert problem or worker.raw, name
         else:
@@ -38,8 +40,9 @@ def test_every_value_is_taken() -> None:
 
 
 def test_every_kind_of_heartbeat_of_the_table_is_known() -> None:
-    """The five with a form of their own, components and processes; nothing else."""
-    assert set(HEARTBEATS) == {*KINDS, "component_heartbeat", "process_heartbeat"}
+    """The five with a form of their own, and three that hold anything."""
+    others = {"generic_heartbeat", "component_heartbeat", "process_heartbeat"}
+    assert set(HEARTBEATS) == {*KINDS, *others}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +56,9 @@ def test_every_kind_of_heartbeat_of_the_table_is_known() -> None:
         (b"heartbeat:task_timer:\xb6\xa9", "task_timer_heartbeat"),
         ("heartbeat:node:", None),
         ("heartbeat:component:alone", None),
-        ("heartbeat:unknown:a", None),
+        ("heartbeat:下载:a:b", "generic_heartbeat"),
+        ("heartbeat:下载", None),
+        ("heartbeat::a", None),
         ("backtest:worker", None),
         ("x:heartbeat:node:a", None),
         ("bls_agent:{heartbeat:node:a}:owner", None),
@@ -62,7 +67,7 @@ def test_every_kind_of_heartbeat_of_the_table_is_known() -> None:
 def test_a_key_tells_its_kind(key: str | bytes, kind: str | None) -> None:
     """Exactly those of the table; what lies beside them is somebody else's."""
     data = key.encode() if isinstance(key, str) else key
-    assert find_kind(data, HEARTBEATS) == kind
+    assert find_row(data, HEARTBEATS) == kind
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,32 @@ def test_an_id_is_all_that_follows(key: str, id_: str) -> None:
     worker = Worker.read(BACKTEST, key.encode(), SOUND, 30.0)
     assert (worker.id, worker.key) == (id_, key)
     assert KEYS[BACKTEST].locate(worker_id=worker.id) == key
+
+
+@pytest.mark.parametrize(
+    ("payload", "status", "raw"),
+    [
+        (b'{"status":"stopping","page":3}', "stopping", {"status": "stopping", "page": 3}),
+        ('{"status":"忙","page":3}'.encode(), None, {"status": "忙", "page": 3}),
+        (b'{"page":3}', None, {"page": 3}),
+        (b"[1]", None, {"raw": "[1]"}),
+        (b"alive", None, {"raw": "alive"}),
+        (b"", None, {"raw": ""}),
+    ],
+)  # fmt: skip
+def test_a_generic_heartbeat_holds_anything(
+    payload: bytes, status: str | None, raw: dict[str, Any]
+) -> None:
+    """Its kind is in the key; a value without a status is no problem."""
+    key = "heartbeat:下载:上海:1".encode()
+    worker = Worker.read("generic_heartbeat", key, payload, 29.0)
+    assert (worker.kind, worker.id, worker.problem) == ("下载", "上海:1", "")
+    assert (worker.status, worker.raw) == (status, raw)
+    beat = worker.heartbeat
+    assert (beat is not None) == (status is not None)
+    if isinstance(beat, GenericHeartbeat):
+        assert (beat.kind_name, beat.id, beat.own) == ("下载", "上海:1", {"page": 3})
+        assert beat.key == worker.key
 
 
 @pytest.mark.parametrize(

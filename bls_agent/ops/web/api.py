@@ -265,12 +265,11 @@ async def _get_changes(request: Request) -> Response:
 
 def _describe_worker(worker: Worker, elapsed: float) -> JSONObject:
     """Describe a worker read ``elapsed`` seconds ago; unknown values are ``null``."""
-    beat = worker.heartbeat
     return {
-        "kind": worker.kind,
+        "kind": show_name(worker.kind),
         "id": show_name(worker.id),
         "key": show_name(worker.key),
-        "status": None if beat is None else beat.status.value,
+        "status": worker.status,
         "stale": worker.stale,
         "problem": worker.problem,
         "age": later(worker.age, elapsed, 3),

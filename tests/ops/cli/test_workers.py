@@ -26,6 +26,7 @@ from bls_agent.ops.texts import load_texts
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,
     ExecutionNodeHeartbeat,
+    GenericHeartbeat,
     SchedulerHeartbeat,
     Worker,
     WorkerStatus,
@@ -67,6 +68,9 @@ def broken(name: str, payload: bytes | None, ttl: float | None = 29.0) -> Worker
 
 
 WELL = worker(BacktestWorkerHeartbeat.create("回测-1", running_tasks=2, max_tasks=5))
+OWN = worker(
+    GenericHeartbeat(kind_name="下载", worker_id="上海-1", own={"页": 3}), 28.0
+)
 BUSY = worker(SchedulerHeartbeat.create("调度-1", running_tasks=3, pending_tasks=4))
 STALE = worker(BacktestWorkerHeartbeat.create("回测-2"), ttl=9.0)
 ERROR = worker(ExecutionNodeHeartbeat.create("执行-1", "a", 1, WorkerStatus.ERROR))
@@ -118,6 +122,11 @@ def test_the_cells_for_people() -> None:
         "3",
         "pending_tasks=4",
     ]
+    assert cells_of(OWN) == [
+        "上海-1", ("running", "green"), "", "2s", "下载", "-", "页=3",
+    ]  # fmt: skip
+    busy = Worker.read(OWN.row, OWN.key.encode(), '{"status":"忙"}'.encode(), 25.0)
+    assert cells_of(busy)[1] == "忙"
     large = broken("大", b'{"status": "?", "note": "' + b"x" * 9_000 + b'"}', None)
     cells = cells_of(large)
     assert cells[1:4] == [("invalid: ?", "bold red"), ("wrong field", "bold red"), "-"]
@@ -187,11 +196,17 @@ async def test_exit_codes(bls: Bls, own_server: DevServer, admin: Redis) -> None
     await plant(admin)
     assert (await bls("workers", url=own_server.url)).code == 3
     assert (await bls("workers", "scheduler", url=own_server.url)).code == 0
+    ran = await bls("workers", "下载", url=own_server.url)
+    assert (ran.code, "下载" in ran.said) == (0, True)
+    await admin.set(OWN.key, OWN.payload, ex=30)
+    for word in ("下载", "generic"):
+        ran = await bls("workers", word, url=own_server.url)
+        assert (ran.code, ran.text.split("\t")[:2]) == (0, ["上海-1", "running"])
     ran = await bls("workers", "backtest_wroker", url=own_server.url)
     assert ran.code == 2
     assert "backtest_worker" in ran.said
-    ran = await bls("workers", "x", url=own_server.url)
-    assert "execution_node" in ran.said
+    ran = await bls("workers", "task", url=own_server.url)
+    assert (ran.code, ran.out) == (0, b"")
     own_server.kill()
     assert (await bls("workers", url=own_server.url)).code == 4
 

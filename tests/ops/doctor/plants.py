@@ -509,7 +509,18 @@ def worker_plants() -> Iterator[Plant]:
         "heartbeat-removed", "owner", lease,
         lambda: [("SET", lease, "token 7 digest", "EX", 30)],
     )  # fmt: skip
+    generic = key_of("generic_heartbeat")
+    hour_ago = orjson.dumps({"status": "running", "timestamp": at(-3_600)})
+    yield Plant(
+        "heartbeat-clock", "generic_heartbeat", generic,
+        lambda: [("SET", generic, hour_ago, "EX", 30)],
+    )  # fmt: skip
+    yield Plant(
+        "heartbeat-stale", "generic_heartbeat", generic,
+        lambda: [("SET", generic, '{"status":"running"}', "EX", 10)],
+    )  # fmt: skip
     for row in (
+        "generic_heartbeat",
         "component_heartbeat",
         "process_heartbeat",
         "task_status",

@@ -126,9 +126,14 @@ async def test_live_workers(own_server: DevServer) -> None:
     url = own_server.url
     async with AsyncExitStack() as fleet:
         for number, kind in enumerate(kinds):
-            beat = Heartbeat(url, kind.create(f"工作-{number}"), ttl=30 - number)
+            beat = Heartbeat(kind.create(f"工作-{number}"), redis=url, ttl=30 - number)
             await fleet.enter_async_context(beat)
             await beat.ready(10)
+        generic = await fleet.enter_async_context(
+            Heartbeat("下载", "上海-1", redis=url)
+        )
+        generic.update(page=7)
+        await generic.ready(10)
         cache = await fleet.enter_async_context(FunctionCache(url))
 
         @cache.cached(ttl=60, lock=True)

@@ -24,7 +24,6 @@ from bls_agent.ops.web.requests import OPENAPI
 from bls_agent.project.messages import OutcomeKind, Status
 from bls_agent.runs import RunState
 from bls_agent.workers import WorkerStatus
-from bls_agent.workers.worker import HEARTBEATS
 from tests.ops.web.serving import OWN, PASSWORD, USERS, asking
 
 DOCUMENT: dict[str, Any] = orjson.loads(OPENAPI.read_bytes())
@@ -74,7 +73,7 @@ def test_every_reference_leads_somewhere() -> None:
     assert schemas["Run"]["properties"]["state"]["enum"] == [*RunState]
     worker = schemas["Worker"]["properties"]
     assert worker["status"]["enum"] == [*WorkerStatus, None]
-    assert worker["kind"]["enum"] == list(HEARTBEATS)
+    assert worker["kind"]["type"] == "string"
 
 
 def run_of(project: str) -> int:

@@ -61,6 +61,22 @@ def test_a_kind_that_the_contract_leaves_open() -> None:
     assert (card["state"], card["said"], card["id"]) == ("present", "alive", "7")
 
 
+def test_a_kind_of_ones_own() -> None:
+    """Its name stands before the id; its fields are shown by name and value."""
+
+    def card_of(payload: bytes) -> Any:
+        key = "heartbeat:下载:上海-1".encode()
+        return make_worker_card(Worker.read("generic_heartbeat", key, payload, 25.0))
+
+    card = card_of(beat("stopping", 页=3, running_tasks="x", task_uuids=5))
+    assert (card["id"], card["state"], card["said"]) == ("下载:上海-1", "stopping", "")
+    figures = [["页", "3"], ["running_tasks", "x"], ["task_uuids", "5"]]
+    assert card["figures"] == figures
+    card = card_of('{"status":"忙","页":{"a":1}}'.encode())
+    assert card["figures"] == [["status", "忙"], ["页", '{"a":1}']]
+    assert (card["state"], card_of(b"alive")["said"]) == ("present", "alive")
+
+
 def test_whatever_stands_there_is_a_card() -> None:
     """Of a bounded size, with nothing in it to obey."""
     for name, item in HEARTBEATS.items():

@@ -21,6 +21,7 @@ from bls_agent.ops.cli.tables import Layout, Table, wants_live
 from bls_agent.ops.terminal import Cell, json_text
 from bls_agent.ops.texts import Texts
 from bls_agent.workers import Worker, WorkerRegistry, WorkerStatus
+from bls_agent.workers.heartbeat_fields import KINDS
 from bls_agent.workers.worker import HEARTBEATS
 
 WORKERS: Final = Layout(
@@ -72,7 +73,7 @@ async def workers(
 ) -> Exit:
     """List the workers; exit 3 if one of them is unhealthy."""
     texts, people = invocation.texts, invocation.out.terminal
-    row = _row_of(kind)
+    row = _kind_of(kind)
     cells = partial(worker_cells, texts=texts, people=people)
     table = Table[Worker](invocation, WORKERS, describe_worker, cells)
     async with WorkerRegistry(invocation.redis) as registry:
@@ -83,17 +84,24 @@ async def workers(
             await _print_changes(table, registry, row)
         with invocation.waiting("waiting_redis"):
             found = arrange_workers(await registry.alive(row))
+    if not found and row not in HEARTBEATS and get_close_matches(kind, KIND_NAMES):
+        raise _unknown(kind)
     table.fill(found, count_workers(found, texts))
-    table.write(empty="no_workers")
+    table.write(empty="no_workers_of" if kind else "no_workers", kind=kind)
     return Exit.DONE if all(map(is_well, found)) else Exit.UNHEALTHY
 
 
-def _row_of(word: str) -> str | None:
+def _kind_of(word: str) -> str | None:
+    """Return a row, the kind of generic heartbeats, or ``None`` for all kinds."""
     rows = find_kinds(word)
-    if not word or len(rows) == 1:
-        return rows[0] if rows else None
+    if len(rows) > 1:
+        raise _unknown(word)
+    return rows[0] if rows else word or None
+
+
+def _unknown(word: str) -> Failure:
     likely = get_close_matches(word, KIND_NAMES)
-    raise Failure(
+    return Failure(
         "no_such_kind",
         Exit.USAGE,
         hint="did_you_mean" if likely else "hint_kinds",
@@ -161,27 +169,16 @@ async def _show_live(
     await table.show(follow)
 
 
-def _status_of(worker: Worker) -> WorkerStatus | None:
-    """Return the worker's own status, if it is one of the contract's words."""
-    if worker.heartbeat is not None:
-        return worker.heartbeat.status
-    word = worker.raw.get("status")
-    try:
-        return WorkerStatus(word) if isinstance(word, str) else None
-    except ValueError:
-        return None
-
-
 def is_well(worker: Worker) -> bool:
     """Return whether the heartbeat is fresh and reports no error."""
-    in_error = _status_of(worker) is WorkerStatus.ERROR
+    in_error = worker.status is WorkerStatus.ERROR
     return not (worker.problem or worker.stale or in_error)
 
 
 def _place(worker: Worker) -> int:
     if worker.problem:
         return 0
-    if _status_of(worker) is WorkerStatus.ERROR:
+    if worker.status is WorkerStatus.ERROR:
         return 1
     return 2 if worker.stale else 3
 
@@ -212,18 +209,20 @@ def worker_cells(
         "status": _status_cell(worker, texts, people=people),
         "problem": _problem_cell(worker, texts, people=people),
         "age": span(None if worker.age is None else worker.age + later),
-        "kind": texts[f"worker_kind_{kind}"] if people else kind,
+        "kind": texts.get(f"worker_kind_{kind}", kind) if people else kind,
         "tasks": "-" if running is None else _short(tasks),
         "says": _says(raw, people=people),
     }
 
 
 def _status_cell(worker: Worker, texts: Texts, *, people: bool) -> Cell:
-    status = _status_of(worker)
+    status = worker.status
     if status is None:
         word = worker.raw.get("status")
+        if word is None or worker.row not in KINDS:
+            return "-" if word is None else _short(word)
         odd = texts["status_bad"].format(value=cut_text(str(word), LONGEST))
-        return "-" if word is None else (odd, "bold red")
+        return odd, "bold red"
     meaning = texts[f"worker_{status.value}"]
     both = status.value if meaning == status else f"{status.value} {meaning}"
     return both if people else status.value, STYLES[status]
@@ -255,7 +254,7 @@ def describe_worker(worker: Worker, **more: object) -> dict[str, Any]:
         "kind": worker.kind,
         "id": worker.id,
         "key": worker.key,
-        "status": _status_of(worker),
+        "status": worker.status,
         "healthy": is_well(worker),
         "stale": worker.stale,
         "problem": worker.problem,

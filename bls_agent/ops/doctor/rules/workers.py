@@ -26,7 +26,7 @@ from bls_agent.ops.doctor.rule import (
 from bls_agent.workers.heartbeat_fields import KINDS, WorkerStatus
 from bls_agent.workers.progress import read_days
 from bls_agent.workers.tasks import WHOLE, Task
-from bls_agent.workers.worker import STALE
+from bls_agent.workers.worker import GENERIC, HEARTBEATS, STALE, find_row
 
 APART: Final = 120.0  # most seconds between the times of a heartbeat and the server
 CACHED: Final = ("result", "timestamp", "func_name")
@@ -37,7 +37,7 @@ JUDGED_APART: Final = frozenset(
 LEAVING: Final = 5.0  # seconds; just before a lease ends, its heartbeat may be gone
 # Keys whose values the contract leaves open: they must be text, never a pickle.
 TASKS: Final = ("task_status", "backtest_task_progress")
-TEXTS: Final = ("component_heartbeat", "process_heartbeat", *TASKS)
+TEXTS: Final = (GENERIC, "component_heartbeat", "process_heartbeat", *TASKS)
 
 
 _Beat: TypeAlias = Callable[[JSONObject, Sample], Values | None]
@@ -118,7 +118,7 @@ def _removed(sample: Sample) -> Values | None:
     key = key_beside(sample.fields.get("place", ""))
     ended = sample.value.endswith(b" ended")  # stays for a moment after a clean stop
     short = sample.ttl is not None and sample.ttl < LEAVING
-    if ended or short or not any(KEYS[row].match(key) for row in KINDS):
+    if ended or short or not find_row(key, HEARTBEATS):
         return None
     return shown_if(sample.ask("EXISTS", key) == 0, key)
 
@@ -203,6 +203,8 @@ RULES: Final = (
             ("heartbeat-stale", _N, _of_beat(_stale)),
         )
     ),
+    Rule("heartbeat-clock", GENERIC, _W, "001 §5", _of_beat(_other_time)),
+    Rule("heartbeat-stale", GENERIC, _N, "001 §5", _of_beat(_stale)),
     Rule("heartbeat-removed", "owner", _W, "bls_agent", _removed),
     *(Rule("worker-not-text", row, _W, "001 §5", _no_text) for row in TEXTS),
     *(

@@ -12,7 +12,8 @@ from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
 from bls_agent.ops.web.requests import quote_name
 from bls_agent.workers import Worker, WorkerChange, WorkerRegistry
-from bls_agent.workers.worker import HEARTBEATS, WorkerDiff
+from bls_agent.workers.heartbeat_fields import KINDS
+from bls_agent.workers.worker import GENERIC, HEARTBEATS, WorkerDiff
 
 GROUPS: Final = tuple(HEARTBEATS)
 
@@ -44,10 +45,11 @@ def make_worker_card(worker: Worker, elapsed: float = 0.0) -> JSONObject:
     """
     state = _state_of(worker)
     figures = _figures_of(worker)[:MOST_FIGURES]
+    name = f"{worker.kind}:{worker.id}" if worker.row == GENERIC else worker.id
     return {
         "key": quote_name(worker.key),
-        "group": worker.kind,
-        "id": visible(worker.id),
+        "group": worker.row,
+        "id": visible(name),
         "state": state,
         "kind": STATES[state],
         "age": later(worker.age, elapsed),
@@ -56,7 +58,7 @@ def make_worker_card(worker: Worker, elapsed: float = 0.0) -> JSONObject:
         "figures": [
             [shorten(part, LONGEST_FIGURE) for part in pair] for pair in figures
         ],
-        "said": _unread_text(worker),
+        "said": "" if figures else _unread_text(worker),
     }
 
 
@@ -65,10 +67,14 @@ def _state_of(worker: Worker) -> str:
         return "broken"
     if worker.stale:
         return "stale"
-    return "present" if worker.heartbeat is None else worker.heartbeat.status.value
+    return "present" if worker.status is None else worker.status.value
 
 
 def _figures_of(worker: Worker) -> list[tuple[str, str]]:
+    if worker.row not in KINDS and "raw" not in worker.raw:
+        apart = {"timestamp", "status" if worker.status else ""}
+        raw = worker.raw.items()
+        return [(name, _text(value)) for name, value in raw if name not in apart]
     if worker.heartbeat is None:
         return []
     read: dict[str, Any] = worker.heartbeat.to_dict()
