@@ -17,7 +17,7 @@ from bls_agent.assets.records import AssetSummary
 from bls_agent.console import Console
 from bls_agent.core.codec import JSONObject, encode, format_timestamp
 from bls_agent.ops.fleet import ProjectView
-from bls_agent.ops.web.feeds.crawl import SeenQueue
+from bls_agent.ops.web.feeds.crawl import CrawlFeed, SeenQueue
 from bls_agent.ops.web.feeds.logs import encode_records
 from bls_agent.ops.web.feeds.runs import write_page
 from bls_agent.ops.web.feeds.watch import SharedWatch, later
@@ -201,12 +201,23 @@ async def _get_logs(request: Request) -> Response:
 
 
 def _list_at(
-    path: str, name: str, feed: str, describe: Callable[[Any, float], JSONObject]
+    path: str,
+    name: str,
+    feed: str,
+    describe: Callable[[Any, float], JSONObject],
+    project_of: Callable[[str], str] | None = None,
 ) -> Route:
+    """Make the route of a list; ``project_of`` returns the project of a thing's key."""
+
     async def show(request: Request) -> Response:
         watch: SharedWatch[Any] = getattr(web_state(request), feed)
         await watch.fresh()
-        seen = [(one, watch.seconds_since(key)) for key, one in watch.found.items()]
+        sees = request.state.grants.sees
+        seen = [
+            (one, watch.seconds_since(key))
+            for key, one in watch.found.items()
+            if project_of is None or sees(project_of(key))
+        ]
         written = await convert(seen, lambda pair: encode(describe(*pair)), SLICE)
         return list_answer(name, written)
 
@@ -253,7 +264,8 @@ async def _get_changes(request: Request) -> Response:
     limit, after = read_limit(fields.get("limit")), read_number(fields.get("after"))
     state = web_state(request)
     journal = state.journal
-    found = journal.changes(project_in_query(request.scope), after, limit)
+    project, grants = project_in_query(request.scope), request.state.grants
+    found = journal.changes(project, after, limit, grants)
     content = {
         "since": format_timestamp(journal.since),
         "unavailable": state.fleet.away or None,
@@ -396,7 +408,7 @@ api_routes: Final[list[BaseRoute]] = [
     Route("/api/commands", _get_commands),
     Route("/api/commands", _delete_command, methods=["DELETE"]),
     Route("/api/logs", _get_logs),
-    _list_at("/api/projects", "projects", "fleet", _describe_project),
+    _list_at("/api/projects", "projects", "fleet", _describe_project, str),
     Route(f"/api/projects/{ANY_NAME}", _get_project),
     Route(f"/api/projects/{ANY_NAME}", _delete_project, methods=["DELETE"]),
     Route("/api/changes", _get_changes),
@@ -406,7 +418,7 @@ api_routes: Final[list[BaseRoute]] = [
     Route("/api/runs/{run}/events", _get_events),
     Route("/api/assets", _get_assets),
     Route(f"/api/assets/{ANY_ASSET}", _get_asset),
-    _list_at("/api/crawl", "queues", "crawl", _describe_queue),
+    _list_at("/api/crawl", "queues", "crawl", _describe_queue, CrawlFeed.project_of),
     Route("/api/health", _get_health),
     Route("/api/openapi.json", _get_openapi),
 ]

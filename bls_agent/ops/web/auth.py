@@ -1,6 +1,7 @@
 """Users and their passwords, logins and their sessions.
 
-One user per line, ``name:$argon2id$…``; blank lines and lines after ``#`` are skipped.
+One user per line, ``name:$argon2id$…`` or ``name:$argon2id$…:roles``; blank lines and
+lines after ``#`` are skipped.
 Verifying a password takes 64 MiB and some ten milliseconds, on purpose. Only a few are
 verified at once, never on the event loop. An unknown user takes as long as a known one.
 """
@@ -13,8 +14,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from argon2.exceptions import Argon2Error, InvalidHashError
 
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import check_name
+from bls_agent.ops.web.rights import EVERY_ROLE, Grants
 
 SHORTEST: Final = 8  # characters of a new password
 LONGEST: Final = 1_024  # bytes of a password that is checked
@@ -42,8 +44,19 @@ def hash_password(password: str) -> str:
     return PasswordHasher().hash(_bytes(password))
 
 
-def user_line(name: str, password: str) -> str:
-    return f"{_check_user(name)}:{hash_password(password)}"
+@dataclass(frozen=True)
+class User:
+    """The hash of a user's password, and the user's roles."""
+
+    hash: str = field(repr=False)
+    grants: Grants = EVERY_ROLE
+
+
+def user_line(name: str, password: str, roles: Sequence[str] = ()) -> str:
+    for role in roles:
+        Grants.parse("role", role)
+    words = f":{' '.join(roles)}" if roles else ""
+    return f"{_check_user(name)}:{hash_password(password)}{words}"
 
 
 def _check_user(name: str) -> str:
@@ -54,25 +67,26 @@ def _check_user(name: str) -> str:
     return name
 
 
-def parse_users(text: str) -> dict[str, str]:
-    """Read the lines of a users' file; return a dict of name → hash.
+def parse_users(text: str) -> dict[str, User]:
+    """Read the lines of a users' file; a line without roles means every role.
 
     No error shows a hash.
     """
-    users: dict[str, str] = {}
+    users: dict[str, User] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         place = f"users, line {number}"
-        name, colon, value = line.strip().partition(":")
-        if not colon or not _is_argon2(value):
-            rule = "a line is a name, a colon and an argon2 hash"
+        name, _, rest = line.strip().partition(":")
+        value, colon, roles = rest.partition(":")
+        if not _is_argon2(value):
+            rule = "a line is a name, a colon and an argon2 hash, perhaps a colon and roles"
             remedy = "Make it with `bls-agent console password NAME`."
             raise ConfigurationError(place, "***", rule, remedy)
         if _check_user(name) in users:
             rule = "a user has one line"
             raise ConfigurationError(place, name, rule)
-        users[name] = value
+        users[name] = User(value, Grants.parse(place, roles) if colon else EVERY_ROLE)
     return users
 
 
@@ -84,7 +98,7 @@ def _is_argon2(value: str) -> bool:
     return value.startswith("$argon2id$")
 
 
-def read_users(path: Path) -> dict[str, str]:
+def read_users(path: Path) -> dict[str, User]:
     """Read a users' file, which other users may neither read nor change.
 
     Raises ``ConfigurationError`` if the file cannot be read, if others may read or
@@ -114,7 +128,7 @@ def read_users(path: Path) -> dict[str, str]:
 class Verifier:
     """Checks passwords, only a few at once, and in the same time for every user."""
 
-    def __init__(self, users: Mapping[str, str], *, at_once: int) -> None:
+    def __init__(self, users: Mapping[str, User], *, at_once: int) -> None:
         self._users = users
         self._limiter = anyio.CapacityLimiter(at_once)
         self._hasher = PasswordHasher()
@@ -129,7 +143,7 @@ class Verifier:
         known = self._users.get(user)
         compared = known if known is not None else next(iter(self._users.values()))
         try:
-            self._hasher.verify(compared, _bytes(password)[:LONGEST])
+            self._hasher.verify(compared.hash, _bytes(password)[:LONGEST])
         except Argon2Error:
             return False
         return known is not None and len(_bytes(password)) <= LONGEST

@@ -8,12 +8,15 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.ops.texts import LANGUAGES
 from bls_agent.ops.web.security import split_host
+
+if TYPE_CHECKING:
+    from bls_agent.ops.web.auth import User
 
 WEBHOOK_SECRET: Final = "BLS_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
 KEY_PREFIX: Final = "whsec_"
@@ -114,8 +117,9 @@ class WebConfig:
         host: Address to listen at. Any address other than loopback needs users.
         port: Port to listen at; 0 chooses a free port.
         unix_socket: Listen at this path instead; only our user can open it.
-        users: Name → argon2 hash (:func:`bls_agent.ops.web.auth.read_users`). Without
-            users, nobody logs in, and everybody who can connect is ``local``.
+        users: Name → hash and roles (:func:`bls_agent.ops.web.auth.read_users`).
+            Without users, nobody logs in, and everybody who can connect is ``local``
+            and may do everything.
         allowed_hosts: Further host names that browsers may use for the console,
             besides its address.
         behind_proxy: Trust ``X-Forwarded-For`` and ``X-Forwarded-Proto`` of a proxy
@@ -137,7 +141,7 @@ class WebConfig:
     host: str = "127.0.0.1"
     port: int = 8765
     unix_socket: Path | None = None
-    users: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    users: Mapping[str, User] = field(default_factory=dict[str, "User"], repr=False)
     allowed_hosts: tuple[str, ...] = ()
     behind_proxy: bool = False
     root_path: str = ""

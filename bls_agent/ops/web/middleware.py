@@ -26,7 +26,16 @@ from bls_agent.ops.web.requests import (
     is_data,
     media_type,
     read_form,
-    route_path,
+)
+from bls_agent.ops.web.rights import (
+    ALL,
+    EVERY_ROLE,
+    NO_ROLE,
+    OPEN,
+    Role,
+    RoleError,
+    authorize,
+    find_right,
 )
 from bls_agent.ops.web.security import (
     NOT_JSON,
@@ -50,7 +59,16 @@ def refuse_request(request: Request, refusal: HTTPException) -> Response:
     """Answer a refused request, as JSON or as a page."""
     status, reason = refusal.status_code, refusal.detail
     shown = "" if reason == HTTPStatus(status).phrase else reason  # the headline has it
-    return refuse_with(request, status, reason, shown=shown, headers=refusal.headers)
+    needs = ""
+    if isinstance(refusal, RoleError):
+        texts, needs = texts_of(request), refusal.role.word
+        project = "" if refusal.project == ALL else refusal.project
+        shown = texts["needs_role"].format(
+            role=needs, project=project or texts["all_projects"]
+        )
+    return refuse_with(
+        request, status, reason, shown=shown, needs=needs, headers=refusal.headers
+    )
 
 
 def _to_login(request: Request) -> Response:
@@ -72,7 +90,6 @@ def _to_login(request: Request) -> Response:
     return RedirectResponse(f"{login}?next={quote(target, safe='')}", 303)
 
 
-OPEN_TO_ALL = frozenset({"/login", "/api/health"})
 MISDIRECTED = 421
 CLOSE = {"connection": "close"}
 _SINGLE = ("origin", "sec-fetch-site", "sec-fetch-mode", "content-type")
@@ -82,9 +99,9 @@ _FORWARDED = ("x-forwarded-for", "x-forwarded-host", "x-real-ip", "forwarded", "
 class SecurityMiddleware:
     """Refuses requests, and finds the user of each accepted request.
 
-    An accepted request has ``request.state.user`` (``""`` without users),
-    ``.session``, ``.client`` (the address) and ``.sent_by`` (for the audit record of a
-    command).
+    An accepted request has ``request.state.user`` (``""`` without users), ``.grants``
+    (the user's roles), ``.role`` (for what the request is about), ``.session``,
+    ``.client`` (the address) and ``.sent_by`` (for the audit record of a command).
     """
 
     def __init__(self, app: ASGIApp, state: WebState) -> None:
@@ -119,11 +136,12 @@ class SecurityMiddleware:
         if wait:
             raise HTTPException(429, "too many requests", {"retry-after": "1"})
         await self._log_program_in(request)
-        path = route_path(request)
-        is_open = path in OPEN_TO_ALL or path.startswith("/static/")
-        if is_open or not self._state.config.users or request.state.user:
-            return None
-        return _to_login(request)
+        right, parts = find_right(request, request.scope)
+        if right is not OPEN and self._state.config.users and not request.state.user:
+            return _to_login(request)
+        if right is not None:
+            authorize(request, right, parts)
+        return None
 
     def _check_size(self, request: Request) -> None:
         limits, scope = self._state.config.limits, request.scope
@@ -200,7 +218,12 @@ class SecurityMiddleware:
         self._set_user(request, credentials[0])
 
     def _set_user(self, request: Request, user: str) -> None:
-        request.state.user = user
+        users = self._state.config.users
+        known = users.get(user)
+        request.state.user, request.state.role = user, Role.NOBODY
+        request.state.grants = (
+            known.grants if known else NO_ROLE if users else EVERY_ROLE
+        )
         request.state.sent_by = f"{user or 'local'}@{client_address(request)}"
 
     def _limited(self, receive: Receive) -> Receive:

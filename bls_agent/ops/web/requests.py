@@ -73,6 +73,12 @@ def project_path(name: str) -> str:
     return f"{PROJECTS}{quoted}"
 
 
+def project_of_path(card_key: str) -> str:
+    """Return the project of a path that :func:`project_path` has made."""
+    quoted = card_key.removeprefix(PROJECTS).removeprefix(f"?{FIELD}=")
+    return unquote(quoted, errors="surrogateescape")
+
+
 def project_in_path(scope: Mapping[str, Any]) -> str:
     raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     path = raw.partition(b"?")[0].decode("ascii", "replace")
@@ -318,9 +324,12 @@ def error_answer(
     reason: str,
     *,
     fields: Mapping[str, str] | None = None,
+    needs: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     content: dict[str, Any] = {"error": reason}
+    if needs:
+        content["needs"] = needs
     if fields:
         content["fields"] = dict(fields)
     return json_answer(content, status, headers)

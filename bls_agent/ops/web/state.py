@@ -33,6 +33,7 @@ from bls_agent.ops.web.feeds.watch import SharedWatch
 from bls_agent.ops.web.feeds.workers import WorkerFeed
 from bls_agent.ops.web.forms import HELP, HelpCache
 from bls_agent.ops.web.requests import CommandRequest, FieldError
+from bls_agent.ops.web.rights import check_role
 from bls_agent.ops.web.security import Buckets, HostRule, StreamQuota
 from bls_agent.project.messages import CONSOLE_SOURCE, Command, Outcome
 from bls_agent.runs import EventStore
@@ -134,6 +135,7 @@ async def is_known(request: Request, project: str) -> bool:
 def check_project(request: Request, project: str) -> None:
     if not project:
         raise FieldError({"projectName": "it is missing"})
+    check_role(request, project)
     if len(project.encode("utf-8", "surrogateescape")) > LONGEST:
         raise FieldError({"projectName": f"it has at most {LONGEST} bytes"})
     web_state(request).fleet.check()  # fail at once during a known outage

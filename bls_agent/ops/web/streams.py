@@ -97,17 +97,18 @@ def _write_event(kind: str, data: bytes) -> bytes:
 def _pictures_at(name: str, kind: str) -> Route:
     async def follow(request: Request) -> Response:
         watch: SharedWatch[Any] = getattr(web_state(request), name)
-        heartbeat = web_state(request).config.limits.heartbeat
-        return _Stream(request, _pictures_of(watch, kind, heartbeat))
+        return _Stream(request, _pictures_of(request, watch, kind))
 
     return Route(f"/events/{name}", follow)
 
 
 async def _pictures_of(
-    watch: SharedWatch[Any], kind: str, heartbeat: float
+    request: Request, watch: SharedWatch[Any], kind: str
 ) -> AsyncIterator[bytes]:
+    heartbeat = web_state(request).config.limits.heartbeat
     async with aclosing(watch.follow(heartbeat)) as pictures:
-        async for data in pictures:
+        async for message in pictures:
+            data = watch.only(message, request.state.grants)
             yield _write_event(kind, data) if data else b""
 
 

@@ -14,6 +14,7 @@ import httpx2 as httpx
 import orjson
 
 from bls_agent.ops.web.app import ConsoleApp, create_app
+from bls_agent.ops.web.auth import User
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.server import make_server, open_sockets
 
@@ -25,7 +26,7 @@ HASH = (
     "$argon2id$v=19$m=64,t=1,p=1$A00"
     "DIvghsDFRr6GN3erw7w$fOoMy+Y9Z2zpkoSzTLwuh5fOU20GDhIFsksF5ze2o9Q"
 )
-USERS = {"operator": HASH, "值班": HASH}
+USERS = {"operator": User(HASH), "值班": User(HASH)}
 
 
 @asynccontextmanager

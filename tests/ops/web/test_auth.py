@@ -13,6 +13,7 @@ from bls_agent import ConfigurationError
 from bls_agent.ops.web.auth import (
     USER_SESSIONS,
     Sessions,
+    User,
     Verifier,
     hash_password,
     parse_users,
@@ -29,8 +30,8 @@ def test_a_line_that_was_made_is_read() -> None:
     assert name == "值班"
     assert value.startswith("$argon2id$v=19$m=65536,t=3,p=4$")
     assert parse_users(f"# people\n\n  {line}\noperator:{HASH}\n") == {
-        "值班": value,
-        "operator": HASH,
+        "值班": User(value),
+        "operator": User(HASH),
     }
 
 
@@ -81,7 +82,7 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> No
     with pytest.raises(ConfigurationError, match=f"mode {mode:03o}.*chmod 600"):
         read_users(path)
     path.chmod(0o640)
-    assert read_users(path) == {"operator": HASH}
+    assert read_users(path) == {"operator": User(HASH)}
 
 
 @pytest.mark.parametrize("content", [b"", b"# nobody\n", b"\xff\xfe"])

@@ -75,12 +75,13 @@ def console(
 def password(
     invocation: Invocation,
     name: Annotated[str, Argument(metavar="NAME")],
+    role: Annotated[list[str] | None, Option(metavar="ROLE[=GLOB]")] = None,
 ) -> Exit:
     """Print the line of a user for the file of ``--users``."""
     need_web()
     from bls_agent.ops.web.auth import user_line
 
-    line = user_line(name, _ask_password(invocation))
+    line = user_line(name, _ask_password(invocation), role or ())
     invocation.record({"line": line}, line)
     return Exit.DONE
 

@@ -34,6 +34,7 @@ from bls_agent.ops.web.config import WebhookTarget
 from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.watch import clock
 from bls_agent.ops.web.requests import project_path, show_name
+from bls_agent.ops.web.rights import EVERY_ROLE, Grants
 
 KEPT: Final = 1_000  # changes
 TICK: Final = 1.0  # seconds between two checks while nothing happens
@@ -106,12 +107,20 @@ class Journal:
     def forgotten(self) -> int:
         return self._count - len(self._changes)
 
-    def changes(self, project: str, after: int, limit: int) -> list[StatusChange]:
+    def changes(
+        self,
+        project: str,
+        after: int,
+        limit: int,
+        grants: Grants = EVERY_ROLE,
+    ) -> list[StatusChange]:
         """Return the newest changes after a number; project ``""`` means every one."""
         found = [
             change
             for change in self._changes
-            if change.number > after and project in {"", change.project}
+            if change.number > after
+            and project in {"", change.project}
+            and grants.sees(change.project)
         ]
         return found[-limit:]
 

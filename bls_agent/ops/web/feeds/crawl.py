@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
+from urllib.parse import unquote
 
 import anyio
 
@@ -125,6 +126,10 @@ class CrawlFeed(SharedWatch[SeenQueue]):
     def __init__(self, overview: QueueOverview) -> None:
         super().__init__(overview)
         self._overview = overview
+
+    @staticmethod
+    def project_of(card_key: str) -> str:
+        return Namespace.parse(unquote(card_key)).project
 
     def _card(self, thing: SeenQueue, elapsed: float) -> JSONObject:
         del elapsed  # the card shows no age

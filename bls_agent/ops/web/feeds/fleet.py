@@ -11,7 +11,7 @@ from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.fleet import Condition, Fleet, FleetChange, ProjectView
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
-from bls_agent.ops.web.requests import project_path
+from bls_agent.ops.web.requests import project_of_path, project_path
 
 LONGEST_STATUS: Final = 40  # characters of a value that is no status
 
@@ -49,6 +49,8 @@ class FleetFeed(SharedWatch[ProjectView]):
     """The cards of all projects, by the project's name, and changes of the cards."""
 
     kind = "cards"
+    card_key = "path"
+    project_of = staticmethod(project_of_path)
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)

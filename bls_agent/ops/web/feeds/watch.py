@@ -19,18 +19,19 @@ from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
-from bls_agent.core.codec import JSONObject, JSONValue, encode
+from bls_agent.core.codec import JSONObject, JSONValue, decode_object, encode
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.terminal import visible
 
 if TYPE_CHECKING:
     from bls_agent.connection.access import Store
     from bls_agent.ops.fleet import Fleet
+    from bls_agent.ops.web.rights import Grants
 
 GRACE: Final = 30.0  # seconds for which a watch runs after its last follower
 SAME_MOMENT: Final = 0.5  # seconds for which a snapshot and its ages are reused
@@ -166,6 +167,7 @@ class SharedWatch(Shared, Generic[_Thing]):
     """The things that a watch has read, as cards, and their changes."""
 
     kind: ClassVar[str]  # the name of the list of cards in messages to followers
+    card_key: ClassVar[str] = "key"  # the field that identifies a card
 
     def __init__(self, source: Store | Fleet) -> None:
         super().__init__(Ring(most=MOST, size=SIZE), GRACE)
@@ -189,6 +191,25 @@ class SharedWatch(Shared, Generic[_Thing]):
     @abstractmethod
     def place_of(card: JSONObject) -> tuple[JSONValue, ...]:
         """Return the sort key of a card on the page."""
+
+    @staticmethod
+    def project_of(card_key: str) -> str:
+        """Return the project of a card, ``""`` if it belongs to no project."""
+        del card_key
+        return ""
+
+    def only(self, message: bytes, grants: Grants) -> bytes:
+        """Take the cards of projects that a user may not see out of a message."""
+        if not message or grants.everywhere:
+            return message
+
+        def sees(key: JSONValue) -> bool:
+            return grants.sees(self.project_of(str(key)))
+
+        fields: dict[str, Any] = decode_object(message)
+        cards = [card for card in fields[self.kind] if sees(card[self.card_key])]
+        removed = [*filter(sees, fields.get("gone", ()))]
+        return encode(fields | {self.kind: cards, "gone": removed})
 
     def _differs(self, one: _Thing, before: _Thing) -> bool:
         return one != before

@@ -39,13 +39,13 @@ def _cards_at(
     async def show(request: Request) -> Response:
         watch: SharedWatch[Any] = getattr(web_state(request), name)
         await watch.ready()
-        known = watch.looked or watch.away
+        known, grants = watch.looked or watch.away, request.state.grants
         return render(
             request,
             template,
             here=path,
             feed=watch,
-            picture=watch.picture().decode() if known else "",
+            picture=watch.only(watch.picture(), grants).decode() if known else "",
             states=states,
             away=watch.away,
             looked=bool(watch.found) or (watch.looked and not watch.away),

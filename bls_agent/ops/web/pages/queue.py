@@ -22,6 +22,7 @@ from bls_agent.ops.web.pages.action_list import (
 )
 from bls_agent.ops.web.pages.rendering import texts_of
 from bls_agent.ops.web.requests import FIELD, project_in_query, quote_name, read_form
+from bls_agent.ops.web.rights import may_post
 from bls_agent.ops.web.state import forget_project, web_state, withdraw_command
 from bls_agent.project.messages import Command, Status
 
@@ -94,7 +95,7 @@ def _list_waiting(
         rows=[_command_row(request, command) for command in waiting],
         limit=SHOWN,
         actions=[withdraw],
-        head=[forget] if offline else [],
+        head=[forget] if offline and may_post(request, forget.path) else [],
     )
 
 

@@ -23,6 +23,7 @@ from bls_agent.core.codec import encode
 from bls_agent.ops.terminal import visible, visible_lines
 from bls_agent.ops.texts import LANGUAGES, Texts, load_texts
 from bls_agent.ops.web.requests import error_answer, is_data
+from bls_agent.ops.web.rights import Role, may_post
 
 if TYPE_CHECKING:
     from bls_agent.ops.web.state import WebState
@@ -193,6 +194,8 @@ def _context(request: Request) -> dict[str, Any]:
         "age": partial(say_age, texts),
         "static": static,
         "user": user,
+        "may_post": partial(may_post, request),
+        "sees_all": request.state.grants.everywhere >= Role.VIEWER,
         "title": title,
         "redis": redis,
         "site": " · ".join(filter(None, (title or texts["title"], redis))),
@@ -240,6 +243,7 @@ def refuse_with(
     *,
     shown: str | None = None,
     fields: Mapping[str, str] | None = None,
+    needs: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Show an error, as JSON for a path that returns data, otherwise as a page.
@@ -247,7 +251,7 @@ def refuse_with(
     If ``shown`` is given, the page shows ``shown`` instead of the reason.
     """
     if is_data(request):
-        return error_answer(status, reason, fields=fields, headers=headers)
+        return error_answer(status, reason, fields=fields, needs=needs, headers=headers)
     answer = error_page(request, status, detail=reason if shown is None else shown)
     answer.headers.update(headers or {})
     return answer
