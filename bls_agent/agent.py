@@ -526,7 +526,7 @@ class ProjectAgent:
         return session
 
     def _open_session(self) -> AgentSession | None:
-        """Return the session if its loop is open and belongs to this process."""
+        """Return the session; ``None`` if its loop was closed or is a parent's."""
         session = self._session
         return None if session is None or session.is_gone else session
 

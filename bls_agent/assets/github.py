@@ -107,7 +107,7 @@ class _Answer:
 
     @property
     def message(self) -> str:
-        """The server's error message, or ``""``."""
+        """The reason that the server's JSON states, or ``""``."""
         try:
             return str(decode_object(self.body).get("message", ""))[:200]
         except ContractError:

@@ -113,7 +113,7 @@ class AssetLibrary(Store):
 
     @property
     def pool(self) -> ConnectionPool:
-        """The connections of the running event loop."""
+        """The connections of the running event loop, opened at a first request."""
         return self._access.pool
 
     async def get(self, asset_id: str) -> Asset | None:

@@ -114,7 +114,7 @@ class _Part(BaseModel):
 
 
 class SelectOption(_Part):
-    """One choice of a setting of type ``select``."""
+    """One choice that a user has for a setting of type ``select``."""
 
     label: Annotated[_Text, Field(description="What people read.")]
     value: Annotated[_Scalar, Field(description="What the asset gets.")]

@@ -195,7 +195,7 @@ class SyncState:
 
 
 class WriteOutcome(StrEnum):
-    """What a write did to an asset."""
+    """What a write changed; ``same`` and ``lost`` mean that nothing was written."""
 
     CREATED = "created"
     UPDATED = "updated"
@@ -214,7 +214,7 @@ class AssetWrite(NamedTuple):
 
     @classmethod
     def of(cls, manifest: AssetManifest, *, path: str, sha: str) -> Self:
-        """Encode a manifest as an asset to be saved."""
+        """Encode a manifest for the asset's hash and index."""
         from bls_agent.assets.manifest import (  # noqa: PLC0415 - it needs the extra
             index_entry,
             metadata_fields,
@@ -229,7 +229,7 @@ class AssetWrite(NamedTuple):
         return 500 + len(self.summary) + sum(map(len, self.fields.values()))
 
     def arguments(self, token: str) -> list[Argument]:
-        """Return the arguments of ``write_asset.lua``."""
+        """Return what ``write_asset.lua`` expects; it checks the lease by ``token``."""
         words: list[Argument] = [token, self.id, self.summary, KEPT]
         if self.summary:
             for name, value in (

@@ -40,7 +40,7 @@ def packer() -> Callable[[tuple[Argument, ...]], bytes]:
 
 
 def make_reader(parse_error: Callable[[str], Exception], nothing: object) -> Any:
-    """Make a parser that returns ``nothing`` while a reply is not complete."""
+    """Make hiredis's parser; it returns ``nothing`` for an incomplete reply."""
     from redis.exceptions import InvalidResponse
 
     hiredis: Any = import_module("hiredis")
@@ -354,7 +354,7 @@ def _endpoint_of_sentinel_client(pool: Any, kind: type) -> Endpoint:
 
 
 def _endpoint_of_cluster_client(nodes: Any, shown: str) -> Endpoint:
-    """Return an endpoint that begins with the nodes that the client knows."""
+    """Make the endpoint of a client of a cluster; its known nodes are asked first."""
     options: Mapping[str, Any] = nodes.connection_kwargs
     kind = getattr(options.get("connection_class"), "__name__", "")
     scheme = "rediss" if options.get("ssl") or "SSL" in kind else "redis"

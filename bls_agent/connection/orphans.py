@@ -56,7 +56,7 @@ class Admins(Protocol):
 
 
 class _Fate(Enum):
-    """What happened to an orphan."""
+    """What has become of an orphan after a try to end it."""
 
     ENDED = auto()  # the server no longer serves the orphan
     UNKILLABLE = auto()  # the server refuses to end the orphan

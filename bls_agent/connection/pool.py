@@ -264,7 +264,7 @@ async def _in_portions(
 async def _by_node(
     cluster: ClusterMap, requests: Sequence[Request]
 ) -> dict[Node, list[int]]:
-    """Return node → positions of the requests that this node serves."""
+    """Return node → indices of the requests that this node has to execute."""
     found: dict[Node, list[int]] = {}
     for at, request in enumerate(requests):
         node = await cluster.master_of(slot_of(_key_of(request)))

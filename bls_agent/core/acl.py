@@ -129,7 +129,7 @@ _INBOXES: Final = (BROADCAST,)
 
 @dataclass(frozen=True)
 class Right:
-    """One right of an agent, or of a console."""
+    """One row of the tables: a command, its keys, and what fails without it."""
 
     command: str  # name as in an ACL: ``rpush``, ``client|kill``; or several names
     keys: tuple[KeyTemplate, ...]  # empty if the command takes no key
@@ -148,7 +148,7 @@ class Right:
         return f"{words} … {self.option}" if self.option else words
 
     def patterns(self, project: str | None) -> tuple[str, ...]:
-        """Make the glob patterns of the keys, for one project or for all."""
+        """Make the glob patterns of the keys; ``None`` stands for all projects."""
         return tuple(_pattern(key, project) for key in self.keys)
 
 

@@ -29,7 +29,7 @@ SLOTS: Final = 16_384  # number of hash slots of a cluster
 
 
 class RedisType(StrEnum):
-    """The type of a key, as the command TYPE names it."""
+    """The Redis type that a key has, as the command TYPE names it."""
 
     STRING = "string"
     LIST = "list"

@@ -37,7 +37,7 @@ class Rule:
 
     @property
     def form(self) -> str:
-        """The allowed values, in words."""
+        """The allowed values in words, for the error that refuses another value."""
         words = f"one of: {', '.join(self.choices)}" if self.choices else ""
         unit = f" of {self.unit}" if self.unit else ""
         return (words or _FORMS[self.kind] + unit) + ", or none" * self.optional

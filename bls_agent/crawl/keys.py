@@ -194,7 +194,7 @@ class RedisKeyManager:
 
 
 class QueueKeys(NamedTuple):
-    """The keys of one queue."""
+    """The keys of one queue, with their types and their order in scripts."""
 
     by_row: dict[str, str]  # row without "crawl_" → key, in the order of the scripts
     types: dict[str, str]  # key → type in Redis

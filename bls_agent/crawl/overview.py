@@ -134,7 +134,7 @@ class FailedRequest:
 
 
 class QueueView(NamedTuple):
-    """The state of one queue."""
+    """What could be read of one queue, or why nothing could."""
 
     name: Namespace  # project and spider of the queue
     stats: QueueStats | None  # the counts; ``None`` if Redis refused to count
@@ -151,11 +151,11 @@ class QueueOverview(Store):
 
     @property
     def pool(self) -> ConnectionPool:
-        """The connections of the running event loop."""
+        """The connections of the running event loop, opened at a first request."""
         return self._access.pool
 
     async def find(self) -> list[Namespace]:
-        """Find the crawls that have a key."""
+        """Find the crawls that have any key, with SCAN on all servers."""
         found: set[Namespace] = set()
         async for key in self.pool.scan(ALL):
             retries = KEYS[RETRIES].parse(key)  # a namespace may have many such keys
@@ -220,7 +220,7 @@ class CleanupReport:
 
     @property
     def found(self) -> int:
-        """The number of all keys that were found."""
+        """The number of keys of all kinds that the search has found."""
         return sum(self.keys.values())
 
 

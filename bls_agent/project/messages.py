@@ -83,7 +83,7 @@ _SEVERITY: Final = (Status.OFFLINE, Status.ONLINE, Status.ERROR, Status.FAULT)
 
 
 class Level(StrEnum):
-    """Level of a log record."""
+    """How severe a log record is."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -112,7 +112,7 @@ _SPELLINGS: Final[Mapping[str, Level]] = {
 
 
 class OutcomeKind(StrEnum):
-    """How a command ended."""
+    """How a command ended; ``docs/protocol.md`` describes each word."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -176,7 +176,7 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """The English sentence of the record."""
+        """The English sentence that the outcome record shows to people."""
         name = f" {cut_text(self.command, 100)!r}" if self.command else ""
         if self.succeeded:
             return f"command{name} succeeded"

@@ -88,7 +88,7 @@ class AgentStats:
 
 
 def collect_stats(state: AgentState, session: AgentSession | None) -> AgentStats:
-    """Gather the counters of an agent, and of its session if it is open."""
+    """Make the snapshot; counters of a session are zero without one."""
     kept = _collect_kept(state)
     if session is None or session.closed.is_set():
         return kept

@@ -145,7 +145,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class EventCategory(StrEnum):
-    """The known categories; others are allowed."""
+    """The categories that the protocol names; any other text is allowed."""
 
     LIFECYCLE = "lifecycle"
     LLM = "llm"
@@ -155,7 +155,7 @@ class EventCategory(StrEnum):
 
 
 class EventAction(StrEnum):
-    """The known actions; others are allowed."""
+    """The actions that the protocol names; any other text is allowed."""
 
     STARTED = "started"
     COMPLETED = "completed"

@@ -55,7 +55,7 @@ class Mode(Enum):
 
 
 class Step(Enum):
-    """The result of a step that returns no list of events."""
+    """What a follower does after a step that has no events to return."""
 
     READ_ON = auto()
     WAIT = auto()

@@ -28,7 +28,7 @@ Entry: TypeAlias = tuple[bytes, Sequence[bytes]]  # id, then names and values in
 
 
 class RunKeys:
-    """The keys of one run."""
+    """The keys of one run, all in one slot of a cluster."""
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
@@ -73,7 +73,7 @@ async def find_wrong_run_key(pool: ConnectionPool, keys: RunKeys) -> WrongTypeEr
 
 
 class Page(NamedTuple):
-    """Consecutive events of a run."""
+    """Consecutive events of a run, and whether more followed them."""
 
     events: list[StreamEvent]  # oldest first
     is_last: bool  # whether the range had no later event when the page was read

@@ -116,13 +116,13 @@ class HighWaterMarks:
                 self._marks.popitem(last=False)
 
     def expire(self, run_id: int, until: float) -> None:
-        """Record when a run expires."""
+        """Set when a run's mark is forgotten, because the run then expires."""
         with self._lock:
             if run_id in self._marks:
                 self._marks[run_id] = (*self._marks[run_id][:2], until)
 
     def forget(self, run_id: int) -> None:
-        """Drop the mark of a run that was deleted."""
+        """Drop the mark of a run that was deleted; it begins at 1 again."""
         with self._lock:
             self._marks.pop(run_id, None)
 

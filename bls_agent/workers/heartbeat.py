@@ -216,7 +216,7 @@ class Heartbeat:
 
     @property
     def heartbeat(self) -> WorkerHeartbeat:
-        """A copy of the current value."""
+        """A copy of the value that is written now; changes have no effect."""
         return copy.deepcopy(self._current.now)
 
     @property

@@ -30,7 +30,7 @@ DIGITS: Final = 20  # longest number that is read from text; int() refuses thous
 
 
 class WorkerStatus(StrEnum):
-    """The state of a worker."""
+    """The state that a worker reports of itself."""
 
     STARTING = "starting"
     RUNNING = "running"

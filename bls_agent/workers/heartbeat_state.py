@@ -68,7 +68,7 @@ class HeartbeatCounts:
 
 
 class HeartbeatState:
-    """One heartbeat from its opening to its end."""
+    """Decides when one heartbeat is written, and what each reply means."""
 
     def __init__(
         self,

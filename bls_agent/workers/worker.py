@@ -138,7 +138,7 @@ class Worker:
 
     @property
     def owner_key(self) -> bytes:
-        """The key of the worker's lease."""
+        """The key of the worker's lease, which names the lease's TTL."""
         return encode_key(OWNER.locate(place=place_beside(self.key)))
 
     def judged(self, given: float) -> Self:

@@ -61,7 +61,7 @@ class Script:
         return hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
     def order(self, **named: Argument) -> list[Argument]:
-        """Return the named arguments in the order of the script."""
+        """Return arguments in the order in which the script's ARGV has them."""
         return [named[name] for name in self.arguments]
 
     async def run(

@@ -76,7 +76,7 @@ def squeeze(name: str) -> str:
 
 
 class SecretNames:
-    """Decides which names hold secrets."""
+    """Decides which names hold secrets, by built-in words and the user's own."""
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
         names = extra.split(",") if isinstance(extra, str) else extra

@@ -39,7 +39,7 @@ Convert: TypeAlias = Callable[[JSONValue], Any]
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """The values that one parameter accepts."""
+    """One parameter of a handler: how a JSON value is checked and converted."""
 
     convert: Convert  # returns the value for the handler, or raises Misfit
     schema: JSONObject  # the same as JSON Schema, for ``help``

@@ -67,7 +67,7 @@ Middleware: TypeAlias = Callable[[CommandContext, CallNext], Awaitable[Any]]
 
 
 class CommandDecorator(Protocol):
-    """Registers a function and returns it unchanged."""
+    """The type of ``agent.command(...)``, which keeps the type of the function."""
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]: ...
 
@@ -85,7 +85,7 @@ _NO_GENERATOR: Final = "a handler returns its result; it is no generator"
 
 @dataclass(frozen=True, eq=False)
 class Handler:
-    """A registered handler and the arguments that it accepts."""
+    """A function that was registered for a command, and how it is called."""
 
     name: str
     call: Callable[..., Awaitable[Any]]  # a coroutine function

@@ -48,7 +48,7 @@ class HasLog(Protocol):
 
     @property
     def log(self) -> Log:
-        """The log that takes the records."""
+        """Where the handler puts the records."""
         ...
 
 

@@ -96,7 +96,7 @@ class LogRecord:
 
     @property
     def has_id(self) -> bool:
-        """Whether the record has an id that no other record has."""
+        """Whether an id was added; not if the metadata have a field ``agent``."""
         return not self._has_agent
 
     @property

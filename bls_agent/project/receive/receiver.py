@@ -121,7 +121,7 @@ class Receiver:
         """Release connections and leases; the handlers have ended or were given up."""
 
     def counts(self) -> ReceiverCounts:
-        """Return the counts of mode ``reliable`` for ``stats()``."""
+        """Return counts for ``stats()``; zeros in modes other than ``reliable``."""
         return ReceiverCounts()
 
 

@@ -126,14 +126,14 @@ class StatusCounts:
 
 
 class HealthCheckDecorator(Protocol):
-    """Registers a check and returns it unchanged."""
+    """The type of ``agent.health_check(...)``, which keeps the function's type."""
 
     def __call__(self, function: C, /) -> C: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HealthCheck:
-    """A declared health check."""
+    """A registered check: its function, and when it is called."""
 
     name: str
     function: Check  # a coroutine function or a plain one, without arguments

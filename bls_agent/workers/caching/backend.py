@@ -69,7 +69,7 @@ class Availability:
         self._throttled_log.warn(CONSEQUENCE, error)
 
     def refused(self, error: BlsError) -> None:
-        """Log that Redis refused a request."""
+        """Log a refusal; an outage does not begin, because Redis has answered."""
         self._throttled_log.warn(CONSEQUENCE, error)
 
     def succeeded(self) -> None:

@@ -145,7 +145,7 @@ def _find_outer() -> Computation | None:
 
 
 class _LoopCalls:
-    """The running computations of one event loop."""
+    """The computations that run in one event loop, so that callers share them."""
 
     def __init__(self, backend: CacheBackend) -> None:
         self._backend = backend
