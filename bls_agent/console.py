@@ -9,26 +9,23 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 
 from bls_agent.connection.access import Store
 from bls_agent.connection.endpoint import Argument, Reply
-from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     BlsError,
     CommandTooLargeError,
     ConfigurationError,
     NoOutcomeError,
-    RedisRefusedError,
     RedisUnavailableError,
     UnknownProjectError,
 )
 from bls_agent.core.keys import (
     CONTROL,
-    PROJECT_CONSOLE,
     PROJECT_STATUS,
     check_name,
     checked_reply,
@@ -37,13 +34,10 @@ from bls_agent.core.keys import (
 from bls_agent.core.redaction import Redactor
 from bls_agent.core.settings import Settings, check_seconds
 from bls_agent.project.commands.audit import AuditRecord, local_user
-from bls_agent.project.console.log import WINDOW, LogReader, pause_after
-from bls_agent.project.console.projects import (
-    find_projects,
-    forget_project,
-    has_keys,
-    waiting,
-)
+from bls_agent.project.console.log import WINDOW, LogReader, follow_log
+from bls_agent.project.console.projects import find_projects, forget_project, has_keys
+from bls_agent.project.console.queue import CommandLists, CommandsInHand, chosen_id
+from bls_agent.project.console.sending import send_recorded
 from bls_agent.project.messages import (
     COMMAND_LIMIT,
     CONSOLE_SOURCE,
@@ -164,7 +158,10 @@ class Console(Store):
         if note is None:
             await self._call(key, "RPUSH", payload)
         else:
-            await self._send_recorded(project, key, payload, note)
+            longest, clock = self._settings.log_list_limit, self._clock
+            await send_recorded(
+                self._pool, project, payload, note, longest=longest, clock=clock
+            )
         return message
 
     async def _find(self, project: str, *, create: bool) -> None:
@@ -196,33 +193,6 @@ class Console(Store):
                 raise ConfigurationError("sent_by", sent_by, rule, "Pass record=True.")
             return None
         return AuditRecord(message, sent_by or local_user(), self.redactor)
-
-    async def _send_recorded(
-        self, project: str, key: str, payload: bytes, note: AuditRecord
-    ) -> None:
-        """Send record and command in one write; only the command must succeed."""
-        console = PROJECT_CONSOLE.locate(project=project)
-        before = note.before(self._clock())
-        pushes = [("RPUSH", encode_key(console), before)]
-        pushes.append(("RPUSH", encode_key(key), payload))
-        try:
-            length, reply = await self._pool.call_many(pushes)
-            checked_reply(reply, key)
-        except BlsError as error:
-            await self._record_failure(console, note, error)
-            raise
-        if isinstance(length, int) and length > self._settings.log_list_limit:
-            with suppress(BlsError):  # one record: the list may be longer on purpose
-                await self._call(console, "LTRIM", 1, -1)
-
-    async def _record_failure(
-        self, console: str, note: AuditRecord, error: BlsError
-    ) -> None:
-        if isinstance(error, RedisUnavailableError) and error.connecting:
-            return
-        with suppress(BlsError), anyio.move_on_after(LOOK_TIME):
-            payload = note.after(error, self._clock())
-            await self._call(console, "RPUSH", payload)
 
     async def call(
         self,
@@ -334,10 +304,7 @@ class Console(Store):
     async def _locate_command(self, project: str, command_id: str) -> tuple[str, str]:
         """Return ``state`` and ``since`` of NoOutcomeError; ``""`` if not known."""
         with suppress(BlsError), anyio.move_on_after(LOOK_TIME):
-            key = CONTROL.locate(project=project)
-            async for _, command in waiting(self._pool, key):
-                if command.id != command_id:
-                    continue
+            if await CommandLists(self._pool, project).is_waiting(command_id):
                 if await self.status(project) not in (None, Status.OFFLINE):
                     return "waiting", ""
                 for entry in reversed(await self.logs(project, NEWEST)):
@@ -360,9 +327,7 @@ class Console(Store):
             RedisUnavailableError: Redis cannot answer.
         """
         _check_limit(limit)
-        key = CONTROL.locate(project=project)
-        window = await self._read("LRANGE", key, 0, limit - 1)
-        return [Command.peek(item) for item in window]
+        return await CommandLists(self._pool, project).waiting(limit)
 
     async def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the protocol's name
         """Take a command out of a project's control list, before an agent takes it.
@@ -381,23 +346,78 @@ class Console(Store):
             RedisUnavailableError: If ``error.ambiguous`` is true, the command may have
                 been withdrawn. Otherwise it was not withdrawn.
         """
-        if not id or type(id) is not str:
-            raise ConfigurationError("id", id, "a text that is not empty")
-        key = CONTROL.locate(project=project)
-        try:
-            found = [
-                payload
-                async for payload, command in waiting(self._pool, key)
-                if command.id == id
-            ]
-        except RedisUnavailableError as error:
-            checked_reply(error, key)
-            raise
-        withdrawn = None
-        for payload in dict.fromkeys(found):
-            if await self._call(key, "LREM", 0, payload):
-                withdrawn = Command.peek(payload)
-        return withdrawn
+        return await CommandLists(self._pool, project).withdraw(id)
+
+    async def in_hand(self, project: str, limit: int = 200) -> list[CommandsInHand]:
+        """Read what each process in mode ``reliable`` has taken and not ended.
+
+        Args:
+            project: The project's name.
+            limit: Largest number of commands of each process.
+
+        Raises:
+            ConfigurationError, WrongTypeError, RedisUnavailableError: The reasons are
+                those of :meth:`queue`.
+        """
+        _check_limit(limit)
+        return await CommandLists(self._pool, project).in_hand(limit)
+
+    async def dead_letters(self, project: str, limit: int = 200) -> list[Command]:
+        """Read the newest ``limit`` dead letters of a project, newest first.
+
+        A dead letter is a command that was started three times in mode ``reliable`` and
+        never ended. At most 1,000 are kept. The other details are those of
+        :meth:`queue`.
+        """
+        _check_limit(limit)
+        return await CommandLists(self._pool, project).dead_letters(limit)
+
+    async def requeue(
+        self,
+        project: str,
+        id: str | None = None,  # noqa: A002 - the protocol's name
+        *,
+        all: bool = False,  # noqa: A002 - as people say
+    ) -> list[Command]:
+        """Put dead letters back at the end of the queue, byte for byte, to run again.
+
+        Redis moves each command in one atomic step, so that no command is lost or
+        doubled, also if this program is killed or two programs do it at the same time.
+        The deliveries of the commands are counted from 1 again.
+
+        Args:
+            project: The project's name.
+            id: The command's id. If several dead letters have this id, all are meant.
+            all: Whether all dead letters are meant, also those without an id.
+
+        Returns:
+            The commands that were moved, oldest first; empty if there were none.
+
+        Raises:
+            ConfigurationError: ``id`` is an empty text, or neither or both of ``id``
+                and ``all`` are given.
+            WrongTypeError: A key is of another type.
+            RedisUnavailableError: If ``error.ambiguous`` is true, some commands may have
+                been moved. Otherwise none was moved. The method may be called again.
+        """
+        chosen = chosen_id(id, chooses_all=all)
+        lists = CommandLists(self._pool, project)
+        return await lists.settle_dead_letters(chosen, requeues=True)
+
+    async def discard(
+        self,
+        project: str,
+        id: str | None = None,  # noqa: A002 - the protocol's name
+        *,
+        all: bool = False,  # noqa: A002 - as people say
+    ) -> list[Command]:
+        """Delete dead letters, and return them.
+
+        Arguments, errors and guarantees are those of :meth:`requeue`.
+        """
+        chosen = chosen_id(id, chooses_all=all)
+        lists = CommandLists(self._pool, project)
+        return await lists.settle_dead_letters(chosen, requeues=False)
 
     async def forget(self, project: str, *, force: bool = False) -> list[str]:
         """Delete every key of a project: its status, its log, its waiting commands.
@@ -535,7 +555,7 @@ class Console(Store):
         _check_limit(limit)
         return await self._log(project).search(wanted, before, limit)
 
-    async def follow_logs(
+    def follow_logs(
         self, project: str, *, last: int = 0, interval: float = 0.25
     ) -> AsyncIterator[LogEntry]:
         """Yield records as they are written, until the iteration is left or cancelled.
@@ -550,28 +570,7 @@ class Console(Store):
             last: Number of existing records to yield first.
             interval: Seconds between two reads; longer if records are very long.
         """
-        from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few programs need it
-
-        follower = Follower()
-        backoff = Backoff()
-        while True:
-            try:
-                if not follower.started:
-                    window, length = await self._log(project).newest(max(last, WINDOW))
-                    follower.start(window, length)
-                    entries = [LogEntry.decode(item) for item in window[-last:]]
-                    entries = entries if last else []
-                else:
-                    entries = await self._log(project).look(follower)
-            except RedisRefusedError:
-                raise
-            except RedisUnavailableError:
-                await anyio.sleep(backoff.failed())
-                continue
-            backoff.succeeded()
-            for entry in entries:
-                yield entry
-            await anyio.sleep(max(interval, pause_after(follower.window_bytes)))
+        return follow_log(partial(self._log, project), last, interval)
 
     def _log(self, project: str) -> LogReader:
         return LogReader(self._pool, project)

@@ -130,6 +130,10 @@ class SyncConsole:
     search_logs = _blocking(Console.search_logs)
     queue = _blocking(Console.queue)
     withdraw = _blocking(Console.withdraw)
+    in_hand = _blocking(Console.in_hand)
+    dead_letters = _blocking(Console.dead_letters)
+    requeue = _blocking(Console.requeue)
+    discard = _blocking(Console.discard)
     forget = _blocking(Console.forget)
 
     def follow_logs(

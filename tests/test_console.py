@@ -27,7 +27,7 @@ from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.acl import console_acl_rules
 from bls_agent.devserver import DevServer
-from bls_agent.project.console.projects import waiting
+from bls_agent.project.console.queue import read_backwards
 from tests.harness import (
     cut_connections,
     eventually,
@@ -316,7 +316,7 @@ async def test_two_consoles_withdraw_at_the_same_time(
     pool = ConnectionPool(Endpoint.of(redis_url), "two", timeout=5)
     found: list[str] = []
     try:
-        async for _, command in waiting(pool, key):
+        async for _, command in read_backwards(pool, key):
             found.append(command.id)
             if len(found) == 50:
                 for n in (*range(260, 340), 251):  # 251 is where the pages meet

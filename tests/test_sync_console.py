@@ -36,6 +36,7 @@ REQUESTS = [
     *("send", "call", "call_all", "instances"),
     *("status", "projects", "exists", "logs", "log_page", "search_logs"),
     *("follow_logs", "queue", "withdraw", "forget"),
+    *("in_hand", "dead_letters", "requeue", "discard"),
 ]
 
 

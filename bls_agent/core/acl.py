@@ -76,6 +76,7 @@ _NO_RECORDS: Final = "no record is written"
 _NOT_RELIABLE: Final = "no command is received in mode reliable"
 _ALONE: Final = "each replica writes the status as if it were alone"
 _UNSEEN: Final = "replicas are not listed"
+_UNSETTLED: Final = "dead letters are not shown, queued again or discarded"
 
 
 class KeyAccess(NamedTuple):
@@ -204,6 +205,10 @@ CONSOLE_RIGHTS: Final = tuple(
         ("rpush ltrim", _LOG, WRITE, "who sent a command is not recorded", False),
         ("rpush", _COMMANDS, WRITE, "no command is sent", False),
         ("lrange lrem", _COMMANDS, READ_AND_WRITE, "waiting commands are not shown or withdrawn", False),
+        ("lrange hkeys pttl", (INFLIGHT, INFLIGHT_LISTS, OWNER), READ_AND_WRITE, "commands in hand are not shown", False),
+        ("lrange llen lrem", (DEAD_LETTERS,), READ_AND_WRITE, _UNSETTLED, False),
+        ("hlen hdel", (DELIVERIES,), READ_AND_WRITE, _UNSETTLED, False),
+        ("evalsha eval", (CONTROL, DEAD_LETTERS, DELIVERIES), READ_AND_WRITE, _UNSETTLED, False),
     )
 )
 # fmt: on
@@ -451,7 +456,8 @@ def console_acl_rules(
     Args:
         project: The only project that the console may see; ``None`` for all projects.
         send: Whether the console may send commands and record who sent them, see and
-            withdraw waiting commands, and queue failed requests of crawlers again.
+            withdraw waiting commands, see commands in hand, see, queue again and discard
+            dead letters, and queue failed requests of crawlers again.
         forget: Whether the console may delete all keys of a project.
         selectors: As for :func:`acl_line`.
 

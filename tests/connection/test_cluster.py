@@ -468,6 +468,23 @@ async def test_a_waiting_read_follows_its_slot(
     assert left == (1 if mode == "reliable" else 0)  # the ids that have ended
 
 
+async def test_dead_letters(topology: ClusterTopology, project: str) -> None:
+    """One script moves them, because their keys share the slot, wherever the slot is."""
+    control = f"{project}_控制"
+    slot = slot_of(control)
+    home = topology.owner(slot)
+    async with Console(topology.url) as console:
+        for number in "123":
+            await console.send(project, "mark", id=number, create=True)
+        ask(home.port, "RENAME", control, f"bls_agent:{{{control}}}:dead")
+        assert [one.id for one in await console.requeue(project, "2")] == ["2"]
+        await to_thread.run_sync(topology.migrate, slot, topology.other_master(home))
+        assert [one.id for one in await console.requeue(project, "1")] == ["1"]
+        assert [one.id for one in await console.discard(project, all=True)] == ["3"]
+        assert [one.id for one in await console.queue(project)] == ["2", "1"]
+        assert await console.in_hand(project) == []
+
+
 async def test_replicas_and_broadcasts(topology: ClusterTopology, project: str) -> None:
     """Replicas and inboxes beside their keys, while their slots move."""
     modes = [mode for mode in MODES if mode != "compat"]  # which wants to be alone

@@ -171,6 +171,11 @@ RECLAIM: Final = Script(
     keys=("control", "inflight", "owner", "lists", "deliveries", "dead_letters"),
     arguments=("milliseconds", "limit", "most", "kept", "seconds"),
 )
+SETTLE_DEAD: Final = Script(
+    "settle_dead",
+    keys=("control", "dead_letters", "deliveries"),
+    arguments=("requeues",),
+)
 SPEAK: Final = Script("speak")
 SWAP_TEXT: Final = Script("swap_text")
 TRIM_HEAD: Final = Script("trim_head")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+import anyio
+
+from bls_agent.core.backoff import Backoff
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import PROJECT_CONSOLE, checked_reply, encode_key
 from bls_agent.project.messages import LogEntry
 
@@ -148,6 +152,37 @@ class LogReader:
             replies = await connection.read_many(requests)
         window, length = (checked_reply(reply, self._key) for reply in replies)
         return window, length
+
+
+async def follow_log(
+    open_log: Callable[[], LogReader], last: int, interval: float
+) -> AsyncGenerator[LogEntry]:
+    """Yield the last records, and then new ones; wait while Redis is unreachable.
+
+    The log is opened at the first step, in the event loop that runs the iteration.
+    """
+    from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few programs need it
+
+    log, follower = open_log(), Follower()
+    backoff = Backoff()
+    while True:
+        try:
+            if not follower.started:
+                window, length = await log.newest(max(last, WINDOW))
+                follower.start(window, length)
+                entries = [LogEntry.decode(item) for item in window[-last:]]
+                entries = entries if last else []
+            else:
+                entries = await log.look(follower)
+        except RedisRefusedError:
+            raise
+        except RedisUnavailableError:
+            await anyio.sleep(backoff.failed())
+            continue
+        backoff.succeeded()
+        for entry in entries:
+            yield entry
+        await anyio.sleep(max(interval, pause_after(follower.window_bytes)))
 
 
 def pause_after(held: int) -> float:

@@ -1,4 +1,4 @@
-"""Finds projects, reads their control lists, and deletes their keys."""
+"""Finds projects and deletes their keys."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ from bls_agent.core.keys import (
     find_templates,
     place_beside,
 )
-from bls_agent.project.messages import Command, Status
+from bls_agent.project.messages import Status
 
 if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
 
-PAGE: Final = 100  # commands in one read; few, because a command may be long
 NO_KEY: Final = -2  # the reply to PTTL if the key does not exist
 REMEDY: Final = "Stop its agent first, or pass force=True."
 
@@ -85,27 +84,6 @@ async def has_keys(pool: ConnectionPool, project: str) -> bool:
     rows = (("PTTL", PROJECT_STATUS), ("LLEN", PROJECT_CONSOLE), ("LLEN", CONTROL))
     requests = [(name, encode_key(row.locate(project=project))) for name, row in rows]
     return await pool.read_many(requests) != [NO_KEY, 0, 0]
-
-
-async def waiting(
-    pool: ConnectionPool, key: str
-) -> AsyncIterator[tuple[bytes, Command]]:
-    """Read a control list from its end, so that no change hides a command that stays.
-
-    Pages overlap by one command. If that command is not found, the previous page is
-    read again. A command may be returned more than once.
-    """
-    last, edge = -1, b""
-    while True:
-        page: list[bytes] = await pool.read(key, "LRANGE", last - PAGE + 1, last)
-        if edge and edge not in page:
-            last, edge = min(last + PAGE, -1), b""
-            continue
-        for payload in reversed(page):
-            yield payload, Command.peek(payload)
-        if len(page) < PAGE:
-            return
-        last, edge = last - PAGE + 1, page[0]
 
 
 async def forget_project(

@@ -178,6 +178,7 @@ async def test_a_wrong_password(admin: Redis, own_server: DevServer) -> None:
 
 READING = ("+@read", "+@connection", "+info", "+config|get", "+time", "+dbsize", "+scan",
            "+memory|usage", "~*", "+acl|whoami", "+acl|dryrun")  # fmt: skip
+SETTLING = (("LREM", "dead"), ("HDEL", "deliveries"))
 PROJECT = "订单系统"
 STATUS = f"{PROJECT}_项目状态"
 
@@ -195,10 +196,12 @@ async def test_a_user_who_may_only_read(admin: Redis, own_server: DevServer) -> 
         for name, suffix in (
             ("RPUSH", "控制"),
             ("LREM", "控制"),
+            ("EVALSHA", "控制"),
+            ("EVAL", "控制"),
             ("RPUSH", "项目控制台"),
             ("LTRIM", "项目控制台"),
         )
-    }
+    } | {f"{name} bls_agent:{{{PROJECT}_控制}}:{key}" for name, key in SETTLING}
     assert rules_of(report) == {"right-missing"}
     assert report.healthy
 

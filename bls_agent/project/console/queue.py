@@ -1,0 +1,185 @@
+"""The lists of a project's commands: waiting, taken by a process, given up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.scripts import SETTLE_DEAD, find_wrong_type
+from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.core.keys import (
+    CONTROL,
+    DEAD_LETTERS,
+    DELIVERIES,
+    INFLIGHT,
+    INFLIGHT_LISTS,
+    OWNER,
+    checked_reply,
+    encode_key,
+    place_beside,
+)
+from bls_agent.project.messages import Command
+
+if TYPE_CHECKING:
+    from bls_agent.connection.pool import ConnectionPool
+
+PAGE: Final = 100  # commands in one request; few, because a command may be long
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandsInHand:
+    """The commands that one process in mode ``reliable`` has taken and not ended.
+
+    Attributes:
+        instance: The name of the process.
+        commands: The commands, oldest first. The oldest may be running.
+        alive: Whether the process holds its lease. If not, another process of the
+            project puts the commands back into the queue.
+    """
+
+    instance: str
+    commands: list[Command]
+    alive: bool
+
+
+class CommandLists:
+    """Reads and changes the lists of one project's commands."""
+
+    def __init__(self, pool: ConnectionPool, project: str) -> None:
+        self._pool = pool
+        self._control = CONTROL.locate(project=project)
+        self._place = place_beside(self._control)
+        self._dead = DEAD_LETTERS.locate(place=self._place)
+
+    async def waiting(self, limit: int) -> list[Command]:
+        """Read the first ``limit`` commands of the control list."""
+        return await self._window(self._control, 0, limit - 1)
+
+    async def dead_letters(self, limit: int) -> list[Command]:
+        """Read the last ``limit`` dead letters, newest first."""
+        return (await self._window(self._dead, -limit, -1))[::-1]
+
+    async def _window(self, key: str, first: int, last: int) -> list[Command]:
+        window = await self._read("LRANGE", key, first, last)
+        return [Command.peek(payload) for payload in window]
+
+    async def in_hand(self, limit: int) -> list[CommandsInHand]:
+        """Read the first ``limit`` commands of each in-flight list."""
+        begin = INFLIGHT.locate(place=self._place, instance="")
+        found = await self._read("HKEYS", INFLIGHT_LISTS.locate(place=self._place))
+        texts = (name.decode("utf-8", "surrogateescape") for name in found)
+        lists = sorted(name for name in texts if name.startswith(begin))
+        reads = [("LRANGE", encode_key(name), 0, limit - 1) for name in lists]
+        owners = [OWNER.locate(place=place_beside(name)) for name in lists]
+        asks = [("PTTL", encode_key(owner)) for owner in owners]
+        replies = await self._pool.read_many([*reads, *asks])
+        keys = zip([*lists, *owners], replies, strict=True)
+        checked = [checked_reply(reply, key) for key, reply in keys]
+        return [
+            CommandsInHand(
+                instance=name.removeprefix(begin),
+                commands=[Command.peek(payload) for payload in window],
+                alive=left > 0,
+            )
+            for name, window, left in zip(
+                lists, checked[: len(lists)], checked[len(lists) :], strict=True
+            )
+        ]
+
+    async def is_waiting(self, command_id: str) -> bool:
+        """Return whether a command with an id is in the control list."""
+        async for _, command in read_backwards(self._pool, self._control):
+            if command.id == command_id:
+                return True
+        return False
+
+    async def withdraw(self, command_id: str) -> Command | None:
+        """Remove the waiting commands with an id; return one that was removed."""
+        withdrawn = None
+        for payload in await self._find(self._control, command_id):
+            if await self._pool.call(self._control, "LREM", 0, payload):
+                withdrawn = Command.peek(payload)
+        return withdrawn
+
+    async def settle_dead_letters(
+        self, command_id: str | None, *, requeues: bool
+    ) -> list[Command]:
+        """Queue dead letters again or discard them; return these, oldest first.
+
+        With ``None`` as the id, it settles all dead letters. Many are settled by
+        several runs of the script, of which each is atomic.
+        """
+        found = (await self._find(self._dead, command_id))[::-1]
+        deliveries = DELIVERIES.locate(place=self._place)
+        types = {self._control: "list", self._dead: "list", deliveries: "hash"}
+        keys = [encode_key(key) for key in types]
+        settled: list[Command] = []
+        async with self._pool.to(self._control) as connection:
+            for at in range(0, len(found), PAGE):
+                payloads = found[at : at + PAGE]
+                arguments = [*SETTLE_DEAD.order(requeues=int(requeues)), *payloads]
+                try:
+                    copies = await SETTLE_DEAD.run(connection, keys, arguments)
+                except RedisUnavailableError as error:
+                    error.ambiguous |= bool(settled)
+                    wrong = await find_wrong_type(connection, error, types)
+                    raise wrong or error from error
+                for payload, count in zip(payloads, copies, strict=True):
+                    settled += [Command.peek(payload)] * count
+        return settled
+
+    async def _find(self, key: str, command_id: str | None) -> list[bytes]:
+        """Return each command with an id once, or every command; the last one first."""
+        if command_id is not None and (not command_id or type(command_id) is not str):
+            raise ConfigurationError("id", command_id, "a text that is not empty")
+        with _wrong_type_of(key):
+            found = [
+                payload
+                async for payload, command in read_backwards(self._pool, key)
+                if command_id is None or command.id == command_id
+            ]
+        return list(dict.fromkeys(found))
+
+    async def _read(self, name: str, key: str, *rest: Argument) -> Reply:
+        with _wrong_type_of(key):
+            return await self._pool.read(key, name, *rest)
+
+
+@contextmanager
+def _wrong_type_of(key: str) -> Generator[None]:
+    """Raise WrongTypeError, which names the key, for the server's error."""
+    try:
+        yield
+    except RedisUnavailableError as error:
+        checked_reply(error, key)
+
+
+async def read_backwards(
+    pool: ConnectionPool, key: str
+) -> AsyncIterator[tuple[bytes, Command]]:
+    """Read a list of commands from its end, so that no change hides one that stays.
+
+    Pages overlap by one command. If that command is not found, the previous page is
+    read again. A command may be returned more than once.
+    """
+    last, edge = -1, b""
+    while True:
+        page: list[bytes] = await pool.read(key, "LRANGE", last - PAGE + 1, last)
+        if edge and edge not in page:
+            last, edge = min(last + PAGE, -1), b""
+            continue
+        for payload in reversed(page):
+            yield payload, Command.peek(payload)
+        if len(page) < PAGE:
+            return
+        last, edge = last - PAGE + 1, page[0]
+
+
+def chosen_id(given: str | None, *, chooses_all: bool) -> str | None:
+    """Return the id of a method's caller; ``None`` if all commands are meant."""
+    if (given is not None) == chooses_all:
+        raise ConfigurationError("id", given, "an id, or all=True", "Pass one of them.")
+    return given
