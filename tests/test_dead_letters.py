@@ -196,7 +196,7 @@ async def test_what_each_process_has_in_hand(
         await admin.rpush(inflight("乙"), command_bytes(3))
         await admin.hset(
             LISTS, mapping={inflight("乙"): 1, "else": 1, inflight("丙"): 1}
-        )  # type: ignore[misc]
+        )
         await admin.set(owner("丙"), "x", px=60_000)
 
         async def seen() -> dict[str, tuple[list[str], bool]]:
