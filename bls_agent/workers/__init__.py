@@ -33,7 +33,8 @@ if TYPE_CHECKING:
         RedisTTL,
         extract_id_from_key,
     )
-    from bls_agent.workers.tasks import Task, TaskStatus
+    from bls_agent.workers.task_registry import TaskList, TaskRegistry
+    from bls_agent.workers.tasks import Task, TaskState, TaskStatus
     from bls_agent.workers.worker import Worker, WorkerChange
 
 __all__ = [
@@ -54,6 +55,9 @@ __all__ = [
     "SyncProgress",
     "SyncSummary",
     "Task",
+    "TaskList",
+    "TaskRegistry",
+    "TaskState",
     "TaskStatus",
     "TaskTimerHeartbeat",
     "Worker",
@@ -80,6 +84,9 @@ _HOMES = {
     "SyncProgress": "progress",
     "SyncSummary": "progress",
     "Task": "tasks",
+    "TaskList": "task_registry",
+    "TaskRegistry": "task_registry",
+    "TaskState": "tasks",
     "TaskStatus": "tasks",
     "Worker": "worker",
     "WorkerChange": "worker",

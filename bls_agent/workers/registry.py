@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from math import inf
-from typing import ClassVar, Final, NamedTuple, TypeVar
+from typing import ClassVar, Final, NamedTuple
 
 import anyio
-import anyio.lowlevel
 
 from bls_agent.connection.access import Store
-from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
@@ -23,27 +21,18 @@ from bls_agent.core.keys import KeyTemplate
 from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import length_of
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
+from bls_agent.workers.reading import common_pattern, head_of, parts_of, read_values
 from bls_agent.workers.worker import (
     GENERIC,
     HEARTBEATS,
-    LARGEST,
-    SHOWN,
     Change,
     Worker,
     WorkerChange,
     WorkerDiff,
     find_row,
-    head_of,
 )
 
-T = TypeVar("T")
-
-TOGETHER: Final = 250  # workers in one write
 LEASE: Final = 255  # bytes of a lease that are read
-PLENTY: Final = 8 * 2**20  # bytes per read, after which large values are truncated
-LARGE: Final = 65_536  # bytes of values to decode before other tasks can run
-NO_KEY: Final = -2  # PTTL of a missing key
-NO_TTL: Final = -1
 
 SEARCH_PAUSE: Final = 2.0  # shortest pause in seconds between two searches
 SEARCH_REST: Final = 4.0  # pause after a search, as a multiple of the search's duration
@@ -204,46 +193,15 @@ def _search_for(kind: type[WorkerHeartbeat] | str | None) -> _Search:
     return _Search({GENERIC: row}, row.pattern(kind=kind))
 
 
-def common_pattern(heads: Iterable[str]) -> str:
-    """Make one SCAN pattern that matches every key with one of these beginnings."""
-    places = zip(*heads, strict=False)
-    return "".join(f"[{''.join(sorted(set(place)))}]" for place in places) + "*"
-
-
 async def _read(
     pool: ConnectionPool, keys: Mapping[bytes, str], before: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
-    """Read heartbeats and their TTLs; leave out missing and forbidden keys.
-
-    MGET is not used because it hides keys of other types, reads huge values, and fails
-    for all keys if one key is forbidden.
-    """
+    """Read heartbeats and their TTLs; leave out missing and forbidden keys."""
     seen: dict[bytes, Worker] = {}
-    refused: list[RedisUnavailableError] = []
-    size = total = 0
-    for part in _parts(list(keys)):
-        requests: list[Request] = []
-        largest = LARGEST if total <= PLENTY else SHOWN
-        for key in part:
-            requests += [("PTTL", key), ("GETRANGE", key, 0, largest)]
-        replies = await pool.read_many(requests)
-        for key, left, value in zip(part, replies[::2], replies[1::2], strict=True):
-            if error := _refusal_in(left, value):
-                refused.append(error)
-            elif left != NO_KEY or value:  # or the key was written again after PTTL
-                payload = None if isinstance(value, Exception) else value
-                ttl = None if left == NO_TTL else max(0.0, left / 1000)
-                seen[key] = Worker.read(
-                    keys[key], key, payload, ttl, before.get(key), largest=largest
-                )
-                size += len(payload or b"")
-                total += len(seen[key].payload)
-            if size >= LARGE:  # decoding many large values takes a second
-                size = 0
-                await anyio.lowlevel.checkpoint()
-        await anyio.lowlevel.checkpoint()
-    if refused and len(refused) == len(keys):
-        raise refused[0]
+    async for key, payload, ttl, largest in read_values(pool, list(keys)):
+        seen[key] = Worker.read(
+            keys[key], key, payload, ttl, before.get(key), largest=largest
+        )
     return seen | await _judge_by_leases(pool, seen)
 
 
@@ -253,7 +211,7 @@ async def _judge_by_leases(
     """Return the stale workers whose lease has a TTL, judged by that TTL."""
     doubtful = [(k, one) for k, one in seen.items() if one.stale or one.age is None]
     judged: dict[bytes, Worker] = {}
-    for part in _parts([(k, one) for k, one in doubtful if one.ttl is not None]):
+    for part in parts_of([(k, one) for k, one in doubtful if one.ttl is not None]):
         requests = [("GETRANGE", worker.owner_key, 0, LEASE) for _, worker in part]
         leases = await pool.read_many(requests)
         for (key, worker), lease in zip(part, leases, strict=True):
@@ -261,19 +219,3 @@ async def _judge_by_leases(
             if given is not None:
                 judged[key] = worker.judged(given)
     return judged
-
-
-def _refusal_in(left: Reply, value: Reply) -> RedisUnavailableError | None:
-    """Return the error of a forbidden key; ignore a wrong type, raise other errors."""
-    for reply in (left, value):
-        if isinstance(reply, RedisUnavailableError):
-            if reply.kind == "no_permission":
-                return reply
-            if reply.kind != "wrong_type":
-                raise reply
-    return None
-
-
-def _parts(things: Sequence[T]) -> Iterator[Sequence[T]]:
-    for begin in range(0, len(things), TOGETHER):
-        yield things[begin : begin + TOGETHER]

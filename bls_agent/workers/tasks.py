@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, ClassVar, Final, Literal, Self, cast
 from weakref import WeakValueDictionary
 
@@ -45,6 +46,49 @@ SHORTEST_PAUSE: Final = 0.001  # seconds, doubled after each attempt
 LONGEST_PAUSE: Final = 0.05  # seconds
 
 
+class TaskState(StrEnum):
+    """What the status of a task means; the states that need attention come first.
+
+    Statuses are words of the writers; :attr:`Task.state` knows the usual English and
+    Chinese ones, such as ``running``, ``排队`` and ``回测中``.
+    """
+
+    BROKEN = "broken"
+    """The value has neither a status nor a progress that can be read."""
+    FAILED = "failed"
+    RUNNING = "running"
+    WAITING = "waiting"
+    OTHER = "other"
+    """The status is any other word, or is absent."""
+    DONE = "done"
+
+
+# State → usual words for it, in lower case, with "_" between words.
+_WORDS: Final[Mapping[TaskState, frozenset[str]]] = {
+    state: frozenset(words.split())
+    for state, words in {
+        TaskState.FAILED: "failed failure error errored crashed aborted timeout timed_out"
+        " 失败 已失败 错误 出错 报错 异常 超时 崩溃",
+        TaskState.WAITING: "waiting pending queued queueing created scheduled submitted"
+        " new retry retrying 等待 等待中 排队 排队中 待处理 待执行 未开始 已提交 已创建",
+        TaskState.RUNNING: "running started starting processing in_progress working"
+        " active executing 运行 执行 处理 进行",
+        TaskState.DONE: "done completed complete finished success succeeded successful"
+        " 完成 已完成 成功 结束 已结束",
+    }.items()
+}
+_GOING_ON: Final = "中"  # ends the statuses 运行中, 回测中 and others
+
+
+def find_state(status: str) -> TaskState:
+    """Decide what a status means; ``OTHER`` for a word that is not known."""
+    word = "_".join(status.casefold().replace("-", " ").split())
+    for state, words in _WORDS.items():
+        if word in words:
+            return state
+    return TaskState.RUNNING if word.endswith(_GOING_ON) else TaskState.OTHER
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """The value under the key of a task, read tolerantly.
@@ -59,7 +103,8 @@ class Task:
         fields: The whole JSON object.
         raw: The value as text if it is not a JSON object, else ``None``.
         reason: Why the value is not an object: ``not_json``, ``not_an_object``,
-            ``not_utf8``, ``too_deep``, ``wrong_type`` (the key is not a string), or ``""``.
+            ``not_utf8``, ``too_deep``, ``wrong_type`` (the key is not a string),
+            ``too_large`` (over 64 KiB; only from :class:`TaskRegistry`), or ``""``.
     """
 
     id: str
@@ -82,14 +127,51 @@ class Task:
                 raw=payload.decode("utf-8", "replace"),
                 reason=reason,
             )
+        return cls.read(task_id, found)
+
+    @classmethod
+    def read(cls, task_id: str, fields: JSONObject, reason: str = "") -> Self:
+        """Make a task from its fields; never raise, whatever their values are."""
         return cls(
             id=task_id,
-            status=_text(found.get("status")),
-            timestamp=parse_timestamp(found.get("timestamp")),
-            progress=_number(found.get("progress")),
-            message=_text(found.get("message")),
-            fields=found,
+            status=_text(fields.get("status")),
+            timestamp=parse_timestamp(fields.get("timestamp")),
+            progress=_number(fields.get("progress")),
+            message=_text(fields.get("message")),
+            fields=fields,
+            reason=reason,
         )
+
+    @property
+    def state(self) -> TaskState:
+        """What the status means."""
+        if not self.status and self.progress is None:
+            return TaskState.BROKEN
+        return find_state(self.status)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the value in one word: ``reason``, or ``no_status``.
+
+        A value that is only a text such as ``running`` is no problem.
+        """
+        if self.raw is not None and self.status:
+            return ""
+        return self.reason or ("" if self.status else "no_status")
+
+    @property
+    def worker(self) -> str:
+        """The text in the field ``worker``, or ``""``."""
+        return _text(self.fields.get("worker"))
+
+    def age(self, now: float) -> float | None:
+        """Return the seconds since the last write; ``None`` if its time is unknown.
+
+        The time of the write is by the writer's clock; ``now`` is in Unix seconds.
+        """
+        if self.timestamp is None:
+            return None
+        return max(0.0, now - self.timestamp.timestamp())
 
 
 def encode_task(

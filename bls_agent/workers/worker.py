@@ -19,14 +19,13 @@ from bls_agent.workers.heartbeat_fields import (
     WorkerStatus,
     parse_heartbeat_data,
 )
+from bls_agent.workers.reading import LARGEST, SHOWN, head_of
 from bls_agent.workers.schema import ROWS
 
 HEARTBEATS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
     {name: row for name, row in ROWS.items() if name.endswith("_heartbeat")}
 )
 GENERIC: Final = GenericHeartbeat.kind
-LARGEST: Final = 65_536  # bytes of a value that is read
-SHOWN: Final = 4_096  # bytes that are kept of a value larger than that
 STALE: Final = 0.5  # part of the TTL; 1.5 times the longest allowed interval
 CLOSE: Final = 2.0  # longest gap in seconds between two reads that show a refresh's TTL
 NO_TTL: Final = "no_ttl"
@@ -152,11 +151,6 @@ class Worker:
         """The value without its time fields, to compare the values of two reads."""
         times = ("timestamp", "last_heartbeat")
         return self.problem, {n: v for n, v in self.raw.items() if n not in times}
-
-
-def head_of(row: KeyTemplate) -> str:
-    """Return the beginning of every key of a row, before the first field."""
-    return row.template.partition("{")[0]
 
 
 def _decode(

@@ -21,6 +21,7 @@ from bls_agent.workers import (
     TaskTimerHeartbeat,
     WorkerChange,
     WorkerRegistry,
+    reading,
     registry as module,
 )
 from bls_agent.workers.heartbeat_fields import KINDS
@@ -419,8 +420,8 @@ async def test_many_large_values_are_cut(
     admin: Redis, own_server: DevServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fleet of large values costs a bounded memory; usual ones are read in any case."""
-    monkeypatch.setattr(module, "PLENTY", 40_000)
-    monkeypatch.setattr(module, "TOGETHER", 2)
+    monkeypatch.setattr(reading, "PLENTY", 40_000)
+    monkeypatch.setattr(reading, "TOGETHER", 2)
     for number in range(8):
         text = "x" * (20_000 if number else 10)
         beat = BacktestWorkerHeartbeat.create(f"回测-{number}", task_uuids=[text])

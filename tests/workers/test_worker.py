@@ -9,7 +9,8 @@ import pytest
 from bls_agent.core.keys import KEYS
 from bls_agent.workers import BacktestWorkerHeartbeat, GenericHeartbeat, Worker
 from bls_agent.workers.heartbeat_fields import KINDS
-from bls_agent.workers.worker import HEARTBEATS, LARGEST, WorkerDiff, find_row
+from bls_agent.workers.reading import LARGEST
+from bls_agent.workers.worker import HEARTBEATS, WorkerDiff, find_row
 from tests.corpus import heartbeats
 
 BACKTEST = "backtest_worker_heartbeat"
