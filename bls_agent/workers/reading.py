@@ -47,7 +47,7 @@ def common_pattern(heads: Iterable[str]) -> str:
     return "".join(f"[{''.join(sorted(set(place)))}]" for place in places) + "*"
 
 
-def parts_of(things: Sequence[T]) -> Iterator[Sequence[T]]:
+def portions_of(things: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield the things in portions that fit into one write."""
     for begin in range(0, len(things), TOGETHER):
         yield things[begin : begin + TOGETHER]
@@ -64,7 +64,7 @@ async def read_values(
     """
     refused: list[RedisUnavailableError] = []
     size = total = 0
-    for part in parts_of(keys):
+    for part in portions_of(keys):
         requests: list[Request] = []
         largest = LARGEST if total <= PLENTY else SHOWN
         for key in part:

@@ -21,7 +21,7 @@ from bls_agent.core.keys import KeyTemplate
 from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import length_of
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
-from bls_agent.workers.reading import common_pattern, head_of, parts_of, read_values
+from bls_agent.workers.reading import common_pattern, head_of, portions_of, read_values
 from bls_agent.workers.worker import (
     GENERIC,
     HEARTBEATS,
@@ -211,7 +211,7 @@ async def _judge_by_leases(
     """Return the stale workers whose lease has a TTL, judged by that TTL."""
     doubtful = [(k, one) for k, one in seen.items() if one.stale or one.age is None]
     judged: dict[bytes, Worker] = {}
-    for part in parts_of([(k, one) for k, one in doubtful if one.ttl is not None]):
+    for part in portions_of([(k, one) for k, one in doubtful if one.ttl is not None]):
         requests = [("GETRANGE", worker.owner_key, 0, LEASE) for _, worker in part]
         leases = await pool.read_many(requests)
         for (key, worker), lease in zip(part, leases, strict=True):
