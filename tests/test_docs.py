@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Generator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ import anyio
 import orjson
 import pytest
 from redis.asyncio import Redis
+from ruamel.yaml import YAML
 
 from bls_agent import Console, ProjectAgent
 from bls_agent.core.settings import Settings, rules
+from bls_agent.ops.cli.commands.console import console
 from tests.documents import blocks, run_block, run_commands
 from tests.harness import eventually, records
 
@@ -82,6 +85,23 @@ def test_both_languages_show_the_same_code(page: str) -> None:
     assert [code.replace("order-service", "订单系统") for code in english] == chinese
     assert english
     assert commands(both(page)[0]) == commands(both(page)[1])
+
+
+def test_the_recipes_for_the_console() -> None:
+    """Both languages show the same files; YAML parses; every option exists."""
+    english, chinese = (p.read_text("utf-8") for p in both("docs/console-deploy"))
+    fenced = re.compile(r"^ *```\w+\n.*?^ *```$", re.DOTALL | re.MULTILINE)
+    recipes = [without_comments(code) for code in fenced.findall(english)]
+    assert [without_comments(code) for code in fenced.findall(chinese)] == recipes
+    manifests = blocks(both("docs/console-deploy")[0], "yaml")
+    kinds = [one.get("kind") for text in manifests for one in YAML().load_all(text)]
+    assert kinds == [None, "ConfigMap", "Deployment", "Service", "Ingress"]
+    lines = "\n".join(recipes).replace("\\\n", " ")
+    starts = re.findall(r"(?:agent console |command: \[|args: \[)(-.*)", lines)
+    known = {f"--{name.replace('_', '-')}" for name in signature(console).parameters}
+    assert [{*re.findall(r"--[a-z-]+", start)} - known for start in starts] == [
+        set()
+    ] * 3
 
 
 async def test_the_code_of_the_readme_runs(
