@@ -94,7 +94,8 @@ def test_the_recipes_for_the_console() -> None:
     recipes = [without_comments(code) for code in fenced.findall(english)]
     assert [without_comments(code) for code in fenced.findall(chinese)] == recipes
     manifests = blocks(both("docs/console-deploy")[0], "yaml")
-    kinds = [one.get("kind") for text in manifests for one in YAML().load_all(text)]
+    yaml: Any = YAML()
+    kinds = [one.get("kind") for text in manifests for one in yaml.load_all(text)]
     assert kinds == [None, "ConfigMap", "Deployment", "Service", "Ingress"]
     lines = "\n".join(recipes).replace("\\\n", " ")
     starts = re.findall(r"(?:agent console |command: \[|args: \[)(-.*)", lines)
