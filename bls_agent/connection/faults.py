@@ -82,11 +82,11 @@ _ENDING: Final = frozenset(  # kinds after which the connection must not be used
 _TLS: Final = (
     "certificate_verify_failed",
     "wrong_version_number",  # the server does not speak TLS
-    "record layer failure",  # the same, in newer versions
+    "record layer failure",  # the server does not speak TLS, in newer versions
     "_alert_",  # the server refuses our certificate, version or ciphers
     "unsupported_protocol",
     "] pem lib",  # a key or certificate of ours that cannot be read
-    "[x509: ",  # the same, or key and certificate do not match
+    "[x509: ",  # the key does not match the certificate, or is no key
 )
 
 

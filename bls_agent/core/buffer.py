@@ -31,7 +31,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 OVERHEAD_BYTES: Final = 64  # estimated memory of an item beside its payload
 DRAIN_LIMIT: Final = 16  # items that one put() drains, from any thread
-SPARE: Final = 4  # 1/4 is how far the intake may exceed the bounds
+SPARE: Final = 4  # the intake may exceed the limits by 1/4
 
 
 class Sized(Protocol):

@@ -26,7 +26,7 @@ JSONObject: TypeAlias = dict[str, Any]
 _MAX_DEPTH: Final = 100  # levels of a tree with stand-ins; orjson itself encodes 254
 _INT64: Final = (-(2**63), 2**64 - 1)
 _MAX_BITS: Final = 4_000  # of an integer shown in digits, because str() has a limit
-_MAX_BYTES: Final = 65_536  # shown bytes of a bytes object
+_MAX_BYTES: Final = 65_536  # bytes of a bytes object that are shown
 # Turns digits into 0 and other bytes into blanks, because a search for zeros is 20
 # times as fast as a regular expression.
 _DIGITS: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))  # noqa: PLR2004 - "0" to "9"

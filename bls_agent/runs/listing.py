@@ -376,6 +376,6 @@ def _read_facts(replies: Sequence[Reply]) -> RunFacts:
     lease = NO_KEY if isinstance(lease, Exception) else lease
     nothing: Reply = (None, None, None)
     owner, closed, counted = nothing if isinstance(books, Exception) else books
-    # If the metadata are older than the newest event, it may have restarted the run.
+    # An event that the metadata do not count yet may have restarted the run.
     ended = closed is not None and bool(last) and last[0][0] == counted
     return RunFacts(length, ttl, first, last, lease, owner, ended)

@@ -141,7 +141,7 @@ class Follower:
         return bool(before and entry.number and entry.number <= before[0])
 
     def _record(self, entry: LogEntry) -> int | None:
-        """Return how many records of the process are missing before it, if known."""
+        """Return how many records of the process are missing before this one."""
         number = entry.number
         if number is None:
             return None

@@ -409,7 +409,7 @@ class InFlightList:
 
     async def _register(self) -> None:
         """Register the list each time, because its entry may have been deleted."""
-        # "all" commands may have been started, until exchange.lua stores a number.
+        # "all": until exchange.lua stores a number, every command may have started.
         registered, length = await self._connections.control.call_many(
             [
                 ("HSETNX", self._keys.lists, self.lease.key, "all"),

@@ -28,7 +28,7 @@ from bls_agent.runtime.watchdog import StallCounts
 
 # Errors of SET with GET: Redis before 6.2, or no right to read the key.
 _UNGUARDED: Final = ("unsupported", "no_permission")
-ERROR_WINDOW: Final = "error window"  # a source of the status
+ERROR_WINDOW: Final = "error window"  # name of this source of the status
 SIGHTINGS: Final = 2  # in a row, because one may be an own write without a reply
 
 
