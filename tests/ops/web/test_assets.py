@@ -109,7 +109,7 @@ def test_whatever_stands_there_is_shown_in_bounds() -> None:
         runtime={"x": "y" * 10**6},
     )  # fmt: skip
     sheet = make_asset_sheet(asset)
-    assert sheet["created"] == "2024-01-01 00:00:00 UTC"
+    assert sheet["created"] == "2024-01-01T00:00:00.000Z"
     assert sheet["config"][0][0] == "[1]"
     assert len(orjson.dumps(sheet)) < 300_000
 

@@ -135,8 +135,7 @@ def _cut(text: str) -> str:
 def _format_time(at: int | None) -> str:
     if at is None:
         return ""
-    text = format_timestamp(at) if at < LATEST else str(at)
-    return text.replace("T", " ").replace(".000Z", " UTC")
+    return format_timestamp(at) if at < LATEST else str(at)
 
 
 class AssetFeed(SharedWatch[JSONObject]):

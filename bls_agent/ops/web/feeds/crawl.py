@@ -105,7 +105,7 @@ def make_failure(one: FailedRequest) -> JSONObject:
 
 def _format_time(seconds: float) -> str:
     try:
-        return format_timestamp(seconds)[:19].replace("T", " ")
+        return format_timestamp(seconds)
     except (ValueError, OverflowError, OSError):
         return UNKNOWN
 

@@ -1,7 +1,7 @@
 // The events of a run as rows, with texts only; details are unfolded on demand.
 
 import { plain, say, visible, visibleLines } from "./chrome.js";
-import { block, exactly, part, sayTime, textsOfLines, unfolder } from "./records.js";
+import { block, exactly, exactTime, part, textsOfLines, unfolder } from "./records.js";
 
 export const CATEGORIES = new Set(["lifecycle", "llm", "dispatch", "system", "agent"]);
 const BAD = new Set(["failed", "error"]);
@@ -52,6 +52,10 @@ class Row {
     return this.sought.includes(needle);
   }
 
+  get stamp() {
+    return this.event?.timestamp; // a note has no event
+  }
+
   base(name) {
     const row = part("li", `row event ${name}`);
     row.dataset.category = this.category;
@@ -77,8 +81,7 @@ export class EventRow extends Row {
     const { event } = this;
     const row = this.base("");
     if (BAD.has(event.event.action)) row.dataset.bad = "";
-    const time = part("time", "", sayTime(event.timestamp));
-    time.title = visible(event.timestamp);
+    const time = exactTime(event.timestamp);
     const from = part("bdi", "from", visible(sayName(event.source)));
     from.title = from.textContent;
     const text = part("bdi", "text");
@@ -137,8 +140,7 @@ export class SpeechRow extends Row {
   render() {
     const { event } = this;
     const row = this.base("speech");
-    const time = part("time", "", sayTime(event.timestamp));
-    time.title = visible(event.timestamp);
+    const time = exactTime(event.timestamp);
     const from = part("bdi", "from", visible(sayName(event.source)));
     from.title = from.textContent;
     this.number = part("span", "number", "");

@@ -2,9 +2,10 @@
 // filter is set, the server searches the whole log, and the page filters the records that arrive later.
 
 import { byId, root, say, setText, visible } from "./chrome.js";
+import { sayMoment } from "./clock.js";
 import { LogFilter } from "./log_filter.js";
 import { Pane, takeOff, tooMany } from "./pane.js";
-import { Entry, gapRow, isOutcome, isSent, sayTime } from "./records.js";
+import { Entry, gapRow, isOutcome, isSent } from "./records.js";
 import { noteOutcome, noteSent } from "./sent.js";
 import { follow, showLink } from "./stream.js";
 
@@ -123,7 +124,7 @@ export class Log extends Pane {
     const { search } = this;
     byId("found").hidden = !search || search.coming !== null;
     if (!search) return;
-    const time = sayTime(search.backTo);
+    const time = sayMoment(search.backTo);
     setText(byId("found-text"), say("found", { n: this.rows.length, searched: search.searched.toLocaleString(), time }));
     byId("search-on").hidden = this.before === null;
     byId("save-found").href = `${root}/api/logs?${this.query}&limit=${FILE}&${search.query}&format=ndjson`;

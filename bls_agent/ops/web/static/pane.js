@@ -1,6 +1,7 @@
 // A list of rows that follows the newest row, and pauses and pages back on demand.
 
 import { byId, say, setText } from "./chrome.js";
+import { markDays } from "./clock.js";
 
 const MOST = 2000; // rows on the page, and as many waiting rows
 const LARGEST = 8_000_000; // characters of these rows
@@ -21,7 +22,7 @@ export function takeOff(rows) {
 }
 
 // A subclass adds render(rows), flush(), anew() and isFiltered(), and for older rows older() and adopt().
-// A row has a size in characters, and an element while the row is on the page.
+// A row has a size in characters, a stamp (a timestamp, or nothing), and an element while the row is on the page.
 export class Pane {
   // says has the names of texts; list is the id of the element that contains the rows.
   constructor(list, says) {
@@ -97,6 +98,7 @@ export class Pane {
       const end = Math.min(this.end, scrollHeight - clientHeight);
       if (this.following && scrollTop < end - NEAR) this.pause(false); // because the scroll event comes later
       if (this.following) this.flush();
+      markDays(this.rows);
       this.show();
     };
     requestAnimationFrame(once);
@@ -130,6 +132,7 @@ export class Pane {
     this.byHand = false;
     if (this.behind || this.cutBelow) this.anew();
     else this.flush();
+    markDays(this.rows);
     this.toEnd();
     this.show();
   }
@@ -179,6 +182,7 @@ export class Pane {
     const from = this.box.scrollTop;
     this.rows.unshift(...older);
     this.list.prepend(this.render(older));
+    markDays(this.rows);
     this.box.scrollTop = from + this.box.scrollHeight - height;
     this.before = before;
     setText(this.top, before !== null ? "" : say(none));

@@ -1,6 +1,7 @@
 // One record of a log as a row, with texts only; details are unfolded on demand.
 
 import { plain, say, sayOr, visible, visibleLines } from "./chrome.js";
+import { sayTime, timeOf } from "./clock.js";
 import { sayDuration } from "./sent.js";
 
 const NOT_TOLD = new Set(["agent"]);
@@ -16,13 +17,8 @@ export function part(kind, name, text) {
   return element;
 }
 
-const pad = (number, digits = 2) => String(number).padStart(digits, "0");
-
-export function sayTime(timestamp) {
-  const when = new Date(timestamp);
-  if (!timestamp || Number.isNaN(when.valueOf())) return timestamp ? visible(timestamp.slice(0, 12)) : "—";
-  return `${pad(when.getHours())}:${pad(when.getMinutes())}:${pad(when.getSeconds())}.${pad(when.getMilliseconds(), 3)}`;
-}
+// The time of a record or an event, with milliseconds.
+export const exactTime = (stamp) => timeOf(stamp, (one) => sayTime(one, { exact: true }));
 
 export const isOutcome = (metadata) =>
   typeof metadata.outcome === "string" && "command" in metadata && typeof metadata.durationMs === "number";
@@ -36,6 +32,10 @@ export class Entry {
     this.place = place;
     this.size = size; // approximate number of characters
     this.element = null;
+  }
+
+  get stamp() {
+    return this.record.timestamp;
   }
 
   // The text that is searched.
@@ -56,8 +56,7 @@ export class Entry {
     const metadata = record.metadata ?? {};
     const row = part("li", "row");
     row.dataset.level = record.level;
-    const time = part("time", "", sayTime(record.timestamp));
-    time.title = visible(record.timestamp);
+    const time = exactTime(record.timestamp);
     const text = part("bdi", "text");
     writeText(text, record, needle);
     const notes = part("span", "notes");

@@ -1,6 +1,7 @@
 // The commands that were sent since this page was opened, each with its outcome.
 
 import { byId, plain, say, sayOr, setText, visible, visibleLines } from "./chrome.js";
+import { sayMoment, sayUtc } from "./clock.js";
 
 const MOST = 100; // commands on the page
 const EARLY = 500; // outcomes that are kept until their commands are known
@@ -23,11 +24,6 @@ function part(kind, name, text) {
   return element;
 }
 
-const clock = (timestamp) => {
-  const when = new Date(timestamp);
-  return Number.isNaN(when.valueOf()) ? "" : when.toLocaleTimeString(document.documentElement.lang, { hour12: false });
-};
-
 // Show a sent command: {id, timestamp, command, args, by}.
 export function noteSent(sent) {
   if (typeof sent.id !== "string" || !sent.id || rows.has(sent.id)) return;
@@ -38,8 +34,9 @@ export function noteSent(sent) {
     part("span", "end", say("outcome_pending")),
     part("bdi", "args", hasArgs ? visible(JSON.stringify(sent.args)) : ""),
     part("bdi", "answer", ""),
-    part("bdi", "when", visible([clock(sent.timestamp), sent.by && say("sent_by", { user: sent.by })].filter(Boolean).join(" · "))),
+    part("bdi", "when", visible([sayMoment(sent.timestamp), sent.by && say("sent_by", { user: sent.by })].filter(Boolean).join(" · "))),
   );
+  row.querySelector(".when").title = sayUtc(sent.timestamp);
   row.dataset.command = sent.id;
   row.querySelector(".end").dataset.open = "";
   rows.set(sent.id, row);

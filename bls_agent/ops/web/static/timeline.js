@@ -1,6 +1,7 @@
 // The events of a run, which can follow, pause, filter and page back, with a limited number of rows.
 
 import { byId, root, say, setText, visible } from "./chrome.js";
+import { markDays } from "./clock.js";
 import { EventRow, NoteRow, SpeechRow, speakerOf, spoken } from "./event_rows.js";
 import { Pane, takeOff, tooMany } from "./pane.js";
 import { follow, showLink } from "./stream.js";
@@ -181,6 +182,7 @@ export class Timeline extends Pane {
     this.needle = needle;
     this.end = 0;
     for (const row of this.rows) if (row.element) row.element.hidden = !row.matches(this.wanted, this.needle);
+    markDays(this.rows);
     this.sayEmpty();
     if (this.following) this.toEnd();
     else this.readIfNear();
