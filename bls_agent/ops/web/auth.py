@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -52,10 +52,9 @@ class User:
     grants: Grants = EVERY_ROLE
 
 
-def user_line(name: str, password: str, roles: Sequence[str] = ()) -> str:
-    for role in roles:
-        Grants.parse("role", role)
-    words = f":{' '.join(roles)}" if roles else ""
+def user_line(name: str, password: str, roles: str = "") -> str:
+    """Make the line of a user; ``roles`` as :meth:`Grants.parse` reads them."""
+    words = f":{roles}" if roles else ""
     return f"{_check_user(name)}:{hash_password(password)}{words}"
 
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.ops.texts import LANGUAGES
+from bls_agent.ops.web.chat import CHATS, Chat
 from bls_agent.ops.web.security import split_host
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ class WebhookTarget:
     """The URL to which status changes are posted, and the key that signs them.
 
     Attributes:
-        url: ``http`` or ``https``, without credentials.
-        secret: ``whsec_`` and at least 24 bytes in base64.
+        url: ``http`` or ``https``, without credentials; after ``feishu:``,
+            ``dingtalk:``, ``wecom:`` or ``slack:`` for a bot of such a service.
+        secret: ``whsec_`` and at least 24 bytes in base64; for a bot of Feishu or
+            DingTalk its own secret, or ``""``. Other services use no secret.
 
     Raises:
         ConfigurationError: The URL or the secret is wrong.
@@ -47,7 +50,7 @@ class WebhookTarget:
 
     def __post_init__(self) -> None:
         try:
-            parts = urlsplit(self.url)
+            parts = urlsplit(self.address)
             sound = parts.scheme in {"http", "https"} and bool(parts.hostname)
             sound = sound and parts.port != 0 and self.url.isascii()
             sound = sound and self.url.isprintable() and " " not in self.url
@@ -56,17 +59,30 @@ class WebhookTarget:
             sound = has_credentials = False
         remedy = "Try https://alerts.example/bls."
         if not sound:
-            rule = "an address that begins with http:// or https://, in plain ASCII"
+            services = ", ".join(f"{name}:" for name in CHATS)
+            rule = (
+                f"http:// or https://, perhaps after one of {services} in plain ASCII"
+            )
             raise ConfigurationError("webhook", "[the address]", rule, remedy)
         if has_credentials:
             rule = "it holds no user and no password: the signature says who posts"
             raise ConfigurationError("webhook", self.place, rule, remedy)
-        _ = self.key
+        if self.chat is None:
+            _ = self.key
+
+    @property
+    def chat(self) -> Chat | None:
+        """The chat service that takes the posts, ``None`` for another receiver."""
+        return CHATS.get(self.url.partition(":")[0])
+
+    @property
+    def address(self) -> str:
+        return self.url if self.chat is None else self.url.partition(":")[2]
 
     @property
     def place(self) -> str:
         """The URL without path and credentials, which may be shown and logged."""
-        parts = urlsplit(self.url)
+        parts = urlsplit(self.address)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
     @property

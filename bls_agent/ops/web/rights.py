@@ -213,8 +213,8 @@ def find_right(
 
 def may_post(request: Request, path: str) -> bool:
     """Return whether a page that this request shows may have a button for a path."""
-    place = {"path": path.partition("?")[0], "root_path": "", "path_params": {}}
-    right, _ = find_right(request, {"type": "http", "method": "POST", **place})
+    place = {"type": "http", "path": path.partition("?")[0], "root_path": ""}
+    right, _ = find_right(request, {**place, "method": "POST"})
     return right is not None and request.state.role >= right.role
 
 

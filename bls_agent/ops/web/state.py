@@ -21,6 +21,7 @@ from bls_agent.crawl.overview import Namespace, QueueOverview
 from bls_agent.crawl.queue import RequestQueue
 from bls_agent.ops.fleet import Fleet
 from bls_agent.ops.terminal import visible
+from bls_agent.ops.texts import load_texts
 from bls_agent.ops.web.auth import Sessions, Verifier
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds.assets import AssetFeed
@@ -70,7 +71,12 @@ class WebState:
         self.webhook: Webhook | None = None
         if config.webhook is not None:
             about = {"title": config.title, "redis": address}
-            self.webhook = Webhook(config.webhook, about, self.counts)
+            self.webhook = Webhook(
+                config.webhook,
+                about,
+                self.counts,
+                load_texts("web", config.language or "en"),
+            )
         listeners = [] if self.webhook is None else [self.webhook.put]
         self.journal = Journal(self.fleet, listeners)
         self.manuals = HelpCache()

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -210,7 +210,7 @@ class Receiver(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, *answers: int | str, port: int = 0) -> None:
+    def __init__(self, *answers: int | str | Mapping[str, Any], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.answers = list(answers) or [200]
         self.posts: list[tuple[str, dict[str, str], bytes]] = []
@@ -256,6 +256,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"HTTP/1.1 200 OK\r\n")
             while not server.over.wait(0.02):
                 self.wfile.write(b"x")
+        elif isinstance(answer, dict):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(orjson.dumps(answer))
         elif answer != "vanish":
             self.send_response(int(answer))
             self.send_header("location", "/elsewhere")

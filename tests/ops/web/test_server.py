@@ -26,6 +26,7 @@ from bls_agent.ops.cli import main
 from bls_agent.ops.texts import load_texts
 from bls_agent.ops.web.auth import parse_users
 from bls_agent.ops.web.config import WebConfig
+from bls_agent.ops.web.rights import Grants
 from bls_agent.ops.web.server import open_sockets, urls_of
 from tests.ops.web.serving import HASH, PASSWORD, USERS, served
 
@@ -315,6 +316,13 @@ def test_a_password_line_is_made(
     line = capsys.readouterr().out
     assert set(parse_users(line)) == {"值班"}
     assert PASSWORD not in line
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PASSWORD}\n"))
+    roles = ["--role", "viewer", "--role", "operator=订单*"]
+    assert main(["console", "password", "值班", *roles]) == 0
+    user = parse_users(capsys.readouterr().out)["值班"]
+    assert user.grants == Grants.parse("role", "viewer operator=订单*")
+    assert main(["console", "password", "值班", "--role", "root"]) == 2
+    assert "operator=batch/*" in capsys.readouterr().err
     for text in ("", "short\n"):
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         assert main(["console", "password", "operator"]) == 2

@@ -80,8 +80,12 @@ def password(
     """Print the line of a user for the file of ``--users``."""
     need_web()
     from bls_agent.ops.web.auth import user_line
+    from bls_agent.ops.web.rights import Grants
 
-    line = user_line(name, _ask_password(invocation), role or ())
+    roles = " ".join(role or ())
+    if role:
+        Grants.parse("role", roles)
+    line = user_line(name, _ask_password(invocation), roles)
     invocation.record({"line": line}, line)
     return Exit.DONE
 

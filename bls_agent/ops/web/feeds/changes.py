@@ -17,7 +17,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPConnection, HTTPSConnection
+from itertools import islice
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -30,6 +33,8 @@ from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import JSONObject, encode, format_timestamp
 from bls_agent.ops.fleet import Condition, ProjectView
 from bls_agent.ops.terminal import visible
+from bls_agent.ops.texts import Texts
+from bls_agent.ops.web.chat import ANSWER, PAUSE, Post, refusal_in, write_lines
 from bls_agent.ops.web.config import WebhookTarget
 from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.watch import clock
@@ -208,7 +213,7 @@ class Journal:
 
 
 class Webhook:
-    """Posts changes in order, one post after the other.
+    """Posts changes in order, one post after the other, also to a chat service.
 
     A post is repeated with growing pauses until the receiver answers 2xx; after an hour
     the post is dropped. Redirections are not followed. If more than 1,000 changes wait,
@@ -220,12 +225,13 @@ class Webhook:
         target: WebhookTarget,
         about: Mapping[str, str],
         counts: Counter[str],
+        texts: Texts = MappingProxyType({}),  # of the messages to a chat service
     ) -> None:
         self._target = target
+        self._texts = texts
         self._about = dict(about)  # names this console in every post
         self._counts = counts
-        self._key = target.key
-        secure = target.url.lower().startswith("https:")
+        secure = target.address.lower().startswith("https:")
         self._tls = ssl.create_default_context() if secure else None
         self._waiting: deque[StatusChange] = deque()
         self._more = anyio.Event()
@@ -254,22 +260,22 @@ class Webhook:
 
     async def _deliver(self) -> None:
         """Post the oldest changes; repeat the post until it succeeds, for an hour."""
-        number = self._posting = min(len(self._waiting), AT_ONCE)
-        changes = [self._waiting.popleft() for _ in range(number)]
-        name, dropped = f"msg_{secrets.token_hex(12)}", self._dropped
-        body = encode(
-            {
-                "type": "status.changed",
-                "timestamp": format_timestamp(clock()),
-                "data": {
-                    **self._about,
-                    "dropped": dropped,
-                    "changes": [change.to_dict() for change in changes],
-                },
-            }
-        )
+        dropped, chat = self._dropped, self._target.chat
+        changes = [change.to_dict() for change in islice(self._waiting, AT_ONCE)]
+        if chat is None:
+            write = self._draft(changes)
+        else:
+            head = f"bls-agent · {self._about.get('title') or self._about['redis']}"
+            if dropped:
+                head += f" · {self._texts['chat_dropped'].format(count=dropped)}"
+            lines = write_lines(head, changes, chat.longest, self._texts)
+            write = partial(chat.write, lines, self._target.secret)
+            del changes[len(lines) - 1 :]  # they come with the next post
+        number = self._posting = len(changes)
+        for _ in changes:
+            self._waiting.popleft()
         backoff, began = Backoff(base=1.0, cap=LONGEST_PAUSE), anyio.current_time()
-        while reason := await self._post(name, body):
+        while reason := await self._post(write):
             self._counts["webhook_posts_failed"] += 1
             self._warn(reason)
             if anyio.current_time() - began > GIVE_UP:
@@ -283,6 +289,21 @@ class Webhook:
         if backoff.failures:
             logger.info("webhook %s takes posts again", self._target.place)
             self._reminders = Reminders()
+        if chat is not None:
+            await anyio.sleep(PAUSE)
+
+    def _draft(self, changes: Sequence[JSONObject]) -> Callable[[float], Post]:
+        """Write a post for another receiver than a chat service, to be signed."""
+        name = f"msg_{secrets.token_hex(12)}"
+        data = {**self._about, "dropped": self._dropped, "changes": changes}
+        body = encode(
+            {
+                "type": "status.changed",
+                "timestamp": format_timestamp(clock()),
+                "data": data,
+            }
+        )
+        return lambda now: Post(body, self._sign(name, body, now))
 
     def _drop(self, number: int) -> None:
         self._dropped += number
@@ -295,37 +316,41 @@ class Webhook:
         place, waiting = self._target.place, len(self._waiting)
         logger.warning(text, place, reason, waiting, self._dropped)
 
-    async def _post(self, name: str, body: bytes) -> str:
+    async def _post(self, write: Callable[[float], Post]) -> str:
         """Post once; return the fault, or ``""`` if the receiver accepted the post."""
         try:
             with anyio.fail_after(DEADLINE):
-                status = await self._send(self._sign(name, body), body)
+                status, answer = await self._send(write(clock()))
         except TimeoutError:
             return f"no answer within {DEADLINE:g} s"
         except Exception as error:  # noqa: BLE001 - no failed post may end the console
             return str(error.__cause__ or error) or type(error).__name__
         if 200 <= status < 300:  # noqa: PLR2004 - HTTP's own
-            return ""
+            return refusal_in(answer)
         return f"it answered {status}"
 
-    def _sign(self, name: str, body: bytes) -> dict[str, str]:
-        moment = str(int(clock()))
+    def _sign(self, name: str, body: bytes, now: float) -> dict[str, str]:
+        moment = str(int(now))
         signed = f"{name}.{moment}.".encode() + body
-        digest = base64.b64encode(hmac.digest(self._key, signed, "sha256")).decode()
+        digest = base64.b64encode(
+            hmac.digest(self._target.key, signed, "sha256")
+        ).decode()
         return {
             "webhook-id": name,
             "webhook-timestamp": moment,
             "webhook-signature": f"v1,{digest}",
         }
 
-    async def _send(self, signature: Mapping[str, str], body: bytes) -> int:
-        parts = urlsplit(self._target.url)
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    async def _send(self, post: Post) -> tuple[int, bytes]:
+        """Post; return the status, and what a chat service answers."""
+        parts = urlsplit(self._target.address)
+        query = "&".join(filter(None, (parts.query, post.query)))
+        path = (parts.path or "/") + (f"?{query}" if query else "")
         headers = {
             "user-agent": f"bls-agent/{bls_agent.__version__}",
             "content-type": "application/json",
             "connection": "close",
-            **signature,
+            **post.headers,
         }
         host = parts.hostname or ""
         connection = (
@@ -334,13 +359,15 @@ class Webhook:
             else HTTPConnection(host, parts.port, timeout=DEADLINE)
         )
 
-        def post() -> int:
+        def send() -> tuple[int, bytes]:
             with closing(connection):
-                connection.request("POST", path, body, headers)
-                return connection.getresponse().status
+                connection.request("POST", path, post.body, headers)
+                answer = connection.getresponse()
+                content = answer.read(ANSWER) if self._target.chat else b""
+                return answer.status, content
 
         try:
-            return await anyio.to_thread.run_sync(post, abandon_on_cancel=True)
+            return await anyio.to_thread.run_sync(send, abandon_on_cancel=True)
         finally:
             if connection.sock is not None:  # end the thread of an abandoned post
                 with suppress(OSError):
