@@ -143,6 +143,9 @@ class StreamReader:
         reply, has_come = await self._collect(self._posted.at + BLOCK + self._margin)
         if has_come:
             await self._deliver(reply)
+            # Let the followers write to their clients before the next read is posted,
+            # because posting would delay each event.
+            await anyio.lowlevel.checkpoint()
         elif not self._is_stale:
             await self._check_silence()
 
