@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -47,6 +47,7 @@ from bls_agent.ops.web.state import (
     is_known,
     requester,
     send_command,
+    settle_dead_letters,
     web_state,
     withdraw_command,
 )
@@ -121,17 +122,64 @@ def _describe_outcome(outcome: Outcome) -> JSONObject:
     return {**fields, "error": outcome.error}
 
 
-async def _get_commands(request: Request) -> Response:
+def _commands_at(
+    path: str, read: Callable[[Console, str, int], Awaitable[list[Command]]]
+) -> Route:
+    async def show(request: Request) -> Response:
+        limit = read_limit(request.query_params.get("limit"))
+        project = project_in_query(request.scope)
+        check_project(request, project)
+        found = await read(web_state(request).console, project, limit)
+        return _commands_answer(request, project, found)
+
+    return Route(path, show)
+
+
+def _commands_answer(
+    request: Request, project: str, found: Sequence[Command]
+) -> Response:
+    console = web_state(request).console
+    commands = [_describe_waiting(command, console) for command in found]
+    return json_answer({"projectName": show_name(project), "commands": commands})
+
+
+def _settle_at(path: str, method: str, *, requeues: bool) -> Route:
+    """Queue dead letters again or discard them: one by ``id``, or with ``all=true``."""
+
+    async def settle(request: Request) -> Response:
+        project, query = project_in_query(request.scope), request.query_params
+        check_project(request, project)
+        number, every = query.get("id", ""), query.get("all", "false")
+        if every not in ("true", "false"):
+            raise FieldError({"all": "it has to be true or false"})
+        if bool(number) == (every == "true"):
+            raise FieldError({"id": "send it, or all=true, and not both"})
+        settled = await settle_dead_letters(
+            request, project, number or None, requeues=requeues
+        )
+        if number and not settled:
+            raise HTTPException(404, "no dead letter has this id")
+        return _commands_answer(request, project, settled)
+
+    return Route(path, settle, methods=[method])
+
+
+async def _get_in_hand(request: Request) -> Response:
     limit = read_limit(request.query_params.get("limit"))
     project = project_in_query(request.scope)
     check_project(request, project)
     console = web_state(request).console
-    waiting = await console.queue(project, limit)
-    content = {
-        "projectName": show_name(project),
-        "commands": [_describe_waiting(command, console) for command in waiting],
-    }
-    return json_answer(content)
+    processes = [
+        {
+            "instance": show_name(one.instance),
+            "alive": one.alive,
+            "commands": [
+                _describe_waiting(command, console) for command in one.commands
+            ],
+        }
+        for one in await console.in_hand(project, limit)
+    ]
+    return json_answer({"projectName": show_name(project), "processes": processes})
 
 
 def _describe_waiting(command: Command, console: Console) -> JSONObject:
@@ -405,8 +453,12 @@ async def _get_openapi(_: Request) -> Response:
 
 api_routes: Final[list[BaseRoute]] = [
     Route("/api/commands", _post_command, methods=["POST"]),
-    Route("/api/commands", _get_commands),
+    _commands_at("/api/commands", Console.queue),
     Route("/api/commands", _delete_command, methods=["DELETE"]),
+    Route("/api/in-hand", _get_in_hand),
+    _commands_at("/api/dead-letters", Console.dead_letters),
+    _settle_at("/api/dead-letters/requeue", "POST", requeues=True),
+    _settle_at("/api/dead-letters", "DELETE", requeues=False),
     Route("/api/logs", _get_logs),
     _list_at("/api/projects", "projects", "fleet", _describe_project, str),
     Route(f"/api/projects/{ANY_NAME}", _get_project),

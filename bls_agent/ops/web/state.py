@@ -185,6 +185,21 @@ async def withdraw_command(
     return withdrawn
 
 
+async def settle_dead_letters(
+    request: Request, project: str, number: str | None, *, requeues: bool
+) -> list[Command]:
+    """Queue the dead letters with an id again, or discard them; all if it is ``None``."""
+    sent_by = _count_command(request)
+    console = web_state(request).console
+    settle = console.requeue if requeues else console.discard
+    settled = await settle(project, number, all=number is None)
+    if settled:
+        what = "queued dead letters again" if requeues else "discarded dead letters"
+        ids = ", ".join(repr(visible(one.id)) for one in settled)
+        logger.info("%s %s of %r: %s", sent_by, what, project, ids)
+    return settled
+
+
 async def forget_project(
     request: Request, project: str, *, force: bool = False
 ) -> list[str]:

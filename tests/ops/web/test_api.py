@@ -244,6 +244,70 @@ async def test_a_page_withdraws_and_forgets(
     assert not await redis.exists(status_key(project), f"{project}_控制")
 
 
+async def test_dead_letters_and_what_is_in_hand(
+    client: httpx.AsyncClient,
+    redis: Redis,
+    project: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One or all are queued again or deleted; who did so stands in the log; no secret."""
+    caplog.set_level("INFO")
+    place = f"bls_agent:{{{project}_控制}}"
+    letters = [
+        {"id": n, "command": "导入", "args": {"password": "geheim"}} for n in "1234"
+    ]
+    await redis.rpush(f"{place}:dead", *map(orjson.dumps, letters), b"\xff")
+    await redis.rpush(f"{place}:inflight:甲", orjson.dumps(letters[0]))
+    await redis.hset(f"{place}:inflight", f"{place}:inflight:甲", "1")
+    query = f"?projectName={quote(project)}"
+    program = {"content-type": "application/json"}
+
+    def ids(answer: httpx.Response) -> list[str]:
+        assert answer.status_code == 200
+        assert "geheim" not in answer.text
+        return [one["id"] for one in answer.json()["commands"]]
+
+    path = f"/api/dead-letters{query}"
+    assert ids(await client.get(f"{path}&limit=4")) == ["", "4", "3", "2"]
+    again = f"/api/dead-letters/requeue{query}"
+    for wrong in ("", "&id=1&all=true", "&all=x"):
+        assert (await client.post(again + wrong, headers=program)).status_code == 400
+        assert (await client.delete(path + wrong, headers=program)).status_code == 400
+    assert ids(await client.post(f"{again}&id=1", headers=program)) == ["1"]
+    assert (await client.post(f"{again}&id=1", headers=program)).status_code == 404
+    assert ids(await client.delete(f"{path}&id=2", headers=program)) == ["2"]
+    assert ids(await client.get(f"/api/commands{query}")) == ["1"]
+    found = (await client.get(f"/api/in-hand{query}")).json()["processes"]
+    assert [(one["instance"], one["alive"]) for one in found] == [("甲", False)]
+    assert found[0]["commands"][0]["args"] == {"password": "[redacted]"}
+
+    own = {"origin": "http://127.0.0.1:8765", "accept-language": "en"}
+    page = (await client.get(f"/fragments/queue{query}", headers=own)).text
+    for shown in ("Waiting commands", "Commands in hand", "甲 had it", "not a command"):
+        assert shown in page
+    assert "geheim" not in page
+    act = f"/fragments/dead/requeue{query}"
+    for note in ("Queued again: 1<", "The command 3 is no longer a dead letter"):
+        assert note in (await client.post(act, data={"id": "3"}, headers=own)).text
+    act = f"/fragments/dead/discard{query}"
+    page = (await client.post(act, data={"no": "id"}, headers=own)).text
+    assert "Not deleted: id" in page
+    page = (await client.post(f"{act}&all=true", headers=own)).text
+    assert "Deleted: 2<" in page
+    assert "Dead letters" not in page
+    assert ids(await client.delete(f"{path}&all=true", headers=program)) == []
+    told = [one.message for one in caplog.records if "dead letters" in one.message]
+    assert told == [
+        f"local@127.0.0.1 {did} of {project!r}: {ids}"
+        for did, ids in (
+            ("queued dead letters again", "'1'"),
+            ("discarded dead letters", "'2'"),
+            ("queued dead letters again", "'3'"),
+            ("discarded dead letters", "'4', ''"),
+        )
+    ]
+
+
 async def test_a_command_may_wait_for_its_outcome(
     redis_url: str, client: httpx.AsyncClient, project: str
 ) -> None:

@@ -878,6 +878,41 @@ def test_queues(
         assert not page.locator("#failed-requeue").is_visible()
 
 
+def test_dead_letters(browser: Any, base: str, redis: Redis) -> None:
+    """On a phone: one runs again; one and all are deleted, if the operator is sure."""
+    project, hostile = "订单系统", "</bdi><img src=x onerror=alert(1)>"
+    Foreign(redis, project).status("在线")
+    dead, control = f"bls_agent:{{{project}_控制}}:dead", f"{project}_控制"
+    for number in ("1", "2", hostile):
+        redis.rpush(dead, orjson.dumps({"id": number, "command": f"导入{number}"}))
+    first, second, _ = redis.lrange(dead, 0, -1)
+    with looking(browser, base, language="en", size=(390, 844)) as looked:
+        page = looked.page
+        looked.open_project(project)
+        page.locator("#dead li").first.wait_for()
+        assert looked.texts("#dead .name") == [f"导入{hostile}", "导入2", "导入1"]
+        assert looked.width() <= 390
+        rows = page.locator("#dead li")
+        run_again = rows.nth(2).get_by_role("button", name="Run again")
+        assert run_again.bounding_box()["height"] >= 40
+        run_again.click()
+        looked.wait("document.querySelector('#waiting .name')?.textContent === '导入1'")
+        assert looked.texts("[data-notes=queue]") == ["Queued again: 1"]
+        assert redis.lrange(control, 0, -1) == [first]
+        page.evaluate("void (window.confirm = () => false)")
+        discard = rows.nth(1).get_by_role("button", name="Discard")
+        discard.click()
+        page.evaluate("void (window.confirm = (text) => text.includes('订单系统'))")
+        assert redis.llen(dead) == 2
+        discard.click()
+        looked.wait("document.querySelectorAll('#dead li').length === 1")
+        assert second not in redis.lrange(dead, 0, -1)
+        page.click("#dead-discard_all")
+        looked.wait("document.querySelector('#dead') === null")
+        assert not redis.exists(dead)
+        assert page.locator("main img").count() == 0
+
+
 def test_seven_tabs(server: DevServer, redis: Redis, tmp_path: Path) -> None:
     """A browser has six connections for all its tabs: hidden ones hold none of them."""
     names = [f"系统{number}" for number in range(5)]

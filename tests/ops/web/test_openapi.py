@@ -34,6 +34,14 @@ OPERATIONS = [
 ]
 
 
+LISTS = {
+    "/api/commands": "{}_控制",
+    "/api/in-hand": "bls_agent:{{{}_控制}}:inflight",
+    "/api/dead-letters": "bls_agent:{{{}_控制}}:dead",
+    "/api/dead-letters/requeue": "bls_agent:{{{}_控制}}:dead",
+}
+
+
 def statuses(method: str, path: str) -> set[int]:
     return set(map(int, DOCUMENT["paths"][path][method.lower()]["responses"]))
 
@@ -87,22 +95,22 @@ async def ask(
     """Ask what is right, changed by what a test wants wrong."""
     method, path = op
     options: dict[str, Any] = {"headers": more.pop("headers", {})}
-    if method == "DELETE":
+    if method == "DELETE" or path == "/api/dead-letters/requeue":
         options["headers"] = {"content-type": "application/json", **options["headers"]}
     named = more.pop("name", project)
     url = path.replace("{project}", quote(named, safe=""))
     url = url.replace("{run}", "x" if named == "nobody" else str(run_of(project)))
     url = url.replace("{asset}", named)
     name = more.pop("query", project)
-    asks = path == "/api/commands" and method != "POST"
+    asks = (method, path) != ("POST", "/api/commands") and path in LISTS
     if asks or path in {"/api/logs", "/api/logs/stream"}:
         url += f"?projectName={quote(name)}"
     rest = more.pop("rest", "")
     number = more.pop("id", "&id=x")
-    rest += number if asks and method == "DELETE" else ""
+    rest += number if asks and method != "GET" else ""
     bare = "/runs" in path or method == "DELETE" or path == "/api/changes"
     url += rest if "?" in url else rest.replace("&", "?", 1) * bare
-    if method == "POST":
+    if method == "POST" and not asks:
         options["json"] = {"targetProjectName": name, "command": "x"}
     options |= more
     if path == "/api/logs/stream":
@@ -148,7 +156,7 @@ async def test_every_status_happens(  # noqa: PLR0915 - one story
     await look("redis://127.0.0.1:1")
     basic = httpx.BasicAuth("operator", PASSWORD)
     await look(config={"users": USERS}, prepare=be_busy, auth=basic)
-    if op[0] == "POST":
+    if op == ("POST", "/api/commands"):
         await look(json={})
         await look(content=b"x", headers={"content-type": "text/plain", "origin": OWN})
         kind = {"content-type": "application/json"}
@@ -161,15 +169,18 @@ async def test_every_status_happens(  # noqa: PLR0915 - one story
     else:
         await look(query="nobody", name="nobody")
     await look(rest="&limit=0&force=x", name="", id="")
-    if op == ("DELETE", "/api/commands"):
-        await redis.rpush(f"{project}_控制", '{"id": "x", "command": "x"}')
+    if op[0] != "GET" and op[1] in LISTS:
+        for key in (f"{project}_控制", f"bls_agent:{{{project}_控制}}:dead"):
+            await redis.rpush(key, '{"id": "x", "command": "x"}')
     if op == ("DELETE", "/api/projects/{project}"):
         await look(rest="&force=true")
         await redis.set(f"{project}_项目状态", "在线")
     await look()
     await redis.delete(f"{project}_项目控制台")
     await redis.set(f"{project}_项目控制台", "no list")
-    await redis.set(f"{project}_控制", "no list")
+    for key in LISTS.values():
+        await redis.delete(key.format(project))
+        await redis.set(key.format(project), "no list")
     await redis.set(run, "no stream")
     await look()
     await redis.delete(run, f"asset:metadata:{project}")

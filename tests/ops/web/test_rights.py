@@ -40,6 +40,9 @@ async def test_the_printed_rights_are_enough(
     async with AssetLibrary(own_server.url) as library:
         await library.save(prompt("a"), path="a.yaml", sha="1")
     await leave_a_failure(own_server.url)
+    place = f"bls_agent:{{{project}_控制}}"
+    await admin.rpush(f"{place}:dead", '{"id": "1"}', '{"id": "2"}', '{"id": "3"}')
+    await admin.hset(f"{place}:inflight", f"{place}:inflight:a", "1")
     await give(admin, console_acl_rules())
     name = quote(project)
     async with console_of(url_of(own_server)) as client:
@@ -49,6 +52,9 @@ async def test_the_printed_rights_are_enough(
             "/api/projects",
             f"/api/projects/{name}",
             f"/api/logs?projectName={name}",
+            f"/fragments/queue?projectName={name}",
+            f"/api/in-hand?projectName={name}",
+            f"/api/dead-letters?projectName={name}",
             "/api/health",
             "/workers",
             "/api/workers",
@@ -71,6 +77,11 @@ async def test_the_printed_rights_are_enough(
         again = "/fragments/requeue/news?lang=en"
         sent = await client.post(again, headers={"origin": OWN})
         assert "Queued again: 1<" in sent.text
+        for number, act in enumerate(("requeue", "discard"), 1):
+            path = f"/fragments/dead/{act}?projectName={name}&lang=en"
+            form = {"id": str(number)}
+            sent = await client.post(path, data=form, headers={"origin": OWN})
+            assert ": 1<" in sent.text
     assert await execute(admin, "ACL", "LOG") == []
 
 
@@ -85,6 +96,28 @@ async def test_who_may_not_delete_a_project_reads_what_is_missing(
     async with console_of(url_of(own_server)) as client:
         answer = await client.post(path, headers={"origin": OWN}, data={})
     assert "bls-agent acl --console --forget" in answer.text
+
+
+@needs_selectors
+async def test_who_may_not_touch_dead_letters_reads_what_is_missing(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """As a user made for an older console: the rest is shown, nothing is changed."""
+    dead = f"bls_agent:{{{project}_控制}}:dead"
+    await admin.rpush(dead, '{"id": "1"}')
+    await admin.rpush(f"{project}_控制", '{"id": "2", "command": "等待"}')
+    rules = [rule for rule in console_acl_rules() if "bls_agent:*" not in rule]
+    await give(admin, rules)
+    query = f"?projectName={quote(project)}&lang=en"
+    async with console_of(url_of(own_server)) as client:
+        page = (await client.get(f"/fragments/queue{query}")).text
+        assert "等待" in page
+        assert "may not read dead letters. This command prints the rights" in page
+        path = f"/fragments/dead/discard{query}&all=true"
+        page = (await client.post(path, headers={"origin": OWN})).text
+        assert "Not deleted: " in page
+        assert "`bls-agent acl --console` prints the rights of an operator" in page
+    assert await admin.llen(dead) == 1
 
 
 @needs_selectors

@@ -61,7 +61,8 @@ async def seeded(own_server: DevServer) -> AsyncIterator[Redis]:
         for name in (OURS, FOREIGN):
             await redis.set(f"{name}_项目状态", "离线")
             await redis.rpush(f"{name}_项目控制台", f'{{"message": "von {name}"}}')
-            await redis.rpush(f"{name}_控制", '{"id": "w1", "command": "reload"}')
+            for key in (f"{name}_控制", f"bls_agent:{{{name}_控制}}:dead"):
+                await redis.rpush(key, '{"id": "w1", "command": "reload"}')
             await redis.zadd(f"crawlo:{name}:queue:requests", {"x": 1})
         await redis.set("heartbeat:node:n1", "{}", ex=3_000)
         async with EventStore(own_server.url) as store:
