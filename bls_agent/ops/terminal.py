@@ -59,7 +59,6 @@ def visible(text: str) -> str:
 
 
 def count_columns(text: str) -> int:
-    """Count the terminal columns that a text fills."""
     return sum(map(_width, text))
 
 
@@ -97,7 +96,6 @@ def _fitting(text: str, columns: int) -> int:
 
 
 def visible_lines(text: str) -> str:
-    """Escape a text of several lines and keep its lines."""
     return "\n".join(map(visible, text.replace("\r\n", "\n").split("\n")))
 
 
@@ -265,7 +263,6 @@ class Screen:
         self.draw(f"{line}\n")
 
     def encodable(self, text: str) -> str:
-        """Escape the characters that this stream cannot encode."""
         encoding = self._stream.encoding or "utf-8"
         return text.encode(encoding, "backslashreplace").decode(encoding)
 

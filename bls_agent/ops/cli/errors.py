@@ -236,7 +236,6 @@ async def likely_names(console: Console, name: str) -> list[str]:
 
 
 async def hint_likely(invocation: Invocation, console: Console, name: str) -> None:
-    """Suggest the projects with names similar to a missing one."""
     names = await likely_names(console, name)
     if name not in names:
         text = "did_you_mean" if names else "hint_projects"

@@ -119,7 +119,6 @@ class Invocation:
         return Console(self.redis)
 
     def export_redis(self) -> None:
-        """Set ``--redis`` for code that reads the environment."""
         if self.redis is not None:
             os.environ["BLS_REDIS_URL"] = self.redis
 

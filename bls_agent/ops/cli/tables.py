@@ -52,7 +52,6 @@ class Layout:
     fields: Mapping[str, int]
 
     def fitting(self, columns: int) -> list[str]:
-        """Return the fields that a terminal of this width shows."""
         return [name for name, least in self.fields.items() if columns >= least]
 
 

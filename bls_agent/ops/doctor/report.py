@@ -74,17 +74,14 @@ class Report:
 
     @property
     def seen(self) -> int:
-        """Number of keys that were found."""
         return self.keys.total()
 
     @property
     def foreign(self) -> int:
-        """Number of keys that belong to no contract."""
         return self.keys[""]
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings that were kept, the worst first."""
         return [finding for group in self.groups for finding in group.findings]
 
     @property
@@ -97,7 +94,6 @@ class Report:
         return sum(group.count for group in self.groups if group.severity is severity)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values, for JSON."""
         return {
             "healthy": self.healthy,
             "counts": {str(severity): self.count(severity) for severity in Severity},

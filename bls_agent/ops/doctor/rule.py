@@ -38,7 +38,6 @@ class Severity(StrEnum):
 
     @property
     def is_fault(self) -> bool:
-        """Whether the finding needs a repair."""
         return self is not Severity.NOTE
 
 
@@ -73,7 +72,6 @@ class Sample:
 
     @property
     def value(self) -> bytes:
-        """The beginning of a string."""
         return self.items[0] if self.items else b""
 
     @cached_property
@@ -88,7 +86,6 @@ class Sample:
 
     @cached_property
     def records(self) -> list[JSONObject]:
-        """The items that are JSON objects."""
         return [one for one in self.objects if one is not None]
 
     def ask(self, *question: str) -> Any:
@@ -147,12 +144,10 @@ class Rule:
 
 
 def is_no_time(written: object) -> bool:
-    """Return whether a value is not an ISO-8601 timestamp."""
     return parse_timestamp(written) is None
 
 
 def lacks_zone(timestamp: object) -> bool:
-    """Return whether a value is an ISO-8601 timestamp without a time zone."""
     if not isinstance(timestamp, str) or _ZONE.search(timestamp[10:]):
         return False
     return parse_timestamp(timestamp) is not None

@@ -322,7 +322,6 @@ class LogState:
 
     @property
     def is_new(self) -> bool:
-        """Whether no window was read yet."""
         return not self._tail.started
 
     def is_due(self, now: float) -> bool:
@@ -381,7 +380,6 @@ class LogState:
         return 0
 
     def _forget(self, at: Moment) -> None:
-        """Forget the records of a list that is gone."""
         self.error = self.error_at = None
         self.activity = Activity(at.now)
 

@@ -196,7 +196,6 @@ def summary(views: Collection[ProjectView], texts: Texts) -> str:
 def project_cells(
     view: ProjectView, texts: Texts, *, people: bool = True
 ) -> Mapping[str, Cell]:
-    """Return the fields of one project, for people or for programs."""
     if view.presence is Presence.FRESH:
         known = view.age_exact or view.age is None
         age: Cell = f"{'' if known else '~'}{span(view.age)}"
@@ -220,7 +219,6 @@ def exists(view: ProjectView) -> bool:
 
 
 def is_healthy(view: ProjectView) -> bool:
-    """Return whether the status is 在线, or 离线 after a normal end."""
     return view.status in WELL
 
 

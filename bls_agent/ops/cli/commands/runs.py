@@ -157,7 +157,6 @@ def _describe_run(run: RunSummary) -> dict[str, Any]:
 
 
 def count_runs(found: RunList, texts: Texts) -> str:
-    """Count the runs by state, in one line."""
     states = [run.state for run in found]
     summary = texts["runs_summary"].format(
         count=found.total,

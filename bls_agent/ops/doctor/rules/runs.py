@@ -85,7 +85,6 @@ def _other_id(sample: Sample) -> Values | None:
 
 
 def _keys(sample: Sample) -> RunKeys | None:
-    """Return the keys of the run that the sample's key belongs to."""
     place = sample.fields.get("place")
     key = sample.key if place is None else key_beside(place)
     run_id = run_id_of(encode_key(key))
