@@ -603,3 +603,8 @@ async def test_a_call_names_its_sender(bls: Bls, redis: Redis, project: str) -> 
         )
         assert (await bls("call", project, "ping", "--no-record")).code == 0
         assert len(await records(redis, project)) == 3
+        assert (await bls("commands", project)).code == 0
+        assert (await bls("commands", project, "--no-record")).code == 0
+        asked, _, silent = (await records(redis, project))[3:]
+        assert asked["message"].startswith("command 'help' sent by ")
+        assert silent["metadata"]["outcome"] == "succeeded"

@@ -70,10 +70,12 @@ async def commands(
     project: ProjectArgument,
     name: CommandArgument = "",
     timeout: TimeoutOption = 10.0,
+    *,
+    no_record: bool = False,
 ) -> Exit:
     """Ask the agent for ``help`` and print the signatures, or one command in full."""
     project = normalise(invocation, project)
-    outcome = await _ask(invocation, project, timeout)
+    outcome = await _ask(invocation, project, timeout, record=not no_record)
     if not outcome.succeeded or outcome.truncated:
         _show_outcome(invocation, outcome)
         return Exit.FAILED
@@ -98,10 +100,14 @@ async def commands(
     return Exit.DONE
 
 
-async def _ask(invocation: Invocation, project: str, timeout: float) -> Outcome:
+async def _ask(
+    invocation: Invocation, project: str, timeout: float, *, record: bool
+) -> Outcome:
     seconds = check_seconds("timeout", timeout)
     async with _asking(invocation, project, seconds) as console:
-        return await console.call(project, "help", timeout=seconds, source=SOURCE)
+        return await console.call(
+            project, "help", timeout=seconds, source=SOURCE, record=record
+        )
 
 
 def _show_one(invocation: Invocation, command: _Schema) -> None:
