@@ -275,6 +275,36 @@ async def test_what_waits(
     assert (ran.code, "no waiting commands" in ran.said) == (0, True)
 
 
+async def test_dead_letters_and_what_is_in_hand(
+    bls: Bls, redis: Redis, project: str
+) -> None:
+    """Listed without secrets; one or all run again or are deleted, and are listed."""
+    place = f"bls_agent:{{{project}_控制}}"
+    letters = [{"id": n, "command": "导入", "args": {"token": "geheim"}} for n in "123"]
+    await redis.rpush(f"{place}:dead", *map(orjson.dumps, letters))
+    await redis.rpush(f"{place}:inflight:甲", b'{"id":"4","command":"x"}')
+    await redis.hset(f"{place}:inflight", f"{place}:inflight:甲", "1")
+    ran = await bls("queue", project, "--dead")
+    assert "geheim" not in ran.text
+    assert [line.split("\t")[1] for line in ran.text.splitlines()] == ["3", "2", "1"]
+    ran = await bls("queue", project, "--in-hand")
+    assert ran.text.split("\t")[:4] == ["甲", "false", "", "4"]
+    for words in ([], ["1", "--all"]):
+        ran = await bls("discard", project, *words)
+        assert (ran.code, "or --all" in ran.said) == (2, True)
+    ran = await bls("requeue", project, "1", "--json")
+    assert orjson.loads(ran.out)["id"] == "1"
+    ran = await bls("requeue", project, "1")
+    assert (ran.code, "is no dead letter" in ran.said) == (1, True)
+    assert await redis.lrange(f"{project}_控制", 0, -1) == [orjson.dumps(letters[0])]
+    ran = await bls("discard", project, "--all")
+    assert (ran.code, "Deleted: 2" in ran.said) == (0, True)
+    assert [line.split("\t")[1] for line in ran.text.splitlines()] == ["2", "3"]
+    ran = await bls("queue", project, "--dead")
+    assert (ran.code, "no dead letters" in ran.said) == (0, True)
+    assert (await bls("discard", project, "--all")).code == 1
+
+
 async def test_send_to_a_name_like_another(
     bls: Bls, redis: Redis, project: str
 ) -> None:

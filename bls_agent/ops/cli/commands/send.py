@@ -1,4 +1,4 @@
-"""``bls-agent commands``, ``send``, ``call``, ``wait``, ``queue``, ``withdraw``."""
+"""``bls-agent commands``, ``send``, ``call``, ``wait``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from bls_agent.ops.cli.errors import (
     Exit,
     Failure,
     find_likely,
-    hint_likely,
     likely_names,
     misspelt,
     normalise,
@@ -38,9 +37,8 @@ from bls_agent.ops.cli.options import (
     told_commands,
 )
 from bls_agent.ops.cli.output import Invocation
-from bls_agent.ops.cli.tables import Layout, Table
 from bls_agent.ops.terminal import json_text
-from bls_agent.project.messages import Command, Outcome, Status
+from bls_agent.project.messages import Outcome, Status
 
 SOURCE: Final = "bls-agent cli"  # the `source` of a command
 DEEPEST: Final = 4  # levels of a schema that are shown
@@ -48,10 +46,6 @@ LONGEST_FILE: Final = 64 * 1024 * 1024
 NEWEST: Final = 10_000  # records that are searched for an outcome
 WORD: Final = re.compile(r"[\w.-]+")  # text that needs no quotes in a shell
 FRAME: Final = re.compile(r'  File ".*?([/\\]bls_agent[/\\][^"]*)?", line ')
-# The fields of a waiting command, in a row and in JSON.
-QUEUE: Final = Layout(
-    "queue", dict.fromkeys(("time", "id", "command", "args", "source"), 0)
-)
 
 _Schema: TypeAlias = Mapping[str, Any]
 _ArgOption: TypeAlias = Annotated[
@@ -453,60 +447,3 @@ async def wait(
                         _show_outcome(invocation, outcome)
                         return Exit.DONE if outcome.succeeded else Exit.FAILED
     raise _no_outcome(invocation, project, NoOutcomeError("", id, seconds), seconds)
-
-
-@command("queue")
-async def queue(
-    invocation: Invocation,
-    project: ProjectArgument,
-    limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1)] = 200,
-) -> Exit:
-    project = normalise(invocation, project)
-    async with invocation.console() as console:
-        with invocation.waiting("waiting_redis"):
-            waiting = await console.queue(project, limit)
-            if not waiting:
-                await hint_likely(invocation, console, project)
-    records = [_describe(one, console) for one in waiting]
-    table = Table(invocation, QUEUE, dict, _cells, records)
-    table.write(empty="nothing_waits", project=project)
-    return Exit.DONE
-
-
-def _describe(one: Command, console: Console) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "timestamp": one.timestamp,
-        "source": one.source,
-        "command": one.command,
-        "args": console.redactor.tree(one.args),
-    }
-
-
-def _cells(record: dict[str, Any]) -> dict[str, str]:
-    values = record | {"time": record["timestamp"]}
-    return {
-        name: value if isinstance(value, str) else json_text(value)
-        for name, value in values.items()
-    }
-
-
-@command("withdraw")
-async def withdraw(
-    invocation: Invocation,
-    project: ProjectArgument,
-    number: Annotated[str, Argument(metavar="ID")],
-) -> Exit:
-    """Remove a command from the queue; exit 1 if it no longer waits there."""
-    project = normalise(invocation, project)
-    async with invocation.console() as console:
-        with invocation.waiting("waiting_redis"):
-            found = await console.withdraw(project, number)
-    if found is None:
-        raise Failure("not_waiting", id=number, project=project)
-    sentence = invocation.say(
-        "withdrawn", command=found.command, id=number, project=project
-    )
-    record = {"projectName": project, **_describe(found, console)}
-    invocation.record(record, sentence)
-    return Exit.DONE
