@@ -36,7 +36,7 @@ from bls_agent.core.settings import (
     Options,
     Settings,
     check_options,
-    find_unknown_variables,
+    warn_of_unknown_variables,
 )
 from bls_agent.project.agent_state import AgentState
 from bls_agent.project.commands.router import (
@@ -45,7 +45,6 @@ from bls_agent.project.commands.router import (
     Middleware,
     Router,
     Unset,
-    add_builtins,
     name_of,
 )
 from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream
@@ -74,18 +73,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=Middleware)
 C = TypeVar("C", bound=Check)
-
-_warned: set[str] = set()  # variables about which this process has logged a warning
-
-
-def _warn_of_unknown_variables() -> None:
-    for name, question in find_unknown_variables(os.environ).items():
-        if name not in _warned:
-            _warned.add(name)
-            text = (
-                f"the variable {name} is no setting, and nothing reads it. {question}"
-            )
-            logger.warning("%s", text.strip())
 
 
 class ProjectAgent:
@@ -368,6 +355,43 @@ class ProjectAgent:
             address=session.connections.endpoint.address,
         )
 
+    async def pause(self, reason: str = "") -> None:
+        """Take no more commands until :meth:`resume`; return when this is so.
+
+        Commands that were not started go back to the queue; running handlers go on. The
+        built-in commands are still taken, also ``resume``. A pause outlasts an outage
+        of Redis, and ends when the agent is closed. The status does not change.
+
+        Args:
+            reason: The reason, in one sentence. It is logged, and consoles show it.
+
+        Raises:
+            ConfigurationError: The agent is not open.
+        """
+        session = self._require_session()
+        await session.call(partial(session.switch.pause, reason))
+
+    def resume(self) -> None:
+        """Take commands again; from any thread, without waiting.
+
+        Raises:
+            ConfigurationError: The agent is not open.
+        """
+        session = self._require_session()
+        session.call_in_loop(session.switch.resume)
+
+    async def drain(self, reason: str = "") -> bool:
+        """Pause, and wait until every command that was taken has ended.
+
+        The pause goes on afterwards. In a command handler, this method does not wait
+        for that handler. ``reason`` and errors are those of :meth:`pause`.
+
+        Returns:
+            Whether the agent is empty; ``False`` if it was paused or resumed meanwhile.
+        """
+        session = self._require_session()
+        return await session.call(partial(session.switch.drain, reason))
+
     def stats(self) -> AgentStats:
         """Return a snapshot of all counters and states; callable from any thread."""
         from bls_agent.project.stats import collect_stats  # noqa: PLC0415 - 2 ms, not at import
@@ -395,7 +419,7 @@ class ProjectAgent:
             raise ConfigurationError("agent", self.project, "it was opened meanwhile")
         settings = self._settings()
         if self._given_settings is None:
-            _warn_of_unknown_variables()
+            warn_of_unknown_variables(os.environ)
         endpoint = self.endpoint
         mode, replicas = settings.mode, settings.replicas
         check_cluster_name(self.project, endpoint, mode=mode, replicas=replicas)
@@ -563,7 +587,7 @@ class ProjectAgent:
 
     def _prepare(self, settings: Settings) -> None:
         """Apply the settings to the log, and add the built-in commands."""
-        from bls_agent.project.stats import stats_source  # noqa: PLC0415 - 2 ms, not at import
+        from bls_agent.project.builtins import add_session_builtins  # noqa: PLC0415 - not at import
 
         state = self._state
         buffer = state.stream.delivery.buffer
@@ -572,6 +596,5 @@ class ProjectAgent:
         state.stream.set_level(Level(settings.log_level))
         state.name_process(settings.instance)
         if settings.builtins and not self._builtins_added:
-            stats = stats_source(state, self._open_session)
-            add_builtins(state.router, state.stream, stats)
+            add_session_builtins(state, self._open_session)
             self._builtins_added = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -33,7 +33,7 @@ from bls_agent.core.keys import (
 )
 from bls_agent.core.redaction import Redactor
 from bls_agent.core.settings import Settings, check_seconds
-from bls_agent.project.commands.audit import AuditRecord, local_user
+from bls_agent.project.commands.audit import AuditRecord
 from bls_agent.project.console.log import WINDOW, LogReader, follow_log
 from bls_agent.project.console.projects import find_projects, forget_project, has_keys
 from bls_agent.project.console.queue import CommandLists, CommandsInHand, chosen_id
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
     from bls_agent.project.console.search import LogFilter, LogSearch
     from bls_agent.project.log.reading import LogPage
+    from bls_agent.project.status.intake import IntakeReport
 
 NAMES_KEPT: Final = 1_000  # names of known projects that a console remembers
 STARTING: Final = 0.5  # seconds to wait for the first key of a starting agent
@@ -152,7 +153,7 @@ class Console(Store):
         payload = message.encode()
         if len(payload) > size_limit:
             raise CommandTooLargeError(len(payload), size_limit)
-        note = self._audit_record(message, sent_by, record=record)
+        note = AuditRecord.make(message, sent_by, self.redactor, record=record)
         await self._find(project, create=create)
         key = CONTROL.locate(project=project)
         if note is None:
@@ -183,16 +184,6 @@ class Console(Store):
         if len(self._seen) >= NAMES_KEPT:
             self._seen.clear()
         self._seen.add(project)
-
-    def _audit_record(
-        self, message: Command, sent_by: str, *, record: bool
-    ) -> AuditRecord | None:
-        if not record:
-            if sent_by:
-                rule = "it stands in the record of a command, which is off by default"
-                raise ConfigurationError("sent_by", sent_by, rule, "Pass record=True.")
-            return None
-        return AuditRecord(message, sent_by or local_user(), self.redactor)
 
     async def call(
         self,
@@ -455,6 +446,22 @@ class Console(Store):
         key = PROJECT_STATUS.locate(project=project)
         async with self._pool.to(key) as connection:
             return await read_replicas(connection, project)
+
+    async def intakes(
+        self, projects: Iterable[str]
+    ) -> dict[str, Mapping[str, IntakeReport]]:
+        """Read which processes of projects are paused, draining or drained.
+
+        Returns:
+            Project → instance → report, without projects that have no report, or whose
+            reports may not be read. A killed process is listed for 30 s at most.
+
+        Raises:
+            RedisUnavailableError: Redis cannot answer.
+        """
+        from bls_agent.project.status.intake import read_intakes  # noqa: PLC0415 - few programs need it
+
+        return await read_intakes(self._pool, list(projects))
 
     async def status(self, project: str) -> Status | None:
         """Read a project's status.

@@ -122,6 +122,7 @@ class SyncConsole:
     call = _blocking(Console.call)
     call_all = _blocking(Console.call_all)
     instances = _blocking(Console.instances)
+    intakes = _blocking(Console.intakes)
     status = _blocking(Console.status)
     exists = _blocking(Console.exists)
     projects = _blocking(Console.projects)

@@ -505,9 +505,10 @@ RIGHTS = """
 -@all +ping +hello +select +time +client|id +client|setname +client|unblock +client|kill
 (+set +expire %RW~{p}_项目状态)
 (+rpush +ltrim +lrange %RW~{p}_项目控制台)
-(+blpop +lpop +lpush +lrange %RW~{p}_控制)
+(+blpop +lpop +lpush +lrange +lrem %RW~{p}_控制)
+(+hset +hdel +pexpire %RW~bls_agent:{{{p}_控制}}:intake)
 (+evalsha +eval +hgetall +hset +hdel +type +set +pexpireat +expire ~{p}_项目状态 ~bls_agent:{{{p}_项目状态}}:*)
-(+rpush +ltrim +expire +lpop ~bls_agent:{{{p}_控制}}:broadcast:*)
+(+rpush +ltrim +expire +lpop +lrange +lrem ~bls_agent:{{{p}_控制}}:broadcast:*)
 """
 
 

@@ -33,7 +33,7 @@ from tests.harness import until
 
 AWAY = "redis://127.0.0.1:1/0"
 REQUESTS = [
-    *("send", "call", "call_all", "instances"),
+    *("send", "call", "call_all", "instances", "intakes"),
     *("status", "projects", "exists", "logs", "log_page", "search_logs"),
     *("follow_logs", "queue", "withdraw", "forget"),
     *("in_hand", "dead_letters", "requeue", "discard"),

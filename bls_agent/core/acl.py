@@ -21,6 +21,7 @@ from bls_agent.core.keys import (
     INFLIGHT,
     INFLIGHT_LISTS,
     INSTANCES,
+    INTAKE,
     KEYS,
     OWNER,
     PROJECT_CONSOLE,
@@ -77,6 +78,8 @@ _NOT_RELIABLE: Final = "no command is received in mode reliable"
 _ALONE: Final = "each replica writes the status as if it were alone"
 _UNSEEN: Final = "replicas are not listed"
 _UNSETTLED: Final = "dead letters are not shown, queued again or discarded"
+_NOT_PAUSED: Final = "pause and drain are rejected"
+_NOT_SHOWN: Final = "a paused agent is not shown as paused"
 
 
 class KeyAccess(NamedTuple):
@@ -177,15 +180,18 @@ RIGHTS: Final = (
     Right("eval", _COMMANDS, _COMPAT, _TWO_STEPS),
     Right("lindex", _COMMANDS, _COMPAT, _TWO_STEPS),
     Right("ltrim", _COMMANDS, _COMPAT, _TWO_STEPS),
-    Right("lrem", _COMMANDS, _COMPAT, "where scripts are refused, too, a command is cut without looking"),
+    Right("lrem", _COMMANDS, _COMPAT, "pause and drain are rejected; where scripts are refused, too, a command is cut without looking"),
+    Right("time", (), _AUTO, _NOT_SHOWN),
     Right("time", (), _RELIABLE, _NOT_RELIABLE, essential=True),
     Right("blmove", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
     Right("evalsha eval", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
     Right("lmove llen lrange lrem lpush rpush rpop ltrim set get del pttl expire pexpire", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
     Right("hrandfield hget hset hsetnx hdel hlen zadd zscore zcard zremrangebyscore zremrangebyrank", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),
+    Right("lrange lrem", _COMMANDS, _BLOCKING, _NOT_PAUSED),
+    Right("hset hdel pexpire", (INTAKE,), _ALL, _NOT_SHOWN),
     Right("time", (), _ALL, _ALONE, replicas=True),
     Right("evalsha eval set type hgetall hset hdel pexpireat", _REPLICA_KEYS, _ALL, _ALONE, replicas=True),
-    Right("rpush ltrim expire lpop", _INBOXES, _ALL, "a broadcast does not reach every replica", replicas=True),
+    Right("rpush ltrim expire lpop lrange lrem", _INBOXES, _ALL, "a broadcast does not reach every replica", replicas=True),
 )
 # fmt: on
 
@@ -202,6 +208,7 @@ CONSOLE_RIGHTS: Final = tuple(
         ("lrange llen lindex", _LOG, READ, "records are not shown", True),
         ("llen", _COMMANDS, READ, "waiting commands are not counted", True),
         ("hgetall", (INSTANCES,), READ, _UNSEEN, False),
+        ("hgetall", (INTAKE,), READ, _NOT_SHOWN, False),
         ("rpush ltrim", _LOG, WRITE, "who sent a command is not recorded", False),
         ("rpush", _COMMANDS, WRITE, "no command is sent", False),
         ("lrange lrem", _COMMANDS, READ_AND_WRITE, "waiting commands are not shown or withdrawn", False),
@@ -214,7 +221,16 @@ CONSOLE_RIGHTS: Final = tuple(
 # fmt: on
 _FORGOTTEN: Final = (
     *(PROJECT_STATUS, PROJECT_CONSOLE, CONTROL),
-    *(INFLIGHT, INFLIGHT_LISTS, DELIVERIES, SEEN, DEAD_LETTERS, BROADCAST, INSTANCES),
+    *(
+        INFLIGHT,
+        INFLIGHT_LISTS,
+        DELIVERIES,
+        SEEN,
+        DEAD_LETTERS,
+        BROADCAST,
+        INTAKE,
+        INSTANCES,
+    ),
 )
 
 

@@ -206,6 +206,7 @@ DELIVERIES: Final = KeyTemplate("bls_agent:{place}:deliveries", _T.HASH, 7 * _DA
 SEEN: Final = KeyTemplate("bls_agent:{place}:seen", _T.ZSET, 600, _C.OWN, "dedup_window")
 DEAD_LETTERS: Final = KeyTemplate("bls_agent:{place}:dead", _T.LIST, None, _C.OWN)
 BROADCAST: Final = KeyTemplate("bls_agent:{place}:broadcast:{instance}", _T.LIST, 300, _C.OWN)
+INTAKE: Final = KeyTemplate("bls_agent:{place}:intake", _T.HASH, 30, _C.OWN)
 INSTANCES: Final = KeyTemplate("bls_agent:{place}:instances", _T.HASH, 60, _C.OWN, "status_ttl")
 OWNER: Final = KeyTemplate("bls_agent:{place}:owner", _T.STRING, None, _C.OWN, "lease")
 RUN_BOOKS: Final = KeyTemplate("bls_agent:{place}:books", _T.HASH, _DAY, _C.OWN)
@@ -230,6 +231,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "dead_letters": DEAD_LETTERS,
     "broadcast": BROADCAST,
     "instances": INSTANCES,
+    "intake": INTAKE,
     "owner": OWNER,
     # 003, run events; and this package's metadata of a run
     "run_events": RUN_EVENTS,

@@ -6,6 +6,7 @@ environment overrides the default.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, fields
@@ -122,14 +123,19 @@ def _setting(default: Any, meaning: str, kind: type = float, **limits: Any) -> A
 
 
 _HUGE: Final = 10**300
+logger = logging.getLogger(__name__)
+
 _WHERE: Final = "where Redis is"
 _SECONDS: Final[dict[str, Any]] = {"unit": "seconds", "maximum": 86_400.0}
 _MODES: Final = ("auto", "blocking", "compat", "reliable")
 _REDELIVERIES: Final = ("run", "skip")
 _LEVELS: Final = ("debug", "info", "warn", "error")
 _SPELLINGS: Final = {"warning": "warn", "critical": "error", "fatal": "error"}
-# The commands that every agent answers; see ``project/commands/router.py``.
-BUILTINS: Final = ("ping", "help", "stats", "set_log_level")
+# The commands that every agent answers; see ``project/builtins.py``. ``PAUSING`` has the
+# commands that concern every replica, or the one that they name.
+PAUSING: Final = ("pause", "resume", "drain")
+BUILTINS: Final = ("ping", "help", "stats", "set_log_level", *PAUSING)
+_warned: set[str] = set()  # variables about which this process has logged a warning
 # Variables that other parts of the package and its tests read.
 _NO_SETTINGS: Final = (
     "BLS_CHROMIUM",
@@ -242,6 +248,17 @@ def find_unknown_variables(environ: Iterable[str]) -> dict[str, str]:
     known = {f"BLS_{name.upper()}" for name in rules()}.union(_NO_SETTINGS)
     strange = {name for name in environ if name.startswith("BLS_")} - known
     return {name: ask_whether(name, known) for name in sorted(strange)}
+
+
+def warn_of_unknown_variables(environ: Iterable[str]) -> None:
+    """Log each unknown ``BLS_*`` variable, once in this process."""
+    for name, question in find_unknown_variables(environ).items():
+        if name not in _warned:
+            _warned.add(name)
+            text = (
+                f"the variable {name} is no setting, and nothing reads it. {question}"
+            )
+            logger.warning("%s", text.strip())
 
 
 def rules() -> dict[str, Rule]:

@@ -82,6 +82,19 @@ class Status(StrEnum):
 _SEVERITY: Final = (Status.OFFLINE, Status.ONLINE, Status.ERROR, Status.FAULT)
 
 
+class IntakeState(StrEnum):
+    """Whether an agent takes commands."""
+
+    OPEN = "open"
+    """The agent takes commands."""
+    PAUSED = "paused"
+    """The agent takes no commands except built-in ones, until it is resumed."""
+    DRAINING = "draining"
+    """The agent is paused, and commands that it has taken still run."""
+    DRAINED = "drained"
+    """The agent is paused, and every command that it had taken has ended."""
+
+
 class Level(StrEnum):
     """How severe a log record is."""
 

@@ -25,13 +25,19 @@ from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.reconnect import Reminders
 from bls_agent.core.backoff import Backoff
+from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.core.settings import Settings
 from bls_agent.project.agent_state import AgentState
-from bls_agent.project.commands.broadcast import Broadcasts
-from bls_agent.project.commands.dispatcher import Dispatcher
+from bls_agent.project.commands.broadcast import Broadcasts, inbox_of
+from bls_agent.project.commands.dispatcher import (
+    ASIDE_MODE,
+    BROADCAST_MODE,
+    Dispatcher,
+)
+from bls_agent.project.commands.pausing import IntakeSwitch
 from bls_agent.project.commands.runner import CommandRunner
 from bls_agent.project.log.log import LogSink
 from bls_agent.project.messages import Level, Status
@@ -39,6 +45,7 @@ from bls_agent.project.receive.blocking import BlockingReceiver
 from bls_agent.project.receive.compat import AutoReceiver, CompatReceiver
 from bls_agent.project.receive.receiver import Receiver
 from bls_agent.project.status.health import HealthMonitor
+from bls_agent.project.status.intake import IntakePublisher
 from bls_agent.project.status.replicas import ReplicaRegistry
 from bls_agent.project.status.writer import (
     StallStatusPublisher,
@@ -152,6 +159,7 @@ class AgentSession:
             backoff=self._backoff(),
             throttled_log=self.connections.throttled_log,
         )
+        self.switch = self._build_switch()
         self._write_log = partial(state.stream.delivery.run, self.sink, self._backoff())
 
     def _connect(self, endpoint: Endpoint, use: str = "") -> AgentConnections:
@@ -228,6 +236,26 @@ class AgentSession:
                     report=runner.report_unstarted,
                 )
 
+    def _build_switch(self) -> IntakeSwitch:
+        state, connections = self._state, self.connections
+        lists = [(connections.intake, self._control_key, ASIDE_MODE)]
+        if self._settings.replicas:
+            inbox = inbox_of(state.project, state.instance)
+            lists.append((connections.control, inbox, BROADCAST_MODE))
+        publisher = IntakePublisher(connections.control, state.project, state.instance)
+        return IntakeSwitch(
+            self.dispatcher,
+            self.receiver,
+            publisher,
+            lists,
+            is_builtin=state.router.is_builtin,
+            announce=self._announce,
+        )
+
+    def _announce(self, text: str, metadata: JSONObject) -> None:
+        self._state.stream.emit(Level.INFO, text, metadata)
+        logger.info("%s: %s", self._state.project, text)
+
     def start(self) -> None:
         import asyncio  # noqa: PLC0415 - the import takes 20 ms
 
@@ -295,7 +323,7 @@ class AgentSession:
         if self.is_open:
             self.state = SessionState.STOPPING
             self._final_status = final_status
-            self._call_in_loop(self.stop_requested.set)
+            self.call_in_loop(self.stop_requested.set)
 
     def ended_by(self) -> signal.Signals | None:
         """Return the signal that ended the session, if any; raise the error if any."""
@@ -305,7 +333,7 @@ class AgentSession:
 
     def force(self) -> None:
         """Stop waiting for running handlers. May be called from any thread."""
-        self._call_in_loop(self._forced.set)
+        self.call_in_loop(self._forced.set)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -314,7 +342,7 @@ class AgentSession:
 
         return self.loop is not asyncio._get_running_loop()  # noqa: SLF001 - documented
 
-    def _call_in_loop(self, function: Callable[[], None]) -> None:
+    def call_in_loop(self, function: Callable[[], None]) -> None:
         if self.loop is None or not self.is_elsewhere:
             function()
             return
@@ -349,6 +377,7 @@ class AgentSession:
             self.health.run,
             self.connections.monitor_failover,
             self.receiver.run,
+            self.switch.run,
         ]
         if self._settings.replicas:
             loops.append(partial(self._broadcasts.read_inbox, self.dispatcher))
@@ -457,6 +486,8 @@ class AgentSession:
         with anyio.CancelScope(deadline=end):
             try:
                 await self._drain()
+                with anyio.move_on_after(AWAY_GRACE):
+                    await self.switch.close()
                 with anyio.CancelScope(deadline=end - (END_GRACE - FLUSH_GRACE) / 2):
                     await self._flush(end)
             finally:  # also after another cancellation

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from bls_agent.core.codec import JSONObject
 from bls_agent.project.agent_state import AgentState
 from bls_agent.project.messages import Status
 
@@ -33,6 +30,8 @@ class AgentStats:
         status_sources: Source → its status.
         mode: How commands are received now: ``blocking``, ``compat``, ``reliable``,
             or ``closed``.
+        intake: Whether commands are taken: ``open``, ``paused``, ``draining``,
+            ``drained``, or ``closed``.
         connections: Use of a connection → whether it is connected.
         reconnect_failures: Failed attempts to reach Redis.
         commands_running: Handlers that run now.
@@ -64,6 +63,7 @@ class AgentStats:
     status_source: str
     status_sources: dict[str, str]
     mode: str = "closed"
+    intake: str = "closed"
     connections: dict[str, bool] = field(default_factory=dict[str, bool])
     reconnect_failures: int = 0
     commands_running: int = 0
@@ -98,6 +98,7 @@ def collect_stats(state: AgentState, session: AgentSession | None) -> AgentStats
         kept,
         open=True,
         mode=receiver.mode,
+        intake=session.switch.state.value,
         connections={
             connection.use: connection.connected for connection in connections.all
         },
@@ -137,16 +138,3 @@ def _collect_kept(state: AgentState) -> AgentStats:
         loop_stalls=state.stall_counts.stalls,
         loop_stalled_seconds=state.stall_counts.longest,
     )
-
-
-def stats_source(
-    state: AgentState, session_of: Callable[[], AgentSession | None]
-) -> Callable[[], JSONObject]:
-    """Make a function that returns the counters. It does not keep the agent alive."""
-    reference = weakref.WeakMethod(session_of)
-
-    def collect() -> JSONObject:
-        find = reference()
-        return asdict(collect_stats(state, None if find is None else find()))
-
-    return collect

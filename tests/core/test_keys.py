@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[dict[str, str | int], str, str | None, int | None]] = 
     "seen": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:seen", "zset", 600),
     "dead_letters": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:dead", "list", None),
     "broadcast": ({"place": "{订单系统_控制}", "instance": "web-1"}, "bls_agent:{订单系统_控制}:broadcast:web-1", "list", 300),
+    "intake": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:intake", "hash", 30),
     "instances": ({"place": "{订单系统_项目状态}"}, "bls_agent:{订单系统_项目状态}:instances", "hash", 60),
     "owner": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:owner", "string", None),
     "run_events": ({"run_id": 123}, "run:123:events", "stream", DAY),

@@ -94,7 +94,7 @@ def test_a_mode_that_is_none() -> None:
 
 def test_a_name_with_quotes_as_words() -> None:
     """As words of their own a name with quotes can be given."""
-    assert '%RW~a"b_控制)' in acl_rules('a"b', "blocking")[-1]
+    assert '%RW~a"b_控制)' in " ".join(acl_rules('a"b', "blocking"))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from bls_agent.core.errors import (
     UnknownCommandError,
 )
 from bls_agent.core.settings import BUILTINS, rules
+from bls_agent.project.commands.pausing import pausing_handlers
 from bls_agent.project.commands.router import (
     UNSET,
     CallNext,
@@ -478,6 +479,6 @@ async def test_every_built_in_command_is_registered() -> None:
     """The settings, the completion and the pages name the commands that there are."""
     router = Router()
     stream = LogStream(lambda: 0.0, max_records=10, max_bytes=100_000)
-    add_builtins(router, stream, dict)
+    add_builtins(router, stream, dict, pausing_handlers(lambda: None))
     assert [handler.name for handler in router.list_handlers()] == [*BUILTINS]
     assert all(name in rules()["builtins"].meaning for name in BUILTINS)

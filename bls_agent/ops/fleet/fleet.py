@@ -325,12 +325,14 @@ class Fleet:
         looked = [state.log.is_due(at.now) for state in part]
         for state, look in zip(part, looked, strict=True):
             requests += [("LLEN", state.control_key), ("LLEN", state.log_key)]
+            requests.append(("HGETALL", state.intake_key))
             if look:
                 requests.append(("LINDEX", state.log_key, -1))
         replies = map(_readable, await self._pool.read_many(requests))
         wanted: list[_Window] = []
         for state, look in zip(part, looked, strict=True):
             state.record_lengths(next(replies), next(replies), at.now)
+            state.record_intake(next(replies), at)
             room = first if state.log.is_new else later
             if look and (count := state.log.record_newest(next(replies), at, room)):
                 wanted.append((state, count))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from bls_agent.core.codec import cut_text
+from bls_agent.core.codec import JSONObject, cut_text
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
 from bls_agent.core.keys import (
     CONTROL,
@@ -19,6 +19,7 @@ from bls_agent.core.keys import (
 )
 from bls_agent.ops.fleet.log_tail import LogTail, written_at
 from bls_agent.project.messages import STATUS_REASON, Level, LogEntry, Status
+from bls_agent.project.status.intake import IntakeReport, intake_key, read_reports
 
 DRIFT: Final = 5.0  # most seconds by which a reported age may be wrong
 KEPT: Final = 55.0  # seconds for which a project without keys is remembered
@@ -85,6 +86,8 @@ class ProjectView:
         ttl: Seconds until the status expires; ``None`` if it does not, or is absent.
         queue: Number of waiting commands; ``None`` if the key is no list, or may not be
             read.
+        intake: The processes that take no commands, because they are paused, draining or
+            drained.
         records: Length of the console list; ``None`` if the key is no list, or may not
             be read.
         last_record: The newest record; a long record is shortened.
@@ -100,6 +103,7 @@ class ProjectView:
             records of the last five minutes were not read.
         changed_at: Unix time, by the server's clock, of the last change of status or
             presence that was seen; otherwise of the first read.
+        read_at: Unix time, by the server's clock, at which the view was made.
     """
 
     project: str
@@ -111,6 +115,7 @@ class ProjectView:
     age_exact: bool = False
     ttl: float | None = None
     queue: int | None = 0
+    intake: Mapping[str, IntakeReport] = field(default_factory=dict[str, IntakeReport])
     records: int | None = 0
     last_record: LogEntry | None = None
     last_record_age: float | None = None
@@ -121,6 +126,15 @@ class ProjectView:
     last_error_age: float | None = None
     at_least: bool = False
     changed_at: float = 0.0
+    read_at: float = 0.0
+
+    def describe_intake(self) -> list[JSONObject]:
+        """Describe the processes that take no commands, for JSON; ``age`` in seconds."""
+        return [
+            {"instance": name, "age": round(max(0.0, self.read_at - report.since), 3)}
+            | report.to_dict()
+            for name, report in self.intake.items()
+        ]
 
     @property
     def condition(self) -> Condition:
@@ -164,16 +178,24 @@ class ProjectState:
         self.status_key = encode_key(PROJECT_STATUS.locate(project=project))
         self.log_key = encode_key(PROJECT_CONSOLE.locate(project=project))
         self.control_key = encode_key(CONTROL.locate(project=project))
+        self.intake_key = encode_key(intake_key(project))
         self.status = StatusState(at)
         self.log = LogState(at, self.status)
         self.empty_since: float | None = None
         self._queue: int | None = 0
+        self._intake: Mapping[str, IntakeReport] = {}
         self._was_seen = False  # whether a status or a log was seen
 
     @property
     def mark(self) -> tuple[object, ...]:
         """The contents of the view, without values that change only with time."""
-        return self._presence, self._queue, *self.status.mark, *self.log.mark
+        return (
+            self._presence,
+            self._queue,
+            self._intake,
+            *self.status.mark,
+            *self.log.mark,
+        )
 
     def record_status(
         self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool = False
@@ -203,6 +225,10 @@ class ProjectState:
         elif self.empty_since is None:
             self.empty_since = now
 
+    def record_intake(self, entries: Sequence[bytes] | None, at: Moment) -> None:
+        """Record which processes are paused; ``None`` if that may not be read."""
+        self._intake = read_reports(entries or (), at.unix)
+
     def is_forgotten(self, now: float) -> bool:
         if self.empty_since is None:
             return False
@@ -221,6 +247,7 @@ class ProjectState:
             age_exact=freshness.exact,
             ttl=freshness.left(at.now),
             queue=self._queue,
+            intake=self._intake,
             records=log.length,
             last_record=log.newest,
             last_record_age=_since(log.newest_at, at),
@@ -231,6 +258,7 @@ class ProjectState:
             last_error_age=_since(log.error_at, at),
             at_least=at.now - log.activity.missed_at < SPAN,
             changed_at=self.status.changed_at,
+            read_at=at.unix,
         )
 
 

@@ -295,6 +295,7 @@ def _describe_project(view: ProjectView, elapsed: float) -> JSONObject:
         "age": later(view.age, elapsed, 3),
         "ttl": later(view.ttl, -elapsed, 3),
         "queue": view.queue,
+        "intake": view.describe_intake(),
         "records": view.records,
         "lastRecordAge": later(view.last_record_age, elapsed, 3),
         "rate": view.rate,

@@ -40,6 +40,18 @@ class AuditRecord:
         }
         self._source = command.source
 
+    @classmethod
+    def make(
+        cls, command: Command, sent_by: str, redactor: Redactor, *, record: bool
+    ) -> AuditRecord | None:
+        """Make the records of a command; ``None`` if its sender is not recorded."""
+        if record:
+            return cls(command, sent_by or local_user(), redactor)
+        if sent_by:
+            rule = "it stands in the record of a command, which is off by default"
+            raise ConfigurationError("sent_by", sent_by, rule, "Pass record=True.")
+        return None
+
     def before(self, now: float) -> bytes:
         message = f"command {self._name!r} sent by {cut_text(self._sent_by, 100)}"
         metadata = self._metadata | {"args": self._args, "source": self._source}

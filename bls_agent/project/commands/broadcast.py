@@ -37,7 +37,7 @@ PATIENCE: Final = 5.0  # most seconds that forwarding may delay a broadcast
 RECENT: Final = 100  # newest commands that are recognised if they come twice
 
 
-def _inbox_of(project: str, instance: str) -> str:
+def inbox_of(project: str, instance: str) -> str:
     place = place_beside(CONTROL.build(project=project))
     return BROADCAST.locate(place=place, instance=instance)
 
@@ -54,13 +54,22 @@ class Broadcasts:
         self._instance = instance
         self._warn = warn
 
-    async def pass_on(self, message: Message, command: Command) -> None:
-        """Push copies of a broadcast into the inboxes of other instances. Never raises.
+    async def pass_on(self, message: Message, command: Command, target: str) -> bool:
+        """Push copies of a command into the inboxes of other instances. Never raises.
 
         The copies lack the field ``broadcast``, so that nobody forwards them again.
         After a lost connection they are pushed again, because a receiver ignores a
-        second copy.
+        second copy. Returns whether the command is run here, too. Cases:
+
+        1. The command is a copy itself, or names this instance as its target: it is run
+           here alone.
+        2. It names another instance: that one alone gets a copy, and runs the command.
+           If no living instance has this name, or the copy could not be pushed, the
+           command is run here, and rejected because of the name.
+        3. It names none: every instance gets a copy or runs the command.
         """
+        if message.mode == BROADCAST_MODE or target == self._instance:
+            return True
         fields = {k: v for k, v in message.fields.items() if k != "broadcast"}
         # The same in all tries for this broadcast, and different in every other one.
         fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
@@ -70,7 +79,7 @@ class Broadcasts:
         with anyio.move_on_after(PATIENCE, shield=True):
             for _ in range(TRIES):
                 try:
-                    failure = await self._push(payload)
+                    failure = await self._push(payload, target)
                 except BlsError as error:
                     failure = error
                 if not getattr(failure, "ambiguous", False):
@@ -80,12 +89,16 @@ class Broadcasts:
                 "a broadcast has not reached every instance",
                 {"commandId": command.id, "reason": str(failure)},
             )
+        return not target or failure is not None
 
-    async def _push(self, payload: bytes) -> BlsError | None:
+    async def _push(self, payload: bytes, target: str) -> BlsError | str | None:
         living = await read_replicas(self._replicas_connection, self._project)
+        others = living.keys() - {self._instance}
+        if target and target not in others:
+            return f"no living instance is called {target!r}"
         requests: list[tuple[Argument, ...]] = []
-        for instance in living.keys() - {self._instance}:
-            inbox = _inbox_of(self._project, instance)
+        for instance in {target} if target else others:
+            inbox = inbox_of(self._project, instance)
             requests += [
                 ("RPUSH", inbox, payload),
                 ("LTRIM", inbox, -LIMIT, -1),
@@ -96,7 +109,7 @@ class Broadcasts:
 
     async def read_inbox(self, dispatcher: Dispatcher) -> None:
         """Take broadcasts from the inbox of this instance until cancelled."""
-        key = _inbox_of(self._project, self._instance)
+        key = inbox_of(self._project, self._instance)
         recent: deque[bytes] = deque(maxlen=RECENT)
         while True:
             payload, pause = None, LOOK_EVERY

@@ -29,8 +29,10 @@ logger = logging.getLogger(__name__)
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
 INTAKE_GRACE: Final = 0.9  # seconds after the handlers' time for ending a read
 BROADCAST_MODE: Final = "broadcast"  # the mode of a message from an inbox
+ASIDE_MODE: Final = "aside"  # the mode of a built-in command that did not wait its turn
+NOT_RECEIVED: Final = frozenset({BROADCAST_MODE, ASIDE_MODE})
 # In these modes Redis keeps no command that was taken, so that no end is sent to Redis.
-TAKEN_FOR_GOOD: Final = frozenset({BROADCAST_MODE, Receiver.mode})
+TAKEN_FOR_GOOD: Final = NOT_RECEIVED | {Receiver.mode}
 
 
 class Dispatcher:
@@ -63,6 +65,8 @@ class Dispatcher:
         self._changed: anyio.Event | None = None  # set at the next change
         self._handlers_scope = anyio.CancelScope()
         self.running = 0  # commands whose handler runs now
+        self.received = 0  # commands that the receiver has returned so far
+        self.taking = True  # whether commands are received
 
     @property
     def stopping(self) -> bool:
@@ -77,6 +81,12 @@ class Dispatcher:
     def stuck(self) -> int:
         """Number of handlers that still run although their outcome was reported."""
         return self._threads.stuck + self._runner.resisting
+
+    @property
+    def in_hand(self) -> int:
+        """The number of commands that were taken and have not ended."""
+        begun = self.running + self._threads.stuck + len(self._pending)
+        return max(begun, self._receiver.counts().held)
 
     async def run(self) -> None:
         self._threads.on_freed = self._announce_change
@@ -93,7 +103,8 @@ class Dispatcher:
     @property
     def accepts(self) -> bool:
         """Whether :meth:`submit` would start a message without waiting."""
-        return not (self.stopping or self._pending) and self._has_free_slot()
+        is_busy = self.stopping or self._pending or not self.taking
+        return not is_busy and self._has_free_slot()
 
     def submit(self, message: Message) -> None:
         """Run a message that did not come from the receiver, in a free slot."""
@@ -104,6 +115,39 @@ class Dispatcher:
         is_last_worker = not self._idle and self._workers >= self._concurrency
         if is_last_worker:
             self._intake.interrupt()  # the fetching worker runs the message
+        self._announce_change()
+
+    def run_aside(self, message: Message) -> anyio.Event:
+        """Run a message at once, in a task of its own; return the event of its end."""
+        ended = anyio.Event()
+
+        async def run() -> None:
+            try:
+                await self._run_and_free(message)
+            finally:
+                ended.set()
+
+        if self.stopping or self._group is None:
+            self._runner.report_unstarted(message)
+            ended.set()
+        else:
+            self.running += 1
+            start_soon(self._group, run)
+        return ended
+
+    async def hold(self) -> None:
+        """Receive no more commands; put back those that were not started."""
+        self.taking = False
+        await self._end_intake()
+        await self._receiver.rest()
+        self._pending.extend(self._receiver.leftovers())
+        if self._pending:
+            await self._give_back()
+        self._announce_change()
+
+    def take(self) -> None:
+        """Receive commands again, after :meth:`hold` has ended."""
+        self.taking = True
         self._announce_change()
 
     async def stop(self, timeout: float) -> None:
@@ -127,36 +171,48 @@ class Dispatcher:
     async def _end_intake(self) -> None:
         while self._intake.running is not None:
             self._intake.interrupt()
-            await self._change()
+            await self.change()
 
     async def _all_ended(self) -> None:
         while self.running:
-            await self._change()
+            await self.change()
 
-    async def _change(self) -> None:
+    async def change(self) -> None:
         """Wait until a command ends, arrives or is asked for."""
         if self._changed is None:
             self._changed = anyio.Event()
         await self._changed.wait()
 
-    async def _give_back_or_run(self, deadline: float) -> None:
-        """Put back commands that were not started; if Redis refuses, run them in time.
+    async def _give_back(self) -> bool | None:
+        """Put back commands that were not started; return whether this was done.
 
-        If it is unknown whether the commands were put back, they are not run, because
-        no command may run twice.
+        If Redis has surely not taken them back (``False``), they wait to be run. If that
+        is unknown (``None``), they are reported as cancelled and not run, because no
+        command may run twice.
         """
+        taken = [m for m in self._pending if m.mode != BROADCAST_MODE]
+        copies = [m for m in self._pending if m.mode == BROADCAST_MODE]
+        self._pending = deque(copies)  # meanwhile no worker may start the others
+        given_back: bool | None = None
+        try:
+            given_back = await self._receiver.give_back(taken)
+        finally:
+            if given_back is False:
+                self._pending.extend(taken)
+            elif given_back is None:
+                for message in taken:
+                    self._runner.report_unstarted(message)
+        return given_back
+
+    async def _give_back_or_run(self, deadline: float) -> None:
+        """Put back commands that were not started; if Redis refuses, run them in time."""
         if not self._pending:
             return
         with (
             anyio.CancelScope(shield=True),
             anyio.CancelScope(deadline=deadline + INTAKE_GRACE),
         ):
-            others = [m for m in self._pending if m.mode == BROADCAST_MODE]
-            taken = [m for m in self._pending if m.mode != BROADCAST_MODE]
-            given_back = await self._receiver.give_back(taken)
-            if given_back:
-                self._pending = deque(others)
-            elif given_back is False:
+            if await self._give_back() is False:
                 with anyio.CancelScope(deadline=deadline):
                     await self._run_the_rest(deadline)
         while self._pending:
@@ -165,7 +221,7 @@ class Dispatcher:
     async def _run_the_rest(self, deadline: float) -> None:
         while self._pending:
             while not self._has_free_slot():
-                await self._change()
+                await self.change()
             if anyio.current_time() >= deadline:
                 return
             self.running += 1
@@ -181,7 +237,8 @@ class Dispatcher:
         """Whether a worker has something to do: a message to run, or one to fetch."""
         if self.stopping or not self._has_free_slot():
             return False
-        return bool(self._pending) or self._intake.running is None
+        may_fetch = self.taking and self._intake.running is None
+        return bool(self._pending) or may_fetch
 
     def _announce_change(self) -> None:
         """Wake the tasks that wait for a change, and start a worker if needed."""
@@ -219,7 +276,7 @@ class Dispatcher:
     async def _run_and_free(self, message: Message) -> None:
         receiver, start = self._receiver, Start.RUN
         try:
-            if message.mode != BROADCAST_MODE:
+            if message.mode not in NOT_RECEIVED:
                 start = receiver.begin(message)
             if start is Start.RUN:
                 kind = await self._runner.run(message, receiver.mark_ended)
@@ -238,7 +295,9 @@ class Dispatcher:
 
     def _fetches_next(self) -> bool:
         """Whether the worker that has run a message fetches the next one at once."""
-        if self.stopping or self._pending or self._intake.running is not None:
+        if self.stopping or self._pending or not self.taking:
+            return False
+        if self._intake.running is not None:
             return False
         return self.running + self._threads.stuck <= self._concurrency
 
@@ -262,9 +321,11 @@ class Dispatcher:
 
     async def _fetch_more(self) -> None:
         try:
-            self._pending.extend(await self._intake.fetch())
+            messages = await self._intake.fetch()
+            self.received += len(messages)
+            self._pending.extend(messages)
         finally:
-            if self.stopping:
+            if self.stopping or not self.taking:
                 self._announce_change()
 
 

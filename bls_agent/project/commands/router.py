@@ -21,7 +21,7 @@ from bls_agent.core.errors import (
     UnknownCommandError,
 )
 from bls_agent.core.keys import check_name
-from bls_agent.core.settings import BUILTINS, check_seconds
+from bls_agent.core.settings import BUILTINS, PAUSING, check_seconds
 from bls_agent.project.commands.arguments import (
     NOTHING,
     Check,
@@ -177,6 +177,9 @@ class Router:
     def find(self, name: str) -> Handler | None:
         return self._handlers.get(name) or self._builtins.get(name)
 
+    def is_builtin(self, name: str) -> bool:
+        return name in self._builtins and name not in self._handlers
+
     def list_handlers(self) -> list[Handler]:
         """Return every handler that can be reached, in order of registration."""
         return list({**self._builtins, **self._handlers}.values())
@@ -312,8 +315,13 @@ def name_of(function: Callable[..., Any], kind: str) -> str:
 
 
 def add_builtins(
-    router: Router, stream: LogStream, read_stats: Callable[[], JSONObject]
+    router: Router,
+    stream: LogStream,
+    read_stats: Callable[[], JSONObject],
+    pausing: Sequence[Callable[..., Any]],
 ) -> None:
+    """Add every built-in command; ``pausing`` has the handlers of ``PAUSING``."""
+
     async def ping() -> JSONObject:
         """Answer, to show that commands arrive and are run."""
         return {"pong": True}
@@ -334,6 +342,7 @@ def add_builtins(
         stream.set_level(Level(level), seconds)
         return {"level": level, "before": before.value, "seconds": seconds}
 
-    commands: list[Callable[..., Any]] = [ping, help, stats, set_log_level]
+    commands: list[Callable[..., Any]] = [ping, help, stats, set_log_level, *pausing]
     for name, function in zip(BUILTINS, commands, strict=True):
-        router.add(name, function, function, builtin=True)
+        timeout = None if name in PAUSING else UNSET  # a drain ends with the handlers
+        router.add(name, function, function, timeout=timeout, builtin=True)

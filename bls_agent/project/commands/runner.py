@@ -25,7 +25,7 @@ from bls_agent.core.errors import (
     UnknownCommandError,
     preview,
 )
-from bls_agent.core.settings import Settings
+from bls_agent.core.settings import PAUSING, Settings
 from bls_agent.project.commands.router import UNSET, CommandContext, Handler, Router
 from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream, describe_error
 from bls_agent.project.messages import (
@@ -98,7 +98,7 @@ class CommandRunner:
         settings: Settings,
         *,
         clock: Callable[[], float],
-        pass_on: Callable[[Message, Command], Awaitable[None]] | None = None,
+        pass_on: Callable[[Message, Command, str], Awaitable[bool]] | None = None,
     ) -> None:
         """Remember the running event loop, in which all commands will run."""
         import asyncio  # noqa: PLC0415 - takes 20 ms; anyio cannot cancel a task
@@ -134,13 +134,25 @@ class CommandRunner:
             if isinstance(found, Outcome):
                 outcome = found
             else:
-                if found.broadcast and self._pass_on is not None:
-                    await self._pass_on(message, found)
+                if not await self._is_for_us(found, message):
+                    return None
                 outcome = await self._run_command(found, message, on_overdue)
         except KeyboardInterrupt:  # raised again, because it ends the host's loop
             self._report(self._unended(message, OutcomeKind.CANCELLED, _INTERRUPTED))
             raise
         return None if outcome is None else self._report(outcome)
+
+    async def _is_for_us(self, command: Command, message: Message) -> bool:
+        """Pass a command on to other replicas; return whether it is run here, too.
+
+        ``pause``, ``resume`` and ``drain`` concern every replica, as a broadcast does,
+        or the one that their argument ``instance`` names.
+        """
+        pauses = command.command in PAUSING and self._router.is_builtin(command.command)
+        if self._pass_on is None or not (command.broadcast or pauses):
+            return True
+        target = command.args.get("instance") if pauses else ""
+        return await self._pass_on(message, command, str(target or ""))
 
     def _accept(self, message: Message) -> Command | Outcome:
         """Return the command to run, or the outcome of a message that is not run."""

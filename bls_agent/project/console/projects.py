@@ -22,6 +22,7 @@ from bls_agent.core.keys import (
     INFLIGHT,
     INFLIGHT_LISTS,
     INSTANCES,
+    INTAKE,
     KEYS,
     OWNER,
     PROJECT_CONSOLE,
@@ -101,7 +102,13 @@ async def forget_project(
         await _refuse_online(pool, status, owners)
     keys = [row.locate(project=project) for row in (CONTROL, PROJECT_CONSOLE)]
     keys += [status, INSTANCES.locate(place=place_beside(status))]
-    books = (DELIVERIES, SEEN, DEAD_LETTERS, *(() if owners else (INFLIGHT_LISTS,)))
+    books = (
+        DELIVERIES,
+        SEEN,
+        DEAD_LETTERS,
+        INTAKE,
+        *(() if owners else (INFLIGHT_LISTS,)),
+    )
     keys += [row.locate(place=place) for row in books]
     for row in (INFLIGHT, BROADCAST):
         async for key in _scan(pool, row.pattern(place=place)):

@@ -224,6 +224,9 @@ class BlockingReceiver(Receiver):
             return None if error.ambiguous else False
         return True
 
+    async def rest(self) -> None:
+        await self._read.release()
+
     async def stop(self) -> None:
         self._stopping = True
-        await self._read.release()
+        await self.rest()

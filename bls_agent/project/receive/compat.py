@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import anyio
@@ -41,6 +42,8 @@ class CompatReceiver(Receiver):
         self._warn = warn
         self._stopping = anyio.Event()
         self._handled: Message | None = None
+        self._standing: bytes | None = None
+        self._lock = anyio.Lock(fast_acquire=True)  # held while the head is removed
         self._in_doubt = False
         self._cuts: Sequence[Callable[[bytes], Awaitable[bool]]] = (
             self._cut_by_script,
@@ -48,11 +51,16 @@ class CompatReceiver(Receiver):
             self._cut_blindly,
         )
 
+    @property
+    def standing(self) -> bytes | None:
+        return self._standing
+
     async def receive(self, limit: int) -> Sequence[Message]:  # noqa: ARG002 - one at a time
         await self.finish()
         while not self._stopping.is_set():
             reply = await self._command("LRANGE", self._key, 0, 0)
             if reply:
+                self._standing = reply[0]
                 return [Message(reply[0], mode=self.mode)]
             with anyio.move_on_after(POLL):
                 await self._stopping.wait()
@@ -68,12 +76,16 @@ class CompatReceiver(Receiver):
 
     async def finish(self) -> None:
         """Remove the handled command from the list, before another one is read."""
+        async with self._lock:
+            await self._finish()
+
+    async def _finish(self) -> None:
         if self._handled is None:
             return
         if self._in_doubt:  # an earlier removal may still arrive
             await self._connections.kill_orphans(self._connections.intake, kill=True)
         found = await self._cut_in_some_way(self._handled.payload)
-        self._handled = None
+        self._handled = self._standing = None
         in_doubt, self._in_doubt = self._in_doubt, False
         if not found and not in_doubt:
             self._warn(
@@ -116,6 +128,10 @@ class CompatReceiver(Receiver):
             return False
         await self._command("LTRIM", self._key, 1, -1)
         return True
+
+    async def rest(self) -> None:
+        with suppress(RedisUnavailableError):  # receive() tries again
+            await self.finish()
 
     async def stop(self) -> None:
         self._stopping.set()
@@ -162,6 +178,10 @@ class AutoReceiver(Receiver):
             )
         return []
 
+    @property
+    def standing(self) -> bytes | None:
+        return self._compat.standing
+
     def _use(self, kind: type[Receiver]) -> None:
         self.mode, self.one_at_a_time = kind.mode, kind.one_at_a_time
 
@@ -175,6 +195,10 @@ class AutoReceiver(Receiver):
 
     def leftovers(self) -> list[Message]:
         return self._blocking.leftovers()
+
+    async def rest(self) -> None:
+        await self._compat.rest()
+        await self._blocking.rest()
 
     async def stop(self) -> None:
         await self._compat.stop()

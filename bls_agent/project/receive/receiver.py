@@ -90,6 +90,14 @@ class Receiver:
         """Stop receiving: end the blocking read and keep the commands of its reply."""
         raise NotImplementedError
 
+    @property
+    def standing(self) -> bytes | None:
+        """The bytes of a command that runs and is still in the control list."""
+        return None
+
+    async def rest(self) -> None:
+        """End the blocking read, as :meth:`stop` does; :meth:`receive` may follow."""
+
     def begin(self, message: Message) -> Start:  # noqa: ARG002 - for subclasses
         """Decide whether a message may be run now."""
         return Start.RUN

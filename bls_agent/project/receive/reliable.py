@@ -231,13 +231,16 @@ class ReliableReceiver(Receiver):
             logger.warning("commands go back when the lease is over: %s", error)
         return True
 
-    async def stop(self) -> None:
+    async def rest(self) -> None:
         """End the blocking read and put back commands whose reply was lost."""
-        self._stopped.set()
         await self._read.release()
         is_open = self._opened and self._connections.control.connected
         if is_open and not self.list.in_order:
             await self.give_back(())
+
+    async def stop(self) -> None:
+        self._stopped.set()
+        await self.rest()
 
     async def close(self) -> None:
         """Put back commands that did not end, remove the list and release the lease."""

@@ -117,7 +117,7 @@ def test_json(own: DevServer, client: Redis, capsys: Any) -> None:
     assert told["keys"]["seen"] == 28
     assert told["rights"]["roles"]["blocking"] == {
         "possible": True,
-        "tried": 15,
+        "tried": 21,
         "missing": [],
     }
 

@@ -374,7 +374,8 @@ def test_round_trip_of_choices(choices: list[JSONValue], place: int) -> None:
 def test_the_agents_own_help_gives_forms() -> None:
     """What an agent of this package tells of itself becomes fields."""
     router = Router()
-    add_builtins(router, None, dict)  # type: ignore[arg-type]
+    pausing = [lambda: None, lambda: None, lambda: None]
+    add_builtins(router, None, dict, pausing)  # type: ignore[arg-type]
 
     async def ship(
         number: int, mode: Literal["fast", "safe"] = "fast", note: str | None = None

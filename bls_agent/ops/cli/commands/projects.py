@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.pool import default_endpoint
 from bls_agent.console import Console
+from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import (
     ConfigurationError,
     ContractError,
@@ -33,6 +35,7 @@ from bls_agent.ops.fleet import Condition, Fleet, Presence, ProjectView
 from bls_agent.ops.terminal import Cell
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import Status
+from bls_agent.project.status.intake import IntakeReport
 
 INTERVAL: Final = 0.5  # seconds between two reads of one project
 WELL: Final = frozenset({Status.ONLINE, Status.OFFLINE})
@@ -56,22 +59,39 @@ async def projects(invocation: Invocation) -> Exit:
     with invocation.waiting("waiting_redis"):
         async with invocation.console() as console:
             found = await console.projects()
+            intakes = await console.intakes(found)
     if invocation.json:
         for name, status in found.items():
-            record = {"projectName": name, "status": status}
-            invocation.out.json(record | {"statusName": status_name(status)})
+            record: JSONObject = {"projectName": name, "status": status}
+            paused = {
+                one: report.to_dict() for one, report in intakes.get(name, {}).items()
+            }
+            record |= {"statusName": status_name(status), "intake": paused}
+            invocation.out.json(record)
         return Exit.DONE
     texts, people = invocation.texts, invocation.out.terminal
     rows = [
-        (name, status_cell(status, texts, meaning_too=people))
+        (
+            name,
+            status_cell(status, texts, meaning_too=people),
+            *([_sum_up(intakes.get(name, {}), texts)] if intakes else ()),
+        )
         for name, status in found.items()
     ]
-    invocation.out.table(rows, [texts["project"], texts["status"]])
+    headings = ["project", "status", *(["intake"] if intakes else ())]
+    invocation.out.table(rows, [texts[heading] for heading in headings])
     if not found:
         given = invocation.redis
         where = Endpoint.of(given) if given else default_endpoint(os.environ)
         invocation.hint("no_projects", address=where.address)
     return Exit.DONE
+
+
+def _sum_up(reports: Mapping[str, IntakeReport], texts: Texts) -> tuple[str, str]:
+    """Write how many processes of a project are paused, draining or drained."""
+    words = Counter(texts[f"intake_{one.state.value}"] for one in reports.values())
+    shown = (f"{n} {word}" if n > 1 else word for word, n in words.items())
+    return ", ".join(shown), "yellow"
 
 
 @command("status")
@@ -121,6 +141,7 @@ def _status_rows(
         [texts["status"], _shown_status(view, texts, meaning_too=people)],
         *([[texts["status_reason"], view.reason]] if view.reason else ()),
         [texts["freshness"], freshness(view, texts)],
+        *_intake_rows(view, texts),
         [texts["queue"], other if view.queue is None else str(view.queue)],
         [texts["log"], log],
     ]
@@ -134,6 +155,19 @@ def _status_rows(
     return rows
 
 
+def _intake_rows(view: ProjectView, texts: Texts) -> Iterator[list[Cell]]:
+    for one in view.describe_intake():
+        values = one | {
+            "state": texts[f"intake_{one['state']}"],
+            "age": span(one["age"]),
+        }
+        text = texts["intake_row"].format(**values)
+        yield [
+            texts["intake"],
+            (text + (one["reason"] and f": {one['reason']}"), "yellow"),
+        ]
+
+
 async def _print_changes(invocation: Invocation, fleet: Fleet, project: str) -> None:
     """Print each change until a signal; report outages, and wait until they end."""
     texts, people = invocation.texts, invocation.out.terminal
@@ -141,13 +175,18 @@ async def _print_changes(invocation: Invocation, fleet: Fleet, project: str) -> 
 
     def show(view: ProjectView) -> None:
         nonlocal printed
-        before, printed = printed, (view.status, view.status_text, view.presence)
+        intake = _sum_up(view.intake, texts)
+        shown = view.status, view.status_text, view.presence, view.reason, intake
+        before, printed = printed, shown
         if printed == before:
             return
         described = describe_view(view, seenAt=now_clock(iso=True))
-        shown = _shown_status(view, texts, meaning_too=people)
-        clock = now_clock(iso=not people)
-        invocation.record(described, (clock, "dim"), shown, freshness(view, texts))
+        cells: list[Cell] = [(now_clock(iso=not people), "dim")]
+        cells += [
+            _shown_status(view, texts, meaning_too=people),
+            freshness(view, texts),
+        ]
+        invocation.record(described, *cells, *filter(None, [view.reason, intake[0]]))
 
     await poll(partial(fleet.look_at, project), show, invocation.tell_outage, INTERVAL)
 
@@ -255,6 +294,7 @@ def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
         "ageExact": view.age_exact,
         "ttl": rounded(view.ttl),
         "queue": view.queue,
+        "intake": view.describe_intake(),
         "records": view.records,
         "rate": round(view.rate, 3),
         "errors": view.errors,

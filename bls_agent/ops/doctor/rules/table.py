@@ -21,7 +21,7 @@ TTL_ADVISED: Final = frozenset({"project_status", "run_events"})
 # The contract leaves the TTL open, or it is a TTL of this package that varies.
 TTL_OPEN: Final = frozenset(
     {
-        "deliveries", "seen", "broadcast", "instances", "owner",
+        "deliveries", "seen", "broadcast", "intake", "instances", "owner",
         "project_config", "pending_tasks", "queued_task_status",
         "crawl_failed_retries", "crawl_filter_fingerprint", "crawl_item_fingerprint",
     }

@@ -21,7 +21,8 @@ KINDS: Final = tuple(condition.value for condition in Condition)
 def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
     """Make the card of a project that was read ``elapsed`` seconds ago.
 
-    ``odd`` is the value of the status key if it is no status. ``queue`` is ``None`` if
+    ``odd`` is the value of the status key if it is no status. ``intake`` has the
+    processes that take no commands. ``queue`` is ``None`` if
     the key of the queue has a wrong type.
     """
     return {
@@ -36,6 +37,7 @@ def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
         "ttl": later(view.ttl, -elapsed),
         "last": later(view.last_record_age, elapsed),
         "queue": view.queue,
+        "intake": [_show_intake(one, elapsed) for one in view.describe_intake()],
         "errors": view.errors,
         "rate": round(view.rate, 1),
         "rates": list(view.rates),
@@ -43,6 +45,12 @@ def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
         "error": shorten(view.last_error.message) if view.last_error else "",
         "error_age": later(view.last_error_age, elapsed),
     }
+
+
+def _show_intake(report: JSONObject, elapsed: float) -> JSONObject:
+    instance, reason = visible(report["instance"]), shorten(report["reason"])
+    age = later(report["age"], elapsed)
+    return report | {"instance": instance, "reason": reason, "age": age}
 
 
 class FleetFeed(SharedWatch[ProjectView]):

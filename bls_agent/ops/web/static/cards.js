@@ -38,6 +38,14 @@ function drawSpark(rates) {
   return path;
 }
 
+// Write which processes take no commands, since when and why; since is as above.
+function sayIntake({ intake }, since) {
+  return intake.map(({ instance, state, age, inHand, reason }) => {
+    const what = say("intake", { state: say(`intake_${state}`), age: sayAge(age + since), count: inHand });
+    return [what, reason, intake.length > 1 ? instance : ""].filter(Boolean).join(" · ");
+  }).join("\n");
+}
+
 // The card of one project; the key is the project's path, the state is the kind.
 export class Card extends StateCard {
   constructor() {
@@ -47,6 +55,7 @@ export class Card extends StateCard {
     this.link = find("a");
     this.age = find(".age");
     this.odd = find(".odd");
+    this.intake = find(".intake");
     this.queue = find(".queue > :last-child");
     this.errors = find(".errors > :last-child");
     this.rate = find(".rate > :last-child");
@@ -112,6 +121,7 @@ export class Card extends StateCard {
     if (!this.told) return;
     const since = (performance.now() - this.at) / 1000;
     setText(this.age, sayFreshness(this.told, since));
+    setText(this.intake, sayIntake(this.told, since));
     const error = this.told.error_age === null ? null : this.told.error_age + since;
     setText(this.ago, error === null ? "" : sayAge(error));
     this.ago.parentElement.toggleAttribute("data-old", error > OLD);

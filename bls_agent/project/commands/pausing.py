@@ -1,0 +1,328 @@
+"""Pause, resume and drain: whether an agent takes commands.
+
+What happens to a command while the agent is paused, draining or drained:
+
+1. A built-in command in the control list is taken wherever it is, the oldest first, and
+   run at once. It is removed by its exact bytes, so that no other process runs it: at
+   most once, in every mode.
+2. Any other command in the control list is left there.
+3. A command that was taken and not started is put back to the head of the list. If Redis
+   surely refuses that, it is run. If it is unknown whether it was put back, it is
+   reported as cancelled.
+4. A command whose handler runs is run to its end.
+5. The inbox of a replica is treated as the control list: cases 1 and 2.
+
+While the agent takes commands and is busy, ``pause`` and ``drain`` are taken as in case
+1, so that they do not wait behind a backlog. A pause outlasts an outage of Redis, because
+only this process knows it, and ends with the session.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+
+from bls_agent.connection.connection import Connection
+from bls_agent.core.codec import JSONObject, cut_text
+from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError, Reject
+from bls_agent.core.settings import BUILTINS, PAUSING
+from bls_agent.project.commands.dispatcher import Dispatcher
+from bls_agent.project.log.log import CURRENT_COMMAND
+from bls_agent.project.messages import Command, IntakeState
+from bls_agent.project.receive.receiver import Message, Receiver
+from bls_agent.project.status.intake import IntakePublisher
+
+LOOK_EVERY: Final = 1.0  # seconds between two looks at the end of a list
+LOOK_THROUGH: Final = 10.0  # seconds between two looks at the whole list
+SHARE: Final = 10  # a look is repeated after so many times its duration, or later
+REFUSED: Final = 30.0  # seconds until the next look after a refusal
+PAGE: Final = 50  # commands in one read, because a command may be long
+REASON_LIMIT: Final = 1_000  # bytes
+
+
+class BuiltinSearch:
+    """Finds built-in commands in a list, and takes them out of it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        key: str,
+        mode: str,
+        is_wanted: Callable[[str], bool],
+    ) -> None:
+        self._connection = connection
+        self._key = key
+        self.mode = mode  # of messages that are taken
+        self._is_wanted = is_wanted
+        self._look_at = self._look_through_at = float("-inf")
+
+    async def find(self) -> Sequence[bytes]:
+        """Return wanted commands, oldest first, of the end or of the whole list.
+
+        Raises RedisUnavailableError. After a refusal no command is found for 30 s.
+        """
+        if anyio.current_time() < self._look_at:
+            return ()
+        try:
+            return await self._find()
+        except RedisRefusedError:
+            self._look_at = anyio.current_time() + REFUSED
+            raise
+
+    async def _find(self) -> Sequence[bytes]:
+        began = anyio.current_time()
+        whole, last = began >= self._look_through_at, -1
+        found: list[bytes] = []
+        while True:
+            window = (self._key, last - PAGE + 1, last)
+            page: list[bytes] = await self._connection.read("LRANGE", *window)
+            found += filter(self._matches, reversed(page))
+            last -= PAGE
+            if not whole or len(page) < PAGE:
+                break
+        now = anyio.current_time()
+        rest = SHARE * (now - began)  # little traffic on a slow link or for a long list
+        self._look_at = now + min(rest, LOOK_THROUGH)
+        if whole:
+            self._look_through_at = now + max(rest, LOOK_THROUGH)
+        return found[::-1]
+
+    def _matches(self, payload: bytes) -> bool:
+        may_match = any(name in payload for name in _NAMES)  # parsing is slow
+        return may_match and self._is_wanted(Command.peek(payload).command)
+
+    async def take(self, payload: bytes) -> bool:
+        """Remove a command; return whether this process has removed it."""
+        return bool(await self._connection.call("LREM", self._key, 1, payload))
+
+    async def check_rights(self) -> None:
+        """Raise RedisUnavailableError if the list may not be read, or not changed."""
+        await self._connection.read("LRANGE", self._key, -1, -1)
+        await self._connection.call("LREM", self._key, 1, secrets.token_bytes(16))
+
+
+_NAMES: Final = tuple(name.encode() for name in BUILTINS)
+
+
+class IntakeSwitch:
+    """Pauses and resumes the intake of one session, and takes built-in commands.
+
+    The states are those of :class:`IntakeState`. ``pause`` leads from each state to
+    ``PAUSED``, ``drain`` to ``DRAINING``, ``resume`` to ``OPEN``. ``DRAINING`` becomes
+    ``DRAINED`` when no command is in hand. Built-in commands do not count.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        receiver: Receiver,
+        publisher: IntakePublisher,
+        lists: Sequence[tuple[Connection, str, str]],
+        *,
+        is_builtin: Callable[[str], bool],
+        announce: Callable[[str, JSONObject], None],
+    ) -> None:
+        """Search ``lists``: connection, key and mode of the control list and an inbox.
+
+        ``announce`` logs each change of the state.
+        """
+        self._dispatcher = dispatcher
+        self._receiver = receiver
+        self._publisher = publisher
+        self._searches = [BuiltinSearch(*one, self._is_wanted) for one in lists]
+        self._is_builtin = is_builtin
+        self._announce = announce
+        self.state = IntakeState.OPEN
+        self._reason: str = ""
+        self._changed_at = time.monotonic()
+        self._changed = anyio.Event()
+        self._lock = anyio.Lock()  # held while the intake is held or taken up again
+        self._is_held = False  # whether Dispatcher.hold() has ended
+        self._drains = 0  # commands that run and wait in drain()
+        self._received = 0
+
+    # --- for commands and the host
+
+    async def pause(self, reason: str = "") -> None:
+        """Take no more commands; return when this is so."""
+        self._enter(IntakeState.PAUSED, reason)
+        await self._follow_state()
+
+    def resume(self) -> None:
+        """Take commands again, soon. Call it in the session's event loop."""
+        self._enter(IntakeState.OPEN)
+
+    async def drain(self, reason: str = "") -> bool:
+        """Pause, and wait until no command is in hand.
+
+        Returns false if the agent was paused or resumed meanwhile.
+        """
+        is_command = int(bool(CURRENT_COMMAND.get()))
+        self._drains += is_command
+        try:
+            self._enter(IntakeState.DRAINING, reason)
+            await self._follow_state()
+            while self.state is IntakeState.DRAINING and not self._check_drained():
+                with anyio.move_on_after(LOOK_EVERY):
+                    await self._dispatcher.change()
+        finally:
+            self._drains -= is_command
+        return self.state is IntakeState.DRAINED
+
+    async def check_rights(self) -> None:
+        """Reject a pause if the agent could not find ``resume`` in the control list."""
+        try:
+            await self._searches[0].check_rights()
+        except RedisRefusedError as error:
+            reason = f"a paused agent could not take 'resume' here: {error}"
+            raise Reject(reason) from error
+        except RedisUnavailableError:
+            pass
+
+    @property
+    def instance(self) -> str:
+        return self._publisher.instance
+
+    def describe(self) -> JSONObject:
+        return {"instance": self.instance, "intake": self.state.value}
+
+    # --- states
+
+    def _enter(self, state: IntakeState, reason: str = "") -> None:
+        reason = cut_text(reason, REASON_LIMIT)
+        is_done = state is IntakeState.DRAINING and self.state is IntakeState.DRAINED
+        if is_done or (state is self.state and reason == self._reason):
+            return
+        self.state, self._reason = state, reason
+        self._changed_at = time.monotonic()
+        self._changed.set()
+        text = _TEXTS[state] + (reason and f": {reason}")
+        self._announce(text, {"intake": state.value})
+
+    async def _follow_state(self) -> None:
+        """Hold the intake or take it up again, as the state requires."""
+        async with self._lock:
+            is_open = self.state is IntakeState.OPEN
+            if is_open and self._is_held:
+                self._is_held = False
+                self._dispatcher.take()
+            elif not (is_open or self._is_held):
+                await self._dispatcher.hold()
+                self._is_held = True
+
+    def _check_drained(self) -> bool:
+        in_hand = self._in_hand
+        if self.state is IntakeState.DRAINING and self._is_held and not in_hand:
+            self._enter(IntakeState.DRAINED, self._reason)
+        return self.state is IntakeState.DRAINED
+
+    @property
+    def _in_hand(self) -> int:
+        return max(0, self._dispatcher.in_hand - self._drains)
+
+    # --- the loop
+
+    async def run(self) -> None:
+        """Take built-in commands and publish the state, until cancelled."""
+        while not self._dispatcher.stopping:
+            with anyio.move_on_after(LOOK_EVERY):
+                await self._changed.wait()
+            self._changed = anyio.Event()
+            await self._follow_state()
+            with suppress(RedisUnavailableError):
+                await self._look()
+            self._check_drained()
+            with suppress(RedisUnavailableError):
+                await self._publish()
+
+    async def _look(self) -> None:
+        """Take built-in commands of each list one by one, until the state changes."""
+        before, received = self._received, self._dispatcher.received
+        self._received = received
+        if self.state is not IntakeState.OPEN:
+            await self._receiver.rest()
+        elif received == before and not self._dispatcher.running:
+            return  # an idle agent receives ``pause`` at once
+        for search in self._searches:
+            with suppress(RedisRefusedError):  # of this list; the connection logs it
+                await self._take_builtins(search)
+
+    async def _take_builtins(self, search: BuiltinSearch) -> None:
+        state = self.state
+        for payload in await search.find():
+            if self.state is not state or self._dispatcher.stopping:
+                return
+            if payload != self._receiver.standing and await search.take(payload):
+                message = Message(payload, mode=search.mode)
+                ended = self._dispatcher.run_aside(message)
+                with anyio.move_on_after(LOOK_EVERY):
+                    await ended.wait()
+
+    def _is_wanted(self, command: str) -> bool:
+        names = PAUSING if self.state is IntakeState.OPEN else BUILTINS
+        return command in names and self._is_builtin(command)
+
+    async def _publish(self) -> None:
+        if self.state is IntakeState.OPEN:
+            await self._publisher.withdraw()
+        else:
+            await self._publisher.publish(
+                self.state, self._reason, self._changed_at, self._in_hand
+            )
+
+    async def close(self) -> None:
+        """Remove the report about this process, if Redis answers."""
+        with suppress(RedisUnavailableError):
+            await self._publisher.withdraw()
+
+
+_TEXTS: Final = {
+    IntakeState.OPEN: "resumed: commands are taken again",
+    IntakeState.PAUSED: "paused: no more commands are taken",
+    IntakeState.DRAINING: "draining: no more commands are taken, the running ones end",
+    IntakeState.DRAINED: "drained: no command is in hand",
+}
+
+
+def pausing_handlers(
+    open_switch: Callable[[], IntakeSwitch | None],
+) -> Sequence[Callable[..., Any]]:
+    """Make the handlers of the commands ``PAUSING``, in their order."""
+
+    def find(instance: str) -> IntakeSwitch:
+        switch, reason = open_switch(), "the agent is not open"
+        if switch is not None and instance in ("", switch.instance):
+            return switch
+        if switch is not None:
+            own = switch.instance
+            reason = f"no living replica is called {instance!r}; this one is {own!r}"
+        raise Reject(reason)
+
+    async def pause(reason: str = "", instance: str = "") -> JSONObject:
+        """Take no more commands, except built-in ones, until ``resume``."""
+        switch = find(instance)
+        await switch.check_rights()
+        await switch.pause(reason)
+        return switch.describe()
+
+    async def resume(instance: str = "") -> JSONObject:
+        """Take commands again, after ``pause`` or ``drain``."""
+        switch = find(instance)
+        switch.resume()
+        return switch.describe()
+
+    async def drain(reason: str = "", instance: str = "") -> JSONObject:
+        """Pause, and succeed when every command that was taken has ended."""
+        switch = find(instance)
+        await switch.check_rights()
+        if not await switch.drain(reason):
+            reason = f"before it was empty, the agent became {switch.state.value}"
+            raise Reject(reason)
+        return switch.describe()
+
+    return (pause, resume, drain)

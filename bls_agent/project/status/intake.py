@@ -1,0 +1,144 @@
+"""Which agents of a project are paused: a hash next to the control list.
+
+The hash maps an instance to a report in JSON. A report has an expiry by the server's
+clock, because a killed process does not remove its report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+from bls_agent.core.codec import (
+    JSONObject,
+    JSONValue,
+    decode_object,
+    encode,
+    format_timestamp,
+)
+from bls_agent.core.errors import DecodeError, RedisRefusedError, RedisUnavailableError
+from bls_agent.core.keys import CONTROL, INTAKE, encode_key, place_beside
+from bls_agent.project.messages import IntakeState
+
+if TYPE_CHECKING:
+    from bls_agent.connection.connection import Connection
+    from bls_agent.connection.pool import ConnectionPool
+
+TTL: Final = cast("int", INTAKE.ttl)  # seconds until a report expires
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntakeReport:
+    """Why and since when one process takes no commands.
+
+    Attributes:
+        state: ``paused``, ``draining`` or ``drained``.
+        reason: The reason that the sender of ``pause`` or ``drain`` gave, or ``""``.
+        since: Unix time in seconds by the server's clock.
+        in_hand: Number of commands that were taken and have not ended.
+    """
+
+    state: IntakeState
+    reason: str = ""
+    since: float
+    in_hand: int = 0
+
+    def to_dict(self) -> JSONObject:
+        """Return the fields for JSON."""
+        return {
+            "state": self.state.value,
+            "reason": self.reason,
+            "since": format_timestamp(self.since),
+            "inHand": self.in_hand,
+        }
+
+
+def intake_key(project: str) -> str:
+    return INTAKE.locate(place=place_beside(CONTROL.locate(project=project)))
+
+
+def read_reports(entries: Sequence[bytes], now: float) -> dict[str, IntakeReport]:
+    """Return the reports that are valid at ``now``, Unix seconds of the server."""
+    reports: dict[str, IntakeReport] = {}
+    for name, entry in zip(entries[::2], entries[1::2], strict=True):
+        try:
+            fields = decode_object(entry)
+            state = IntakeState(str(fields.get("state")))
+        except (DecodeError, ValueError):
+            continue
+        if _number(fields.get("until")) / 1000 > now and state is not IntakeState.OPEN:
+            reports[name.decode("utf-8", "replace")] = IntakeReport(
+                state=state,
+                reason=str(fields.get("reason") or ""),
+                since=_number(fields.get("since")) / 1000,
+                in_hand=int(_number(fields.get("inHand"))),
+            )
+    return dict(sorted(reports.items()))
+
+
+def _number(value: JSONValue) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+async def read_intakes(
+    pool: ConnectionPool, projects: Sequence[str]
+) -> dict[str, Mapping[str, IntakeReport]]:
+    """Return the reports of the projects that have any; a refused read counts as none."""
+    async with pool.to("") as connection:
+        seconds, _ = await connection.read("TIME")
+    keys = [encode_key(intake_key(project)) for project in projects]
+    replies = await pool.read_many([("HGETALL", key) for key in keys])
+    found: dict[str, Mapping[str, IntakeReport]] = {}
+    for project, reply in zip(projects, replies, strict=True):
+        if isinstance(reply, RedisRefusedError):  # also a key of another type
+            continue
+        if isinstance(reply, RedisUnavailableError):
+            raise reply
+        if reports := read_reports(reply, int(seconds)):
+            found[project] = reports
+    return found
+
+
+class IntakePublisher:
+    """Writes the report of one process while it is paused, and removes it afterwards."""
+
+    def __init__(self, connection: Connection, project: str, instance: str) -> None:
+        self._connection = connection
+        self._key = intake_key(project)
+        self.instance = instance
+        self.published = False  # whether a report may be in the hash
+
+    async def publish(
+        self, state: IntakeState, reason: str, changed_at: float, in_hand: int
+    ) -> None:
+        """Write the report; ``changed_at`` is the monotonic time of the last change.
+
+        Raises RedisUnavailableError.
+        """
+        seconds, micros = await self._connection.call("TIME")
+        now = int(seconds) * 1000 + int(micros) // 1000
+        fields = {
+            "state": state.value,
+            "reason": reason,
+            "since": now - int((time.monotonic() - changed_at) * 1000),
+            "inHand": in_hand,
+            "until": now + TTL * 1000,
+        }
+        self.published = True
+        await self._call(
+            ("HSET", self._key, self.instance, encode(fields)),
+            ("PEXPIRE", self._key, TTL * 1000),
+        )
+
+    async def withdraw(self) -> None:
+        """Remove the report, if there is one; raises RedisUnavailableError."""
+        if self.published:
+            await self._call(("HDEL", self._key, self.instance))
+            self.published = False
+
+    async def _call(self, *requests: tuple[str | bytes | int, ...]) -> None:
+        for reply in await self._connection.call_many(requests):
+            if isinstance(reply, RedisUnavailableError):
+                raise reply
