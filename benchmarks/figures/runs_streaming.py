@@ -104,7 +104,7 @@ FIGURE = Figure(
     rounds=3,
     play=play,
     goals=(
-        Goal("event → client, p50", OURS, P50, "at most", 2.0, (BARE,)),
+        Goal("event → client, p50", OURS, P50, "at most", 1.4, (BARE,)),
         Goal("event → client, p99", OURS, P99, "at most", 2.0, (BARE,)),
     ),
 )
