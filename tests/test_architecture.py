@@ -33,6 +33,7 @@ FACE = ["bls_agent"]
 PROGRAMS = [
     "ops.texts",
     "ops.terminal",
+    "ops.fields",
     "devserver",
     "ops.fleet",
     "ops.doctor",

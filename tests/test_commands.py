@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from enum import Enum
 from functools import partial
 from typing import Any, Literal, cast
+from uuid import UUID
 
 import anyio
 import orjson
@@ -44,6 +46,21 @@ class Speed(Enum):
 class Order(BaseModel):
     sku: str
     count: int
+
+
+@dataclass
+class Line:
+    sku: str
+    price: Decimal
+    day: date | None = None
+
+
+@dataclass
+class Delivery:
+    id: UUID
+    lines: list[Line]
+    due: datetime
+    speed: Speed = Speed.SAFE
 
 
 async def outcomes(redis: Redis, project: str) -> list[dict[str, Any]]:
@@ -194,6 +211,45 @@ async def test_refusals_name_the_fields(
         )
     assert outcome.kind is OutcomeKind.REJECTED
     assert set(outcome.error["fields"]) == {"count", "mode", "x", "ratio"}
+
+
+@pytest.mark.parametrize("validate", ["core", "pydantic"])
+async def test_a_peers_nested_command(
+    redis_url: str, redis: Redis, project: str, validate: Any
+) -> None:
+    """Data classes in the original layout; what is returned is what is accepted."""
+    agent = ProjectAgent(project, redis=redis_url, validate=validate)
+    seen: list[Delivery] = []
+
+    @agent.command("发货")
+    async def deliver(order: Delivery) -> Delivery:
+        seen.append(order)
+        return order
+
+    order = (
+        '{"id":"6f1c2a9e-0d4b-4a55-9b1e-2f7d8c3a6e10","lines":[{"sku":"茶","price":"12.50",'
+        '"day":"2026-01-31"}],"due":"2026-01-31T08:30:00+08:00","speed":"fast"}'
+    )
+    head = '{"id":"c1","timestamp":"2026-01-31T00:00:00.000Z","source":"BLS Project Console"'
+    await redis.rpush(
+        f"{project}_控制",
+        f'{head},"command":"发货","args":{{"order":{order}}}}}',
+        f'{head},"command":"发货","args":{{"order":{{"lines":[{{"sku":1}}]}}}}}}',
+    )
+    async with agent:
+        await eventually(lambda: _count(redis, project, 2))
+    due = datetime(2026, 1, 31, 0, 30, tzinfo=UTC)
+    lines = [Line("茶", Decimal("12.50"), date(2026, 1, 31))]
+    number = UUID("6f1c2a9e-0d4b-4a55-9b1e-2f7d8c3a6e10")
+    assert seen == [Delivery(number, lines, due, Speed.FAST)]
+    good, bad = [record["metadata"] for record in await outcomes(redis, project)]
+    assert good["result"] == orjson.loads(order)
+    assert bad["outcome"] == "rejected"
+    assert all(name in bad["error"]["fields"]["order"] for name in ("id", "sku", "due"))
+
+
+async def _count(redis: Redis, project: str, number: int) -> bool:
+    return len(await outcomes(redis, project)) == number
 
 
 async def test_context_fallback_and_middleware(

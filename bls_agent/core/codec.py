@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json as _json
 import math
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -77,7 +78,8 @@ def encode(value: object) -> bytes:
     """Write any value as JSON; never raises.
 
     Values that JSON cannot hold get a stand-in: bytes an escaped text, sets a list,
-    integers over 64 bits their digits, NaN ``null``, any other object its ``repr``.
+    integers over 64 bits and decimals their digits, NaN ``null``, any other object its
+    ``repr``.
     """
     try:
         return orjson.dumps(value, default=_stand_in)
@@ -193,6 +195,9 @@ def _stand_in(value: object) -> JSONValue:
         return start.decode("utf-8", "backslashreplace") + more
     if isinstance(value, set | frozenset | Mapping):
         return _tame_container(value, 1, set())
+    decimal = sys.modules.get("decimal")  # imported by others only: it takes 3 ms
+    if decimal is not None and isinstance(value, decimal.Decimal):
+        return str(value)
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {_text_of(value)}"
     return _describe(value)

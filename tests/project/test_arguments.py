@@ -6,9 +6,12 @@ import inspect
 import sys
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
 from typing import Annotated, Any, Literal, NewType, Optional, TypedDict, Union
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -64,6 +67,52 @@ class Point:
     x: int
 
 
+@dataclass(frozen=True)
+class Line:
+    """A data class with defaults."""
+
+    sku: str
+    price: Decimal = Decimal("1.50")
+    day: date | None = None
+
+
+@dataclass(kw_only=True)
+class Purchase:
+    """A data class that holds others, and has a rule of its own."""
+
+    id: UUID
+    lines: list[Line]
+    colour: Colour = Colour.RED
+    by_shop: dict[str, Point] = field(default_factory=dict)
+    discount: InitVar[int] = 0
+    total: Decimal = field(init=False)
+
+    def __post_init__(self, discount: int) -> None:
+        if not self.lines:
+            message = "an order\nhas lines"
+            raise ValueError(message)
+        self.total = sum((line.price for line in self.lines), Decimal(-discount))
+
+
+@dataclass
+class Tree:
+    """A data class that holds itself."""
+
+    name: str
+    children: list[Tree] = field(default_factory=list)
+
+
+@dataclass
+class Uncheckable:
+    """A data class with a field that nobody can check."""
+
+    known: int
+    odd: set[int]
+
+
+ID = "6f1c2a9e-0d4b-4a55-9b1e-2f7d8c3a6e10"
+MOMENT = "2026-01-31T08:30:00+08:00"
+
 FITTING: dict[str, tuple[Any, JSONValue, object]] = {
     "str": (str, "a", "a"),
     "empty str": (str, "", ""),
@@ -101,9 +150,30 @@ FITTING: dict[str, tuple[Any, JSONValue, object]] = {
     "Enum of None": (Mixed, None, Mixed.NOTHING),
     "list of Enum": (list[Colour], ["red"], [Colour.RED]),
     "Annotated": (Annotated[int, "any note"], 1, 1),
+    "datetime": (datetime, MOMENT, datetime.fromisoformat(MOMENT)),
+    "datetime in UTC": (datetime, "2026-01-31T08:30:00Z", datetime(2026, 1, 31, 8, 30, tzinfo=UTC)),
+    "datetime without zone": (datetime, "2026-01-31T08:30", datetime(2026, 1, 31, 8, 30)),  # noqa: DTZ001 - without one
+    "date": (date, "2026-01-31", date(2026, 1, 31)),
+    "UUID": (UUID, ID, UUID(ID)),
+    "UUID without dashes": (UUID, ID.replace("-", ""), UUID(ID)),
+    "Decimal": (Decimal, "12.50", Decimal("12.50")),
+    "Decimal as a number": (Decimal, 0.1, Decimal("0.1")),
+    "Decimal as an integer": (Decimal, 7, Decimal(7)),
+    "dict of Decimal": (dict[str, Decimal], {"a": "1.0"}, {"a": Decimal("1.0")}),
+    "optional date": (date | None, "2026-01-31", date(2026, 1, 31)),
+    "data class": (Line, {"sku": "茶"}, Line("茶")),
+    "data class in a list": (
+        list[Line], [{"sku": "茶", "price": 2, "day": "2026-01-31"}],
+        [Line("茶", Decimal(2), date(2026, 1, 31))],
+    ),
+    "data class in a data class": (
+        Purchase, {"id": ID, "lines": [{"sku": "茶"}], "by_shop": {"上海": {"x": 1}}},
+        Purchase(id=UUID(ID), lines=[Line("茶")], by_shop={"上海": Point(1)}),
+    ),
+    "optional data class": (Line | None, {"sku": "茶"}, Line("茶")),
     "model": (Order, {"sku": "a"}, Order(sku="a", count=1)),
     "list of models": (list[Order], [{"sku": "a"}], [Order(sku="a", count=1)]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -116,6 +186,7 @@ def test_a_fitting_value_is_handed_over(
     converted = compile_check(annotation, "reload(a)").convert(value)
     assert converted == expected
     assert type(converted) is type(expected)
+    assert compile_check(annotation, "a", pydantic=True).convert(value) == expected
 
 
 REFUSED: dict[str, tuple[Any, JSONValue, str]] = {
@@ -151,6 +222,23 @@ REFUSED: dict[str, tuple[Any, JSONValue, str]] = {
     "bool for an Enum": (Digit, True, "must be one of 0, 1"),
     "text for an Enum": (Digit, "1", "must be one of 0, 1"),
     "list for an Enum": (Colour, ["red"], "must be one of 'red', 'green'"),
+    "datetime": (datetime, "2026-13-01T08:30:00Z", "must be a time such as '2026-01-31T08:30:00+08:00'"),
+    "number for a datetime": (datetime, 1769848200, "must be a time such as '2026-01-31T08:30:00+08:00'"),
+    "date": (date, "31.01.2026", "must be a date such as '2026-01-31'"),
+    "UUID": (UUID, "7", f"must be a UUID such as '{ID}'"),
+    "Decimal": (Decimal, "12,50", "must be a number, or its digits such as '12.50'"),
+    "bool for a Decimal": (Decimal, True, "must be a number, or its digits such as '12.50'"),
+    "data class": (Line, ["a"], "must be an object, not an array"),
+    "fields of a data class": (
+        Line, {"price": "x", "colour": 1},
+        ("at 'price': must be a number, or its digits such as '12.50'; "
+         "at 'colour': is not known; at 'sku': is missing"),
+    ),
+    "inside of a data class": (
+        Purchase, {"id": ID, "lines": [{"sku": 1}]},
+        "at 'lines': at '0': at 'sku': must be a string, not an integer",
+    ),
+    "rule of a data class": (Purchase, {"id": ID, "lines": []}, "an order has lines"),
 }  # fmt: skip
 
 
@@ -189,7 +277,6 @@ def test_any_value_fits_or_is_a_misfit(value: JSONValue) -> None:
 
 UNCHECKABLE: dict[str, Any] = {
     "class": Plain,
-    "data class": Point,
     "TypedDict": Fields,
     "tuple": tuple[int, ...],
     "set": set[int],
@@ -207,7 +294,7 @@ UNCHECKABLE: dict[str, Any] = {
 @pytest.mark.parametrize("annotation", UNCHECKABLE.values(), ids=list(UNCHECKABLE))
 def test_what_nobody_can_check_is_refused_at_once(annotation: Any) -> None:
     """The error comes when the handler is registered, and names the parameter."""
-    with pytest.raises(ConfigurationError, match=r"^reload\(a\): "):
+    with pytest.raises(ConfigurationError, match=r"^reload\(a\)"):
         compile_check(annotation, "reload(a)")
 
 
@@ -223,13 +310,68 @@ SCHEMAS: dict[str, tuple[Any, object]] = {
     ),
     "Literal": (Literal["fast", 1], {"enum": ["fast", 1]}),
     "Enum": (Colour, {"enum": ["red", "green"]}),
-}
+    "date": (date, {"type": "string", "format": "date"}),
+    "optional Decimal": (
+        Decimal | None,
+        {"anyOf": [{"type": "number"}, {"type": "string", "format": "decimal"}, {"type": "null"}]},
+    ),
+    "data class": (
+        Line,
+        {
+            "type": "object",
+            "properties": {
+                "sku": {"type": "string"},
+                "price": {
+                    "anyOf": [{"type": "number"}, {"type": "string", "format": "decimal"}],
+                    "default": "1.50",
+                },
+                "day": {
+                    "anyOf": [{"type": "string", "format": "date"}, {"type": "null"}],
+                    "default": None,
+                },
+            },
+            "required": ["sku"],
+            "additionalProperties": False,
+            "title": "Line",
+        },
+    ),
+    "data class in itself": (
+        Tree,
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "children": {"type": "array", "items": {"type": "object", "title": "Tree"}},
+            },
+            "required": ["name"],
+            "additionalProperties": False,
+            "title": "Tree",
+        },
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("annotation", "schema"), SCHEMAS.values(), ids=list(SCHEMAS))
 def test_a_check_describes_itself(annotation: Any, schema: object) -> None:
     """The same annotation gives the JSON Schema that `help` shows."""
     assert compile_check(annotation, "reload(a)").schema == schema
+
+
+def test_a_data_class_in_itself_is_checked_at_every_level() -> None:
+    """Though its schema ends at the second one."""
+    check = compile_check(Tree, "reload(a)")
+    value: JSONValue = {"name": "a", "children": [{"name": "b", "children": []}]}
+    assert check.convert(value) == Tree("a", [Tree("b")])
+    with pytest.raises(Misfit, match="at 'children': at '0': at 'name': is missing"):
+        check.convert({"name": "a", "children": [{}]})
+
+
+def test_the_field_of_a_data_class_is_named_at_once() -> None:
+    """Which one cannot be checked, and what to do."""
+    with pytest.raises(
+        ConfigurationError, match=r"^f\(a\)\.odd: .*validate='pydantic'"
+    ):
+        compile_check(Uncheckable, "f(a)")
 
 
 # --- pydantic

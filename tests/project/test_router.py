@@ -6,13 +6,15 @@ import contextlib
 import functools
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
+from decimal import Decimal
 from http import HTTPMethod
 from typing import Annotated, Any, Literal, TypeAlias
 
 import pytest
-from pydantic import BaseModel
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, create_model
 
-from bls_agent.core.codec import JSONObject
+from bls_agent.core.codec import JSONObject, encode
 from bls_agent.core.errors import (
     ArgumentError,
     ConfigurationError,
@@ -397,18 +399,44 @@ def test_a_handler_describes_itself() -> None:
     }
 
 
+def _model(name: str, **fields: Any) -> Any:
+    return create_model(name, **fields)
+
+
+def test_references_lead_to_the_definitions_of_all_parameters() -> None:
+    """Also where two models have one name; a model that is used twice stands once."""
+    one = _model("Order", line=_model("Box", inner=_model("Line", sku=str)))
+    other = _model("Order", line=_model("Box", inner=_model("Line", count=int)))
+
+    async def take(a: Any, b: Any, c: Any) -> None: ...
+
+    others = list[other]  # type: ignore[valid-type]
+    take.__annotations__ = {"a": one, "b": others, "c": one | None}
+    handler = router_with(take).find("take")
+    assert handler is not None
+    schema: Any = handler.describe()["parameters"]
+    check = Draft202012Validator(schema)
+    line, count = {"line": {"inner": {"sku": "茶"}}}, {"line": {"inner": {"count": 1}}}
+    assert check.is_valid({"a": line, "b": [count], "c": line})
+    assert not check.is_valid({"a": count, "b": [count], "c": line})
+    assert not check.is_valid({"a": line, "b": [line], "c": line})
+    assert set(schema["$defs"]) == {"Box", "Line", "Box.2", "Line.2"}
+    assert encode(schema).count(b"$defs") - encode(schema).count(b"#/$defs") == 1
+
+
 @pytest.mark.parametrize(
     ("default", "told"),
     [
         (HTTPMethod.GET, {"default": "GET"}),
         ((1, "二"), {"default": [1, "二"]}),
+        (Decimal("1.50"), {}),
         (object(), {}),
         (float("nan"), {}),
         (b"bytes", {}),
         ({1, 2}, {}),
         ("x" * 2_000, {}),
     ],
-    ids=["enum", "tuple", "object", "nan", "bytes", "set", "long"],
+    ids=["enum", "tuple", "decimal", "object", "nan", "bytes", "set", "long"],
 )
 def test_a_default_is_told_if_json_can_hold_it(
     default: object, told: dict[str, Any]
@@ -471,8 +499,8 @@ def test_quoted_and_annotated_hints_are_understood() -> None:
 
     handler = router_with(hinted).find("hinted")
     assert handler is not None
-    assert set(handler.parameters) == {"order", "note", "old"}
-    assert handler.parameters["note"].convert(None) is None
+    assert set(handler.fields.checks) == {"order", "note", "old"}
+    assert handler.fields.checks["note"].convert(None) is None
 
 
 async def test_every_built_in_command_is_registered() -> None:

@@ -1,14 +1,15 @@
 """Make forms from an agent's answer to ``help``, and read what was typed. No I/O.
 
 ``help`` is sent when a user asks for it; agents in other languages may not know it. The
-answer comes from a foreign process and may be anything. If an argument's JSON Schema is
-not simple, its field takes JSON. Without a usable schema the form is ``None``, and the
-page shows one field for all arguments. ``jsonschema`` checks the typed values against
-the agent's own schema, and the agent checks them again.
+answer comes from a foreign process and may be anything. Without a usable schema the form
+is ``None``, and the page shows one field for all arguments. ``jsonschema`` checks the
+typed values against the agent's own schema, and the agent checks them again.
 
-The inputs are ``arg.<argument>``, ``null.<argument>`` (if ticked, the argument is
-null), ``more`` (JSON object of further arguments) and ``args`` (JSON object of all
-arguments, if there are no fields).
+A field has a path, such as ``order.lines.3.count``, where 3 is the number of a row. Its
+inputs are ``arg.<path>``, ``null.<path>`` (if ticked, the value is null), ``rows.<path>``
+(the numbers of a list's rows) and ``zone.<path>`` (the UTC offset of a moment). Other
+inputs are ``more`` (a JSON object of further arguments) and ``args`` (a JSON object of
+all arguments, if there are no fields).
 """
 
 from __future__ import annotations
@@ -19,16 +20,25 @@ import unicodedata
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field as part
-from enum import StrEnum
-from typing import Any, Final, TypeAlias, TypeGuard, cast
+from functools import cached_property, partial
+from typing import Any, Final, cast
 
-from jsonschema import Draft202012Validator, ValidationError, validators
+from jsonschema import Draft202012Validator, FormatChecker, ValidationError, validators
 from jsonschema.exceptions import best_match  # pyright: ignore[reportUnknownVariableType] - its stubs
 from referencing import Registry
-from referencing.jsonschema import DRAFT202012
 
 from bls_agent.core.codec import JSONObject, JSONValue, decode, encode
 from bls_agent.core.errors import DecodeError
+from bls_agent.core.values import TEXT_FORMS, TextForm
+from bls_agent.ops.fields import (
+    LONGEST_NAME,
+    MOST_FIELDS,
+    Field,
+    FieldKind,
+    Schema,
+    read_fields,
+)
+from bls_agent.ops.web.requests import FORM_FIELDS
 from bls_agent.project.messages import LogEntry
 
 HELP: Final = "help"
@@ -36,48 +46,18 @@ MOST_ENTRIES: Final = 300
 MOST_MANUALS: Final = 500  # projects whose commands are remembered
 KEPT: Final = 600.0  # seconds for which an agent is not asked again
 LONGEST_ABOUT: Final = 2_000  # characters of a command's description
-MOST_FIELDS: Final = 50
-MOST_CHOICES: Final = 200
-LONGEST_TEXT: Final = 500  # characters of a description or title
-LONGEST_NAME: Final = 200
-MOST_REFERENCES: Final = 1_000  # references of a schema that one form may follow
-MOST_HOPS: Final = 10  # references that follow each other for one field
+MOST_ROWS: Final = 100  # of one list
+MOST_REFERENCES: Final = 1_000  # references of a schema that one check may follow
 ALL: Final = "args"  # one field for all arguments
 MORE: Final = "more"  # arguments that have no field
 LONGEST_NUMBER: Final = 400  # digits; a longer number is refused
+_ABSENT: Final = object()  # nothing is sent
+_ROW: Final = re.compile(r"[0-9]{1,6}")
+_MINUTE: Final = re.compile(r"[0-9-]{10}T[0-9]{2}:[0-9]{2}")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,400}")
 _NUMBER: Final = re.compile(
     r"[+-]?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]{1,4})?"
 )
-
-_Schema: TypeAlias = Mapping[str, Any]
-
-
-class FieldKind(StrEnum):
-    """How the page lets people type a value."""
-
-    BOOLEAN = "boolean"
-    INTEGER = "integer"
-    NUMBER = "number"
-    TEXT = "text"
-    CHOICE = "choice"
-    JSON = "json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Field:
-    """One argument of a command."""
-
-    name: str  # printable
-    kind: FieldKind
-    title: str = ""
-    description: str = ""
-    required: bool = False
-    nullable: bool = False
-    default: str = ""  # the agent's default, as JSON or as a text
-    choices: tuple[JSONValue, ...] = ()
-    shape: str = ""  # of a JSON field: "array", "object", or "" for any value
-    limits: str = ""  # the interval of a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,166 +66,61 @@ class Form:
 
     fields: tuple[Field, ...]
     open: bool = False
-    schema: _Schema = part(default_factory=dict[str, Any], compare=False)
+    schema: Schema = part(default_factory=dict[str, Any], compare=False)
 
 
 def read_form(schema: object) -> Form | None:
     """Return a schema's form; ``None`` if it is no object of at most 50 arguments."""
-    if not isinstance(schema, Mapping):
+    fields = read_fields(schema)
+    if fields is None:
         return None
-    root = cast("_Schema", schema)
-    properties = root.get("properties", {})
-    if root.get("type", "object") != "object" or not isinstance(properties, Mapping):
-        return None
-    parts = cast("Mapping[object, object]", properties)
-    named = {name: part for name, part in parts.items() if _is_usable_name(name)}
-    if len(parts) > MOST_FIELDS or len(named) < len(parts):
-        return None
-    required = root.get("required")
-    needed = cast("list[object]", required) if isinstance(required, list) else []
-    return Form(
-        fields=tuple(
-            _read_field(name, part, root, required=name in needed)
-            for name, part in named.items()
-        ),
-        open=root.get("additionalProperties", False) is not False,
-        schema=root,
-    )
+    root = cast("Schema", schema)
+    is_open = root.get("additionalProperties", False) is not False
+    return Form(fields=fields, open=is_open, schema=root)
 
 
-def _is_usable_name(name: object) -> TypeGuard[str]:
-    return (
-        isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
-    )
+def path_of(name: str, around: str = "") -> str:
+    """Return the path of a field, whose name may contain dots."""
+    quoted = name.replace("~", "~0").replace(".", "~1")
+    return f"{around}.{quoted}" if around else quoted
 
 
-def _read_field(name: str, schema: object, root: _Schema, *, required: bool) -> Field:
-    given = cast("_Schema", schema if isinstance(schema, Mapping) else {})
-    read, nullable = _without_null(_follow(given, root))
-    read = _follow(read, root)
-    kind, choices = _kind_of(read)
-    return Field(
-        name=name,
-        kind=kind,
-        title=_text(read.get("title")),
-        description=_text(read.get("description")),
-        required=required,
-        nullable=nullable,
-        default=_default_of(read),
-        choices=choices,
-        shape=_shape_of(read) if kind is FieldKind.JSON else "",
-        limits=_limits_of(read) if kind in _NUMBERS else "",
-    )
+def list_rows(typed: Mapping[str, str], path: str) -> list[str]:
+    """Return the numbers of a list's rows, in their order."""
+    numbers = typed.get(f"rows.{path}", "").split()
+    return [one for one in dict.fromkeys(numbers) if _ROW.fullmatch(one)][:MOST_ROWS]
 
 
-def _follow(schema: _Schema, root: _Schema) -> _Schema:
-    """Replace references within the agent's schema by the schemas that they name."""
-    for _ in range(MOST_HOPS):
-        if "$ref" not in schema:
-            break
-        resource = DRAFT202012.create_resource(root)
-        resolver = Registry[Any]().resolver_with_root(resource)
-        try:
-            found: Any = resolver.lookup(schema["$ref"]).contents
-        except Exception:  # noqa: BLE001 - a foreign schema may hold anything
-            break
-        if not isinstance(found, Mapping):
-            break
-        beside = {name: value for name, value in schema.items() if name != "$ref"}
-        schema = {**cast("_Schema", found), **beside}
-    return schema
+def change_rows(
+    typed: Mapping[str, str], add: str, remove: str
+) -> tuple[dict[str, str], str]:
+    """Add a row to the list at a path, or remove the row at a path.
 
-
-def _default_of(schema: _Schema) -> str:
-    default = schema.get("default", "")
-    is_text = isinstance(default, str) and (default or "default" not in schema)
-    return default if is_text else encode(default).decode()
-
-
-def _without_null(schema: _Schema) -> tuple[_Schema, bool]:
-    """Take ``null`` out of ``anyOf: [X, null]`` and ``type: [X, "null"]``."""
-    rest = {key: value for key, value in schema.items() if key not in _EITHER}
-    parts = _pair(schema.get("anyOf", schema.get("oneOf")))
-    others = [part for part in parts if part != {"type": "null"}]
-    if len(parts) - len(others) == 1 and isinstance(others[0], Mapping):
-        return {**cast("_Schema", others[0]), **rest}, True
-    kinds = _pair(schema.get("type"))
-    others = [kind for kind in kinds if kind != "null"]
-    if len(kinds) - len(others) == 1:
-        return {**schema, "type": others[0]}, True
-    return schema, False
-
-
-def _pair(value: object) -> list[object]:
-    if not isinstance(value, list):
-        return []
-    parts = cast("list[object]", value)
-    return parts if len(parts) == 2 else []  # noqa: PLR2004 - a value or null
-
-
-_EITHER: Final = ("anyOf", "oneOf")
-_KINDS: Final[Mapping[str, FieldKind]] = {
-    "boolean": FieldKind.BOOLEAN,
-    "integer": FieldKind.INTEGER,
-    "number": FieldKind.NUMBER,
-    "string": FieldKind.TEXT,
-}
-
-
-_NUMBERS: Final = (FieldKind.INTEGER, FieldKind.NUMBER)
-
-
-def _limits_of(schema: _Schema) -> str:
-    def find(words: Mapping[str, str]) -> str:
-        limits = ((_number(schema, word), form) for word, form in words.items())
-        return next((form.format(n) for n, form in limits if n is not None), "")
-
-    left = find({"exclusiveMinimum": "{:g} < ", "minimum": "{:g} ≤ "})
-    right = find({"exclusiveMaximum": " < {:g}", "maximum": " ≤ {:g}"})
-    return f"{left}n{right}" if left or right else ""
-
-
-def _kind_of(schema: _Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(choices, list):
-        known = tuple(cast("list[JSONValue]", choices))
-        if 0 < len(known) <= MOST_CHOICES and all(map(_is_plain, known)):
-            return FieldKind.CHOICE, known
-        return FieldKind.JSON, ()
-    kind = schema.get("type")
-    if {"anyOf", "oneOf", "allOf", "not", "$ref"} & schema.keys():
-        kind = None
-    plain = _KINDS.get(kind) if isinstance(kind, str) else None
-    return plain or FieldKind.JSON, ()
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float | bool | None)
-
-
-def _shape_of(schema: _Schema) -> str:
-    kind = schema.get("type")
-    return kind if kind in ("array", "object") else ""
-
-
-def _number(schema: _Schema, name: str) -> float | None:
-    value = schema.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value
-
-
-def _text(value: object) -> str:
-    return value[:LONGEST_TEXT] if isinstance(value, str) else ""
+    Returns the inputs, and the beginning of the name of the input to focus. Raises
+    ``MisfitError`` if the form would get too long.
+    """
+    path, _, removed = ("", "", "") if add else remove.rpartition(".")
+    rows = [row for row in list_rows(typed, add or path) if row != removed]
+    if not add:
+        return {**typed, f"rows.{path}": " ".join(rows)}, f"arg.{path}"
+    if len(rows) >= MOST_ROWS or len(typed) > FORM_FIELDS - 2 * MOST_FIELDS:
+        raise MisfitError("too_many_rows")
+    new = str(1 + max(map(int, rows), default=-1))
+    return {**typed, f"rows.{add}": " ".join([*rows, new])}, f"arg.{add}.{new}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One command; ``form`` is ``None`` if its arguments are only JSON."""
+    """One command."""
 
     name: str
     description: str = ""
-    form: Form | None = None
+    parameters: object = None  # its JSON Schema, as the agent sent it
+
+    @cached_property
+    def form(self) -> Form | None:
+        """``None`` if the arguments are only JSON."""
+        return read_form(self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +153,7 @@ def _read_entry(item: JSONValue) -> Entry | None:
     return Entry(
         name=name,
         description=about[:LONGEST_ABOUT] if isinstance(about, str) else "",
-        form=read_form(parts.get("parameters")),
+        parameters=parts.get("parameters"),
     )
 
 
@@ -337,26 +212,93 @@ def read_submission(form: Form | None, typed: Mapping[str, str]) -> Submission:
     """Read all inputs of a form; if it is ``None``, one field has all arguments."""
     if form is None:
         return _read_object(ALL, typed.get(ALL, ""), frozenset())
-    arguments: JSONObject = {}
-    errors: dict[str, MisfitError] = {}
-    for field in form.fields:
-        try:
-            arguments |= _read_field_value(field, typed)
-        except MisfitError as error:
-            errors[f"arg.{field.name}"] = error
+    reading = _Reading(typed)
+    arguments = reading.read_all(form.fields)
+    errors = reading.errors
     if form.open:
         names = frozenset(field.name for field in form.fields)
         more = _read_object(MORE, typed.get(MORE, ""), names)
         arguments |= more.arguments
         errors |= more.errors
-    inputs = {f"arg.{field.name}" for field in form.fields}
-    for name, misfit in _find_misfits(form.schema, arguments):
-        if f"arg.{name}" in inputs:
-            errors.setdefault(f"arg.{name}", misfit)
-        else:
-            misfit.place = (name, *misfit.place)
-            errors.setdefault(MORE, misfit)
+    for place, misfit in _find_misfits(form.schema, arguments):
+        name, misfit.place = reading.find_input(form.fields, place)
+        errors.setdefault(name, misfit)
     return Submission(arguments=arguments, errors=errors)
+
+
+class _Reading:
+    """Reads the fields of a form; collects an error for each input that is wrong."""
+
+    def __init__(self, typed: Mapping[str, str]) -> None:
+        self._typed = typed
+        self.errors: dict[str, MisfitError] = {}
+
+    def read_all(self, fields: Sequence[Field], around: str = "") -> JSONObject:
+        """Return the values of an object's fields; leave out those with an error."""
+        values: dict[str, Any] = {}
+        for field in fields:
+            before = len(self.errors)
+            value = self._read(field, path_of(field.name, around))
+            if value is not _ABSENT and len(self.errors) == before:
+                values[field.name] = value
+        return values
+
+    def _read(self, field: Field, path: str) -> Any:
+        """Return the value of a field.
+
+        1. The box for null is ticked: ``None``.
+        2. A list: a value for each row. Without rows, only a required list is sent.
+        3. An object: its fields. Only a required object is sent without any.
+        4. Nothing is typed: nothing is sent, because nobody would notice an empty text.
+        5. Anything else is converted.
+        """
+        typed = self._typed
+        if field.nullable and typed.get(f"null.{path}"):
+            return None
+        if field.item is not None:
+            rows = [f"{path}.{row}" for row in list_rows(typed, path)]
+            read = [self._read(field.item, row) for row in rows]
+            return read if rows or field.required else _ABSENT
+        if field.fields:
+            if field.required or self._is_filled(path):
+                return self.read_all(field.fields, path)
+            return _ABSENT
+        text = typed.get(f"arg.{path}", "").replace("\r\n", "\n")
+        try:
+            if text if field.kind is FieldKind.TEXT else text.strip():
+                return _parse(field, text, typed.get(f"zone.{path}", ""))
+            if field.required:
+                raise MisfitError("required")  # noqa: TRY301 - beside the other misfits
+        except MisfitError as error:
+            self.errors[f"arg.{path}"] = error
+        return _ABSENT
+
+    def _is_filled(self, path: str) -> bool:
+        heads = tuple(f"{word}.{path}." for word in ("arg", "null", "rows"))
+        return any(
+            text.strip() for name, text in self._typed.items() if name.startswith(heads)
+        )
+
+    def find_input(
+        self, fields: Sequence[Field], place: Sequence[str | int]
+    ) -> tuple[str, tuple[str, ...]]:
+        """Return the input of a value, and the place inside of what was typed there.
+
+        ``place`` is the value's path in the arguments.
+        """
+        path, item, rest = "", None, list(place)
+        while rest:
+            if item is not None:
+                path = f"{path}.{list_rows(self._typed, path)[int(rest[0])]}"
+                fields, item = item.fields, None
+            else:
+                field = next((one for one in fields if one.name == rest[0]), None)
+                if field is None:
+                    break
+                path, fields, item = path_of(field.name, path), field.fields, field.item
+            del rest[0]
+        shown = tuple(str(at + 1 if isinstance(at, int) else at) for at in rest)
+        return (f"arg.{path}" if path else MORE), shown
 
 
 def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
@@ -373,31 +315,21 @@ def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
     return Submission(arguments=value)
 
 
-def _read_field_value(field: Field, typed: Mapping[str, str]) -> JSONObject:
-    """Return the argument of a field, or no argument if the field is empty."""
-    if field.nullable and typed.get(f"null.{field.name}"):
-        return {field.name: None}
-    text = typed.get(f"arg.{field.name}", "").replace("\r\n", "\n")
-    # An empty field sends nothing, because nobody would notice an empty text.
-    if not (text if field.kind is FieldKind.TEXT else text.strip()):
-        if field.required:
-            raise MisfitError("required")
-        return {}
-    return {field.name: _parse(field, text)}
-
-
-def _parse(field: Field, text: str) -> JSONValue:
+def _parse(field: Field, text: str, zone: str) -> JSONValue:
     match field.kind:
         case FieldKind.TEXT:
             return text
-        case FieldKind.JSON:
-            return _parse_json(text)
+        case FieldKind.DATE | FieldKind.MOMENT | FieldKind.UUID | FieldKind.DECIMAL:
+            seconds = ":00" if _MINUTE.fullmatch(text) else ""  # browsers omit zeros
+            return f"{_half_width(text)}{seconds}{zone}"
         case FieldKind.INTEGER | FieldKind.NUMBER:
             return _parse_number(field, text)
         case FieldKind.BOOLEAN:
             choices: dict[str, JSONValue] = {"true": True, "false": False}
-        case _:
+        case FieldKind.CHOICE:
             choices = {str(place): one for place, one in enumerate(field.choices)}
+        case _:
+            return _parse_json(text)
     if text not in choices:
         raise MisfitError("choice")
     return choices[text]
@@ -411,9 +343,13 @@ def _parse_json(text: str) -> JSONValue:
         raise MisfitError(code) from None
 
 
+def _half_width(text: str) -> str:
+    """Return what was typed without the full-width digits of Chinese keyboards."""
+    return unicodedata.normalize("NFKC", text[: 2 * LONGEST_NUMBER]).strip()
+
+
 def _parse_number(field: Field, text: str) -> JSONValue:
-    """Read a number, also of full-width digits, which Chinese keyboards write."""
-    half = unicodedata.normalize("NFKC", text[: 2 * LONGEST_NUMBER]).strip().lower()
+    half = _half_width(text).lower()
     if _INTEGER.fullmatch(half):
         return int(half)
     value = float(half) if _NUMBER.fullmatch(half) else math.nan
@@ -423,9 +359,9 @@ def _parse_number(field: Field, text: str) -> JSONValue:
 
 
 def _find_misfits(
-    schema: _Schema, arguments: JSONObject
-) -> Iterator[tuple[str, MisfitError]]:
-    """Find the arguments that do not fit the schema, with the first misfit of each.
+    schema: Schema, arguments: JSONObject
+) -> Iterator[tuple[Sequence[str | int], MisfitError]]:
+    """Find the values that do not fit the schema; yield the path of each.
 
     Yields nothing for an unusable schema, because the agent checks its arguments, too.
     """
@@ -439,14 +375,26 @@ def _find_misfits(
     create = cast("Any", validators).create
     made = create({}, {**_WORDS, "$ref": follow})
     try:  # an empty registry fetches nothing from the network
-        found = [*made(schema, registry=cast("Any", Registry)()).iter_errors(arguments)]
+        check = made(schema, registry=cast("Any", Registry)(), format_checker=_FORMATS)
+        found: list[Any] = [best_match([one]) for one in check.iter_errors(arguments)]
     except Exception:  # noqa: BLE001 - a foreign schema may hold anything
         return
     for error in found:
         if error.absolute_path:  # a missing argument has no path
-            yield str(error.absolute_path[0]), _misfit_of(error)
+            yield error.absolute_path, _misfit_of(error)
 
 
+def _fits_format(form: TextForm, value: object) -> bool:
+    """Return whether a text has the format; a moment has it only with its zone."""
+    if not isinstance(value, str):
+        return True
+    return getattr(form.read(value), "tzinfo", "") is not None
+
+
+_FORMATS: Final = FormatChecker(())
+_FORMAT_CODES: Final = {"date-time": "moment", "decimal": "number"}
+for _form in TEXT_FORMS.values():
+    _FORMATS.checks(_form.format, ValueError)(partial(_fits_format, _form))
 # A pattern may run for ever; the other left-out keywords are slow and rare.
 _WORDS: Final[Mapping[str, Any]] = {
     word: check
@@ -461,6 +409,8 @@ _CODES: Final = {  # keyword → text of the catalogue, and the name of the valu
     "exclusiveMaximum": ("less_than", "most"),
     "minLength": ("too_short", "least"),
     "maxLength": ("too_long", "most"),
+    "minItems": ("too_few", "least"),
+    "maxItems": ("too_many", "most"),
 }
 _TYPES: Final = {"string": "text"} | {
     kind: kind for kind in ("boolean", "integer", "number", "array", "object")
@@ -468,18 +418,15 @@ _TYPES: Final = {"string": "text"} | {
 
 
 def _misfit_of(error: ValidationError) -> MisfitError:
-    error = cast("ValidationError", best_match([error]))
     word, value = str(error.validator), cast("Any", error.validator_value)
     if word in _CODES:
         code, name = _CODES[word]
-        misfit = MisfitError(code, **{name: value})
-    elif word == "type" and isinstance(value, str) and value in _TYPES:
-        misfit = MisfitError(_TYPES[value])
-    elif word in {"enum", "const"}:
+        return MisfitError(code, **{name: value})
+    if word == "type" and isinstance(value, str) and value in _TYPES:
+        return MisfitError(_TYPES[value])
+    if word == "format":
+        return MisfitError(_FORMAT_CODES.get(value, value))
+    if word in {"enum", "const"}:
         choices = encode(value if word == "enum" else [value]).decode()[1:-1]
-        misfit = MisfitError("one_of", choices=choices)
-    else:
-        misfit = MisfitError("schema", reason=error.message)
-    inside = list(error.absolute_path)[1:]
-    misfit.place = tuple(str(at + 1 if isinstance(at, int) else at) for at in inside)
-    return misfit
+        return MisfitError("one_of", choices=choices)
+    return MisfitError("schema", reason=error.message)

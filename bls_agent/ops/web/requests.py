@@ -53,7 +53,7 @@ _NUMBER: Final = re.compile("[0-9]{1,15}")
 DEFAULT_LOGS: Final = 200
 FILTERS: Final = ("q", "level", "since", "until", "replica", "logger")
 LONGEST_FILTER: Final = 512  # characters
-FORM_FIELDS: Final = 500
+FORM_FIELDS: Final = 2_000
 RETRY_AFTER: Final = "2"  # seconds, while Redis is unavailable
 
 

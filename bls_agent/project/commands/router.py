@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import inspect
 import types
-import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
@@ -23,11 +22,11 @@ from bls_agent.core.errors import (
 from bls_agent.core.keys import check_name
 from bls_agent.core.settings import BUILTINS, PAUSING, check_seconds
 from bls_agent.project.commands.arguments import (
-    NOTHING,
-    Check,
-    Misfit,
+    NOT_KNOWN,
+    Fields,
     compile_check,
-    with_default,
+    gather_definitions,
+    resolve_hints,
 )
 from bls_agent.project.log.log import Log, LogStream
 from bls_agent.project.messages import Level
@@ -89,50 +88,31 @@ class Handler:
 
     name: str
     call: Callable[..., Awaitable[Any]]  # a coroutine function
-    parameters: Mapping[str, Check]  # name → accepted values
-    required: Sequence[str]  # names of parameters without a default
+    fields: Fields  # its arguments; ``extra`` is for ``**kwargs``
     context_name: str | None  # the parameter that gets the CommandContext
-    extra: Check | None  # values accepted for ``**kwargs``, if any
     timeout: float | Unset | None  # seconds; UNSET is the agent's default
     description: str  # first paragraph of its docstring
 
     def bind(self, context: CommandContext) -> dict[str, Any]:
-        bound: dict[str, Any] = {}
-        faults: dict[str, str] = {}
-        for name, value in context.args.items():
-            try:
-                bound[name] = self._check(name).convert(value)
-            except Misfit as misfit:
-                faults[name] = str(misfit)
-        for name in self.required:
-            if name not in context.args:
-                faults[name] = "is missing"
+        bound, faults = self.fields.bind(context.args)
+        if self.context_name is not None:
+            if self.context_name in context.args:
+                faults[self.context_name] = NOT_KNOWN
+            bound[self.context_name] = context
         if faults:
             raise ArgumentError(context.command, faults)
-        if self.context_name is not None:
-            bound[self.context_name] = context
         return bound
-
-    def _check(self, name: str) -> Check:
-        check = self.parameters.get(name)
-        if check is not None:
-            return check
-        if self.extra is None or name == self.context_name:
-            return NOTHING
-        return self.extra
 
     def describe(self) -> JSONObject:
         """Return the handler's name, description and, as JSON Schema, parameters."""
-        properties = {name: one.schema for name, one in self.parameters.items()}
+        definitions: JSONObject = {}
+        parameters = gather_definitions(self.fields.describe(), definitions)
+        if definitions:
+            parameters["$defs"] = definitions
         return {
             "name": self.name,
             "description": self.description,
-            "parameters": {
-                "type": "object",
-                "properties": properties,
-                "required": list(self.required),
-                "additionalProperties": self.extra is not None,
-            },
+            "parameters": parameters,
         }
 
 
@@ -252,9 +232,8 @@ def _handler_of(
 ) -> Handler:
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise ConfigurationError(name, "generator function", _NO_GENERATOR)
-    parameters: dict[str, Check] = {}
+    fields = Fields()
     context_name: str | None = None
-    extra: Check | None = None
     hints = _hints(name, function)
     try:
         signature = inspect.signature(function)
@@ -267,21 +246,15 @@ def _handler_of(
             rule = "arguments are bound by name: no *args, no positional-only ones"
             raise ConfigurationError(where, parameter.name, rule)
         if parameter.kind is parameter.VAR_KEYWORD:
-            extra = compile_check(annotation, where, pydantic=pydantic)
+            fields.extra = compile_check(annotation, where, pydantic=pydantic)
         elif annotation is CommandContext:
             if context_name is not None:
                 raise ConfigurationError(where, parameter.name, "one context is enough")
             context_name = parameter.name
         else:
-            check = compile_check(annotation, where, pydantic=pydantic)
-            parameters[parameter.name] = with_default(check, parameter.default)
-    required = [
-        name
-        for name in parameters
-        if signature.parameters[name].default is inspect.Parameter.empty
-    ]
+            fields.add(parameter, compile_check(annotation, where, pydantic=pydantic))
     doc = (inspect.getdoc(function) or "").split("\n\n", 1)[0]
-    return Handler(name, call, parameters, required, context_name, extra, timeout, doc)
+    return Handler(name, call, fields, context_name, timeout, doc)
 
 
 def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
@@ -291,17 +264,7 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     written = dict(getattr(target, "__annotations__", {}))
     written.pop("return", None)  # the result of a handler is not checked
     parameters = types.SimpleNamespace(__annotations__=written)
-    try:
-        return typing.get_type_hints(
-            parameters, getattr(target, "__globals__", {}), include_extras=True
-        )
-    except (NameError, TypeError, AttributeError, SyntaxError) as error:
-        raise ConfigurationError(
-            name,
-            str(error),
-            "the annotations of a handler must be resolvable when it is registered",
-            "Define the type at module level, above the handler.",
-        ) from None
+    return resolve_hints(name, parameters, getattr(target, "__globals__", {}))
 
 
 def name_of(function: Callable[..., Any], kind: str) -> str:

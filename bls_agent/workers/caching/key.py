@@ -27,6 +27,7 @@ from zoneinfo import ZoneInfo
 
 from bls_agent.core.codec import JSONValue, encode_sorted
 from bls_agent.core.errors import ConfigurationError
+from bls_agent.core.values import TEXT_FORMS
 
 DIGEST_LENGTH: Final = 64  # hexadecimal digits of SHA-256
 MAX_DEPTH: Final = 64  # levels; each makes up to 3 levels of JSON (orjson's limit: 254)
@@ -86,11 +87,12 @@ def _float(value: float, _: int) -> JSONValue:
     return {"!float": float.__repr__(value)}  # the shortest exact text since Python 3.1
 
 
-def _decimal(value: Decimal, _: int) -> JSONValue:
-    if not value.is_finite():
-        message = f"{value} is no finite number"
-        raise NoCanonicalFormError(message)
-    return {"!decimal": str(value)}
+def _text_form(value: date | Decimal, _: int) -> JSONValue:
+    kind = type(value)
+    try:
+        return {f"!{kind.__name__.lower()}": TEXT_FORMS[kind].write(value)}
+    except ValueError as error:
+        raise NoCanonicalFormError(*error.args) from None
 
 
 def _each(values: Iterable[object], depth: int) -> list[JSONValue]:
@@ -162,13 +164,13 @@ _FORMS: Final[Mapping[type, Callable[[Any, int], JSONValue]]] = {
     set: _set,
     frozenset: _set,
     bytes: lambda value, _: {"!bytes": value.hex()},
-    date: lambda value, _: {"!date": value.isoformat()},
+    date: _text_form,
     datetime: _moment,
     time: _moment,
     timedelta: lambda value, _: {
         "!timedelta": [value.days, value.seconds, value.microseconds]
     },
-    Decimal: _decimal,
+    Decimal: _text_form,
     UUID: lambda value, _: {"!uuid": value.hex},
 }
 

@@ -6,13 +6,16 @@ import signal
 import subprocess
 import sys
 import unicodedata
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import orjson
 import pytest
+from pydantic import Field
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
@@ -21,6 +24,19 @@ from bls_agent.ops.cli.commands.send import signature
 from tests.harness import execute, records
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import environment, show
+
+
+@dataclass
+class Line:
+    sku: str
+    price: Decimal
+    count: Annotated[int, Field(ge=1)] = 1
+
+
+@dataclass
+class Order:
+    lines: list[Line]
+    due: date | None = None
 
 
 def make_agent(project: str, url: str, **options: object) -> ProjectAgent:
@@ -33,6 +49,10 @@ def make_agent(project: str, url: str, **options: object) -> ProjectAgent:
     @agent.command
     async def fail() -> None:
         raise ValueError("坏了")
+
+    @agent.command
+    async def place(order: Order, mode: Literal["快", "慢"] = "慢") -> None:
+        """Place an order."""
 
     @agent.command("list")
     async def list_all() -> list[int]:
@@ -570,6 +590,19 @@ async def test_what_a_project_can_do(bls: Bls, redis_url: str, project: str) -> 
         assert ran.text.splitlines() == ["force\tboolean\tfalse\t", "n\tinteger\t0\t"]
         ran = await bls("commands", project, "reload", "--json")
         assert orjson.loads(ran.out)["parameters"]["type"] == "object"
+        assert (
+            rows['place(order: Order, mode: "快" | "慢" = "慢")'] == "Place an order."
+        )
+        ran = await bls("commands", project, "place")
+        assert ran.text.splitlines() == [
+            "order\tOrder\t(required)\t",
+            "order.lines\tlist of Line\t(required)\t",
+            "order.lines[].sku\tstring\t(required)\t",
+            "order.lines[].price\tdecimal\t(required)\t",
+            "order.lines[].count\tinteger, 1 ≤ n\t1\t",
+            "order.due\tdate | null\tnull\t",
+            'mode\t"快" | "慢"\t"慢"\t',
+        ]
         ran = await bls("commands", project, "relod")
         assert (ran.code, "reload" in ran.said, ran.out) == (1, True, b"")
 
@@ -579,6 +612,8 @@ async def test_what_a_project_can_do(bls: Bls, redis_url: str, project: str) -> 
     [
         ({}, "f()"),
         ({"properties": {"a": {}}}, "f(a?: any)"),
+        ({"properties": {f"a{n}": {} for n in range(99)}}, "f(…)"),
+        ([], "f(…)"),
         ({"properties": {"a": 3}, "required": 5}, "f(a?: any)"),
         (
             {"properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/Order"}}}},

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -234,6 +237,70 @@ def test_a_command_shows_its_outcome(  # noqa: PLR0915 - one story
         page.keyboard.press("Escape")
         assert page.locator(".review").count() == 0
         assert any("→ 导入订单" in text for text in looked.texts(".row .end"))
+
+
+@dataclass
+class Item:
+    """A row of the form."""
+
+    sku: str
+    price: Decimal = Decimal("1.50")
+    day: date | None = None
+
+
+@dataclass
+class Order:
+    """A group of the form."""
+
+    items: list[Item]
+    due: datetime
+
+
+def test_a_form_with_rows(
+    browser: Any, base: str, redis: Redis, project: str, server: DevServer
+) -> None:
+    """Rows come and go without losing what was typed; times have the browser's zone."""
+    agent = ProjectAgent(project, redis=server.url)
+    orders: list[Order] = []
+
+    @agent.command("下单")
+    def place(order: Order, gift: Item | None = None) -> Decimal:
+        orders.append(order)
+        return sum((item.price for item in order.items), Decimal(0))
+
+    with agent.in_thread(), looking(browser, base, size=(390, 844)) as looked:
+        page = looked.page
+        zone = {"timezoneId": "Asia/Shanghai"}
+        page.context.new_cdp_session(page).send("Emulation.setTimezoneOverride", zone)
+        until(lambda: redis.exists(f"{project}_项目状态") > 0)
+        looked.open_project(project)
+        page.click("#command button.main")
+        page.select_option("select[name=chosen]", label="下单")
+        for row, text in enumerate(("茶", "旧", "米")):
+            page.click("[hx-post*='add=order.items']")
+            looked.wait(f"document.activeElement.name === 'arg.order.items.{row}.sku'")
+            page.keyboard.type(text)
+        page.fill("[name='arg.order.items.2.price']", "2,5")
+        page.fill("[name='arg.order.items.2.day']", "2026-01-31")
+        page.click("[hx-post*='remove=order.items.1']")
+        page.locator("[name='arg.order.items.1.sku']").wait_for(state="detached")
+        page.fill("[name='arg.order.due']", "2026-01-31T08:30")
+        assert page.input_value("[name='zone.order.due']") == "+08:00"
+        page.click("#command button.check")
+        looked.wait("document.activeElement.name === 'arg.order.items.2.price'")
+        assert looked.texts(".complaint") == ["请填写数字"]
+        page.keyboard.press("Control+a")
+        page.keyboard.type("2.50")
+        page.keyboard.press("Enter")
+        page.locator(".review").wait_for()
+        assert looked.width() <= 390
+        assert page.evaluate(SMALL) == []
+        page.keyboard.press("Enter")
+        page.locator(".sent [data-good]").wait_for()
+        assert page.locator(".sent .answer").text_content() == "4.00"
+    due = datetime.fromisoformat("2026-01-31T08:30:00+08:00")
+    items = [Item("茶"), Item("米", Decimal("2.50"), date(2026, 1, 31))]
+    assert orders == [Order(items, due)]
 
 
 def test_a_command_to_a_foreign_agent(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, Literal
+from uuid import UUID
 
 import pytest
 from hypothesis import given, strategies as st
+from pydantic import BaseModel
 
 from bls_agent.core.codec import JSONValue, decode, encode
+from bls_agent.ops.fields import MOST_FIELDS, Field, FieldKind, list_nested
 from bls_agent.ops.web.forms import (
-    Field,
-    FieldKind,
+    MOST_ROWS,
     Form,
+    MisfitError,
+    change_rows,
     read_form,
     read_submission,
 )
@@ -64,12 +71,12 @@ def typed(schema: Any, text: str, *, required: bool = False, null: bool = False)
         ({"type": "boolean"}, "boolean", False),
         ({"type": "integer"}, "integer", False),
         ({"type": "number"}, "number", False),
-        ({"type": "string"}, "text", False),
+        ({"type": "string"}, "string", False),
         ({"enum": ["fast", "safe"]}, "choice", False),
         ({"const": 1}, "choice", False),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "integer", True),
         ({"oneOf": [{"type": "null"}, {"enum": ["a"]}]}, "choice", True),
-        ({"type": ["string", "null"]}, "text", True),
+        ({"type": ["string", "null"]}, "string", True),
         ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "json", False),
         ({"type": "array", "items": {"type": "integer"}}, "json", False),
         ({"type": "object"}, "json", False),
@@ -79,7 +86,7 @@ def typed(schema: Any, text: str, *, required: bool = False, null: bool = False)
         (None, "json", False),
         ("integer", "json", False),
         ({"type": 7}, "json", False),
-        ({"type": ["integer", "null", "string"]}, "json", False),
+        ({"type": ["integer", "null", "string"]}, "json", True),
         ({"enum": []}, "json", False),
         ({"enum": [["a"]]}, "json", False),
         ({"enum": list(range(1_000))}, "json", False),
@@ -151,6 +158,7 @@ def test_what_was_typed(schema: Any, text: str, value: Any) -> None:
 
 
 MATRIX = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
+FLAGS = {"type": "object", "additionalProperties": {"type": "boolean"}}
 COUNTS = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
 
 
@@ -164,8 +172,8 @@ COUNTS = {"type": "object", "additionalProperties": {"type": "integer", "minimum
         ({"type": "number"}, "[1, 1.5]", (), ""),
         ({"type": "string"}, "[1]", ("1",), "text"),
         ({"type": "string", "minLength": 2}, '["ab", "c"]', ("2",), "too_short"),
-        ({"type": "boolean"}, "[0]", ("1",), "boolean"),
-        ({"enum": ["a", 1]}, '["a", 1, true]', ("3",), "one_of"),
+        (FLAGS, '[{"a": 0}]', ("1", "a"), "boolean"),
+        ({"enum": [*range(300)]}, "[300]", ("1",), "one_of"),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "[null, 1]", (), ""),
         (MATRIX["items"], "[[1], [2, null]]", ("2", "2"), "number"),
         (MATRIX["items"], "[[1], {}]", ("2",), "array"),
@@ -193,6 +201,7 @@ DEFINED = {
         "type": "object",
         "properties": {"city": {"type": "string", "minLength": 2}},
         "required": ["city"],
+        "additionalProperties": {"type": "string"},
     },
     "Circle": {"$ref": "#/$defs/Circle"},
     "L9": {},
@@ -229,6 +238,129 @@ def test_references_are_followed(schema: Any, text: str, found: Any) -> None:
     told = read_submission(form, {"arg.a": text})
     codes: list[Any] = [error.code for error in told.errors.values()]
     assert (codes or [told.arguments.get("a")]) == [found]
+
+
+ORDER: dict[str, Any] = {
+    "order": {"$ref": "#/$defs/Order"},
+    "gift": {"anyOf": [{"$ref": "#/$defs/Line"}, {"type": "null"}]},
+    "a.b~": {"allOf": [{"$ref": "#/$defs/Line"}]},
+}
+ORDERS: dict[str, Any] = {
+    "Line": {
+        "type": "object",
+        "properties": {
+            "sku": {"type": "string"},
+            "count": {"type": "integer", "minimum": 1},
+            "price": {"anyOf": [{"type": "number"}, {"type": "string", "format": "decimal"}]},
+        },
+        "required": ["sku"],
+    },
+    "Order": {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string", "format": "uuid"},
+            "day": {"type": "string", "format": "date"},
+            "due": {"type": "string", "format": "date-time"},
+            "lines": {"type": "array", "items": {"$ref": "#/$defs/Line"}, "maxItems": 2},
+            "days": {"type": "array", "items": {"type": "string", "format": "date"}, "minItems": 2},
+        },
+        "required": ["lines"],
+    },
+}  # fmt: skip
+UUID_TEXT = "6f1c2a9e-0d4b-4a55-9b1e-2f7d8c3a6e10"
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        ({}, {"order": {"lines": []}}),
+        (
+            {"rows.order.lines": "7 2", "arg.order.lines.7.sku": "茶", "arg.order.lines.2.sku": "米",
+             "arg.order.lines.2.price": "\uff11.50", "arg.order.lines.3.sku": "removed"},
+            {"order": {"lines": [{"sku": "茶"}, {"sku": "米", "price": "1.50"}]}},
+        ),
+        (
+            {"arg.order.id": f" {UUID_TEXT} ", "arg.order.day": "2026-01-31",
+             "arg.order.due": "2026-01-31T08:30", "zone.order.due": "+08:00"},
+            {"order": {"id": UUID_TEXT, "day": "2026-01-31", "due": "2026-01-31T08:30:00+08:00", "lines": []}},
+        ),
+        ({"null.gift": "1", "arg.gift.count": "x"}, {"order": {"lines": []}, "gift": None}),
+        ({"arg.gift.sku": "茶"}, {"order": {"lines": []}, "gift": {"sku": "茶"}}),
+        ({"arg.a~1b~0.sku": "茶"}, {"order": {"lines": []}, "a.b~": {"sku": "茶"}}),
+        ({"arg.gift.count": "1"}, [("arg.gift.sku", "required", ())]),
+        ({"arg.order.id": "7"}, [("arg.order.id", "uuid", ())]),
+        ({"arg.order.day": "2026-02-30"}, [("arg.order.day", "date", ())]),
+        ({"arg.order.due": "2026-01-31T08:30:15"}, [("arg.order.due", "moment", ())]),
+        ({"arg.gift.sku": "茶", "arg.gift.price": "1,5"}, [("arg.gift.price", "number", ())]),
+        (
+            {"rows.order.lines": "7 2", "arg.order.lines.7.sku": "茶", "arg.order.lines.2.sku": "米",
+             "arg.order.lines.2.count": "0"},
+            [("arg.order.lines.2.count", "at_least", ())],
+        ),
+        ({"rows.order.lines": "0"}, [("arg.order.lines.0.sku", "required", ())]),
+        (
+            {"rows.order.lines": "0 1 2", **{f"arg.order.lines.{n}.sku": "茶" for n in range(3)}},
+            [("arg.order.lines", "too_many", ())],
+        ),
+        ({"rows.order.days": "0", "arg.order.days.0": "2026-01-31"}, [("arg.order.days", "too_few", ())]),
+        (
+            {"rows.order.days": "5 4", "arg.order.days.5": "2026-01-31", "arg.order.days.4": "?"},
+            [("arg.order.days.4", "date", ())],
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_nested_fields(texts: dict[str, str], found: Any) -> None:
+    """Objects have fields, lists rows; an error stands at the input that is wrong."""
+    form = form_of(ORDER, "order", **{"$defs": ORDERS})
+    read = read_submission(form, texts)
+    errors = [(name, one.code, one.place) for name, one in read.errors.items()]
+    assert (errors or read.arguments) == found
+
+
+def test_a_reference_that_leads_back_is_json() -> None:
+    """A tree has fields once; what is inside of it again is one field."""
+    node = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "one": {"$ref": "#/$defs/Node"},
+            "all": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
+        },
+    }
+    form = form_of({"a": {"$ref": "#/$defs/Node"}}, **{"$defs": {"Node": node}})
+    kinds = [(path, field.kind.value) for path, field in list_nested(form.fields)]
+    assert kinds == [
+        ("a", "object"),
+        ("a.name", "string"),
+        ("a.one", "json"),
+        ("a.all", "json"),
+    ]
+
+
+def test_a_schema_that_grows_is_cut() -> None:
+    """Seven times fifty to the seventh fields would end in a swamped console."""
+    levels = {
+        f"L{n}": {
+            "properties": {f"p{k}": {"$ref": f"#/$defs/L{n + 1}"} for k in range(50)}
+        }
+        for n in range(7)
+    }
+    form = form_of({"a": {"$ref": "#/$defs/L0"}}, **{"$defs": levels})
+    assert len(list(list_nested(form.fields))) <= MOST_FIELDS
+
+
+def test_rows_come_and_go() -> None:
+    """A new row has a number of its own, so that the others keep what was typed."""
+    inputs, focus = change_rows({"arg.a.0": "x"}, "a", "")
+    inputs, focus = change_rows(inputs, "a", "")
+    assert (inputs["rows.a"], focus) == ("0 1", "arg.a.1")
+    inputs, focus = change_rows(inputs, "", "a.0")
+    assert (inputs["rows.a"], focus) == ("1", "arg.a")
+    inputs, _ = change_rows(inputs, "a", "")
+    assert inputs["rows.a"] == "1 2"
+    with pytest.raises(MisfitError, match="too_many_rows"):
+        change_rows({"rows.a": " ".join(map(str, range(MOST_ROWS)))}, "a", "")
 
 
 def test_a_misfit_of_a_further_argument_stands_at_its_input() -> None:
@@ -291,6 +423,67 @@ def test_plain_json() -> None:
 def test_what_is_no_form(schema: Any) -> None:
     """What is no object of few printable names gets one field for JSON."""
     assert read_form(schema) is None
+
+
+@dataclass
+class Line:
+    """A data class."""
+
+    sku: str
+    price: Decimal = Decimal(1)
+    day: date | None = None
+
+
+class LineModel(BaseModel):
+    """The same for pydantic."""
+
+    sku: str
+    price: Decimal = Decimal(1)
+    day: date | None = None
+
+
+@dataclass
+class Order:
+    """A data class that holds others."""
+
+    id: UUID
+    lines: list[Line]
+    at: datetime
+    gift: Line | None = None
+
+
+class OrderModel(BaseModel):
+    """The same for pydantic."""
+
+    id: UUID
+    lines: list[LineModel]
+    at: datetime
+    gift: LineModel | None = None
+
+
+def test_the_forms_of_data_classes_and_of_models_are_alike() -> None:
+    """What an agent publishes with or without pydantic gives the same fields."""
+    router, shapes = Router(), []
+    for kind in (Order, OrderModel):
+
+        async def place(order: kind, tea: kind | None = None) -> None: ...  # type: ignore[valid-type]
+
+        place.__annotations__ = {"order": kind, "tea": kind | None}
+        router.add(kind.__name__, place, place)
+        handler: Any = router.find(kind.__name__)
+        form = read_form(decode(encode(handler.describe()))["parameters"])  # type: ignore[index,call-overload]
+        assert form is not None
+        shapes.append(
+            [
+                (path, one.kind, one.required, one.nullable, one.default)
+                for path, one in list_nested(form.fields)
+            ]
+        )
+    assert shapes[0] == shapes[1]
+    assert len(shapes[0]) == 22
+    assert {kind.value for _, kind, *_ in shapes[0]} == {
+        *("object", "array", "string", "decimal", "date", "date-time", "uuid")
+    }
 
 
 def test_deep_schemas() -> None:
@@ -393,7 +586,7 @@ def test_the_agents_own_help_gives_forms() -> None:
     assert kinds == [
         ("number", "integer", True),
         ("mode", "choice", False),
-        ("note", "text", False),
+        ("note", "string", False),
     ]
-    assert [field.default for field in form.fields] == ["", "fast", "null"]
+    assert [field.shown_default for field in form.fields] == ["", "fast", "null"]
     assert forms["ping"] == Form(fields=())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Annotated, Any, Final, TypeAlias, cast
 
@@ -37,11 +37,11 @@ from bls_agent.ops.cli.options import (
     told_commands,
 )
 from bls_agent.ops.cli.output import Invocation
+from bls_agent.ops.fields import Field, list_nested, read_fields
 from bls_agent.ops.terminal import json_text
 from bls_agent.project.messages import Outcome, Status
 
 SOURCE: Final = "bls-agent cli"  # the `source` of a command
-DEEPEST: Final = 4  # levels of a schema that are shown
 LONGEST_FILE: Final = 64 * 1024 * 1024
 NEWEST: Final = 10_000  # records that are searched for an outcome
 WORD: Final = re.compile(r"[\w.-]+")  # text that needs no quotes in a shell
@@ -109,9 +109,15 @@ def _show_one(invocation: Invocation, command: _Schema) -> None:
     if out.terminal:
         out.line((signature(command), "bold"))
         out.paragraph(str(command.get("description") or ""))
+    needed = texts["argument_required"]
     rows = [
-        [name, kind, default or texts["argument_required"] * needed, description]
-        for name, kind, default, needed, description in _arguments(command)
+        [
+            path,
+            _type_of(one),
+            _default_of(one) or needed * one.required,
+            one.description,
+        ]
+        for path, one in list_nested(read_fields(command.get("parameters")) or ())
     ]
     if rows:
         names = ("argument", "type", "default", "description")
@@ -120,48 +126,23 @@ def _show_one(invocation: Invocation, command: _Schema) -> None:
 
 def signature(command: _Schema) -> str:
     """Write a command as a function: ``reload(force: boolean = false)``."""
-    words: list[str] = []
-    for name, kind, default, needed, _ in _arguments(command):
-        optional = "" if default or needed else "?"
-        words.append(f"{name}{optional}: {kind}{default and f' = {default}'}")
+    fields = read_fields(command.get("parameters", {}))
+    words = ["…"] if fields is None else map(_describe_field, fields)
     return f"{command.get('name')}({', '.join(words)})"
 
 
-def _arguments(command: _Schema) -> Iterator[tuple[str, str, str, bool, str]]:
-    """Yield name, type, default, required and description of each argument.
-
-    Malformed parts are ignored, because agents in other languages may send anything.
-    """
-    parameters = _dict(command.get("parameters"))
-    required = parameters.get("required")
-    for name, value in _dict(parameters.get("properties")).items():
-        schema = _dict(value)
-        default = json_text(schema["default"]) if "default" in schema else ""
-        needed = isinstance(required, list) and name in required
-        description = str(schema.get("description") or "")
-        yield name, _type_of(schema), default, needed, description
+def _describe_field(field: Field) -> str:
+    default = _default_of(field)
+    optional = "" if default or field.required else "?"
+    return f"{field.name}{optional}: {field.type}{default and f' = {default}'}"
 
 
-def _dict(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+def _default_of(field: Field) -> str:
+    return "".join(map(json_text, field.default))
 
 
-def _type_of(schema: _Schema, depth: int = 0) -> str:
-    """Name a type in JSON's words: ``string``, ``list of integer``, ``"a" | "b"``."""
-    several = schema.get("anyOf") or schema.get("oneOf")
-    if depth > DEEPEST:
-        return "…"
-    if isinstance(schema.get("enum"), list):
-        return " | ".join(map(json_text, schema["enum"]))
-    if isinstance(several, list):
-        each = cast("list[object]", several)
-        return " | ".join(_type_of(_dict(one), depth + 1) for one in each)
-    if schema.get("type") == "array":
-        items = _dict(schema.get("items"))
-        return f"list of {_type_of(items, depth + 1)}" if items else "list"
-    if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
-    return str(schema.get("type") or schema.get("const") or "any")
+def _type_of(field: Field) -> str:
+    return f"{field.type}, {field.limits}" if field.limits else field.type
 
 
 @command("send")

@@ -24,6 +24,7 @@ from bls_agent.core.errors import (
     ContractError,
     RedisUnavailableError,
 )
+from bls_agent.ops.fields import Field, FieldKind
 from bls_agent.ops.fleet import Presence, ProjectView
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
@@ -31,11 +32,12 @@ from bls_agent.ops.web.feeds.fleet import KINDS, make_card
 from bls_agent.ops.web.feeds.watch import shorten
 from bls_agent.ops.web.forms import (
     Entry,
-    Field,
-    FieldKind,
     Manual,
     MisfitError,
+    change_rows,
     find_manual,
+    list_rows,
+    path_of,
     read_manual,
     read_submission,
 )
@@ -180,13 +182,27 @@ async def _ask_help(request: Request) -> Response:
 
 
 async def _review(request: Request) -> Response:
-    """Read the form; return what would be sent, or the form with its errors."""
+    """Read the form; return what would be sent, or the form with its errors.
+
+    For a button that adds or removes a row, return the changed form.
+    """
     project = project_in_query(request.scope)
     texts = texts_of(request)
     typed = await read_form(request)
     manual = await _find_manual(request, project)
     chosen = typed.get("chosen", OTHER)
     _, entry = _find_chosen(manual, chosen)
+    add, remove = (request.query_params.get(word, "") for word in ("add", "remove"))
+    if add or remove:
+        try:
+            typed, focus = change_rows(typed, add, remove)
+            wrong: dict[str, str] = {}
+        except MisfitError as error:
+            focus = f"arg.{add}"
+            wrong = {focus: _format_misfit(error, texts)}
+        return _render_form(
+            request, project, manual, chosen, typed=typed, errors=wrong, focus=focus
+        )
     command = entry.name if entry else typed.get("command", "")
     submission = read_submission(entry.form if entry else None, typed)
     errors: dict[str, str] = {}  # in the order of the form
@@ -305,7 +321,9 @@ def _render_form(
         note=note,
         shorten=partial(shorten, longest=LONGEST_DEFAULT),
         options=_options,
-        shapes={"array": "[]", "object": "{}", "": "null"},
+        rows=partial(list_rows, typed),
+        path_of=path_of,
+        shapes={"array": "[]", "object": "{}"},
     )
 
 

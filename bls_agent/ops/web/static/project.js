@@ -62,13 +62,27 @@ function closeReview() {
   byId("command").querySelector("button.check")?.focus();
 }
 
+byId("command").addEventListener("click", (event) => {
+  if (event.target.closest("[data-rows]")) byId("review").replaceChildren();
+});
+
 byId("review").addEventListener("click", (event) => {
   if (event.target.closest("[data-cancel]")) closeReview();
 });
 
+// A time is typed in this browser's zone. Its UTC offset, which depends on the date, is sent beside it.
+function noteOffsets() {
+  for (const input of document.querySelectorAll("#command input[type=datetime-local]")) {
+    const minutes = -(input.value ? new Date(input.value) : new Date()).getTimezoneOffset();
+    const digits = (number) => String(Math.trunc(Math.abs(number))).padStart(2, "0");
+    input.nextElementSibling.value = `${minutes < 0 ? "-" : "+"}${digits(minutes / 60)}:${digits(minutes % 60)}`;
+  }
+}
+
 // Each input removes the review and the field's complaint, because both are outdated.
 byId("command").addEventListener("input", ({ target }) => {
   byId("review").replaceChildren();
+  noteOffsets();
   const field = target.closest(".field");
   field?.querySelector(".complaint")?.remove();
   for (const name of ["aria-invalid", "aria-describedby"]) field?.querySelector(`[${name}]`)?.removeAttribute(name);
@@ -85,6 +99,7 @@ byId("command").addEventListener("keydown", (event) => {
 
 // When htmx has inserted a response that names a sent command, the page waits for the outcome of this command.
 document.addEventListener("htmx:after:swap", () => {
+  noteOffsets();
   const told = document.querySelector("[data-sent]");
   if (!told) return;
   noteSent(JSON.parse(told.dataset.sent));
