@@ -33,7 +33,8 @@ from bls_agent.connection.endpoint import (
 )
 from bls_agent.connection.faults import ECHO, ends_connection, redirects, translate
 from bls_agent.connection.orphans import OrphanedConnection, OrphanedConnections
-from bls_agent.connection.reconnect import Outage, ReconnectGate
+from bls_agent.connection.outage import Outage
+from bls_agent.connection.reconnect import ReconnectGate
 from bls_agent.connection.route import Route
 from bls_agent.connection.transport import Channel, ChannelState, Pace, abort
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError

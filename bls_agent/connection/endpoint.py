@@ -13,13 +13,14 @@ import inspect
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
+from bls_agent.connection.outage import Outage
 from bls_agent.core.errors import ConfigurationError, ask_whether
 from bls_agent.core.redaction import mask_url, redact
 
@@ -106,6 +107,8 @@ class Endpoint:
     notes: tuple[str, ...] = ()  # warnings about ignored options; logged once
     topology: Topology | None = None  # ``None`` for one server
     likeness: int = 0  # equal for the same address and credentials; 0 if unknown
+    # Of all pools with this endpoint, because a console with five of them logs one end.
+    outage: Outage = field(default_factory=Outage, compare=False)
 
     def __repr__(self) -> str:
         return f"Endpoint({self.address!r})"

@@ -20,7 +20,6 @@ import anyio
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
 from bls_agent.connection.faults import redirects
-from bls_agent.connection.reconnect import Outage
 from bls_agent.connection.route import Node, Route
 from bls_agent.connection.topology import ClusterMap, Routes
 from bls_agent.core.errors import RedisUnavailableError
@@ -52,7 +51,7 @@ class ConnectionPool:
         self._routes = Routes(endpoint)
         self._name = name
         self._timeout = timeout
-        self._outage = Outage()
+        self._outage = endpoint.outage
         # Slot → connection; the connection that was used last stands at the end.
         self._connections: dict[int, Connection] = {}
         self._users: Counter[int] = Counter()

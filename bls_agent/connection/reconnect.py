@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 
+from bls_agent.connection.outage import Outage
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import (
     BlsError,
@@ -94,47 +95,6 @@ class Reminders:
             self._warned_at.pop(next(iter(self._warned_at)), None)
         self._warned_at[topic] = now
         return True
-
-
-class Outage:
-    """How long Redis has been unreachable; connections may share one outage.
-
-    The end of an outage is logged once, but only if the outage was noticed: a try to
-    connect failed, or a warning was logged.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._since: float | None = None
-        self._noticed = False
-        self.quiet = False  # whether it logs nothing at all
-
-    async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:
-        """Try to connect: success ends the outage, failure makes it worth reporting."""
-        try:
-            made = await connect()
-        except RedisUnavailableError:
-            self.begin()
-            self.mark_noticed()
-            raise
-        self._end()
-        return made
-
-    def begin(self) -> None:
-        """Record when the connections were lost, unless the outage began earlier."""
-        if self._since is None:
-            self._since = self._clock()
-
-    def mark_noticed(self) -> None:
-        """Make the end of the current outage worth reporting."""
-        self._noticed = self._since is not None
-
-    def _end(self) -> None:
-        if self._since is not None and self._noticed and not self.quiet:
-            seconds = self._clock() - self._since
-            decimals = 0 if seconds >= 10 else 1  # noqa: PLR2004 - two digits
-            logger.info("Redis answers again after %.*f s", decimals, seconds)
-        self._since, self._noticed = None, False
 
 
 class ThrottledLog:

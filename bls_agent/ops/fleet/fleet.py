@@ -91,6 +91,7 @@ class Fleet:
         self._hidden: frozenset[str] = frozenset()  # projects with unreadable status
         self._wrote = 1  # projects with new records in the last read
         self._offset: float | None = None  # server's Unix time minus loop's time
+        self._read_at = 0.0  # server's Unix time of the last complete read
         self._complete = False
         self._search: AsyncGenerator[set[str]] | None = None
         self._search_at = self._lists_at = self._statuses_at = float("-inf")
@@ -176,7 +177,7 @@ class Fleet:
             except RedisUnavailableError as error:
                 if not down:
                     down = silent = True
-                    yield FleetChange(unavailable=error)
+                    yield FleetChange(unavailable=error, read_at=self._read_at)
                 await anyio.sleep(backoff.failed())
                 continue
             backoff.succeeded()
@@ -199,7 +200,7 @@ class Fleet:
         yielded.clear()
         yielded.update(marks)
         views = {project: shown[project].view(at) for project in changed}
-        return FleetChange(views=views, removed=removed)
+        return FleetChange(views=views, removed=removed, read_at=self._read_at)
 
     async def _advance(self) -> None:
         now = anyio.current_time()
@@ -219,6 +220,7 @@ class Fleet:
             await self._read_lists(states, at)
             self._lists_at = now
         self._let_go(at.now)
+        self._read_at = at.unix
 
     def _let_go(self, now: float) -> None:
         """Shift the counts to the time ``now``; forget projects that have long no keys."""

@@ -137,6 +137,11 @@ class ProjectView:
         ]
 
     @property
+    def exists(self) -> bool:
+        """Whether the project has any key."""
+        return self.presence is not Presence.NEVER or self.queue != 0
+
+    @property
     def condition(self) -> Condition:
         """The state of the project in one word."""
         if self.status_text:
@@ -156,11 +161,14 @@ class FleetChange:
         removed: Projects that are no longer shown, mostly because all keys are gone.
         unavailable: Why Redis cannot answer; earlier views are then the latest known.
             ``None`` if Redis answers.
+        read_at: Unix time, by the server's clock, of the last complete read; 0.0 before
+            the first one.
     """
 
     views: Mapping[str, ProjectView] = field(default_factory=dict[str, ProjectView])
     removed: frozenset[str] = frozenset()
     unavailable: RedisUnavailableError | None = None
+    read_at: float = field(default=0.0, compare=False)
 
 
 class Moment(NamedTuple):

@@ -318,6 +318,7 @@ async def _get_changes(request: Request) -> Response:
     content = {
         "since": format_timestamp(journal.since),
         "unavailable": state.fleet.away or None,
+        "unavailableSince": state.fleet.describe()["awaySince"],
         "forgotten": journal.forgotten,
         "changes": [change.to_dict() for change in found],
     }
@@ -429,12 +430,13 @@ async def _get_health(request: Request) -> Response:
     state = web_state(request)
     await state.fleet.ready()
     fault = state.fleet.outage
-    content: dict[str, Any] = {"status": "up" if fault is None else "down"}
+    kind = fault.kind if fault else "reading" if state.fleet.reading else None
+    content: dict[str, Any] = {"status": "up" if kind is None else "down"}
     if request.state.user or not state.config.users:
         content |= {
             "redis": {
-                "reachable": fault is None,
-                "kind": None if fault is None else fault.kind,
+                "reachable": kind is None,
+                "kind": kind,
             },
             "version": bls_agent.__version__,
             "uptimeSeconds": round(state.now() - state.started, 3),
@@ -444,8 +446,8 @@ async def _get_health(request: Request) -> Response:
             "sessions": len(state.sessions),
             "counts": dict(state.counts),
         }
-    headers = {} if fault is None else {"retry-after": "2"}
-    return json_answer(content, 200 if fault is None else 503, headers)
+    headers = {} if kind is None else {"retry-after": "2"}
+    return json_answer(content, 200 if kind is None else 503, headers)
 
 
 async def _get_openapi(_: Request) -> Response:

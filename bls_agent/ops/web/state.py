@@ -53,9 +53,9 @@ class WebState:
     """
 
     def __init__(self, config: WebConfig) -> None:
-        limits, redis = config.limits, config.redis
-        endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
-        address = re.sub(r"//[^/]*@", "//", endpoint.address)
+        limits, given = config.limits, config.redis
+        redis = default_endpoint(os.environ) if given is None else Endpoint.of(given)
+        address = re.sub(r"//[^/]*@", "//", redis.address)
         self.config = config
         self.redis = address.removeprefix("redis://")  # without credentials
         self.counts = Counter[str]()  # refused requests, lost records and so on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -23,6 +24,7 @@ from bls_agent.ops.web.feeds import (
     assets as asset_feed,
     changes,
     crawl as crawl_feed,
+    watch,
     workers as worker_feed,
 )
 from bls_agent.ops.web.requests import project_path
@@ -718,6 +720,9 @@ def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
             server.kill()
             looked.page.locator("#away").wait_for(state="visible")
             assert project in looked.texts(".card a")
+            assert re.search(r"自 \d\d:\d\d:\d\d 起", looked.texts("#away")[0])
+            colour = "getComputedStyle(document.querySelector('.cards')).filter"
+            assert "grayscale(1)" in looked.page.evaluate(colour)
             assert looked.page.locator("#link").get_attribute("data-state") == "away"
             assert looked.page.title().startswith("⚠ ")
             assert looked.open_project("另一个项目").status == 503
@@ -739,6 +744,38 @@ def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
             server.restart()
             looked.page.locator("#away").wait_for(state="hidden", timeout=20_000)
             looked.wait("document.querySelector('#link').dataset.state === 'live'")
+            assert looked.page.evaluate(colour) == "none"
+            looked.open("/changes")
+            looked.page.locator("#history .unknown").wait_for()
+            assert "状态未知" in looked.texts("#history .unknown")[0]
+
+
+def test_redis_is_slow_at_the_start(
+    browser: Any, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both pages say that they are reading, not that there is nothing, and go on by themselves."""
+    monkeypatch.setattr(watch, "READY", 0.05)
+    with DevServer() as server:
+        with Redis.from_url(server.url, protocol=2) as redis:
+            Foreign(redis, project).status("在线")
+        server.freeze()
+        with (
+            served(WebConfig(redis=server.url, port=0)) as console,
+            looking(browser, console.url) as looked,
+            looking(browser, console.url) as alone,
+        ):
+            looked.open("/")
+            looked.wait("document.querySelector('#link').dataset.state === 'reading'")
+            alone.open_project(project)
+            alone.wait("document.querySelector('#link').dataset.state === 'reading'")
+            for page in (looked.page, alone.page):
+                page.locator("#looking").wait_for()
+            assert not looked.page.locator("#nothing").is_visible()
+            server.thaw()
+            for page in (looked, alone):
+                kind_is(page, project, "online")
+                page.page.locator("#looking").wait_for(state="hidden")
+                page.wait("document.querySelector('#link').dataset.state === 'live'")
 
 
 def test_the_console_goes_and_comes_back(

@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -25,6 +26,7 @@ import trustme
 from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, ProjectAgent, Status
+from bls_agent.core.codec import format_timestamp
 from bls_agent.devserver import DevServer
 from bls_agent.ops.cli import main
 from bls_agent.ops.fleet import Condition, ProjectView
@@ -53,10 +55,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # ── The journal ─────────────────────────────────────────────────────────────────────
 
 
-def turns(app: ConsoleApp, project: str = "") -> list[tuple[str, str | None, str]]:
-    """What was noted: project, from, to."""
-    found = app.web.journal.changes(project, 0, 1_000)
-    return [(one.project, one.before, one.after) for one in found]
+def turns(app: ConsoleApp) -> list[tuple[str, str | None, str | None]]:
+    """What was noted of projects: project, from, to."""
+    found = app.web.journal.changes("", 0, 1_000)
+    return [(one.project, one.before, one.after) for one in found if one.project]
 
 
 async def test_changes_are_kept_and_told(
@@ -141,13 +143,22 @@ async def test_an_outage_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
         app = create_app(WebConfig(redis=server.url))
         async with asking(app):
             web = app.web
+            before = time.time() - 1  # a second for the server's clock
             await eventually(lambda: len(web.fleet.found) == 5)
             server.kill()
+            killed = time.time()
             await eventually(lambda: web.fleet.unavailable is not None)
             server.restart()
             await eventually(lambda: web.fleet.unavailable is None)
             gone = {view.condition for view in web.fleet.found.values()}
             assert gone == {Condition.STALE}
+            await eventually(lambda: bool(web.journal.changes(names[0], 0, 9)))
+            (outage,) = web.journal.changes(names[0], 0, 9)
+            assert outage.since
+            assert before <= outage.since < killed < outage.at <= time.time() + 1
+            told = outage.to_dict()
+            assert (told["projectName"], told["from"], told["to"]) == ("", None, None)
+            assert told["since"] == format_timestamp(outage.since)
             await say(server, names[:3])
             await say(server, names[3:4], "故障")
             await eventually(lambda: bool(turns(app)))
@@ -395,11 +406,11 @@ async def test_a_fault_without_a_reason_is_noted_a_little_later(
     fleet: Any = SimpleNamespace(unavailable=None, looked=True, found={})
     noted = Journal(fleet, [told.append])
 
-    def look(now: float, status: Status, reason: str = "") -> list[tuple[str, str]]:
+    def look(now: float, status: Status, reason: str = "") -> list[tuple[Any, str]]:
         view = ProjectView(project="a", status=status, reason=reason)
         fleet.found = {"a": view}
         noted.check(now)
-        return [(change.after.value, change.reason) for change in told]
+        return [(change.after, change.reason) for change in told]
 
     assert look(0.0, Status.ONLINE) == []
     assert look(1.0, Status.FAULT) == []

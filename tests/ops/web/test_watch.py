@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import tracemalloc
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
+import pytest
 
 from bls_agent.core.codec import decode_object, encode
+from bls_agent.devserver import DevServer
 from bls_agent.ops.fleet import FleetChange, ProjectView
+from bls_agent.ops.web.app import create_app
+from bls_agent.ops.web.config import WebConfig
+from bls_agent.ops.web.feeds import watch
 from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.watch import Item, Ring, Shared
 from bls_agent.ops.web.requests import project_path
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
+from tests.harness import eventually
+from tests.ops.web.serving import asking, told_in
 
 NOBODY: Any = None
 
@@ -86,11 +95,63 @@ async def test_what_has_ended_does_not_begin_again_for_who_leaves() -> None:
 
 async def test_a_project_that_is_gone_is_told_by_its_page() -> None:
     """Whatever its name holds, and that Redis answers."""
-    watch = FleetFeed(NOBODY)
+    feed = FleetFeed(NOBODY)
     for text in HOSTILE_TEXTS.values():
         seen = FleetChange(
             views={text: ProjectView(project=text)}, removed=frozenset({text})
         )
-        watch._take(seen, whole=False)
-        told = decode_object(watch.ring.since(0)[0][-1].payload)
+        feed._take(seen, whole=False)
+        told = decode_object(feed.ring.since(0)[0][-1].payload)
         assert (told["gone"], told["away"]) == ([project_path(text)], None)
+
+
+async def test_a_console_logs_the_end_of_an_outage_once(
+    own_server: DevServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Five watches have lost their connections, and one line tells how long."""
+    caplog.set_level(logging.INFO, "bls_agent.connection")
+    monkeypatch.setattr(watch, "AGAIN", 0.1)
+    app = create_app(WebConfig(redis=own_server.url))
+    async with asking(app):
+        watches = app.web.watches
+        with ExitStack() as all_wanted:
+            for one in watches:
+                all_wanted.enter_context(one.wanted())
+            await eventually(lambda: all(one.looked for one in watches))
+            own_server.kill()
+            await eventually(lambda: all(one.away for one in watches))
+            own_server.restart()
+            await eventually(lambda: not any(one.away for one in watches))
+    assert len([one for one in caplog.messages if "answers again" in one]) == 1
+
+
+async def test_until_the_first_read_nothing_is_claimed(
+    own_server: DevServer, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis is slow: no page and no answer says that there is nothing."""
+    monkeypatch.setattr(watch, "READY", 0.05)
+    own_server.freeze()
+    app = create_app(WebConfig(redis=own_server.url))
+    async with asking(app) as client:
+        for path in ("/", "/workers", "/runs", "/assets", "/crawl"):
+            listing = (await client.get(path)).text
+            assert told_in(listing)["reading"]
+            assert '<p id="nothing" class="nothing" hidden>' in listing
+        page = await client.get(project_path(project))
+        assert page.status_code == 200
+        told = told_in(page.text)
+        assert (told["cards"], told["reading"]) == ([], True)
+        for path in ("/api/projects", "/api/workers", "/api/runs", "/api/health"):
+            assert (await client.get(path)).status_code == 503, path
+        follower = app.web.fleet.follow(60.0)
+        first = decode_object(await anext(follower))
+        assert (first["whole"], first["cards"], first["reading"]) == (True, [], True)
+        own_server.thaw()
+        second = decode_object(await anext(follower))
+        assert (second["whole"], second["away"]) == (True, None)
+        assert not second["reading"]
+        await follower.aclose()
+        assert (await client.get(project_path(project))).status_code == 404
+        assert (await client.get("/api/projects")).json() == {"projects": []}

@@ -12,7 +12,6 @@ from typer import Option
 from bls_agent.console import Console
 from bls_agent.core.errors import ContractError, RedisRefusedError
 from bls_agent.ops.cli.app import command
-from bls_agent.ops.cli.commands.projects import exists
 from bls_agent.ops.cli.errors import (
     Exit,
     Failure,
@@ -115,7 +114,7 @@ async def _refuse_unknown(
     invocation: Invocation, console: Console, project: str
 ) -> None:
     async with Fleet(invocation.redis) as fleet:
-        if not exists(await fleet.look_at(project)):
+        if not (await fleet.look_at(project)).exists:
             raise await unknown_project(console, project)
     invocation.hint("no_records", project=project)
 

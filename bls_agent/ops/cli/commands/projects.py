@@ -108,7 +108,7 @@ async def status(
         with invocation.waiting("waiting_redis"):
             view = await fleet.look_at(project)
             instances = await _instances(console, project)
-            if not exists(view) and not instances:
+            if not view.exists and not instances:
                 raise await unknown_project(console, project)
     if invocation.json:
         invocation.out.json(describe_view(view, instances=instances))
@@ -253,10 +253,6 @@ def project_cells(
     }
 
 
-def exists(view: ProjectView) -> bool:
-    return view.presence is not Presence.NEVER or view.queue != 0
-
-
 def is_healthy(view: ProjectView) -> bool:
     return view.status in WELL
 
@@ -271,7 +267,7 @@ def _shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) 
 
 def freshness(view: ProjectView, texts: Texts) -> str:
     """Describe the age of the status, and how long it remains valid."""
-    if not exists(view):
+    if not view.exists:
         return texts["presence_absent"]
     values = {"age": span(view.age), "ttl": span(view.ttl)}
     if view.presence is Presence.FRESH and view.age is None:

@@ -21,7 +21,7 @@ from functools import partial
 from http.client import HTTPConnection, HTTPSConnection
 from itertools import islice
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import anyio
@@ -63,22 +63,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StatusChange:
-    """One change of a project's status."""
+    """One change of a project's status, or the end of an outage.
+
+    Of an outage, ``project`` is ``""``, ``after`` is ``None``, and every status was
+    unknown from ``since`` to ``at``.
+    """
 
     number: int  # counts the changes of this console from 1
     project: str
     before: Condition | None  # None for a project that is new
-    after: Condition
+    after: Condition | None
     reason: str = ""  # why the status is 故障 or 报错, if that is known
+    since: float | None = None  # Unix time; None for the change of a status
     at: float  # Unix time by the clock of Redis, if the change was watched
 
     def to_dict(self) -> JSONObject:
         return {
             "id": self.number,
             "projectName": show_name(self.project),
-            "path": project_path(self.project),
+            "path": project_path(self.project) if self.project else "",
             "from": self.before and self.before.value,
-            "to": self.after.value,
+            "to": self.after and self.after.value,
+            "since": None if self.since is None else format_timestamp(self.since),
             "reason": visible(self.reason),
             "timestamp": format_timestamp(self.at),
         }
@@ -87,7 +93,8 @@ class StatusChange:
 class Journal:
     """Records the changes of all statuses while the console runs.
 
-    During an outage of Redis nothing is recorded. For some time afterwards no status
+    During an outage of Redis nothing is recorded, and at its end from when to when the
+    statuses were unknown. For some time afterwards no status
     counts as missing, because after a restart of Redis all statuses are missing until
     the services refresh them. The same holds if over half of them vanish at once.
     """
@@ -119,13 +126,16 @@ class Journal:
         limit: int,
         grants: Grants = EVERY_ROLE,
     ) -> list[StatusChange]:
-        """Return the newest changes after a number; project ``""`` means every one."""
+        """Return the newest changes after a number; project ``""`` means every one.
+
+        Outages concern each project, and every user.
+        """
         found = [
             change
             for change in self._changes
             if change.number > after
-            and project in {"", change.project}
-            and grants.sees(change.project)
+            and (not change.project or project in {"", change.project})
+            and (not change.project or grants.sees(change.project))
         ]
         return found[-limit:]
 
@@ -147,6 +157,8 @@ class Journal:
             if self._away:
                 self._away, self._settled_at = False, now + SETTLE
                 self._doubtful.clear()
+                since, at = self._fleet.away_since, self._fleet.read_at
+                self._add("", at, before=None, after=None, since=since)
             self._compare(self._fleet.found, now)
 
     def _compare(self, views: Mapping[str, ProjectView], now: float) -> None:
@@ -197,19 +209,17 @@ class Journal:
         self, project: str, before: Condition | None, view: ProjectView
     ) -> None:
         self._doubtful.pop(project, None)
-        self._known[project] = view.condition
-        self._count += 1
-        change = StatusChange(
-            number=self._count,
-            project=project,
-            before=before,
-            after=view.condition,
-            reason=view.reason,
-            at=view.changed_at,
-        )
-        self._changes.append(change)
+        after = self._known[project] = view.condition
+        about = {"before": before, "after": after, "reason": view.reason}
+        change = self._add(project, view.changed_at, **about)
         for listener in self._listeners:
             listener(change)
+
+    def _add(self, project: str, at: float, **about: Any) -> StatusChange:
+        self._count += 1
+        change = StatusChange(number=self._count, project=project, at=at, **about)
+        self._changes.append(change)
+        return change
 
 
 class Webhook:

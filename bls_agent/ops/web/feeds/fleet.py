@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import anyio
 
-from bls_agent.core.codec import JSONObject
+from bls_agent.core.codec import JSONObject, JSONValue
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.fleet import Condition, Fleet, FleetChange, ProjectView
 from bls_agent.ops.terminal import visible
@@ -78,10 +79,7 @@ class FleetFeed(SharedWatch[ProjectView]):
 
     async def forget(self, project: str) -> None:
         await self._fleet.forget(project)
-        removed = frozenset({project})
-        self._take(
-            FleetChange(removed=removed, unavailable=self.unavailable), whole=False
-        )
+        self._publish_all({}, {project})
 
     async def _watch_once(self) -> None:
         complete = False  # the first change without an outage holds all projects
@@ -93,12 +91,18 @@ class FleetFeed(SharedWatch[ProjectView]):
         removed = change.removed
         if whole and change.unavailable is None:
             removed = frozenset(self.found.keys() - change.views.keys())
-        self.unavailable = change.unavailable
-        self.looked = self.looked or change.unavailable is None
-        self.found.update(change.views)
-        self._seen_at.update(dict.fromkeys(change.views, anyio.current_time()))
+        self._record(change.unavailable, change.read_at)
+        self._publish_all(change.views, removed, whole=whole)
+
+    def _publish_all(
+        self,
+        views: Mapping[str, ProjectView],
+        removed: Collection[str],
+        **more: JSONValue,
+    ) -> None:
+        self.found.update(views)
+        self._seen_at.update(dict.fromkeys(views, anyio.current_time()))
         for name in removed:
             self.found.pop(name, None)
             self._seen_at.pop(name, None)
-        self._publish(change.views, map(project_path, removed))
-        self._seen.set()
+        self._publish(views, map(project_path, removed), **more)

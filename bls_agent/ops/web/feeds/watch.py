@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from bls_agent.core.codec import JSONObject, JSONValue, decode_object, encode
+from bls_agent.core.codec import (
+    JSONObject,
+    JSONValue,
+    decode_object,
+    encode,
+    format_timestamp,
+)
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.terminal import visible
 
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from bls_agent.ops.web.rights import Grants
 
 GRACE: Final = 30.0  # seconds for which a watch runs after its last follower
+READY = 2.0  # seconds for which a page waits for the first read
 SAME_MOMENT: Final = 0.5  # seconds for which a snapshot and its ages are reused
 AGAIN: Final = 2.0  # seconds until a watch that failed starts again
 REST: Final = 4.0  # pause after a read, as a multiple of the read's duration
@@ -178,6 +185,8 @@ class SharedWatch(Shared, Generic[_Thing]):
         self.found: dict[str, _Thing] = {}
         self.looked = False  # whether Redis was read at least once
         self.unavailable: RedisUnavailableError | None = None
+        self.read_at = 0.0  # Unix time of the last complete read
+        self.away_since = 0.0  # Unix time since which the last outage made it outdated
 
     @abstractmethod
     async def _watch_once(self) -> None:
@@ -231,13 +240,18 @@ class SharedWatch(Shared, Generic[_Thing]):
         """The reason why Redis does not answer, in one word; ``""`` if it answers."""
         return self.unavailable.kind if self.unavailable else ""
 
+    @property
+    def reading(self) -> bool:
+        """Whether the running watch has neither read nor failed yet."""
+        return not self._seen.is_set()
+
     async def aclose(self) -> None:
         await self._source.aclose()
 
-    async def ready(self, timeout: float = 2.0) -> None:
-        """Wait until the state is fresh, at most ``timeout`` seconds."""
+    async def ready(self) -> None:
+        """Wait until the state is fresh, at most ``READY`` seconds."""
         self._keep_running()
-        with anyio.move_on_after(timeout):
+        with anyio.move_on_after(READY):
             await self._seen.wait()
 
     async def follow(self, heartbeat: float) -> AsyncGenerator[bytes]:
@@ -286,9 +300,17 @@ class SharedWatch(Shared, Generic[_Thing]):
     async def fresh(self) -> None:
         await self.ready()
         self.check(strictly=True)
+        if not self.looked:
+            raise RedisUnavailableError("slow", "the first read has not ended yet")
+
+    def describe(self) -> JSONObject:
+        """Describe whether the state is current, for every message about it."""
+        since = format_timestamp(self.away_since) if self.unavailable else None
+        away = visible(self.away) or None
+        return {"away": away, "awaySince": since, "reading": self.reading}
 
     def _encode(self, fields: JSONObject) -> bytes:
-        return encode({**fields, "away": visible(self.away) or None})
+        return encode({**fields, **self.describe()})
 
     def _replace(self, found: Mapping[str, _Thing], *, turned: bool = False) -> None:
         """Store a complete read; publish it if a card changed or ``turned`` is set."""
@@ -304,11 +326,11 @@ class SharedWatch(Shared, Generic[_Thing]):
             if key not in before or self._differs(one, before[key])
         ]
         removed = before.keys() - found.keys()
-        turned = turned or self.unavailable is not None
-        self.unavailable, self.looked = None, True
-        self._seen.set()
+        whole = self.reading or not self.looked
+        turned = turned or whole or self.unavailable is not None
+        self._record(None, clock())
         if changed or removed or turned:
-            self._publish(changed, removed)
+            self._publish(found if whole else changed, removed, whole=whole)
 
     def _publish(
         self,
@@ -322,9 +344,16 @@ class SharedWatch(Shared, Generic[_Thing]):
         self.ring.add(Item(self._encode(fields)))
 
     def _take_outage(self, error: RedisUnavailableError) -> None:
-        self.unavailable = error
-        self._seen.set()
+        self._record(error, self.read_at)
         self._publish()
+
+    def _record(self, fault: RedisUnavailableError | None, read_at: float) -> None:
+        """Record whether Redis answers, and when it was read last."""
+        if fault is not None and self.unavailable is None:
+            self.away_since = read_at or clock()
+        self.looked = self.looked or fault is None
+        self.unavailable, self.read_at = fault, read_at
+        self._seen.set()
 
     async def _run(self) -> None:
         try:

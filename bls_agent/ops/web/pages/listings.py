@@ -39,16 +39,15 @@ def _cards_at(
     async def show(request: Request) -> Response:
         watch: SharedWatch[Any] = getattr(web_state(request), name)
         await watch.ready()
-        known, grants = watch.looked or watch.away, request.state.grants
         return render(
             request,
             template,
             here=path,
             feed=watch,
-            picture=watch.only(watch.picture(), grants).decode() if known else "",
+            picture=watch.only(watch.picture(), request.state.grants).decode(),
             states=states,
             away=watch.away,
-            looked=bool(watch.found) or (watch.looked and not watch.away),
+            known=watch.looked and not watch.away,
             **values,
         )
 
@@ -68,6 +67,7 @@ async def _show_run(request: Request) -> Response:
         there=found is not None,
         states=runs.STATES,
         categories=[category.value for category in EventCategory],
+        away="",
     )
 
 
@@ -136,7 +136,7 @@ async def _describe_queue(request: Request) -> dict[str, Any]:
         "key": quote_name(name),
         "figures": crawl.FIGURES,
         "totals": crawl.TOTALS,
-        "away": feed.away,
+        "away": feed.away or ("reading" if feed.reading else ""),
     }
 
 

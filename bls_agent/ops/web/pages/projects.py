@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bls_agent.core.codec import JSONValue, decode_object, encode
+from bls_agent.core.codec import JSONObject, JSONValue, decode_object, encode
 from bls_agent.core.errors import (
     BlsError,
     CommandError,
@@ -25,10 +25,9 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
 )
 from bls_agent.ops.fields import Field, FieldKind
-from bls_agent.ops.fleet import Presence, ProjectView
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
-from bls_agent.ops.web.feeds.fleet import KINDS, make_card
+from bls_agent.ops.web.feeds.fleet import KINDS
 from bls_agent.ops.web.feeds.watch import shorten
 from bls_agent.ops.web.forms import (
     Entry,
@@ -71,49 +70,41 @@ OTHER: Final = "other"
 
 async def _show_project(request: Request) -> Response:
     project = project_in_path(request.scope)
-    fleet = web_state(request).fleet
-    await fleet.ready()
-    view = fleet.found.get(project)
-    if view is None and (fleet.unavailable or not fleet.looked):
-        return error_page(request, 503, name=project, detail=fleet.away)
-    view = view or await _newcomer(request, project)
-    if view is None:
-        return error_page(request, 404, name=project)
-    card = make_card(view, fleet.seconds_since(project))
+    look = await _look(request, project)
+    if not look["cards"] and not look["reading"]:
+        status = 503 if look["away"] else 404
+        return error_page(request, status, name=project, detail=look["away"] or "")
     return render(
         request,
         "project.html",
-        card=card,
-        card_json=encode(card).decode(),
+        name=visible(project),
+        told=encode(look).decode(),
         query=f"{FIELD}={quote_name(project)}",
         kinds=KINDS,
-        away=fleet.away,
+        away=look["away"],
     )
 
 
-async def _newcomer(request: Request, project: str) -> ProjectView | None:
-    """Read a project that the fleet feed has not found yet."""
+async def _look(request: Request, project: str) -> JSONObject:
+    """Return the card of a project, and whether it is current.
+
+    ``reading`` is also set if the project exists, and the watch has not found it yet.
+    """
     state = web_state(request)
-    if not project or not await state.console.exists(project):
-        return None
-    try:
-        status = await state.console.status(project)
-    except ContractError:
-        status = None
-    known = Presence.NEVER if status is None else Presence.UNTIMED
-    return ProjectView(project=project, status=status, presence=known)
+    await state.fleet.ready()
+    card, about = state.fleet.card_of(project), state.fleet.describe()
+    if card is None and project and not about["away"] and not about["reading"]:
+        about["reading"] = await state.console.exists(project)
+    return {"cards": [card] if card else [], **about}
 
 
 async def _show_changes(request: Request) -> Response:
-    return render(request, "changes.html", here="/changes", kinds=KINDS)
+    away = web_state(request).fleet.away
+    return render(request, "changes.html", here="/changes", kinds=KINDS, away=away)
 
 
 async def _show_card(request: Request) -> Response:
-    project = project_in_query(request.scope)
-    fleet = web_state(request).fleet
-    await fleet.ready()
-    card = fleet.card_of(project)
-    return json_answer({"cards": [card] if card else [], "away": fleet.away or None})
+    return json_answer(await _look(request, project_in_query(request.scope)))
 
 
 _NOT_ASKED: Final = Manual(entries=(), answered_at=0.0, asked=False)

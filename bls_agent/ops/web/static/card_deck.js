@@ -1,7 +1,7 @@
 // Cards of a page, which people search and choose by state. Only the ages of cards in the window are updated.
 
 import { byId, fromAddress, root, say, setText, toAddress } from "./chrome.js";
-import { follow, showLink } from "./stream.js";
+import { follow, showAway, showLink } from "./stream.js";
 
 // Put cards into the order of sorted, from the element next on; move only the cards that are out of order.
 export function arrange(list, sorted, next = list.firstElementChild) {
@@ -47,12 +47,15 @@ export class StateCard {
 
 export const compare = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
 
-// Take the snapshot that the page contains, then each change from the stream.
+// Take the snapshot that the page contains, then each change from the stream. Only a message of the stream shows the page as live.
 export function begin(path, kind, take) {
-  const { told } = byId("picture").dataset;
+  take(JSON.parse(byId("picture").dataset.told));
   byId("picture").remove();
-  if (told) take(JSON.parse(told));
-  follow(`${root}/events/${path}`, { [kind]: (data) => take(JSON.parse(data)) }, { glances: true });
+  const hear = (data) => {
+    take(JSON.parse(data));
+    showLink(byId("main").dataset.state);
+  };
+  follow(`${root}/events/${path}`, { [kind]: hear }, { glances: true, opened: () => {} });
 }
 
 export class Deck {
@@ -65,7 +68,7 @@ export class Deck {
     this.seen = new Set(); // cards in the window
     this.state = ""; // the chosen state; the page's address has it as `state`
     this.text = ""; // the text to search for; the page's address has it as `q`
-    this.away = false;
+    this.data = ""; // whether the data is current: "live", "reading", "away", or "forbidden"
     this.chips = [...document.querySelectorAll(".chip")];
     this.ranks = new Map(this.chips.map((chip, rank) => [chip.dataset.chip, rank])); // state → its rank
     this.watcher = new IntersectionObserver((entries) => this.sight(entries), { rootMargin: "200px" });
@@ -125,8 +128,8 @@ export class Deck {
     }
     const here = change.whole ? new Set(cards.map(kind.key)) : null;
     const gone = here ? [...this.cards.keys()].filter((key) => !here.has(key)) : change.gone;
-    if (!change.away) gone.forEach((key) => this.drop(key));
-    this.showAway(change.away);
+    if (!change.away && !change.reading) gone.forEach((key) => this.drop(key));
+    this.showData(change);
     return { turned, gone };
   }
 
@@ -170,7 +173,7 @@ export class Deck {
       card.element.hidden = !this.isWanted(card);
       if (!card.element.hidden) shown.push(card);
     }
-    byId("nothing").hidden = this.cards.size > 0 || this.away || !byId("looking").hidden;
+    byId("nothing").hidden = this.cards.size > 0 || this.data !== "live";
     byId("unmatched").hidden = shown.length > 0 || this.cards.size === 0;
     this.shown(shown);
   }
@@ -185,20 +188,19 @@ export class Deck {
     }
   }
 
-  // Show whether Redis answers; away is the reason why Redis does not answer, or nothing.
-  showAway(away) {
-    this.away = Boolean(away);
+  // Show whether the data is current: Redis answers, was not read yet, does not answer, or lacks a right for this page.
+  showData({ away, awaySince, reading }) {
     const rights = byId("forbidden"); // the wallboard has none
-    const forbidden = Boolean(rights) && away === "no_permission";
-    if (rights) rights.hidden = !forbidden;
-    byId("looking").hidden = !away || forbidden || this.cards.size > 0;
-    if (away && !forbidden) setText(byId("looking"), say("not_known"));
-    this.chips[0].parentElement.hidden = this.away && this.cards.size === 0;
-    byId("away").hidden = !away || forbidden;
-    setText(byId("away-kind"), away ?? "");
-    if (away && !forbidden) showLink("away");
-    else if (byId("link").dataset.state !== "waiting") showLink("live"); // while waiting, the snapshot came with the page
-    const main = byId("main");
+    const before = this.data;
+    this.data = rights && away === "no_permission" ? "forbidden" : away ? "away" : reading ? "reading" : "live";
+    if (rights) rights.hidden = this.data !== "forbidden";
+    showAway(this.data === "away" ? away : "", awaySince);
+    const [looking, main] = [byId("looking"), byId("main")];
+    looking.hidden = this.cards.size > 0 || !["away", "reading"].includes(this.data);
+    setText(looking, this.data === "away" ? say("not_known") : looking.dataset.reading);
+    this.chips[0].parentElement.hidden = this.data !== "live" && this.cards.size === 0;
+    main.dataset.state = this.data === "forbidden" ? "live" : this.data;
     main.dataset.changes = String(Number(main.dataset.changes ?? 0) + 1);
+    if (before !== this.data) this.filter();
   }
 }

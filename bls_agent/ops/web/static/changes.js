@@ -1,6 +1,8 @@
 // The changes of statuses since the console began, the newest first, for one project or for all projects.
 
 import { byId, root, say, setText, visible } from "./chrome.js";
+import { sayMoment } from "./clock.js";
+import { showAway } from "./stream.js";
 
 const INTERVAL = 2_000; // ms between two requests
 const MOST = 500; // changes on the page
@@ -9,12 +11,6 @@ const list = byId("history");
 const { query } = list.dataset;
 let since = "";
 let last = 0; // id of the newest change on the page
-
-function sayTime(stamp) {
-  const time = new Date(stamp);
-  const today = time.toDateString() === new Date().toDateString();
-  return time[today ? "toLocaleTimeString" : "toLocaleString"](document.documentElement.lang, { hour12: false });
-}
 
 function badge(kind) {
   const element = byId(`badge-${kind}`).content.firstElementChild.cloneNode(true);
@@ -28,8 +24,15 @@ function row(change) {
   const item = document.createElement("li");
   const time = document.createElement("time");
   time.dateTime = change.timestamp;
-  time.textContent = sayTime(change.timestamp);
+  time.textContent = sayMoment(change.timestamp);
   item.append(time);
+  if (change.since) {
+    const unknown = document.createElement("span");
+    unknown.className = "unknown";
+    unknown.textContent = say("change_unknown", { since: sayMoment(change.since), to: sayMoment(change.timestamp) });
+    item.append(unknown);
+    return item;
+  }
   if (!query) {
     const link = document.createElement("a");
     link.href = root + change.path;
@@ -67,10 +70,9 @@ function take(told) {
   while (list.children.length > MOST) list.lastElementChild.remove();
   const none = byId("unchanged");
   none.hidden = list.children.length > 0;
-  setText(none, say("no_changes", { time: sayTime(since) }));
+  setText(none, say("no_changes", { time: sayMoment(since) }));
   if (query) return;
-  byId("away").hidden = !told.unavailable;
-  setText(byId("away-kind"), told.unavailable ?? "");
+  showAway(told.unavailable, told.unavailableSince);
 }
 
 async function look() {

@@ -1,13 +1,13 @@
 // The page of one project: its card, log, commands and the history of its status.
 
 import "./guard.js";
-import { byId, isTyping, root, setText, tellTab } from "./chrome.js";
+import { byId, isTyping, root, say, setText, tellTab } from "./chrome.js";
 import { Card, isBad } from "./cards.js";
 import "./changes.js";
 import "./lists.js";
 import { Log } from "./log.js";
 import { noteSent } from "./sent.js";
-import { showLink } from "./stream.js";
+import { showAway, showLink } from "./stream.js";
 
 const INTERVAL = 1000; // ms between two reads of the card
 const GLANCE = 30_000; // ms between two reads while the page is hidden, because the tab shows faults
@@ -16,20 +16,29 @@ const list = byId("cards");
 const { query } = list.dataset;
 const card = new Card();
 list.append(card.element);
-card.fill(JSON.parse(list.dataset.told));
 const log = new Log(query);
-let away = false;
+let state = "live";
+let left = false;
 
+// Take the card; on a page that was opened before the first read of Redis, the card comes later.
 function take(told) {
   const [now] = told.cards;
+  const before = state;
+  state = told.away ? "away" : told.reading ? "reading" : "live";
   if (now) {
     card.fill(now);
+    list.hidden = false;
     tellTab({ faults: Number(isBad(card)) });
+  } else if (list.hidden && state === "live" && !left) {
+    left = true;
+    location.reload(); // there is no such project
   }
-  byId("away").hidden = !told.away;
-  setText(byId("away-kind"), told.away ?? "");
-  if (Boolean(told.away) !== away) showLink(told.away ? "away" : "live");
-  away = Boolean(told.away);
+  const looking = byId("looking");
+  looking.hidden = !list.hidden;
+  if (state === "away") setText(looking, say("not_known"));
+  showAway(told.away, told.awaySince);
+  byId("main").dataset.state = state;
+  if (state !== before || state === "reading") showLink(state);
 }
 
 let looked = 0;
@@ -106,5 +115,5 @@ document.addEventListener("htmx:after:swap", () => {
   delete told.dataset.sent;
 });
 
-tellTab({ faults: Number(isBad(card)) });
+take(JSON.parse(list.dataset.told));
 keepLooking();

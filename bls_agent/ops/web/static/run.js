@@ -1,8 +1,9 @@
 // The page of one run: its state, and its events.
 
-import { byId, isTyping, setText, tellTab } from "./chrome.js";
+import { byId, isTyping, tellTab } from "./chrome.js";
 import { categoryOf } from "./event_rows.js";
 import { RunCard } from "./run_cards.js";
+import { showAway } from "./stream.js";
 import { Timeline } from "./timeline.js";
 
 const list = byId("cards");
@@ -32,10 +33,7 @@ const timeline = new Timeline(list.dataset.run, {
     if (told) list.hidden = false;
     byId("absent").hidden = !list.hidden;
   },
-  away: (kind) => {
-    byId("away").hidden = !kind;
-    setText(byId("away-kind"), kind);
-  },
+  away: (kind) => showAway(kind, kind && new Date()),
   seen: offer,
 });
 

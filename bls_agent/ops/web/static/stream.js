@@ -1,6 +1,7 @@
 // One event stream that reconnects by itself, and shows the state of the connection.
 
 import { byId, root, say, setText, tellTab } from "./chrome.js";
+import { sayMoment } from "./clock.js";
 
 const SILENCE = 30_000; // ms without a message after which the connection counts as lost
 const LONGEST = 10_000; // ms between two tries
@@ -14,13 +15,21 @@ export function showLink(state) {
   if (!link || link.dataset.state === state) return;
   link.dataset.state = state;
   tellTab({ line: state === "away" || state === "cut" });
-  setText(link, say({ live: "live", away: "away", unreadable: "unreadable", over: "over" }[state] ?? "reconnecting"));
+  setText(link, say({ live: "live", reading: "reading", away: "away", unreadable: "unreadable", over: "over" }[state] ?? "reconnecting"));
+}
+
+// Show since when Redis has not answered; away is the reason, or nothing if Redis answers.
+export function showAway(away, since) {
+  byId("away").hidden = !away;
+  setText(byId("away-kind"), away ?? "");
+  setText(byId("away-since"), since ? say("away_since", { time: sayMoment(since) }) : "");
 }
 
 // Follow a stream.
 // path: the path, or a function that returns the path; handlers: event name → function of the data (text); ask: the path to fetch to learn
-// why a stream was refused; refused(reason) is called for a lasting refusal; glances: update a hidden page, too, every half minute.
-export function follow(path, handlers, { ask = `${root}/fragments/card`, refused = () => {}, glances = false } = {}) {
+// why a stream was refused; refused(reason) is called for a lasting refusal; glances: update a hidden page, too, every half minute;
+// opened() is called when a stream has opened.
+export function follow(path, handlers, { ask = `${root}/fragments/card`, refused = () => {}, glances = false, opened = () => showLink("live") } = {}) {
   let source = null;
   let timer = 0;
   let failures = 0;
@@ -40,7 +49,7 @@ export function follow(path, handlers, { ask = `${root}/fragments/card`, refused
       away = false;
       heard = Date.now();
       byId("cut").hidden = true;
-      showLink("live");
+      opened();
     };
     source.onerror = () => {
       if (own !== source) return;

@@ -52,7 +52,6 @@ function show(view) {
 }
 
 function take(change) {
-  const wasAway = deck.away;
   const { turned, gone } = deck.take(change, change.cards, kind);
   table.stale ||= change.cards.length > 0;
   if (turned.length) table.show(cards());
@@ -60,7 +59,7 @@ function take(change) {
     deck.count();
     tellTab({ faults: cards().filter(isBad).length });
   }
-  if (change.whole || turned.length || gone.length || deck.text || wasAway !== deck.away) deck.filter();
+  if (change.whole || turned.length || gone.length || deck.text) deck.filter();
 }
 
 // Return the card that a key reaches from an element.

@@ -75,12 +75,11 @@ function order(group) {
 }
 
 function take(change) {
-  const wasAway = deck.away;
   const { turned, gone } = deck.take(change, change.workers, WorkerCard);
   for (const [key, age] of Object.entries(change.ages ?? {})) deck.cards.get(key)?.refresh(age);
   new Set(turned.map((card) => card.group)).forEach(order);
   tellTab({ faults: [...deck.cards.values()].filter((card) => card.state === "error").length });
-  if (wasAway !== deck.away || change.whole || turned.length || gone.length || (deck.text && change.workers.length)) {
+  if (change.whole || turned.length || gone.length || (deck.text && change.workers.length)) {
     deck.filter();
     deck.count();
   }
