@@ -220,7 +220,7 @@ async def test_the_page_of_the_console_runs(
 ) -> None:
     """The calls on the page give what the page says."""
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
-    asynchronous, synchronous = blocks(both("docs/console-python")[0])
+    asynchronous, letters, synchronous = blocks(both("docs/console-python")[0])
     agent = ProjectAgent("订单系统", redis=redis_url)
 
     @agent.command
@@ -231,10 +231,18 @@ async def test_the_page_of_the_console_runs(
         await agent.ready(5)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            await run_block(asynchronous, {"__name__": "page"})
+            names = {"__name__": "page"}
+            await run_block(asynchronous, names)
+            async with Redis.from_url(redis_url) as redis:
+                dead = "bls_agent:{订单系统_控制}:dead"
+                requeued = '{"id":"cmd-1736498500004-a1b2c3","command":"ping"}'
+                await redis.rpush(dead, requeued, '{"id":"x","command":"reload"}')
+                await run_block(letters, names)
+                assert not await redis.exists(dead)
         said = await anyio.to_thread.run_sync(run_as_script, synchronous)
     assert "'订单系统': <Status.ONLINE: '在线'>" in printed.getvalue()
     assert "True {'rules': 42}" in printed.getvalue()
+    assert "x reload {}\ncmd-1736498500004-a1b2c3 ping {}" in printed.getvalue()
     assert "在线" in said
 
 
