@@ -1,7 +1,7 @@
 // The events of a run, which can follow, pause, filter and page back, with a limited number of rows.
 
 import { byId, root, say, setText, visible } from "./chrome.js";
-import { markDays } from "./clock.js";
+import { markDays, sayMoment } from "./clock.js";
 import { EventRow, NoteRow, SpeechRow, speakerOf, spoken } from "./event_rows.js";
 import { Pane, takeOff, tooMany } from "./pane.js";
 import { follow, showLink } from "./stream.js";
@@ -29,6 +29,7 @@ export class Timeline extends Pane {
     this.over = false;
     this.wanted = ""; // the chosen category
     this.needle = "";
+    byId("search-on").addEventListener("click", () => this.readOlder());
     byId("search").addEventListener("input", (event) => this.filter(this.wanted, event.target.value.trim().toLowerCase()));
     this.show();
     this.stream = follow(() => this.address(), {
@@ -184,8 +185,18 @@ export class Timeline extends Pane {
     for (const row of this.rows) if (row.element) row.element.hidden = !row.matches(this.wanted, this.needle);
     markDays(this.rows);
     this.sayEmpty();
+    this.show();
     if (this.following) this.toEnd();
     else this.readIfNear();
+  }
+
+  // Show how many of the page's rows match, and back to which time, because the filter sees no other events.
+  showFound() {
+    byId("found").hidden = !this.wanted && !this.needle;
+    const n = this.list.querySelectorAll(":scope > :not([hidden])").length;
+    const time = sayMoment(this.rows.find((row) => row.stamp)?.stamp);
+    setText(byId("found-text"), say("found_rows", { n, searched: this.rows.length.toLocaleString(), time }));
+    byId("search-on").hidden = this.before === null;
   }
 
   isFiltered() {
@@ -194,6 +205,7 @@ export class Timeline extends Pane {
 
   show() {
     super.show();
+    this.showFound();
     this.newer.hidden = this.following || !(this.count || this.cutBelow);
     setText(this.newer, this.count ? `↓ ${say("new_events", { n: this.count })}` : "↓");
   }
@@ -212,6 +224,7 @@ export class Timeline extends Pane {
     }
     this.prepend(older, page.next, SAYS.beginning);
     if (this.cutBelow) this.speaking.clear();
+    this.showFound();
   }
 }
 
