@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bls_agent.core.codec import (
     JSONObject,
@@ -24,6 +24,9 @@ from bls_agent.core.codec import (
     parse_timestamp,
 )
 from bls_agent.core.errors import ConfigurationError, DecodeError
+
+if TYPE_CHECKING:
+    from bls_agent.core.redaction import Redactor
 
 CONSOLE_SOURCE: Final = "BLS Project Console"
 COMMAND_LIMIT: Final = 65_535  # bytes; the console protocol asks for less than 64 KB
@@ -363,6 +366,16 @@ class Command:
             args=dict(args or {}),
             broadcast=broadcast,
         )
+
+    def describe(self, redactor: Redactor) -> JSONObject:
+        """Return the fields that people may see: the arguments contain no secrets."""
+        return {
+            "id": self.id,
+            "timestamp": self.timestamp,
+            "source": self.source,
+            "command": self.command,
+            "args": redactor.tree(self.args),
+        }
 
     def encode(self) -> bytes:
         """Write the command in the protocol's form and order."""

@@ -138,8 +138,8 @@ def _commands_at(
 def _commands_answer(
     request: Request, project: str, found: Sequence[Command]
 ) -> Response:
-    console = web_state(request).console
-    commands = [_describe_waiting(command, console) for command in found]
+    redactor = web_state(request).console.redactor
+    commands = [command.describe(redactor) for command in found]
     return json_answer({"projectName": show_name(project), "commands": commands})
 
 
@@ -174,22 +174,12 @@ async def _get_in_hand(request: Request) -> Response:
             "instance": show_name(one.instance),
             "alive": one.alive,
             "commands": [
-                _describe_waiting(command, console) for command in one.commands
+                command.describe(console.redactor) for command in one.commands
             ],
         }
         for one in await console.in_hand(project, limit)
     ]
     return json_answer({"projectName": show_name(project), "processes": processes})
-
-
-def _describe_waiting(command: Command, console: Console) -> JSONObject:
-    return {
-        "id": command.id,
-        "timestamp": command.timestamp,
-        "source": command.source,
-        "command": command.command,
-        "args": console.redactor.tree(command.args),
-    }
 
 
 async def _delete_command(request: Request) -> Response:
@@ -201,7 +191,7 @@ async def _delete_command(request: Request) -> Response:
     withdrawn = await withdraw_command(request, project, number)
     if withdrawn is None:
         raise HTTPException(404, "it does not wait: it was taken, or never sent")
-    fields = _describe_waiting(withdrawn, web_state(request).console)
+    fields = withdrawn.describe(web_state(request).console.redactor)
     content = {"projectName": show_name(project), **fields}
     return json_answer(content)
 

@@ -6,14 +6,12 @@ from typing import Annotated, Any, Final
 
 from typer import Argument, Option
 
-from bls_agent.console import Console
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, hint_likely, normalise
 from bls_agent.ops.cli.options import ProjectArgument
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.cli.tables import Layout, Table
 from bls_agent.ops.terminal import json_text
-from bls_agent.project.messages import Command
 
 # The fields of a command, in a row and in JSON.
 FIELDS: Final = dict.fromkeys(("time", "id", "command", "args", "source"), 0)
@@ -36,14 +34,15 @@ async def queue(
     project = normalise(invocation, project)
     records: list[dict[str, Any]] = []
     async with invocation.console() as console:
+        redactor = console.redactor
         with invocation.waiting("waiting_redis"):
             if in_hand:
                 for one in await console.in_hand(project, limit):
                     process = {"instance": one.instance, "alive": one.alive}
-                    records += (process | _describe(c, console) for c in one.commands)
+                    records += (process | c.describe(redactor) for c in one.commands)
             else:
                 read = console.dead_letters if dead else console.queue
-                records += (_describe(c, console) for c in await read(project, limit))
+                records += (c.describe(redactor) for c in await read(project, limit))
             if not records:
                 await hint_likely(invocation, console, project)
     empty = (
@@ -53,16 +52,6 @@ async def queue(
     table = Table(invocation, layout, dict, _cells, records)
     table.write(empty=empty, project=project)
     return Exit.DONE
-
-
-def _describe(one: Command, console: Console) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "timestamp": one.timestamp,
-        "source": one.source,
-        "command": one.command,
-        "args": console.redactor.tree(one.args),
-    }
 
 
 def _cells(record: dict[str, Any]) -> dict[str, str]:
@@ -89,7 +78,7 @@ async def withdraw(
     sentence = invocation.say(
         "withdrawn", command=found.command, id=number, project=project
     )
-    record = {"projectName": project, **_describe(found, console)}
+    record = {"projectName": project, **found.describe(console.redactor)}
     invocation.record(record, sentence)
     return Exit.DONE
 
@@ -133,7 +122,7 @@ async def _settle(
     if not settled:
         name = "nothing_dead" if every else "not_dead"
         raise Failure(name, id=letter, project=project)
-    records = [_describe(one, console) for one in settled]
+    records = [one.describe(console.redactor) for one in settled]
     Table(invocation, QUEUE, dict, _cells, records).write()
     done = "requeued" if requeues else "discarded"
     invocation.hint(done, count=len(settled))

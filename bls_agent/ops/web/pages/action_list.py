@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +20,8 @@ from bls_agent.core.keys import encode_key
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
 from bls_agent.ops.web.pages.rendering import render_if_new
+
+SHOWN: Final = 20  # rows of a list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class ActionList:
     key: str  # the id of the HTML element
     title: str
     rows: Sequence[Row] = ()
-    limit: int  # the largest number of rows that are shown
+    limit: int = SHOWN  # the largest number of rows that are shown
     empty: str = ""  # shown if there are no rows
     problem: str = ""  # why the rows cannot be read
     actions: Sequence[Action] = ()  # of each row
@@ -75,6 +78,12 @@ class ActionList:
         """The number of rows; ``20+`` if the list has more rows than are shown."""
         more = "+" if len(self.rows) > self.limit else ""
         return f"{len(self.shown)}{more}"
+
+
+def make_action(texts: Texts, name: str, path: str, /, **values: str) -> Action:
+    """Make an action whose label is a text, and whose question is the text ``…_sure``."""
+    question = texts.get(f"{name}_sure", "").format(**values)
+    return Action(name=name, label=texts[name], path=path, question=question)
 
 
 def render_lists(

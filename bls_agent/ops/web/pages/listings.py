@@ -17,11 +17,11 @@ from bls_agent.ops.texts import Texts
 from bls_agent.ops.web.feeds import assets, crawl, fleet, runs, workers
 from bls_agent.ops.web.feeds.watch import SharedWatch, clock
 from bls_agent.ops.web.pages.action_list import (
-    Action,
     ActionList,
     Row,
     describe_failure,
     is_forbidden,
+    make_action,
     render_lists,
 )
 from bls_agent.ops.web.pages.rendering import render, render_if_new, texts_of
@@ -167,12 +167,8 @@ async def _list_failed(request: Request) -> ActionList:
             problem = texts["failed_forbidden"]
     except BlsError as error:  # a key of a wrong type, or an impossible name
         problem = visible(str(error))
-    again = Action(
-        name="requeue",
-        label=texts["requeue"],
-        path=f"/fragments/requeue/{quote_name(name)}",
-        question=texts["requeue_sure"].format(name=visible(name)),
-    )
+    path = f"/fragments/requeue/{quote_name(name)}"
+    again = make_action(texts, "requeue", path, name=visible(name))
     return ActionList(
         key="failed",
         title=texts["failed_requests"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -14,11 +15,13 @@ from bls_agent.core.errors import BlsError, LeaseHeldError
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import shorten
 from bls_agent.ops.web.pages.action_list import (
+    SHOWN,
     Action,
     ActionList,
     Row,
     describe_failure,
     is_forbidden,
+    make_action,
     render_lists,
 )
 from bls_agent.ops.web.pages.rendering import texts_of
@@ -33,8 +36,6 @@ from bls_agent.ops.web.state import (
 from bls_agent.project.console.queue import CommandsInHand
 from bls_agent.project.messages import Command, Status
 
-SHOWN: Final = 20  # commands of a list
-ALL: Final = "&all=true"  # at the end of a path
 LONGEST_ARGS: Final = 2_000  # characters
 
 
@@ -70,14 +71,6 @@ async def _forget(request: Request) -> Response:
     return Response(headers={"hx-redirect": f"{root}/"})
 
 
-async def _requeue(request: Request) -> Response:
-    return await _settle(request, requeues=True)
-
-
-async def _discard(request: Request) -> Response:
-    return await _settle(request, requeues=False)
-
-
 async def _settle(request: Request, *, requeues: bool) -> Response:
     """Queue dead letters again or discard them: by the form's ``id``, or all of them."""
     project, texts = project_in_query(request.scope), texts_of(request)
@@ -99,121 +92,84 @@ async def _settle(request: Request, *, requeues: bool) -> Response:
 
 
 async def _render_queue(request: Request, project: str, note: str = "") -> Response:
-    console = web_state(request).console
+    console, texts = web_state(request).console, texts_of(request)
+    in_hand: Sequence[CommandsInHand] = ()
+    letters: Sequence[Command] = ()
+    problem = ""
     try:
         waiting = await console.queue(project, SHOWN + 1)
         status = await console.status(project)
     except BlsError:  # the card shows a wrong type, a refusal or an outage
         return Response(status_code=204)
-    offline = status in (None, Status.OFFLINE)
-    lists = [
-        _list_waiting(request, waiting, offline=offline),
-        await _list_in_hand(request, project),
-        await _list_dead_letters(request, project),
+    try:
+        in_hand = await console.in_hand(project, SHOWN + 1)
+        letters = await console.dead_letters(project, SHOWN + 1)
+    except BlsError as error:
+        problem = visible(str(error))
+        if is_forbidden(error):
+            problem = texts["dead_letters_forbidden"]
+
+    def action(name: str, path: str, rest: str = "") -> Action:
+        target = f"/fragments/{path}?{FIELD}={quote_name(project)}{rest}"
+        return make_action(texts, name, target, project=visible(project))
+
+    def row(command: Command, fact: str = "") -> Row:
+        args = console.redactor.tree(command.args)
+        facts = (command.timestamp, command.source)
+        return Row(
+            name=shorten(command.command) or texts["no_command"],
+            id=command.id,
+            about=shorten(command.id),
+            facts=" · ".join(filter(None, (fact, *map(shorten, facts)))),
+            text=shorten(encode(args).decode(), LONGEST_ARGS) if args else "",
+        )
+
+    forget = action("forget", "forget")
+    offline = status in (None, Status.OFFLINE) and may_post(request, forget.path)
+    for_all = [
+        action("rerun_all", "dead/requeue", "&all=true"),
+        action("discard_all", "dead/discard", "&all=true"),
     ]
+    lists = (
+        ActionList(
+            key="waiting",
+            title=texts["waiting_commands"],
+            rows=[row(command) for command in waiting],
+            actions=[action("withdraw", "withdraw")],
+            head=[forget] if offline else [],
+        ),
+        ActionList(
+            key="in-hand",
+            title=texts["commands_in_hand"],
+            rows=[
+                row(command, texts[state].format(name=shorten(process.instance)))
+                for process in in_hand
+                for state in ("in_hand_of" if process.alive else "in_hand_of_dead",)
+                for command in process.commands
+            ],
+        ),
+        ActionList(
+            key="dead",
+            title=texts["dead_letters"],
+            rows=[row(letter) for letter in letters],
+            problem=problem,
+            actions=[
+                action("rerun_one", "dead/requeue"),
+                action("discard_one", "dead/discard"),
+            ],
+            head=for_all if letters else [],
+        ),
+    )
     shown = [one for one in lists if one.rows or one.head or one.problem]
     return render_lists(request, shown, note)
-
-
-def _list_waiting(
-    request: Request, waiting: Sequence[Command], *, offline: bool
-) -> ActionList:
-    texts = texts_of(request)
-    withdraw = _action(request, "withdraw", "withdraw")
-    forget = _action(request, "forget", "forget", texts["forget_sure"])
-    return ActionList(
-        key="waiting",
-        title=texts["waiting_commands"],
-        rows=[_command_row(request, command) for command in waiting],
-        limit=SHOWN,
-        actions=[withdraw],
-        head=[forget] if offline and may_post(request, forget.path) else [],
-    )
-
-
-async def _list_in_hand(request: Request, project: str) -> ActionList:
-    texts = texts_of(request)
-    found: Sequence[CommandsInHand] = ()
-    problem = ""
-    try:
-        found = await web_state(request).console.in_hand(project, SHOWN + 1)
-    except BlsError as error:
-        problem = "" if is_forbidden(error) else visible(str(error))
-    rows = [
-        _command_row(request, command, texts[state].format(name=shorten(one.instance)))
-        for one in found
-        for state in ("in_hand_of" if one.alive else "in_hand_of_dead",)
-        for command in one.commands
-    ]
-    return ActionList(
-        key="in-hand",
-        title=texts["commands_in_hand"],
-        rows=rows,
-        limit=SHOWN,
-        problem=problem,
-    )
-
-
-async def _list_dead_letters(request: Request, project: str) -> ActionList:
-    texts = texts_of(request)
-    letters: Sequence[Command] = ()
-    problem = ""
-    try:
-        letters = await web_state(request).console.dead_letters(project, SHOWN + 1)
-    except BlsError as error:
-        problem = texts["dead_letters_forbidden"]
-        if not is_forbidden(error):
-            problem = visible(str(error))
-    again, discard = "dead/requeue", "dead/discard"
-    one = [
-        _action(request, "rerun_one", again),
-        _action(request, "discard_one", discard, texts["discard_one_sure"]),
-    ]
-    every = [
-        _action(request, "rerun_all", again, texts["rerun_all_sure"], ALL),
-        _action(request, "discard_all", discard, texts["discard_all_sure"], ALL),
-    ]
-    return ActionList(
-        key="dead",
-        title=texts["dead_letters"],
-        rows=[_command_row(request, letter) for letter in letters],
-        limit=SHOWN,
-        problem=problem,
-        actions=one,
-        head=every if letters else [],
-    )
-
-
-def _action(
-    request: Request, name: str, path: str, question: str = "", rest: str = ""
-) -> Action:
-    """Make an action on the project that the request is about; ``name`` is a text."""
-    texts, project = texts_of(request), project_in_query(request.scope)
-    return Action(
-        name=name,
-        label=texts[name],
-        path=f"/fragments/{path}?{FIELD}={quote_name(project)}{rest}",
-        question=question.format(project=visible(project)),
-    )
-
-
-def _command_row(request: Request, command: Command, fact: str = "") -> Row:
-    """Make the row of a command; its arguments contain no secrets."""
-    args = web_state(request).console.redactor.tree(command.args)
-    facts = (command.timestamp, command.source)
-    return Row(
-        name=shorten(command.command) or texts_of(request)["no_command"],
-        id=command.id,
-        about=shorten(command.id),
-        facts=" · ".join(filter(None, (fact, *map(shorten, facts)))),
-        text=shorten(encode(args).decode(), LONGEST_ARGS) if args else "",
-    )
 
 
 queue_routes: Final = [
     Route("/fragments/queue", _show_queue),
     Route("/fragments/withdraw", _withdraw, methods=["POST"]),
-    Route("/fragments/dead/requeue", _requeue, methods=["POST"]),
-    Route("/fragments/dead/discard", _discard, methods=["POST"]),
+    Route("/fragments/dead/requeue", partial(_settle, requeues=True), methods=["POST"]),
+    Route(
+        "/fragments/dead/discard", partial(_settle, requeues=False), methods=["POST"]
+    ),
     Route("/fragments/forget", _forget, methods=["POST"]),
 ]
