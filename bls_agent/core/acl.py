@@ -14,6 +14,7 @@ from bls_agent.core.keys import (
     ASSET_FEED,
     ASSET_REPORT,
     BROADCAST,
+    CONSOLE_CHANGES,
     CONTROL,
     CRAWL_LEASES,
     DEAD_LETTERS,
@@ -359,6 +360,10 @@ CRAWL_REQUEUE: Final = KeyAccess(
     "evalsha eval zcard hlen hget llen lrange scard lrem zadd hset hincrby rpush type",
     READ_AND_WRITE,
 )
+# The right of a console in the browser with --keep-changes.
+CHANGES_KEEPING: Final = KeyAccess(
+    (CONSOLE_CHANGES.build(),), "xrevrange xadd", READ_AND_WRITE
+)
 
 
 def crawl_rights(
@@ -497,7 +502,8 @@ def console_acl_rules(
         needed += _WORKER_LOOKING
         shared = (*RUN_RIGHTS, *ASSET_RIGHTS)
         needed += (one for one in shared if one.keys and not one.writes)
-        needed += [CRAWL_LOOKING, CRAWL_REQUEUE] if send else [CRAWL_LOOKING]
+        operating = [CRAWL_REQUEUE, CHANGES_KEEPING] if send else []
+        needed += [CRAWL_LOOKING, *operating]
     return _rules_of(needed, selectors=selectors)
 
 

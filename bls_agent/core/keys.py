@@ -217,6 +217,7 @@ CRAWL_DELAYED: Final = KeyTemplate("bls_agent:{place}:delayed", _T.HASH, None, _
 CRAWL_COUNTERS: Final = KeyTemplate("bls_agent:{place}:counters", _T.HASH, None, _C.OWN)
 CRAWL_WAKE: Final = KeyTemplate("bls_agent:{place}:wake", _T.LIST, None, _C.OWN)
 CRAWL_BLOOM: Final = KeyTemplate("bls_agent:{place}:bloom", None, None, _C.OWN)  # each server has another name for the type
+CONSOLE_CHANGES: Final = KeyTemplate("bls_agent:console:changes", _T.STREAM, None, _C.OWN)
 CRAWL_KEY_FAULT: Final = "Key不符合命名规范"  # text of contract 004 for a key of another form
 
 KEYS: Final[Mapping[str, KeyTemplate]] = {
@@ -280,6 +281,8 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "crawl_counters": CRAWL_COUNTERS,
     "crawl_wake": CRAWL_WAKE,
     "crawl_bloom": CRAWL_BLOOM,
+    # of the console in the browser, if it keeps status changes
+    "console_changes": CONSOLE_CHANGES,
 }
 # fmt: on
 

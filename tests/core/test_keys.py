@@ -43,6 +43,7 @@ EXAMPLES: dict[str, tuple[dict[str, str | int], str, str | None, int | None]] = 
     "run_events": ({"run_id": 123}, "run:123:events", "stream", DAY),
     "asset_feed": ({"place": "{asset:sync:changed}"}, "bls_agent:{asset:sync:changed}:feed", "stream", None),
     "asset_report": ({"place": "{asset:sync:state}"}, "bls_agent:{asset:sync:state}:report", "string", None),
+    "console_changes": ({}, "bls_agent:console:changes", "stream", None),
     "run_books": ({"place": "{run:123:events}"}, "bls_agent:{run:123:events}:books", "hash", DAY),
     "generic_heartbeat": ({"kind": "下载", "worker_id": "上海:1"}, "heartbeat:下载:上海:1", "string", 30),
     "data_worker_heartbeat": ({"node_id": "node_1"}, "heartbeat:data_worker:node_1", "string", 30),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -18,6 +19,7 @@ from bls_agent.console import Console
 from bls_agent.core.codec import JSONObject, encode, format_timestamp
 from bls_agent.ops.fleet import ProjectView
 from bls_agent.ops.web.feeds.crawl import CrawlFeed, SeenQueue
+from bls_agent.ops.web.feeds.fleet import KINDS
 from bls_agent.ops.web.feeds.logs import encode_records
 from bls_agent.ops.web.feeds.runs import write_page
 from bls_agent.ops.web.feeds.watch import SharedWatch, later
@@ -301,15 +303,23 @@ def _describe_project(view: ProjectView, elapsed: float) -> JSONObject:
 async def _get_changes(request: Request) -> Response:
     fields = request.query_params
     limit, after = read_limit(fields.get("limit")), read_number(fields.get("after"))
+    kind, text = fields.get("kind", ""), fields.get("q", "")
+    if kind and kind not in KINDS:
+        raise FieldError({"kind": f"it has to be one of {', '.join(KINDS)}"})
     state = web_state(request)
     journal = state.journal
     project, grants = project_in_query(request.scope), request.state.grants
-    found = journal.changes(project, after, limit, grants)
+    before = read_number(fields.get("before"), "before") or math.inf
+    found = journal.changes(
+        project, after, limit + 1, grants, before=before, kind=kind, text=text
+    )
+    more, found = len(found) > limit, found[-limit:]
     content = {
         "since": format_timestamp(journal.since),
         "unavailable": state.fleet.away or None,
         "unavailableSince": state.fleet.describe()["awaySince"],
         "forgotten": journal.forgotten,
+        "before": found[0].number if more else None,
         "changes": [change.to_dict() for change in found],
     }
     return json_answer(content)

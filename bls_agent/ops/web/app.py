@@ -89,6 +89,8 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
             tasks.start_soon(state.journal.run)
             if state.webhook is not None:
                 tasks.start_soon(state.webhook.run)
+            if state.kept is not None:
+                tasks.start_soon(state.kept.run)
             yield
             app.close_streams()
             tasks.cancel_scope.cancel()
@@ -97,6 +99,8 @@ async def _lifespan(app: ConsoleApp) -> AsyncGenerator[None]:
             for watch in state.watches:
                 await watch.aclose()
             await state.console.aclose()
+            if state.kept is not None:
+                await state.kept.aclose()
 
 
 async def _on_refusal(request: Request, error: HTTPException) -> Response:

@@ -144,6 +144,9 @@ class WebConfig:
         certificate: PEM file with the certificate chain; the console then serves TLS.
         private_key: PEM file with the key of the certificate.
         webhook: The receiver of status changes; none by default.
+        keep_changes: Keep the newest 5,000 status changes in Redis, so that they
+            survive a restart of the console. Without it, the console writes nothing
+            by itself.
         language: ``zh``, ``en`` or ``""`` for the browser's preference.
         title: The console's name in its header and in the browser's tab, such as
             ``生产``; at most 60 characters.
@@ -164,6 +167,7 @@ class WebConfig:
     certificate: Path | None = None
     private_key: Path | None = None
     webhook: WebhookTarget | None = None
+    keep_changes: bool = False
     language: str = ""
     title: str = ""
     limits: Limits = field(default_factory=Limits)

@@ -251,12 +251,12 @@ def read_log_filter(query: Mapping[str, str]) -> LogFilter:
     )
 
 
-def read_number(value: str | None) -> int:
+def read_number(value: str | None, name: str = "after") -> int:
     if not value:
         return 0
     if _NUMBER.fullmatch(value):
         return int(value)
-    raise FieldError({"after": "it has to be the id of a change"})
+    raise FieldError({name: "it has to be the id of a change"})
 
 
 def media_type(request: Request) -> str:

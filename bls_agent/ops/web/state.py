@@ -25,9 +25,10 @@ from bls_agent.ops.texts import load_texts
 from bls_agent.ops.web.auth import Sessions, Verifier
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds.assets import AssetFeed
-from bls_agent.ops.web.feeds.changes import Journal, Webhook
+from bls_agent.ops.web.feeds.changes import KEPT, Journal, Webhook
 from bls_agent.ops.web.feeds.crawl import CrawlFeed
 from bls_agent.ops.web.feeds.fleet import FleetFeed
+from bls_agent.ops.web.feeds.kept_changes import KeptChanges
 from bls_agent.ops.web.feeds.logs import LogFeeds
 from bls_agent.ops.web.feeds.runs import RunFeed
 from bls_agent.ops.web.feeds.watch import SharedWatch
@@ -78,7 +79,10 @@ class WebState:
                 load_texts("web", config.language or "en"),
             )
         listeners = [] if self.webhook is None else [self.webhook.put]
-        self.journal = Journal(self.fleet, listeners)
+        self.kept: KeptChanges | None = None
+        if config.keep_changes:
+            self.kept = KeptChanges(redis, self.counts, KEPT)
+        self.journal = Journal(self.fleet, listeners, self.kept)
         self.manuals = HelpCache()
         self.sessions = Sessions(
             most=limits.sessions,

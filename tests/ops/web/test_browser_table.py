@@ -106,7 +106,7 @@ def test_the_table_is_sorted_grouped_and_live(  # noqa: PLR0915 - one story
         fleet["order-10"].log(record("新的错误", "error"))
         names_are("order-2", "order-10", "order-1")
         looked.wait(
-            "[...document.querySelectorAll('.entry .last bdi')].some((one) => one.textContent === '新的错误')"
+            "() => [...document.querySelectorAll('.entry .last bdi')].some((one) => one.textContent === '新的错误')"
         )
         looked.open("/")
         names_are(

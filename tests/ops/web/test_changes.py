@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from bls_agent.ops.cli import main
 from bls_agent.ops.fleet import Condition, ProjectView
 from bls_agent.ops.web.app import ConsoleApp, create_app
 from bls_agent.ops.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
-from bls_agent.ops.web.feeds import changes
+from bls_agent.ops.web.feeds import changes, kept_changes
 from bls_agent.ops.web.feeds.changes import Journal, StatusChange, Webhook
 from tests.harness import eventually
 from tests.ops.web.serving import asking, console_of
@@ -119,6 +120,129 @@ def test_the_journal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         noted._record(f"p{number}", None, view)
     assert [one.number for one in noted.changes("", 0, 10)] == [3, 4, 5]
     assert (noted.forgotten, len(told)) == (2, 5)
+
+
+def test_changes_are_filtered_and_paged() -> None:
+    """By project, new state, and a text in name or reason; older ones page by page."""
+    fleet: Any = None
+    noted = Journal(fleet, [])
+    for number in range(6):
+        status = Status.FAULT if number % 2 else Status.ONLINE
+        reason = f"Database {number}" if number % 2 else ""
+        view: Any = ProjectView(project=f"订单{number}", status=status, reason=reason)
+        noted._record(f"订单{number}", None, view)
+
+    def ids(
+        project: str = "", after: int = 0, limit: int = 9, **more: Any
+    ) -> list[int]:
+        return [one.number for one in noted.changes(project, after, limit, **more)]
+
+    assert ids() == [1, 2, 3, 4, 5, 6]
+    assert ids("订单2") == [3]
+    assert ids(kind="fault") == [2, 4, 6]
+    assert ids(text="database") == [2, 4, 6]
+    assert ids(text="订单4", kind="fault") == []
+    assert ids(limit=2) == [5, 6]
+    assert ids(limit=2, before=5) == [3, 4]
+    assert ids(before=5, kind="online") == [1, 3]
+    assert ids(after=4, text="DATABASE 5") == [6]
+
+
+def test_kept_changes_of_several_consoles() -> None:
+    """Each change once, whoever wrote it; what is no change is left out."""
+    first, second = (
+        StatusChange(
+            number=9, project="订单\udcff", before=before, after=after, reason="为何", at=1.5
+        )
+        for before, after in (
+            (None, Condition.ONLINE),
+            (Condition.ONLINE, Condition.FAULT),
+        )
+    )  # fmt: skip
+    outage = StatusChange(
+        number=9, project="", before=None, after=None, since=1.0, at=2.0
+    )
+    entries = [first, first, second, outage, outage, second, first]
+    written = [one.to_fields() for one in entries]
+    written.insert(1, {b"project": b"x"})
+    written.insert(2, {**first.to_fields(), b"to": b"nonsense"})
+    found = changes.read_kept(written)
+    assert [one.number for one in found] == [1, 2, 3, 4, 5]
+    assert found[0] == replace(first, number=1)
+    assert found[2] == replace(outage, number=3)
+    after = [one.after for one in found]
+    assert after == ["online", "fault", None, None, "online"]
+
+
+async def test_changes_survive_a_restart_of_the_console(
+    own_server: DevServer, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If they are kept; what happened in between is the first change of the new one."""
+    monkeypatch.setattr(kept_changes, "PAGE", 2)
+    key, stream = f"{project}_项目状态", "bls_agent:console:changes"
+    async with Redis.from_url(own_server.url) as redis:
+        await redis.set(key, "在线")
+
+        async def turned(client: httpx.AsyncClient, number: int) -> list[Any]:
+            found: list[Any] = []
+
+            async def enough() -> bool:
+                found[:] = (await client.get("/api/changes")).json()["changes"]
+                return len(found) >= number
+
+            await eventually(enough)
+            return [(one["id"], one["from"], one["to"]) for one in found]
+
+        async with console_of(own_server.url, keep_changes=True) as client:
+            await eventually(lambda: _card_is(client, project, "online"))
+            for number, status in enumerate(("故障", "报错", "离线"), 1):
+                await redis.set(key, status)
+                await turned(client, number)
+            await eventually(lambda: _length_is(redis, stream, 3))
+        await redis.set(key, "在线")
+        async with console_of(own_server.url, keep_changes=True) as client:
+            assert await turned(client, 4) == [
+                (1, "online", "fault"), (2, "fault", "error"),
+                (3, "error", "offline"), (4, "offline", "online"),
+            ]  # fmt: skip
+            page = (await client.get("/api/changes?limit=2")).json()
+            assert [one["id"] for one in page["changes"]] == [3, 4]
+            assert page["before"] == 3
+            page = (await client.get("/api/changes?limit=2&before=3")).json()
+            assert [one["id"] for one in page["changes"]] == [1, 2]
+            assert page["before"] is None
+            for wrong in ("kind=x", "before=x"):
+                assert (await client.get(f"/api/changes?{wrong}")).status_code == 400
+            await eventually(lambda: _length_is(redis, stream, 4))
+        before = await redis.keys("*")
+        async with console_of(own_server.url) as client:
+            await eventually(lambda: _card_is(client, project, "online"))
+            await redis.set(key, "故障")
+            assert await turned(client, 1) == [(1, "online", "fault")]
+        assert sorted(await redis.keys("*")) == sorted(before)
+        assert await redis.xlen(stream) == 4
+
+
+async def _length_is(redis: Redis, stream: str, length: int) -> bool:
+    return bool(await redis.xlen(stream) == length)
+
+
+async def test_changes_that_cannot_be_kept(
+    own_server: DevServer, project: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A key of another type is said once, and the console goes on without it."""
+    async with Redis.from_url(own_server.url) as redis:
+        await redis.set("bls_agent:console:changes", "x")
+        await redis.set(f"{project}_项目状态", "在线")
+        async with console_of(own_server.url, keep_changes=True) as client:
+            await eventually(lambda: _card_is(client, project, "online"))
+            await redis.set(f"{project}_项目状态", "故障")
+            await eventually(lambda: "are not kept in" in caplog.text)
+            (change,) = (await client.get("/api/changes")).json()["changes"]
+            assert change["to"] == "fault"
+            assert "cannot be read from bls_agent:console:changes" in caplog.text
+            await redis.delete("bls_agent:console:changes")
+            await eventually(lambda: _length_is(redis, "bls_agent:console:changes", 1))
 
 
 async def a_fleet(server: DevServer) -> list[str]:

@@ -11,7 +11,7 @@ from bls_agent.assets import AssetLibrary
 from bls_agent.core.acl import console_acl_rules
 from bls_agent.devserver import DevServer
 from tests.assets.test_library import prompt
-from tests.harness import PASSWORD, execute, needs_selectors
+from tests.harness import PASSWORD, eventually, execute, needs_selectors
 from tests.ops.cli.test_acl import leave_a_failure
 from tests.ops.web.serving import OWN, console_of
 
@@ -45,7 +45,7 @@ async def test_the_printed_rights_are_enough(
     await admin.hset(f"{place}:inflight", f"{place}:inflight:a", "1")
     await give(admin, console_acl_rules())
     name = quote(project)
-    async with console_of(url_of(own_server)) as client:
+    async with console_of(url_of(own_server), keep_changes=True) as client:
         for path in (
             "/",
             f"/projects/{name}",
@@ -82,7 +82,13 @@ async def test_the_printed_rights_are_enough(
             form = {"id": str(number)}
             sent = await client.post(path, data=form, headers={"origin": OWN})
             assert ": 1<" in sent.text
+        await admin.set(f"{project}_项目状态", "故障")
+        await eventually(lambda: _is_kept(admin))
     assert await execute(admin, "ACL", "LOG") == []
+
+
+async def _is_kept(admin: Redis) -> bool:
+    return bool(await admin.exists("bls_agent:console:changes"))
 
 
 @needs_selectors

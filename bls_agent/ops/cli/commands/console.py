@@ -41,6 +41,7 @@ def console(
     private_key: Annotated[Path | None, Option(metavar="FILE")] = None,
     title: Annotated[str, Option(metavar="TEXT")] = "",
     webhook: Annotated[str | None, Option(metavar="URL")] = None,
+    keep_changes: bool = False,
 ) -> Exit:
     """Serve the console until SIGINT or SIGTERM."""
     with interrupts_end_the_process():
@@ -64,6 +65,7 @@ def console(
         private_key=private_key,
         title=title,
         webhook=None if webhook is None else WebhookTarget(webhook, secret),
+        keep_changes=keep_changes,
         language=_wanted_language(),
     )
     _log_to_stderr()

@@ -10,18 +10,19 @@ from __future__ import annotations
 import base64
 import hmac
 import logging
+import math
 import secrets
 import socket
 import ssl
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection, HTTPSConnection
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import anyio
@@ -31,6 +32,7 @@ import bls_agent
 from bls_agent.connection.reconnect import Reminders
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import JSONObject, encode, format_timestamp
+from bls_agent.core.keys import encode_key
 from bls_agent.ops.fleet import Condition, ProjectView
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
@@ -41,7 +43,10 @@ from bls_agent.ops.web.feeds.watch import clock
 from bls_agent.ops.web.requests import project_path, show_name
 from bls_agent.ops.web.rights import EVERY_ROLE, Grants
 
-KEPT: Final = 1_000  # changes
+if TYPE_CHECKING:
+    from bls_agent.ops.web.feeds.kept_changes import KeptChanges
+
+KEPT: Final = 5_000  # changes
 TICK: Final = 1.0  # seconds between two checks while nothing happens
 MISSING_FOR: Final = (
     5.0  # seconds for which a status is missing before this counts as a change
@@ -89,9 +94,56 @@ class StatusChange:
             "timestamp": format_timestamp(self.at),
         }
 
+    def to_fields(self) -> dict[bytes, bytes]:
+        """Write the fields of an entry in the stream of kept changes."""
+        return {
+            b"project": encode_key(self.project),
+            b"from": self.before.value.encode() if self.before else b"",
+            b"to": self.after.value.encode() if self.after else b"",
+            b"reason": self.reason.encode("utf-8", "surrogatepass"),
+            b"since": b"" if self.since is None else b"%.3f" % self.since,
+            b"at": b"%.3f" % self.at,
+        }
+
+
+def read_kept(entries: Iterable[Mapping[bytes, bytes]]) -> list[StatusChange]:
+    """Read kept changes, oldest first, and number them from 1.
+
+    Several consoles may write the stream, and each writes what it has seen. A change to
+    the status that the project has already is therefore dropped, as is an entry that
+    cannot be read.
+    """
+    known: dict[str, Condition] = {}
+    found: list[StatusChange] = []
+    for fields in entries:
+        try:
+            change = StatusChange(
+                number=len(found) + 1,
+                project=fields[b"project"].decode("utf-8", "surrogateescape"),
+                before=_condition(fields[b"from"]),
+                after=_condition(fields[b"to"]),
+                reason=fields[b"reason"].decode("utf-8", "surrogatepass"),
+                since=float(fields[b"since"]) if fields.get(b"since") else None,
+                at=float(fields[b"at"]),
+            )
+        except (KeyError, ValueError):
+            continue
+        if change.after is None or known.get(change.project) is not change.after:
+            found.append(change)
+        if change.after is not None:
+            known[change.project] = change.after
+    return found
+
+
+def _condition(value: bytes) -> Condition | None:
+    return Condition(value.decode()) if value else None
+
 
 class Journal:
     """Records the changes of all statuses while the console runs.
+
+    With ``kept``, it begins with the changes that earlier consoles have kept, and a
+    status that has changed since then is a change.
 
     During an outage of Redis nothing is recorded, and at its end from when to when the
     statuses were unknown. For some time afterwards no status
@@ -103,9 +155,11 @@ class Journal:
         self,
         fleet: FleetFeed,
         listeners: Sequence[Callable[[StatusChange], None]],
+        kept: KeptChanges | None = None,
     ) -> None:
         self._fleet = fleet
         self._listeners = listeners
+        self._kept = kept
         self._known: dict[str, Condition] = {}
         # Project → whether its status is absent, and when this change will be recorded.
         self._doubtful: dict[str, tuple[bool, float]] = {}
@@ -125,21 +179,32 @@ class Journal:
         after: int,
         limit: int,
         grants: Grants = EVERY_ROLE,
+        *,
+        before: float = math.inf,
+        kind: str = "",
+        text: str = "",
     ) -> list[StatusChange]:
-        """Return the newest changes after a number; project ``""`` means every one.
+        """Return the newest changes between two numbers, oldest first.
 
-        Outages concern each project, and every user.
+        ``""`` means every project, every kind (the value of the new condition), and no
+        text that the project's name or the reason has to contain, in any case. Outages
+        concern each project, and every user.
         """
-        found = [
-            change
-            for change in self._changes
-            if change.number > after
-            and (not change.project or project in {"", change.project})
-            and (not change.project or grants.sees(change.project))
-        ]
-        return found[-limit:]
+        found: list[StatusChange] = []
+        for change in reversed(self._changes):
+            if change.number <= after or len(found) == limit:
+                break
+            name, to = change.project, change.after.value if change.after else ""
+            wanted = not name or (project in {"", name} and grants.sees(name))
+            sought = f"{name}\n{change.reason}".casefold() if text else ""
+            wanted = wanted and kind in {"", to} and text.casefold() in sought
+            if wanted and change.number < before:
+                found.append(change)
+        return found[::-1]
 
     async def run(self) -> None:
+        if self._kept is not None:
+            self.restore(read_kept(await self._kept.load()))
         place = 0
         with self._fleet.wanted():
             while not self._fleet.closed:
@@ -149,6 +214,11 @@ class Journal:
                     self.check(anyio.current_time())
                 except Exception:  # the console runs on; its log has the cause
                     logger.exception("the journal of status changes missed a look")
+
+    def restore(self, changes: Sequence[StatusChange]) -> None:
+        self._changes.extend(changes)
+        self._count = len(changes)
+        self._known = {one.project: one.after for one in changes if one.after}
 
     def check(self, now: float) -> None:
         if self._fleet.unavailable is not None:
@@ -219,6 +289,8 @@ class Journal:
         self._count += 1
         change = StatusChange(number=self._count, project=project, at=at, **about)
         self._changes.append(change)
+        if self._kept is not None:
+            self._kept.put(change.to_fields())
         return change
 
 
