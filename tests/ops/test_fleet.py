@@ -341,20 +341,6 @@ async def test_projects_come_and_go(
     assert sorted(gone) == sorted(names)
 
 
-async def test_many_that_vanish_are_not_all_remembered(
-    watching: Watching, admin: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of those of which nothing is left the last few are kept, however many there were."""
-    monkeypatch.setattr("bls_agent.ops.fleet.fleet.EMPTY", 10)
-    for turn in range(4):
-        names = [f"短命{turn}_{number}" for number in range(200)]
-        await admin.mset({f"{name}_项目状态": "在线" for name in names})
-        await watching.until(lambda: set(names) <= set(watching.views))  # noqa: B023 - at once
-        await admin.delete(*[f"{name}_项目状态" for name in names])
-        await watching.until(lambda: len(watching.views) == 10)
-        assert set(watching.views) <= set(names)
-
-
 async def test_several_watch_one_fleet(own_server: DevServer, admin: Redis) -> None:
     """Each is told everything; a look in between takes nothing from them."""
     await admin.set("仓库_项目状态", "在线")

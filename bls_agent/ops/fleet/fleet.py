@@ -26,6 +26,7 @@ from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.settings import check_seconds
 from bls_agent.ops.fleet.project_state import (
     FleetChange,
+    Held,
     Moment,
     ProjectState,
     ProjectView,
@@ -33,7 +34,6 @@ from bls_agent.ops.fleet.project_state import (
 
 LISTS: Final = 1.0  # seconds between two reads of queues and logs
 SEARCH: Final = 2.0  # seconds between the starts of two searches for new names
-EMPTY: Final = 1_000  # largest number of projects without keys that are remembered
 CLOSE: Final = 1.0  # most seconds that closing waits for a running read
 STEPS: Final = 25  # steps of a search in one turn; a step covers about 1,000 keys
 TEMPLATES: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
@@ -224,15 +224,10 @@ class Fleet:
 
     def _let_go(self, now: float) -> None:
         """Shift the counts to the time ``now``; forget projects that have long no keys."""
-        projects = self._projects
-        empty: list[tuple[float, str]] = []
-        for project, state in projects.items():
+        for project, state in list(self._projects.items()):
             state.log.activity.turn(now)
-            if state.empty_since is not None:
-                empty.append((state.empty_since, project))
-        for count, (_, project) in enumerate(sorted(empty, reverse=True)):
-            if count >= EMPTY or projects[project].is_forgotten(now):
-                del projects[project]
+            if state.is_forgotten(now):
+                del self._projects[project]
 
     async def _set_clock(self) -> None:
         """Compare the server's clock with the loop's; use ours if TIME is refused."""
@@ -372,10 +367,9 @@ def _record_status(
         if isinstance(reply, RedisUnavailableError) and reply.kind == FORBIDDEN:
             return reply
     text, left = _readable(value), _readable(left)
-    exists = left != NO_KEY
+    held = Held.OTHER_TYPE if text is None else text
     ttl = None if left < 0 else left / 1000
-    wrong = exists and text is None
-    state.record_status(text if exists else None, ttl, at, wrong=wrong)
+    state.record_status(Held.NOTHING if left == NO_KEY else held, ttl, at)
     return None
 
 

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
 from bls_agent.core.codec import JSONObject, cut_text
@@ -26,7 +26,6 @@ KEPT: Final = 55.0  # seconds for which a project without keys is remembered
 SHOWN: Final = 4_096  # largest number of bytes of a record that is kept whole
 SHOWN_TEXT: Final = 1_000  # bytes that are kept of the message of a longer record
 BAD: Final = (Status.FAULT.value.encode(), Status.ERROR.value.encode())
-WRONG: Final = "WRONGTYPE"
 LONGEST_PAUSE: Final = 15.0  # most seconds between two reads of a long record
 SUGGESTED: Final = float(PROJECT_STATUS.ttl or 0)
 CLOSE: Final = 1.0  # seconds between two reads within which a refresh is dated exactly
@@ -197,22 +196,15 @@ class ProjectState:
     @property
     def mark(self) -> tuple[object, ...]:
         """The contents of the view, without values that change only with time."""
-        return (
-            self._presence,
-            self._queue,
-            self._intake,
-            *self.status.mark,
-            *self.log.mark,
-        )
+        own = self._presence, self._queue, self._intake
+        return *own, *self.status.mark, *self.log.mark
 
-    def record_status(
-        self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool = False
-    ) -> None:
-        """Record the beginning and TTL of the status key; ``wrong`` if it is no string."""
-        before = self._presence
-        self.status.record(value, ttl, at, wrong=wrong)
+    def record_status(self, value: bytes | Held, ttl: float | None, at: Moment) -> None:
+        """Record the beginning and TTL of the status key."""
+        before = self._presence, self.status.value
+        self.status.record(value, ttl, at)
         self._was_seen |= self.status.exists
-        if self._presence is not before:
+        if (self._presence, value) != before:
             self.status.record_change(at)
 
     @property
@@ -270,41 +262,40 @@ class ProjectState:
         )
 
 
+class Held(Enum):
+    """What a status key holds if that is no string."""
+
+    NOTHING = ""
+    OTHER_TYPE = "WRONGTYPE"
+
+
 class StatusState:
     """The state of one status key, updated with each read."""
 
     def __init__(self, at: Moment) -> None:
-        self.exists = False
-        self.looks = 0
+        self.value: bytes | Held | None = None  # None before the first read
         self.changed_at = at.unix
         self.freshness = Freshness()
-        self._value: bytes | None = None
-        self._wrong = False  # whether the key is no string
-        self._shown_written: float | None = (
-            None  # when the status was written, by the age that was last reported
-        )
+        # When the status was written, by the age that was last reported.
+        self._shown_written: float | None = None
         self._reason = ("", "")  # the process that reported the reason, and the text
 
     @property
     def mark(self) -> tuple[object, ...]:
         """The view's values about the status, except those that change only with time."""
-        age = self.freshness.exact, self._shown_written
-        return self._value, self._wrong, self._reason, *age
+        return self.value, self._reason, self.freshness.exact, self._shown_written
+
+    @property
+    def exists(self) -> bool:
+        return self.value not in (None, Held.NOTHING)
 
     @property
     def reason(self) -> str:
-        return self._reason[1] if self._value in BAD else ""
+        return self._reason[1] if self.value in BAD else ""
 
-    def record(
-        self, value: bytes | None, ttl: float | None, at: Moment, *, wrong: bool
-    ) -> None:
-        before = self._value, self._wrong
-        self.looks += 1
-        self.exists = value is not None or wrong
-        self._value, self._wrong = value, wrong
+    def record(self, value: bytes | Held, ttl: float | None, at: Moment) -> None:
+        self.value = value
         self.freshness.record(ttl if self.exists else None, at.now)
-        if (value, wrong) != before:
-            self.record_change(at)
         age = self.freshness.age(at.now)
         written, shown = None if age is None else at.now - age, self._shown_written
         # Otherwise a reader that lets the last age grow is wrong by at most DRIFT.
@@ -312,10 +303,9 @@ class StatusState:
             self._shown_written = written
 
     def record_change(self, at: Moment) -> None:
-        if self.looks > 1:
-            self.changed_at = at.unix
-            if self._value not in BAD:
-                self._reason = ("", "")
+        self.changed_at = at.unix
+        if self.value not in BAD:
+            self._reason = ("", "")
 
     def record_reason(self, entry: LogEntry) -> None:
         """Record why the status is bad; only the process that reported it can clear it."""
@@ -324,14 +314,12 @@ class StatusState:
             self._reason = (entry.instance, cut_text(reason, SHOWN_TEXT))
 
     def read(self) -> tuple[Status | None, str]:
-        if self._wrong:
-            return None, WRONG
-        if self._value is None:
-            return None, ""
+        if not isinstance(self.value, bytes):
+            return None, self.value.value if self.value else ""
         try:
-            return Status.decode(self._value), ""
+            return Status.decode(self.value), ""
         except DecodeError:
-            return None, self._value.decode("utf-8", "backslashreplace")
+            return None, self.value.decode("utf-8", "backslashreplace")
 
 
 class LogState:
@@ -405,9 +393,8 @@ class LogState:
             self.error, self.error_at = _brief(errors[-1], 0), _unix_of(errors[-1], at)
         elif len(entries) >= length:
             self.error = self.error_at = None  # these are all records of the list
-        oldest = self._count(
-            entries, at, -math.inf if news.first else self._looked_before
-        )
+        since = -math.inf if news.first else self._looked_before
+        oldest = self._count(entries, at, since)
         if not news.complete:
             activity.missed_at = at.now
         if news.first:

@@ -13,6 +13,7 @@ from bls_agent.ops.fleet.log_tail import MOST
 from bls_agent.ops.fleet.project_state import (
     Activity,
     Freshness,
+    Held,
     Moment,
     ProjectState,
 )
@@ -44,7 +45,8 @@ class Watched:
         self, now: float, value: bytes | None = None, ttl: float | None = None
     ) -> ProjectView:
         """Take one look, as the reader does, and say how it is."""
-        self.track.record_status(value, ttl, at(now))
+        held = Held.NOTHING if value is None else value
+        self.track.record_status(held, ttl, at(now))
         log = self.track.log
         looked = log.is_due(now)
         last = self.items[-1] if self.items and looked else None
@@ -94,7 +96,7 @@ def test_what_a_status_key_holds(
 def test_keys_of_other_types() -> None:
     """A status that is no string, lists that are none: told, and no fault."""
     track = ProjectState("x", at(0.0))
-    track.record_status(None, None, at(0.0), wrong=True)
+    track.record_status(Held.OTHER_TYPE, None, at(0.0))
     track.record_lengths(None, None, 0.0)
     assert track.log.record_newest(None, at(0.0), 1_000) == 0
     view = track.view(at(0.0))
