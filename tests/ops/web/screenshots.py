@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,9 @@ from redis.asyncio import Redis as RedisClient
 from bls_agent import ProjectAgent
 from bls_agent.assets import AssetLibrary, AssetManifest, SyncReport
 from bls_agent.assets.library import REPORT, STATE
+from bls_agent.core.codec import format_timestamp
 from bls_agent.core.errors import ManifestFault
+from bls_agent.core.keys import DEAD_LETTERS, place_beside
 from bls_agent.crawl import RedisKeyManager
 from bls_agent.devserver import DevServer
 from bls_agent.ops.web.config import WebConfig
@@ -278,6 +281,44 @@ def write_workers(redis: Redis) -> None:
     redis.set("ginkgo:heartbeat:4711", b"ok", ex=30)
 
 
+# The twelve projects of the first hour in docs/console.md; the three that are ill follow.
+WELL = (
+    "订单系统", "推荐引擎", "搜索服务", "用户中心", "物流追踪", "客服机器人", "数据仓库",
+    "行情接入", "清算中心",
+)  # fmt: skip
+GONE, REFUSED, DEADLY = "库存同步", "支付网关", "风控引擎"
+REFUSAL = "health check '数据库': ConnectionRefusedError: 10.0.0.9:5432 拒绝连接"
+
+
+def write_first_hour(redis: Redis) -> None:
+    """Write twelve projects: a failed check, a killed process, a deadly command."""
+    for number, name in enumerate((*WELL, GONE, REFUSED, DEADLY)):
+        steps = (290 - n * (7 + number % 4) for n in range(22))
+        Foreign(redis, name).log(*(record(STEPS[0], "info", ago) for ago in steps))
+    Foreign(redis, GONE).log(record("内存不足", "error", 23, rss_mb=3_970))
+    redis.rpush(f"{GONE}_控制", orjson.dumps({"id": "cmd-1", "command": "reload"}))
+    failures = (record("支付失败：数据库不可用", "error", ago) for ago in (50, 31, 12))
+    trouble = record(REFUSAL, "error", 65, statusReason=REFUSAL)
+    Foreign(redis, REFUSED).log(trouble, *failures)
+    sent = format_timestamp(time.time() - 95)
+    letter = {
+        "id": "cmd-1768474853841-e8b511", "timestamp": sent, "source": "值班",
+        "command": "导入", "args": {"file": "2026-01-14.csv"},
+    }  # fmt: skip
+    place = place_beside(f"{DEADLY}_控制")
+    redis.rpush(DEAD_LETTERS.locate(place=place), orjson.dumps(letter))
+    dead = "command '导入' dead lettered: it was handed out 3 times without an end"
+    failed = "command '重算' failed: ValueError: 没有 2026-01-14 的行情"
+    Foreign(redis, DEADLY).log(record(failed, "error", 60), record(dead, "error", 41))
+
+
+def write_first_statuses(redis: Redis) -> None:
+    """Write the statuses of the twelve again, just before a picture is taken."""
+    for number, name in enumerate((*WELL, DEADLY)):
+        Foreign(redis, name).status("在线", 52 + number % 8)
+    Foreign(redis, REFUSED).status("故障", 58)
+
+
 @contextmanager
 def order_system(url: str, redis: Redis) -> Iterator[ProjectAgent]:
     """Run the one real agent, with a log behind it."""
@@ -393,6 +434,12 @@ def show_narrow_project(looked: Watched) -> None:
     ask(looked)
 
 
+def show_letters(looked: Watched) -> None:
+    """Open the project with a dead letter."""
+    looked.open_project(DEADLY)
+    looked.page.locator("#queue, .lists").first.wait_for()
+
+
 def show_run(looked: Watched) -> None:
     """Open a run, with one event unfolded."""
     looked.open("/runs/42")
@@ -414,7 +461,29 @@ PICTURES: list[Picture] = [
     ("console-assets-zh.png", page_at("/assets"), "zh", "light", (1280, 600)),
     ("console-queues-zh.png", page_at("/crawl"), "zh", "light", (1280, 420)),
     ("console-run-en.png", show_run, "en", "light", (1280, 800)),
+    ("console-table-en.png", page_at("/?view=table"), "en", "light", (1280, 700)),
 ]
+FIRST_HOUR: list[Picture] = [
+    ("console-first-hour-zh.png", page_at("/"), "zh", "light", (1280, 500)),
+    ("console-dead-letters-en.png", show_letters, "en", "light", (1280, 720)),
+]
+
+
+def take(
+    browser: Any, url: str, pictures: Sequence[Picture], refresh: Callable[[], None]
+) -> None:
+    """Take pictures of one console; ``refresh`` writes what expires."""
+    for name, show, language, scheme, size in pictures:
+        with looking(
+            browser, url, language=language, scheme=scheme, size=size
+        ) as looked:
+            refresh()
+            show(looked)
+            looked.page.wait_for_timeout(QUIET)
+            path = IMAGES / name
+            path.write_bytes(shrink(looked.page.screenshot()))
+            assert path.stat().st_size < LARGEST, name
+            print(path, path.stat().st_size)  # noqa: T201 - a program
 
 
 def main() -> None:
@@ -430,18 +499,21 @@ def main() -> None:
         redis.set(owner, "writer", ex=3_600)
         console = served(WebConfig(redis=server.url, port=0, title="生产"))
         with order_system(server.url, redis), console as site, a_browser() as browser:
-            for name, show, language, scheme, size in PICTURES:
-                with looking(
-                    browser, site.url, language=language, scheme=scheme, size=size
-                ) as looked:
-                    write_statuses(redis)
-                    write_workers(redis)
-                    show(looked)
-                    looked.page.wait_for_timeout(QUIET)
-                    path = IMAGES / name
-                    path.write_bytes(shrink(looked.page.screenshot()))
-                    assert path.stat().st_size < LARGEST, name
-                    print(path, path.stat().st_size)  # noqa: T201 - a program
+
+            def refresh() -> None:
+                write_statuses(redis)
+                write_workers(redis)
+
+            take(browser, site.url, PICTURES, refresh)
+        url = f"{server.url.removesuffix('/0')}/1"
+        console = served(WebConfig(redis=url, port=0, title="生产"))
+        with Redis.from_url(url, protocol=2) as other, a_browser() as browser:
+            write_first_hour(other)
+            write_first_statuses(other)
+            with console as site:
+                take(
+                    browser, site.url, FIRST_HOUR, partial(write_first_statuses, other)
+                )
 
 
 if __name__ == "__main__":
