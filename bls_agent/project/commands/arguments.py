@@ -107,7 +107,7 @@ def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Che
 def _compile(
     annotation: Any, where: str, around: _Around = MappingProxyType({})
 ) -> Check:
-    """Compile an annotation; ``around`` are the dataclasses whose field it is."""
+    """Compile an annotation; ``around`` are the dataclasses that contain it."""
     check = _class(annotation, where, around) or _generic(annotation, where, around)
     if check is not None:
         return check

@@ -118,7 +118,7 @@ class Dispatcher:
         self._announce_change()
 
     def run_aside(self, message: Message) -> anyio.Event:
-        """Run a message at once, in a task of its own; return the event of its end."""
+        """Run a message at once in its own task; return the event set at its end."""
         ended = anyio.Event()
 
         async def run() -> None:

@@ -46,7 +46,7 @@ REASON_LIMIT: Final = 1_000  # bytes
 
 
 class BuiltinSearch:
-    """Finds built-in commands in a list, and takes them out of it."""
+    """Finds and takes built-in commands in a list whose other commands must stay."""
 
     def __init__(
         self,
@@ -62,9 +62,10 @@ class BuiltinSearch:
         self._look_at = self._look_through_at = float("-inf")
 
     async def find(self) -> Sequence[bytes]:
-        """Return wanted commands, oldest first, of the end or of the whole list.
+        """Return built-in commands in the list, oldest first.
 
-        Raises RedisUnavailableError. After a refusal no command is found for 30 s.
+        Each call reads the end of the list, and now and then the whole list. Raises
+        RedisUnavailableError. After a refusal no command is found for 30 s.
         """
         if anyio.current_time() < self._look_at:
             return ()
@@ -86,7 +87,7 @@ class BuiltinSearch:
             if not whole or len(page) < PAGE:
                 break
         now = anyio.current_time()
-        rest = SHARE * (now - began)  # little traffic on a slow link or for a long list
+        rest = SHARE * (now - began)  # so that a long list or slow link is read seldom
         self._look_at = now + min(rest, LOOK_THROUGH)
         if whole:
             self._look_through_at = now + max(rest, LOOK_THROUGH)

@@ -179,7 +179,7 @@ async def read_backwards(
 
 
 def chosen_id(given: str | None, *, chooses_all: bool) -> str | None:
-    """Return the id of a method's caller; ``None`` if all commands are meant."""
+    """Return the id that a caller has given; ``None`` if all commands are meant."""
     if (given is not None) == chooses_all:
         raise ConfigurationError("id", given, "an id, or all=True", "Pass one of them.")
     return given
