@@ -357,7 +357,7 @@ async def test_the_refusal_names_role_and_project(
         assert told["error"] == f"this needs the role operator for the project {OURS}"
         cookie = await cookie_of(app, "外包")
         _, page = await ask(app, "GET", "/workers?lang=zh", cookie=cookie)
-        assert "您的用户需要全部项目的角色 viewer。" in page
+        assert "您的用户缺少角色 viewer（全部项目）。" in page
 
 
 def test_roles_in_the_file() -> None:
