@@ -343,7 +343,7 @@ async def test_each_right_missing_in_turn(
         agent = ProjectAgent(name, redis=url, mode=mode, prefetch=4, replicas=replicas)
         results[name] = History()
         results[name].attach(agent)
-        patience = 1.0 if right.essential else 5.0  # what never comes, and what does
+        patience = 1.0 if right.essential else 20.0  # what never comes, and what does
         await use_everything(agent, admin, name, results[name], patience=patience)
         assert not agent.stats().faults
 
