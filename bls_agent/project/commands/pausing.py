@@ -305,14 +305,14 @@ def pausing_handlers(
         raise Reject(reason)
 
     async def pause(reason: str = "", instance: str = "") -> JSONObject:
-        """Take no more commands, except built-in ones, until ``resume``."""
+        """Take no more commands, except built-in ones, until the command resume."""
         switch = find(instance)
         await switch.check_rights()
         await switch.pause(reason)
         return switch.describe()
 
     async def resume(instance: str = "") -> JSONObject:
-        """Take commands again, after ``pause`` or ``drain``."""
+        """Take commands again, after pause or drain."""
         switch = find(instance)
         switch.resume()
         return switch.describe()

@@ -39,11 +39,12 @@ function drawSpark(rates) {
 }
 
 // Write which processes take no commands, since when and why; since is as above.
-function sayIntake({ intake }, since) {
-  return intake.map(({ instance, state, age, inHand, reason }) => {
+function sayIntakes({ intake }, since) {
+  const lines = intake.map(({ instance, state, age, inHand, reason }) => {
     const what = say("intake", { state: say(`intake_${state}`), age: sayAge(age + since), count: inHand });
     return [what, reason, intake.length > 1 ? instance : ""].filter(Boolean).join(" · ");
-  }).join("\n");
+  });
+  return lines.join("\n");
 }
 
 // The card of one project; the key is the project's path, the state is the kind.
@@ -56,6 +57,7 @@ export class Card extends StateCard {
     this.age = find(".age");
     this.odd = find(".odd");
     this.intake = find(".intake");
+    this.intakes = find(".intakes"); // null in a row
     this.queue = find(".queue > :last-child");
     this.errors = find(".errors > :last-child");
     this.rate = find(".rate > :last-child");
@@ -105,6 +107,8 @@ export class Card extends StateCard {
     element.toggleAttribute("data-errs", told.errors > 0);
     setText(this.odd, told.odd || told.reason);
     this.odd.title = told.reason;
+    const states = [...new Set(told.intake.map(({ state }) => say(`intake_${state}`)))];
+    setText(this.intake, states.join(", "));
     setText(this.queue, told.queue === null ? say("wrong_type") : String(told.queue));
     const about = told.atLeast ? "≥ " : "";
     setText(this.errors, about + told.errors);
@@ -121,7 +125,9 @@ export class Card extends StateCard {
     if (!this.told) return;
     const since = (performance.now() - this.at) / 1000;
     setText(this.age, sayFreshness(this.told, since));
-    setText(this.intake, sayIntake(this.told, since));
+    const intakes = sayIntakes(this.told, since);
+    this.intake.title = intakes;
+    if (this.intakes) setText(this.intakes, intakes);
     const error = this.told.error_age === null ? null : this.told.error_age + since;
     setText(this.ago, error === null ? "" : sayAge(error));
     this.ago.parentElement.toggleAttribute("data-old", error > OLD);
