@@ -358,9 +358,8 @@ class ProjectAgent:
     async def pause(self, reason: str = "") -> None:
         """Take no more commands until :meth:`resume`; return when this is so.
 
-        Commands that were not started go back to the queue; running handlers go on. The
-        built-in commands are still taken, also ``resume``. A pause outlasts an outage
-        of Redis, and ends when the agent is closed. The status does not change.
+        Commands that were not started go back to the queue; running handlers go on, and
+        built-in commands are taken. A pause ends when the agent is closed.
 
         Args:
             reason: The reason, in one sentence. It is logged, and consoles show it.
@@ -372,19 +371,14 @@ class ProjectAgent:
         await session.call(partial(session.switch.pause, reason))
 
     def resume(self) -> None:
-        """Take commands again; from any thread, without waiting.
-
-        Raises:
-            ConfigurationError: The agent is not open.
-        """
+        """Take commands again; from any thread. Errors are those of :meth:`pause`."""
         session = self._require_session()
         session.call_in_loop(session.switch.resume)
 
     async def drain(self, reason: str = "") -> bool:
-        """Pause, and wait until every command that was taken has ended.
+        """Pause, and wait until every other command that was taken has ended.
 
-        The pause goes on afterwards. In a command handler, this method does not wait
-        for that handler. ``reason`` and errors are those of :meth:`pause`.
+        The pause goes on. ``reason`` and errors are those of :meth:`pause`.
 
         Returns:
             Whether the agent is empty; ``False`` if it was paused or resumed meanwhile.
@@ -439,7 +433,10 @@ class ProjectAgent:
         """Close the agent; an exception of the block is passed on unchanged."""
         from bls_agent.project.session import final_status  # noqa: PLC0415 - the module is loaded already
 
-        await self._close(final_status(error))
+        status = final_status(error)
+        if error is not None and status is Status.FAULT:
+            self._state.log_end(error)
+        await self._close(status)
 
     async def aclose(self) -> None:
         """Close the agent, from any task; do nothing if the agent is closed.

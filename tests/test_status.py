@@ -397,6 +397,26 @@ async def test_a_reason_is_logged_before_the_status(
     assert second["metadata"]["statusReason"] == ""
 
 
+async def test_the_exception_that_ends_the_service_is_the_reason(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """The last record has it without secrets; an end in order leaves none."""
+    with pytest.raises(ConnectionError):
+        async with ProjectAgent(project, redis=redis_url):
+            raise ConnectionError("no database, password=geheim")
+    (record,) = await records(redis, project)
+    reason = "ConnectionError: no database, password=[redacted]"
+    assert record["level"] == "error"
+    assert record["message"] == f"the service was ended by {reason}"
+    assert record["metadata"]["statusReason"] == reason
+    assert "test_status.py" in record["metadata"]["error"]["traceback"]
+    assert await status_of(redis, project) == "故障"
+    with pytest.raises(SystemExit):
+        async with ProjectAgent(project, redis=redis_url):
+            raise SystemExit(0)
+    assert len(await records(redis, project)) == 1
+
+
 async def test_a_status_without_a_reason_logs_nothing(
     redis_url: str, redis: Redis, project: str
 ) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from bls_agent.connection.after_fork import register
 from bls_agent.core.codec import cut_text
 from bls_agent.project.commands.router import Router
-from bls_agent.project.log.log import LogStream
+from bls_agent.project.log.log import LogStream, describe_error
 from bls_agent.project.messages import STATUS_REASON, Level, OutcomeKind, Status
 from bls_agent.project.status.health import (
     REASON_LIMIT,
@@ -68,6 +68,14 @@ class AgentState:
             text = f"the service reports {status.value}" + (reason and f": {reason}")
             metadata = {STATUS_REASON: after}
             self.stream.emit(level, text, metadata, is_alarm=True)
+
+    def log_end(self, error: BaseException) -> None:
+        """Log the exception that ends the service, the reason of the status 故障."""
+        fields = describe_error(error)
+        reason = cut_text(f"{fields['type']}: {fields['message']}", REASON_LIMIT)
+        metadata = {STATUS_REASON: reason, "error": fields}
+        text = f"the service was ended by {reason}"
+        self.stream.emit(Level.ERROR, text, metadata, is_alarm=True)
 
     def reset_after_fork(self) -> None:
         """In a forked child: drop the waiting records, which the parent writes."""

@@ -107,6 +107,12 @@ async def test_a_stalled_loop_is_a_fault_while_it_lasts(
     told = [r for r in await records(redis, project) if "stood still" in r["message"]]
     assert [r["level"] for r in told] == ["error"]
     assert told[0]["metadata"]["durationMs"] > 1_100
+    assert told[0]["metadata"]["statusReason"] == ""
+    (why,) = [
+        r for r in await records(redis, project) if "stands still" in r["message"]
+    ]
+    assert why["metadata"] == {"statusReason": "the event loop stands still"}
+    assert why["timestamp"] < told[0]["timestamp"]
     said = [r.getMessage() for r in caplog.records if "has not moved" in r.getMessage()]
     assert len(said) == 1
     assert "test_watchdog.py" in said[0]

@@ -308,9 +308,9 @@ class StatusState:
             self._reason = ("", "")
 
     def record_reason(self, entry: LogEntry) -> None:
-        """Record why the status is bad; only the process that reported it can clear it."""
-        reason = entry.metadata.get(STATUS_REASON)
-        if isinstance(reason, str) and (reason or entry.instance == self._reason[0]):
+        """Record why the status is bad; another process cannot clear it, if one is named."""
+        reason, known = entry.metadata.get(STATUS_REASON), ("", entry.instance)
+        if isinstance(reason, str) and (reason or self._reason[0] in known):
             self._reason = (entry.instance, cut_text(reason, SHOWN_TEXT))
 
     def read(self) -> tuple[Status | None, str]:

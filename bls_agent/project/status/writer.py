@@ -18,9 +18,10 @@ from bls_agent.core.errors import (
     RedisUnavailableError,
     WrongTypeError,
 )
-from bls_agent.core.keys import checked_reply
+from bls_agent.core.keys import PROJECT_CONSOLE, checked_reply
 from bls_agent.project.log.log import LogStream
-from bls_agent.project.messages import Level, Status
+from bls_agent.project.log.record import LogRecord
+from bls_agent.project.messages import STATUS_REASON, Level, Status
 from bls_agent.project.status.health import StatusAggregator, StatusCounts
 from bls_agent.project.status.replicas import ReplicaRegistry
 from bls_agent.runtime.tasks import ThreadSafeEvent
@@ -285,10 +286,12 @@ class StallStatusPublisher:
     From the detection of a stall until no write of this thread can arrive any more, a
     source of the status is 故障. So the loop, when it runs again, also writes 故障 until
     then. Before ``stall_after`` the loop's own status is refreshed if it would expire
-    earlier.
+    earlier. The reason is one log record of each stall, which has no id, because the
+    loop gives the ids.
     """
 
     SOURCE = "event loop"
+    REASON = "the event loop stands still"
 
     def __init__(
         self,
@@ -309,6 +312,8 @@ class StallStatusPublisher:
         self._stream = stream
         self.counts = counts
         self.name = project
+        self._console_key = PROJECT_CONSOLE.build(project=project)
+        self._is_explained = True  # whether the log has the reason of this stall
         self.connect = connect
         self._rewrite = rewrite
         self.stall_after = stall_after  # a loop blocked for so many seconds is stalled
@@ -317,12 +322,22 @@ class StallStatusPublisher:
         self.interval = ttl / 4
 
     def on_stall(self) -> None:
-        self._aggregator.set(self.SOURCE, Status.FAULT)
+        self._aggregator.set(self.SOURCE, Status.FAULT, reason=self.REASON)
+        self._is_explained = False
 
     async def publish(self, connections: AgentConnections) -> None:
         if self._writer is None or self._writer[0] is not connections:
             self._writer = connections, self._own_writer.over(connections)
         await self._writer[1].write(self._aggregator.status(time.monotonic()))
+        if not self._is_explained:
+            self._is_explained = True  # no second try: the status is more important
+            metadata, now = {STATUS_REASON: self.REASON}, self._stream.now()
+            record = LogRecord(Level.WARN, self.REASON, metadata, now=now)
+            is_cluster = (
+                connections.endpoint.is_cluster
+            )  # else one connection is enough
+            to = connections.data if is_cluster else connections.liveness
+            await to.call("RPUSH", self._console_key, record.payload)
 
     def on_recovery(self, seconds: float) -> None:
         """End the 故障, make the loop write its own status, and log the stall."""
@@ -335,6 +350,10 @@ class StallStatusPublisher:
         self._stream.emit(
             Level.ERROR,
             f"the event loop stood still for {seconds:.1f} s",
-            {"durationMs": round(seconds * 1000, 3), "stallAfter": self.stall_after},
+            {
+                "durationMs": round(seconds * 1000, 3),
+                "stallAfter": self.stall_after,
+                STATUS_REASON: self._aggregator.reason(time.monotonic()),
+            },
             is_alarm=True,
         )

@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 from bls_agent import ProjectAgent
 from bls_agent.devserver import DevServer
 from bls_agent.ops.cli.commands.send import signature
-from tests.harness import execute, records
+from tests.harness import eventually, execute, records
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import environment, show
 
@@ -126,6 +126,28 @@ async def test_status_tells_replicas(bls: Bls, redis_url: str, project: str) -> 
         assert "一号 在线" in (await bls("status", project)).text
         told = orjson.loads((await bls("status", project, "--json")).out)
         assert told["instances"] == {"一号": "在线"}
+
+
+async def test_a_paused_project(bls: Bls, redis_url: str, project: str) -> None:
+    """Which process is paused, since when and why: in the list and in the status."""
+    async with make_agent(project, redis_url, instance="一号") as agent:
+        await agent.ready(5)
+        await agent.pause("发布")
+
+        async def is_shown() -> bool:
+            return f"{project}\t在线\tpaused" in (await bls("projects")).text
+
+        await eventually(is_shown)
+        ran = await bls("status", project)
+        assert "intake\t一号: paused for " in ran.text
+        assert ran.text.count("s, 0 in hand: 发布\n") == 1
+        told = orjson.loads((await bls("status", project, "--json")).out)
+        (one,) = told["intake"]
+        assert (one["instance"], one["state"], one["reason"]) == (
+            "一号",
+            "paused",
+            "发布",
+        )
 
 
 async def test_a_project_that_is_not_there(

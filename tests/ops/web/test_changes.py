@@ -489,6 +489,7 @@ async def test_the_reason_of_a_fault_is_everywhere(
         ):
             await agent.ready(10)
             await eventually(lambda: _card_is(client, project, "online"))
+            await agent.drain("发布")
             down.set()
 
             async def changes_of() -> list[Any]:
@@ -509,6 +510,10 @@ async def test_the_reason_of_a_fault_is_everywhere(
             assert card["reason"] == reason
             told = (await client.get(f"/api/projects/{quote(project)}")).json()
             assert told["reason"] == reason
+            for shown in (card["intake"], told["intake"]):
+                assert [(o["state"], o["reason"]) for o in shown] == [
+                    ("drained", "发布")
+                ]
             await eventually(
                 lambda: (
                     noted

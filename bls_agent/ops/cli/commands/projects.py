@@ -249,7 +249,8 @@ def project_cells(
         "queue": (queue, "yellow") if view.queue else queue,
         "rate": f"{bound}{view.rate:.1f}/s" if view.records else "-",
         "errors": (f"{bound}{view.errors}", "red" if view.errors else ""),
-        "last_error": view.last_error.message if view.last_error else "",
+        "last_error": view.reason
+        or (view.last_error.message if view.last_error else ""),
     }
 
 
