@@ -81,7 +81,7 @@ class WebState:
         listeners = [] if self.webhook is None else [self.webhook.put]
         self.kept: KeptChanges | None = None
         if config.keep_changes:
-            self.kept = KeptChanges(redis, self.counts, KEPT)
+            self.kept = KeptChanges(redis, KEPT)
         self.journal = Journal(self.fleet, listeners, self.kept)
         self.manuals = HelpCache()
         self.sessions = Sessions(

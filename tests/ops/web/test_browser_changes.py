@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import orjson
 from redis import Redis
 
 from bls_agent.devserver import DevServer
+from bls_agent.ops.fleet import Condition
 from bls_agent.ops.web.config import WebConfig
+from bls_agent.ops.web.feeds.changes import StatusChange
 from tests.ops.web.browsers import Foreign, looking
 from tests.ops.web.serving import served
 
+BAD = (Condition.FAULT, Condition.ERROR, Condition.ODD)
 STREAM = "bls_agent:console:changes"
 
 
@@ -21,14 +25,15 @@ def test_changes_are_filtered_and_read_back(browser: Any, server: DevServer) -> 
         now = time.time()
         for number in range(250):  # two of each project, two in an hour
             bad = number % 2 == 0
-            fields: dict[str, Any] = {
-                "project": f"订单系统-{number // 2}",
-                "from": "online" if bad else "fault",
-                "to": ("fault", "error", "odd")[number // 2 % 3] if bad else "online",
-                "reason": "数据库没有应答" if number == 0 else "",
-                "at": now - (250 - number) * 1_800,
-            }
-            redis.xadd(STREAM, fields)
+            change = StatusChange(
+                number=1,
+                project=f"订单系统-{number // 2}",
+                before=Condition.ONLINE if bad else Condition.FAULT,
+                after=BAD[number // 2 % 3] if bad else Condition.ONLINE,
+                reason="数据库没有应答" if number == 0 else "",
+                at=now - (250 - number) * 1_800,
+            )
+            redis.xadd(STREAM, {"change": orjson.dumps(change.to_dict())})
         Foreign(redis, "订单系统-124").status("在线", None)
         config = WebConfig(redis=server.url, port=0, keep_changes=True)
         with (

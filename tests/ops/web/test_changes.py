@@ -33,7 +33,7 @@ from bls_agent.ops.cli import main
 from bls_agent.ops.fleet import Condition, ProjectView
 from bls_agent.ops.web.app import ConsoleApp, create_app
 from bls_agent.ops.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
-from bls_agent.ops.web.feeds import changes, kept_changes
+from bls_agent.ops.web.feeds import changes
 from bls_agent.ops.web.feeds.changes import Journal, StatusChange, Webhook
 from tests.harness import eventually
 from tests.ops.web.serving import asking, console_of
@@ -163,9 +163,13 @@ def test_kept_changes_of_several_consoles() -> None:
         number=9, project="", before=None, after=None, since=1.0, at=2.0
     )
     entries = [first, first, second, outage, outage, second, first]
-    written = [one.to_fields() for one in entries]
-    written.insert(1, {b"project": b"x"})
-    written.insert(2, {**first.to_fields(), b"to": b"nonsense"})
+    written = [orjson.dumps(one.to_dict()) for one in entries]
+    written[1:1] = [
+        b"{}",
+        b"no JSON",
+        orjson.dumps(first.to_dict() | {"to": "nonsense"}),
+        orjson.dumps(first.to_dict() | {"path": 7}),
+    ]
     found = changes.read_kept(written)
     assert [one.number for one in found] == [1, 2, 3, 4, 5]
     assert found[0] == replace(first, number=1)
@@ -175,10 +179,9 @@ def test_kept_changes_of_several_consoles() -> None:
 
 
 async def test_changes_survive_a_restart_of_the_console(
-    own_server: DevServer, project: str, monkeypatch: pytest.MonkeyPatch
+    own_server: DevServer, project: str
 ) -> None:
     """If they are kept; what happened in between is the first change of the new one."""
-    monkeypatch.setattr(kept_changes, "PAGE", 2)
     key, stream = f"{project}_项目状态", "bls_agent:console:changes"
     async with Redis.from_url(own_server.url) as redis:
         await redis.set(key, "在线")

@@ -31,8 +31,14 @@ import anyio.to_thread
 import bls_agent
 from bls_agent.connection.reconnect import Reminders
 from bls_agent.core.backoff import Backoff
-from bls_agent.core.codec import JSONObject, encode, format_timestamp
-from bls_agent.core.keys import encode_key
+from bls_agent.core.codec import (
+    JSONObject,
+    decode_object,
+    encode,
+    format_timestamp,
+    parse_timestamp,
+)
+from bls_agent.core.errors import ContractError
 from bls_agent.ops.fleet import Condition, ProjectView
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
@@ -40,7 +46,7 @@ from bls_agent.ops.web.chat import ANSWER, PAUSE, Post, refusal_in, write_lines
 from bls_agent.ops.web.config import WebhookTarget
 from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.watch import clock
-from bls_agent.ops.web.requests import project_path, show_name
+from bls_agent.ops.web.requests import project_of_path, project_path, show_name
 from bls_agent.ops.web.rights import EVERY_ROLE, Grants
 
 if TYPE_CHECKING:
@@ -94,19 +100,8 @@ class StatusChange:
             "timestamp": format_timestamp(self.at),
         }
 
-    def to_fields(self) -> dict[bytes, bytes]:
-        """Write the fields of an entry in the stream of kept changes."""
-        return {
-            b"project": encode_key(self.project),
-            b"from": self.before.value.encode() if self.before else b"",
-            b"to": self.after.value.encode() if self.after else b"",
-            b"reason": self.reason.encode("utf-8", "surrogatepass"),
-            b"since": b"" if self.since is None else b"%.3f" % self.since,
-            b"at": b"%.3f" % self.at,
-        }
 
-
-def read_kept(entries: Iterable[Mapping[bytes, bytes]]) -> list[StatusChange]:
+def read_kept(entries: Iterable[bytes]) -> list[StatusChange]:
     """Read kept changes, oldest first, and number them from 1.
 
     Several consoles may write the stream, and each writes what it has seen. A change to
@@ -115,18 +110,19 @@ def read_kept(entries: Iterable[Mapping[bytes, bytes]]) -> list[StatusChange]:
     """
     known: dict[str, Condition] = {}
     found: list[StatusChange] = []
-    for fields in entries:
+    for entry in entries:
         try:
+            fields: dict[str, Any] = decode_object(entry)
             change = StatusChange(
                 number=len(found) + 1,
-                project=fields[b"project"].decode("utf-8", "surrogateescape"),
-                before=_condition(fields[b"from"]),
-                after=_condition(fields[b"to"]),
-                reason=fields[b"reason"].decode("utf-8", "surrogatepass"),
-                since=float(fields[b"since"]) if fields.get(b"since") else None,
-                at=float(fields[b"at"]),
+                project=project_of_path(fields["path"]),
+                before=fields["from"] and Condition(fields["from"]),
+                after=fields["to"] and Condition(fields["to"]),
+                reason=fields["reason"],
+                since=_unix(fields["since"]),
+                at=_unix(fields["timestamp"]) or 0.0,
             )
-        except (KeyError, ValueError):
+        except (ContractError, KeyError, ValueError, AttributeError):
             continue
         if change.after is None or known.get(change.project) is not change.after:
             found.append(change)
@@ -135,8 +131,9 @@ def read_kept(entries: Iterable[Mapping[bytes, bytes]]) -> list[StatusChange]:
     return found
 
 
-def _condition(value: bytes) -> Condition | None:
-    return Condition(value.decode()) if value else None
+def _unix(stamp: object) -> float | None:
+    moment = parse_timestamp(stamp)
+    return moment.timestamp() if moment else None
 
 
 class Journal:
@@ -290,7 +287,7 @@ class Journal:
         change = StatusChange(number=self._count, project=project, at=at, **about)
         self._changes.append(change)
         if self._kept is not None:
-            self._kept.put(change.to_fields())
+            self._kept.put(encode(change.to_dict()))
         return change
 
 
