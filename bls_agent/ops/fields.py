@@ -88,12 +88,11 @@ class Field:
 def read_fields(schema: object) -> tuple[Field, ...] | None:
     """Return the arguments; ``None`` if it is no object of at most 50 arguments."""
     root = _mapping(schema)
-    properties = _read_properties(root)
+    properties = None if root is None else _read_properties(root)
     if root is None or properties is None or len(properties) > MOST_ARGUMENTS:
         return None
-    if root.get("type", "object") != "object":
-        return None
-    return _Reader(root).read_object(root, properties, ())
+    is_object = root.get("type", "object") == "object"
+    return _Reader(root).read_object(root, properties, ()) if is_object else None
 
 
 def list_nested(fields: Iterable[Field], path: str = "") -> Iterator[tuple[str, Field]]:
@@ -115,12 +114,10 @@ def _list(value: object) -> list[Any]:
     return [*cast("Any", value)] if isinstance(value, list) else []
 
 
-def _read_properties(schema: Schema | None) -> dict[str, object] | None:
+def _read_properties(schema: Schema) -> Schema | None:
     """Return the properties of an object; ``None`` if a name cannot be shown."""
-    given = None if schema is None else _mapping(schema.get("properties", {}))
-    if given is None or not all(map(_is_usable_name, given)):
-        return None
-    return dict(given)
+    given = _mapping(schema.get("properties", {}))
+    return None if given is None or not all(map(_is_usable_name, given)) else given
 
 
 def _is_usable_name(name: object) -> bool:
@@ -180,8 +177,7 @@ class _Reader:
     ) -> tuple[tuple[Field, ...], Field | None]:
         """Return the fields of an object, or the item of a list, or neither."""
         inner = schema.get("properties" if kind is FieldKind.OBJECT else "items")
-        is_circular = any(inner is one for one in around)
-        if len(around) >= DEEPEST or is_circular:
+        if len(around) >= DEEPEST or any(inner is one for one in around):
             return (), None
         around = (*around, inner)
         if kind is FieldKind.LIST:

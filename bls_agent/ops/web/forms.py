@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field as part
+from decimal import Decimal
 from functools import cached_property, partial
 from typing import Any, Final, cast
 
@@ -54,10 +55,6 @@ LONGEST_NUMBER: Final = 400  # digits; a longer number is refused
 _ABSENT: Final = object()  # nothing is sent
 _ROW: Final = re.compile(r"[0-9]{1,6}")
 _MINUTE: Final = re.compile(r"[0-9-]{10}T[0-9]{2}:[0-9]{2}")
-_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,400}")
-_NUMBER: Final = re.compile(
-    r"[+-]?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(e[+-]?[0-9]{1,4})?"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,20 +166,17 @@ class HelpCache:
     """Caches the answers of agents to ``help``, and that an agent did not answer."""
 
     def __init__(self) -> None:
-        self._manuals: OrderedDict[str, Manual] = OrderedDict()
+        self._manuals: dict[str, Manual] = {}  # the oldest first
 
     def get(self, project: str, now: float) -> Manual | None:
         manual = self._manuals.get(project)
-        if manual is None or now - manual.answered_at > KEPT:
-            return None
-        return manual
+        return manual if manual and now - manual.answered_at <= KEPT else None
 
     def put(self, project: str, entries: tuple[Entry, ...], now: float) -> Manual:
-        manual = Manual(entries=entries, answered_at=now)
-        self._manuals[project] = manual
-        self._manuals.move_to_end(project)
-        while len(self._manuals) > MOST_MANUALS:
-            self._manuals.popitem(last=False)
+        self._manuals.pop(project, None)
+        self._manuals[project] = manual = Manual(entries=entries, answered_at=now)
+        if len(self._manuals) > MOST_MANUALS:
+            del self._manuals[next(iter(self._manuals))]
         return manual
 
 
@@ -349,13 +343,14 @@ def _half_width(text: str) -> str:
 
 
 def _parse_number(field: Field, text: str) -> JSONValue:
-    half = _half_width(text).lower()
-    if _INTEGER.fullmatch(half):
-        return int(half)
-    value = float(half) if _NUMBER.fullmatch(half) else math.nan
-    if not math.isfinite(value):
-        raise MisfitError(field.kind.value)
-    return value
+    half = _half_width(text)
+    with suppress(ValueError):
+        TEXT_FORMS[Decimal].read(half)
+        if half.lstrip("+-").isdecimal():
+            return int(half)
+        if math.isfinite(value := float(half)):
+            return value
+    raise MisfitError(field.kind.value)
 
 
 def _find_misfits(
