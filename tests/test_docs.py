@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Generator
 from inspect import signature
 from pathlib import Path
@@ -126,7 +127,9 @@ async def test_the_code_about_services_runs(
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
     page = both("docs/service")[0]
     service, *rest = blocks(page)
-    names: dict[str, Any] = {"__name__": "agent"}
+    module = types.ModuleType("agent")  # where data classes look up their annotations
+    monkeypatch.setitem(sys.modules, "agent", module)
+    names = vars(module)
     exec(compile(service, "agent.py", "exec"), names)
     for block in rest:
         if "ProjectAgent(" not in block:
