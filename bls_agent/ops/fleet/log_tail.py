@@ -90,7 +90,8 @@ class LogTail:
             self._mean = max(1.0, sum(map(len, window)) / len(window))
         self.started = not first
         self.size = min(len(window) * GROWTH, self._most(length))
-        if not complete and len(window) * WORTH < self.size:
+        enough = length if self.size == length else len(window) * WORTH
+        if not complete and len(window) < self.size >= enough:
             return None
         entries = [LogEntry.decode(payload) for payload in window[place or 0 :]]
         if not first:

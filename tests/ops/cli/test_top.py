@@ -65,6 +65,8 @@ def test_the_cells() -> None:
         TEXTS,
     )  # fmt: skip
     assert [*shown] == list(TOP.fields)
+    unknown = project_cells(view("丙", records=9, at_least=True), TEXTS)
+    assert (unknown["rate"], unknown["errors"]) == ("?/s", ("?", ""))
     assert [*shown.values()] == [
         "甲", ("故障 fault", "bold red"), "~1m05s", ("3", "yellow"), "≥ 0.2/s", ("≥ 2", "red"), "坏了",
     ]  # fmt: skip

@@ -106,7 +106,6 @@ async def _search(
         back_to, before = found.back_to or back_to, found.before
         if not before:
             break
-    entries = entries[-lines:] if lines else []
     return LogSearch(entries=entries, searched=searched, back_to=back_to)
 
 

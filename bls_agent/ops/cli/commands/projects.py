@@ -130,12 +130,9 @@ def _status_rows(
 ) -> list[list[Cell]]:
     texts, people = invocation.texts, invocation.out.terminal
     other = texts["other_type"]
-    bound = "≥ " if view.at_least else ""
-    log = texts["log_summary"].format(
-        records=other if view.records is None else view.records,
-        rate=f"{bound}{view.rate:.1f}",
-        errors=f"{bound}{view.errors}",
-    )
+    rate, errors = log_figures(view)
+    records = other if view.records is None else view.records
+    log = texts["log_summary"].format(records=records, rate=rate, errors=errors)
     rows: list[list[Cell]] = [
         [texts["project"], view.project],
         [texts["status"], _shown_status(view, texts, meaning_too=people)],
@@ -241,17 +238,26 @@ def project_cells(
     else:  # without a fresh status: the age of the last record
         age = span(view.last_record_age), "dim"
     queue = "?" if view.queue is None else str(view.queue)
-    bound = "≥ " if view.at_least else ""
+    rate, errors = log_figures(view)
     return {
         "project": view.project,
         "status": _shown_status(view, texts, meaning_too=people),
         "age": age,
         "queue": (queue, "yellow") if view.queue else queue,
-        "rate": f"{bound}{view.rate:.1f}/s" if view.records else "-",
-        "errors": (f"{bound}{view.errors}", "red" if view.errors else ""),
+        "rate": f"{rate}/s" if view.records else "-",
+        "errors": (errors, "red" if view.errors else ""),
         "last_error": view.reason
         or (view.last_error.message if view.last_error else ""),
     }
+
+
+def log_figures(view: ProjectView) -> tuple[str, str]:
+    """Write rate and errors; a lower bound has ``≥``, and one of 0 is ``?``."""
+    shown = f"{view.rate:.1f}", str(view.errors)
+    if not view.at_least:
+        return shown
+    rate, errors = (f"≥ {text}" if float(text) else "?" for text in shown)
+    return rate, errors
 
 
 def is_healthy(view: ProjectView) -> bool:

@@ -287,21 +287,18 @@ class SharedWatch(Shared, Generic[_Thing]):
             self._picture = (self.ring.end, now, written)
         return self._picture[2]
 
-    def check(self, *, strictly: bool = False) -> None:
-        """Raise the error if the running watch cannot reach Redis.
-
-        With ``strictly``, also raise an error of the previous watch, and a refusal.
-        """
+    def check(self) -> None:
+        """Raise the error if the running watch cannot reach Redis."""
         fault = self.unavailable
-        now = self._seen.is_set() and not isinstance(fault, RedisRefusedError)
-        if fault is not None and (now or strictly):
+        if fault and not self.reading and not isinstance(fault, RedisRefusedError):
             raise fault
 
     async def fresh(self) -> None:
+        """Wait for the first read; raise what prevents it, also a refusal."""
         await self.ready()
-        self.check(strictly=True)
-        if not self.looked:
-            raise RedisUnavailableError("slow", "the first read has not ended yet")
+        if not self.looked or self.unavailable:
+            slow = RedisUnavailableError("slow", "the first read has not ended yet")
+            raise self.unavailable or slow
 
     def describe(self) -> JSONObject:
         """Describe whether the state is current, for every message about it."""

@@ -26,6 +26,9 @@ function sayFreshness(card, since) {
   return `${say(BEFORE[card.presence])} · ${last}`;
 }
 
+// Write a figure of the log; a lower bound has ≥, and one of 0 tells nothing.
+export const sayBound = (text, atLeast) => (atLeast ? (Number(text) ? `≥ ${text}` : "?") : text);
+
 const sayRate = (rate) => (rate >= 10 || rate === 0 ? rate.toFixed(0) : rate.toFixed(1));
 
 function drawSpark(rates) {
@@ -110,9 +113,8 @@ export class Card extends StateCard {
     const states = [...new Set(told.intake.map(({ state }) => say(`intake_${state}`)))];
     setText(this.intake, states.join(", "));
     setText(this.queue, told.queue === null ? say("wrong_type") : String(told.queue));
-    const about = told.atLeast ? "≥ " : "";
-    setText(this.errors, about + told.errors);
-    setText(this.rate, about + sayRate(told.rate));
+    setText(this.errors, sayBound(String(told.errors), told.atLeast));
+    setText(this.rate, sayBound(sayRate(told.rate), told.atLeast));
     setText(this.last, told.error);
     this.last.title = told.error;
     const path = drawSpark(told.rates);

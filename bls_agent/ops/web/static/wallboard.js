@@ -1,7 +1,7 @@
 // The wallboard, updated by one event stream: all projects, the worst first.
 
 import { begin, compare, Deck } from "./card_deck.js";
-import { Card, CardRow, isBad } from "./cards.js";
+import { Card, CardRow, isBad, sayBound } from "./cards.js";
 import { byId, fromAddress, isTyping, recall, remember, say, tellTab, toAddress } from "./chrome.js";
 import { Table } from "./table.js";
 
@@ -33,7 +33,7 @@ const table = new Table({
     other.told.errors - one.told.errors ||
     (other.told.queue ?? 0) - (one.told.queue ?? 0) ||
     compare(one.name, other.name),
-  sum: (cards) => say("group_sum", { n: cards.length, bad: cards.filter(isBad).length, errors: total(cards, "errors"), queue: total(cards, "queue") }),
+  sum: (cards) => say("group_sum", { n: cards.length, bad: cards.filter(isBad).length, errors: sayBound(String(total(cards, "errors")), cards.some(({ told }) => told.atLeast)), queue: total(cards, "queue") }),
 });
 
 const cards = () => [...deck.cards.values()];
