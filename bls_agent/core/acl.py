@@ -266,7 +266,7 @@ _CACHE: Final = _keys_of("func_cache", leased=True)
 
 # fmt: off
 _WORKER_LOOKING: Final = (
-    KeyAccess((*_keys_of(*_KINDS), *_TASKS), "getrange pttl"),  # WorkerRegistry, TaskRegistry
+    KeyAccess((*_keys_of(*_KINDS), *_TASKS), "getrange pttl"),  # WorkerRegistry
     KeyAccess(_keys_of("owner"), "getrange"),  # WorkerRegistry: the owner key holds the lease's TTL
 )
 _BEATING: Final = "evalsha eval type get set del pttl pexpire"  # Heartbeat

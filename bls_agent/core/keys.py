@@ -322,6 +322,11 @@ def encode_key(key: str) -> bytes:
     return key.encode("utf-8", "surrogateescape")
 
 
+def show_name(name: str) -> str:
+    """Return a name for JSON; bytes that are not UTF-8 become escapes."""
+    return encode_key(name).decode("utf-8", "backslashreplace")
+
+
 def check_name(field: str, value: str) -> str:
     """Return a name that may become part of a key, or raise ConfigurationError."""
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without a type checker

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         RedisTTL,
         extract_id_from_key,
     )
-    from bls_agent.workers.task_registry import TaskList, TaskRegistry
+    from bls_agent.workers.task_list import TaskList
     from bls_agent.workers.tasks import Task, TaskState, TaskStatus
     from bls_agent.workers.worker import Worker, WorkerChange
 
@@ -56,7 +56,6 @@ __all__ = [
     "SyncSummary",
     "Task",
     "TaskList",
-    "TaskRegistry",
     "TaskState",
     "TaskStatus",
     "TaskTimerHeartbeat",
@@ -84,8 +83,7 @@ _HOMES = {
     "SyncProgress": "progress",
     "SyncSummary": "progress",
     "Task": "tasks",
-    "TaskList": "task_registry",
-    "TaskRegistry": "task_registry",
+    "TaskList": "task_list",
     "TaskState": "tasks",
     "TaskStatus": "tasks",
     "Worker": "worker",

@@ -22,6 +22,7 @@ from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import length_of
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
 from bls_agent.workers.reading import common_pattern, head_of, portions_of, read_values
+from bls_agent.workers.task_list import MOST, TaskList, read_tasks
 from bls_agent.workers.worker import (
     GENERIC,
     HEARTBEATS,
@@ -39,14 +40,14 @@ SEARCH_REST: Final = 4.0  # pause after a search, as a multiple of the search's 
 
 
 class WorkerRegistry(Store):
-    """Finds the workers of a fleet by their heartbeats; writes nothing to Redis.
+    """Finds the workers of a fleet, and their tasks; writes nothing to Redis.
 
     Works with and without ``async with``. If you do not use ``async with``, call
     :meth:`aclose` at the end. Several tasks may list and watch at once.
 
-    The Redis user needs SCAN, and GETRANGE and PTTL of the heartbeats' keys. GETRANGE of
-    the keys of their leases is needed for TTLs other than the default. Heartbeats that
-    the user may not read are left out; an error is raised if the user may read none.
+    The Redis user needs SCAN, and GETRANGE and PTTL of the keys of heartbeats and tasks.
+    GETRANGE of the keys of leases is needed for TTLs other than the default. What the
+    user may not read is left out; an error is raised if the user may read nothing.
     """
 
     client_name: ClassVar[str] = "bls-workers"
@@ -73,6 +74,25 @@ class WorkerRegistry(Store):
         """
         seen = await _read(self._access.pool, await self._find(_search_for(kind)), {})
         return sorted(seen.values(), key=lambda worker: (worker.kind, worker.id))
+
+    async def tasks(self, limit: int = MOST) -> TaskList:
+        """Read the status and the progress of all tasks, at most ``limit`` of them.
+
+        A task is found by its keys ``ginkgo:task_status:{task_id}``
+        (:class:`~bls_agent.workers.TaskStatus`) and
+        ``backtest:task:{task_id}:progress``
+        (:class:`~bls_agent.workers.BacktestProgress`). If it has both, each field has
+        the value that was written last. A value that cannot be read is a task, too; see
+        :attr:`Task.problem`.
+
+        Args:
+            limit: The largest number of tasks to read, from 1 to 10,000.
+
+        Raises:
+            ConfigurationError: ``limit`` is out of range.
+            RedisUnavailableError: Redis cannot answer.
+        """
+        return await read_tasks(self._access.pool, limit)
 
     def watch(
         self,

@@ -37,7 +37,7 @@ from bls_agent.core.errors import (
     DecodeError,
     RedisUnavailableError,
 )
-from bls_agent.core.keys import KEYS, KeyTemplate, checked_reply, encode_key
+from bls_agent.core.keys import KEYS, KeyTemplate, checked_reply, encode_key, show_name
 
 WHOLE: Final = 100  # percent
 WORD: Final = 64  # characters at most of a text that is taken for a status
@@ -104,7 +104,7 @@ class Task:
         raw: The value as text if it is not a JSON object, else ``None``.
         reason: Why the value is not an object: ``not_json``, ``not_an_object``,
             ``not_utf8``, ``too_deep``, ``wrong_type`` (the key is not a string),
-            ``too_large`` (over 64 KiB; only from :class:`TaskRegistry`), or ``""``.
+            ``too_large`` (over 64 KiB; only from ``WorkerRegistry.tasks``), or ``""``.
     """
 
     id: str
@@ -160,9 +160,31 @@ class Task:
         return self.reason or ("" if self.status else "no_status")
 
     @property
+    def part(self) -> float | None:
+        """The progress from 0 to 1; ``None`` if unknown."""
+        if self.progress is None:
+            return None
+        return min(max(self.progress / WHOLE, 0.0), 1.0)
+
+    @property
     def worker(self) -> str:
         """The text in the field ``worker``, or ``""``."""
         return _text(self.fields.get("worker"))
+
+    def describe(self, now: float) -> JSONObject:
+        """Return the task as JSON for programs; ``now`` is as for :meth:`age`."""
+        return {
+            "id": show_name(self.id),
+            "state": self.state,
+            "status": self.status,
+            "progress": self.progress,
+            "message": self.message,
+            "worker": self.worker,
+            "age": self.age(now),
+            "problem": self.problem,
+            "fields": self.fields,
+            "raw": self.raw,
+        }
 
     def age(self, now: float) -> float | None:
         """Return the seconds since the last write; ``None`` if its time is unknown.

@@ -9,9 +9,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from bls_agent.core.codec import cut_text, decode_object
+from bls_agent.core.codec import JSONObject, cut_text, decode_object
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
-from bls_agent.core.keys import OWNER, KeyTemplate, encode_key, place_beside
+from bls_agent.core.keys import OWNER, KeyTemplate, encode_key, place_beside, show_name
 from bls_agent.workers.heartbeat_fields import (
     KINDS,
     GenericHeartbeat,
@@ -129,6 +129,32 @@ class Worker:
             return self.heartbeat.status
         word = self.raw.get("status")
         return next((one for one in WorkerStatus if one == word), None)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the heartbeat is fresh and reports no error."""
+        in_error = self.status is WorkerStatus.ERROR
+        return not (self.problem or self.stale or in_error)
+
+    def describe(self, elapsed: float = 0.0) -> JSONObject:
+        """Return the worker as JSON for programs, ``elapsed`` seconds after its read.
+
+        Times are in seconds, and ``None`` if they are unknown.
+        """
+        age = None if self.age is None else round(self.age + elapsed, 3)
+        ttl = None if self.ttl is None else round(max(0.0, self.ttl - elapsed), 3)
+        return {
+            "kind": show_name(self.kind),
+            "id": show_name(self.id),
+            "key": show_name(self.key),
+            "status": self.status,
+            "healthy": self.healthy,
+            "stale": self.stale,
+            "problem": self.problem,
+            "age": age,
+            "ttl": ttl,
+            "heartbeat": self.raw,
+        }
 
     @property
     def row_ttl(self) -> float:

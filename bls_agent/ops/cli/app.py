@@ -55,6 +55,7 @@ COMMANDS: Final = {
     "wait": "send",
     "top": "projects",
     "workers": "workers",
+    "tasks": "workers",
     "runs": "runs",
     "assets": "assets",
     "crawl": "crawl",

@@ -17,12 +17,13 @@ import bls_agent
 from bls_agent.assets.records import AssetSummary
 from bls_agent.console import Console
 from bls_agent.core.codec import JSONObject, encode, format_timestamp
+from bls_agent.core.keys import show_name
 from bls_agent.ops.fleet import ProjectView
 from bls_agent.ops.web.feeds.crawl import CrawlFeed, SeenQueue
 from bls_agent.ops.web.feeds.fleet import KINDS
 from bls_agent.ops.web.feeds.logs import encode_records
 from bls_agent.ops.web.feeds.runs import write_page
-from bls_agent.ops.web.feeds.watch import SharedWatch, later
+from bls_agent.ops.web.feeds.watch import SharedWatch, clock, later
 from bls_agent.ops.web.requests import (
     ANY_ASSET,
     ANY_NAME,
@@ -40,7 +41,6 @@ from bls_agent.ops.web.requests import (
     read_log_filter,
     read_number,
     run_in_path,
-    show_name,
 )
 from bls_agent.ops.web.state import (
     check_project,
@@ -325,19 +325,12 @@ async def _get_changes(request: Request) -> Response:
     return json_answer(content)
 
 
-def _describe_worker(worker: Worker, elapsed: float) -> JSONObject:
-    """Describe a worker read ``elapsed`` seconds ago; unknown values are ``null``."""
-    return {
-        "kind": show_name(worker.kind),
-        "id": show_name(worker.id),
-        "key": show_name(worker.key),
-        "status": worker.status,
-        "stale": worker.stale,
-        "problem": worker.problem,
-        "age": later(worker.age, elapsed, 3),
-        "ttl": later(worker.ttl, -elapsed, 3),
-        "heartbeat": worker.raw,
-    }
+async def _get_tasks(request: Request) -> Response:
+    feed, now = web_state(request).workers, clock()
+    await feed.fresh()
+    tasks, complete = feed.tasks
+    written = await convert(tasks, lambda task: encode(task.describe(now)), ASSETS)
+    return list_answer("tasks", written, {"complete": complete})
 
 
 async def _get_runs(request: Request) -> Response:
@@ -467,7 +460,8 @@ api_routes: Final[list[BaseRoute]] = [
     Route(f"/api/projects/{ANY_NAME}", _get_project),
     Route(f"/api/projects/{ANY_NAME}", _delete_project, methods=["DELETE"]),
     Route("/api/changes", _get_changes),
-    _list_at("/api/workers", "workers", "workers", _describe_worker),
+    _list_at("/api/workers", "workers", "workers", Worker.describe),
+    Route("/api/tasks", _get_tasks),
     Route("/api/runs", _get_runs),
     Route("/api/runs/{run}", _get_run),
     Route("/api/runs/{run}/events", _get_events),

@@ -61,11 +61,6 @@ def quote_name(name: str) -> str:
     return quote(name.encode("utf-8", "surrogateescape"), safe="")
 
 
-def show_name(name: str) -> str:
-    """Write a name for JSON; bytes that are not UTF-8 become escapes."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
 def project_path(name: str) -> str:
     quoted = quote_name(name)
     if name in UNSPEAKABLE:

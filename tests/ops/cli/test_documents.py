@@ -68,6 +68,7 @@ async def test_the_examples_run(
     agent = ProjectAgent("订单系统", redis=own_server.url, replicas=True)
     beat = BacktestWorkerHeartbeat.create("回测-1")
     await admin.set(beat.key, beat.to_json(), ex=30)
+    await admin.set("ginkgo:task_status:均线-7", "running", ex=60)
 
     @agent.command
     async def reload(force: bool = False, n: int = 0) -> None:

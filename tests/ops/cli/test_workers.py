@@ -17,9 +17,8 @@ from bls_agent.ops.cli.commands.workers import (
     WORKERS,
     arrange_workers,
     count_workers,
-    describe_worker,
-    find_kinds,
-    is_well,
+    find_kind,
+    task_cells,
     worker_cells,
 )
 from bls_agent.ops.texts import load_texts
@@ -28,6 +27,9 @@ from bls_agent.workers import (
     ExecutionNodeHeartbeat,
     GenericHeartbeat,
     SchedulerHeartbeat,
+    Task,
+    TaskState,
+    TaskStatus,
     Worker,
     WorkerStatus,
 )
@@ -99,15 +101,15 @@ def test_the_worst_comes_first() -> None:
 
 def test_who_is_well() -> None:
     """Whoever can be believed and is not in error; one without TTL cannot be."""
-    assert [is_well(one) for one in (WELL, BUSY, STALE, ERROR)] == [
+    assert [one.healthy for one in (WELL, BUSY, STALE, ERROR)] == [
         True,
         True,
         False,
         False,
     ]
-    assert not is_well(worker(BacktestWorkerHeartbeat.create("x"), ttl=None))
+    assert not worker(BacktestWorkerHeartbeat.create("x"), ttl=None).healthy
     stopping = BacktestWorkerHeartbeat.create("x", WorkerStatus.STOPPING)
-    assert is_well(worker(stopping))
+    assert worker(stopping).healthy
 
 
 def test_the_cells_for_people() -> None:
@@ -157,20 +159,20 @@ def test_narrow_terminals_drop_what_matters_least() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "rows"),
+    ("word", "row"),
     [
-        ("backtest_worker", ["backtest_worker_heartbeat"]),
-        ("backtest_worker_heartbeat", ["backtest_worker_heartbeat"]),
-        ("Backtest-Worker", ["backtest_worker_heartbeat"]),
-        ("data", ["data_worker_heartbeat"]),
-        ("s", ["scheduler_heartbeat"]),
-        ("worker", []),
-        ("", []),
+        ("backtest_worker", "backtest_worker_heartbeat"),
+        ("backtest_worker_heartbeat", "backtest_worker_heartbeat"),
+        ("Backtest-Worker", "backtest_worker_heartbeat"),
+        ("data", "data_worker_heartbeat"),
+        ("s", "scheduler_heartbeat"),
+        ("下载-Alt", "下载-Alt"),
+        ("", None),
     ],
 )
-def test_a_kind_is_found_by_its_beginning(word: str, rows: list[str]) -> None:
-    """As people type it."""
-    assert find_kinds(word) == rows
+def test_a_kind_is_found_by_its_beginning(word: str, row: str | None) -> None:
+    """As people type it; any other word is a kind of somebody's own."""
+    assert find_kind(word) == row
 
 
 def test_every_kind_and_problem_has_a_word() -> None:
@@ -178,7 +180,10 @@ def test_every_kind_and_problem_has_a_word() -> None:
     kinds = {f"worker_kind_{row.removesuffix('_heartbeat')}" for row in HEARTBEATS}
     problems = {"wrong_type", "no_ttl", "stale"}
     problems |= {item.problem for item in CORPUS.values()} - {""}
-    assert kinds | {f"worker_problem_{one}" for one in problems} <= TEXTS.keys()
+    problems |= {"no_status"}
+    words = {f"worker_problem_{one}" for one in problems}
+    words |= {f"task_{state}" for state in TaskState}
+    assert kinds | words <= TEXTS.keys()
 
 
 # --- the command
@@ -203,8 +208,7 @@ async def test_exit_codes(bls: Bls, own_server: DevServer, admin: Redis) -> None
         ran = await bls("workers", word, url=own_server.url)
         assert (ran.code, ran.text.split("\t")[:2]) == (0, ["上海-1", "running"])
     ran = await bls("workers", "backtest_wroker", url=own_server.url)
-    assert ran.code == 2
-    assert "backtest_worker" in ran.said
+    assert (ran.code, "backtest_worker" in ran.said) == (0, True)
     ran = await bls("workers", "task", url=own_server.url)
     assert (ran.code, ran.out) == (0, b"")
     own_server.kill()
@@ -223,7 +227,7 @@ async def test_json(bls: Bls, own_server: DevServer, admin: Redis) -> None:
     assert (told[1]["status"], told[1]["heartbeat"]["host"]) == ("error", "a")
     assert told[2]["stale"]
     assert 20 <= told[2]["age"] < 25
-    assert told[3].keys() == describe_worker(WELL).keys()
+    assert told[3].keys() == WELL.describe().keys()
     assert told[3]["key"] == "backtest:worker:回测-1"
     assert told[3]["heartbeat"] == WELL.raw
 
@@ -270,6 +274,73 @@ async def test_a_live_table(own_server: DevServer, admin: Redis) -> None:
     os.close(user)
     assert process.wait(20) == 0
     assert "\x1b[?1049l" in rest
+
+
+# --- tasks
+
+
+def test_the_cells_of_a_task() -> None:
+    """In words and with a bar for people, as they are for programs."""
+    payload = orjson.dumps(
+        {"status": "回测中", "progress": 42.5, "worker": "回测-1", "message": "2025"}
+    )
+    task = Task.decode("均线-7", payload)
+    assert [*task_cells(task, TEXTS).values()] == [
+        "均线-7", ("running", "green"), "回测中", "████░░░░░░ 42.5 %", "-", "回测-1", "2025",
+    ]  # fmt: skip
+    assert task_cells(task, TEXTS, people=False)["progress"] == "42.5"
+    half = Task.decode("半截", b'{"status":"run')
+    assert [*task_cells(half, load_texts("cli", "zh")).values()] == [
+        "半截", ("无法读取", "bold red"), ("不是 JSON", "bold red"), "", "-", "", '{"status":"run',
+    ]  # fmt: skip
+    assert task_cells(half, TEXTS, people=False)["status"] == ("not_json", "bold red")
+
+
+async def test_tasks(bls: Bls, own_server: DevServer, admin: Redis) -> None:
+    """0 if there are none and if all can be read; 3 if one cannot; 4 in an outage."""
+    ran = await bls("tasks", url=own_server.url)
+    assert (ran.code, ran.out) == (0, b"")
+    async with TaskStatus(own_server.url) as tasks:
+        await tasks.set("均线-7", "running", progress=42, worker="回测-1")
+        await tasks.set("均线-8", "失败")
+    ran = await bls("tasks", url=own_server.url)
+    assert ran.code == 0
+    lines = [line.split("\t") for line in ran.text.splitlines()]
+    assert [line[:4] for line in lines] == [
+        ["均线-8", "failed", "失败", ""],
+        ["均线-7", "running", "running", "42"],
+    ]
+    await admin.set("ginkgo:task_status:半截", b'{"status":"run')
+    ran = await bls("tasks", "--json", url=own_server.url)
+    told = [orjson.loads(line) for line in ran.out.splitlines()]
+    assert (ran.code, told[0]["problem"], told[0]["raw"]) == (
+        3,
+        "not_json",
+        '{"status":"run',
+    )
+    assert told[2].keys() == Task.decode("x", b"{}").describe(0).keys()
+    assert 0 <= told[2]["age"] < 30
+    own_server.kill()
+    assert (await bls("tasks", url=own_server.url)).code == 4
+
+
+async def test_a_live_table_of_tasks(own_server: DevServer) -> None:
+    """It follows what changes, and q leaves."""
+    process, user = start_at_terminal(
+        ["tasks", "--watch"], 120, {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"}
+    )
+    shown = Seen(user)
+    shown.until("按 q 结束")
+    async with TaskStatus(own_server.url) as tasks:
+        await tasks.set("均线-7", "running", progress=40)
+        shown.until("运行中 1")
+        shown.until("████░░░░░░ 40 %")
+        await tasks.set("均线-7", "done", progress=100)
+        shown.until("██████████ 100 %")
+    os.write(user, b"q")
+    b"".join(read_all(user))
+    os.close(user)
+    assert process.wait(20) == 0
 
 
 # --- hostile texts

@@ -882,6 +882,39 @@ def test_workers(
         assert page.locator(".card:visible").count() == 3
 
 
+def test_tasks(browser: Any, base: str, redis: Redis) -> None:
+    """Bars on the card of the worker, and the page that the card leads to."""
+    hostile = "</bdi><img src=x onerror=alert(1)>\u202e"
+
+    def write(task: str, status: str, **fields: Any) -> None:
+        value = {"status": status, "worker": "回测-1", **fields}
+        redis.set(f"ginkgo:task_status:{task}", orjson.dumps(value), ex=60)
+
+    redis.set(
+        "heartbeat:下载:回测-1", orjson.dumps({"status": "running", "页": 7}), ex=30
+    )
+    write("均线-7", "running", progress=40)
+    write(hostile, "失败", message=hostile)
+    with looking(browser, base, language="en", size=(360, 740)) as looked:
+        page = looked.page
+        looked.open("/workers")
+        looked.wait("document.querySelector('.worker .bar') !== null")
+        assert looked.texts(".group:not([hidden]) h2") == ["Workers of any kind 1"]
+        assert looked.texts(".worker .name") == ["下载:回测-1"]
+        assert looked.texts(".facts div") == ["页7"]
+        assert looked.texts(".worker .counts") == ["Failed 1 · Running 1"]
+        assert looked.texts(".worker .bar small") == ["40 %"]
+        assert page.locator(".worker progress").evaluate("bar => bar.value") == 0.4
+        assert looked.width() <= 360
+        page.click(".worker .counts")
+        looked.wait("document.querySelector('.crumbs bdi')?.textContent === '回测-1'")
+        assert looked.texts(".lists h2") == ["Tasks", "Failed 1", "Running 1"]
+        assert looked.width() <= 360
+        write("均线-7", "done", progress=100)
+        looked.wait("document.querySelector('#done progress')?.value === 1")
+        assert page.locator(".lists img").count() == 0
+
+
 def test_assets(
     browser: Any, base: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ from bls_agent.ops.web.requests import (
 )
 from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind
 from bls_agent.runs import EventCategory, GapReason, RunState
+from bls_agent.workers import TaskState
 from bls_agent.workers.worker import HEARTBEATS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 
@@ -159,7 +160,8 @@ def test_catalogue_has_both_languages() -> None:
     states = {f"worker_{state}" for state in STATES}
     meanings = {f"worker_means_{state}" for state in STATES}
     groups = {f"group_{kind}" for kind in HEARTBEATS}
-    assert states | meanings | groups <= fields["zh"].keys()
+    tasks = {f"js_task_{state}" for state in TaskState}
+    assert states | meanings | groups | tasks <= fields["zh"].keys()
     assets = {f"asset_{state}" for state in ASSETS}
     assets |= {f"asset_means_{state}" for state in ASSETS}
     assets |= {f"sync_{state}" for state in SYNC_STATES}
@@ -188,7 +190,7 @@ def test_every_text_is_used() -> None:
         "kind_", "meaning_", "level_", "field_", "error_", "js_outcome_",
         "worker_", "group_", "js_problem_", "js_figure_", "run_", "category_",
         "js_run_gap_", "js_run_end_", "js_span_", "asset_", "sync_", "config_",
-        "queue_", "figure_", "js_intake_",
+        "queue_", "figure_", "js_intake_", "js_task_",
     )  # fmt: skip
     unused = [
         name

@@ -16,7 +16,7 @@ from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds import workers as worker_feed
 from bls_agent.ops.web.feeds.workers import STATES, make_worker_card
 from bls_agent.ops.web.requests import quote_name
-from bls_agent.workers import Worker, WorkerStatus
+from bls_agent.workers import Worker, WorkerRegistry, WorkerStatus
 from tests.corpus.heartbeats import HEARTBEATS
 from tests.harness import eventually
 from tests.ops.web.serving import console_of, served, told_in
@@ -131,6 +131,97 @@ async def test_the_page_and_the_interface(
     assert found[f"{fresh}-silent"]["stale"]
     assert found[f"{fresh}-list"]["problem"] == "wrong_type"
     assert found[f"{fresh}-<b>"]["heartbeat"] == {"raw": "\ufffd"}
+
+
+async def plant_tasks(redis: Redis) -> None:
+    """Two tasks of a worker, one that only its worker names, and ones that are odd."""
+    status, at = "ginkgo:task_status:", "2026-01-12T12:00:00Z"
+    await redis.set(f"{KEY}回测-1", beat(task_uuids=["均线-7", 5]), ex=30)
+    await redis.set(
+        f"{status}均线-8",
+        beat(worker="回测-1", progress=42, timestamp=at, message="<b>"),
+    )
+    failed = beat("失败", worker="回测-1", message="Error: password=geheim123")
+    await redis.set(f"{status}均线-9", failed)
+    await redis.set("backtest:task:均线-7:progress", beat("回测中", progress=120))
+    await redis.set(f"{status}半截", b'{"status":"run')
+    await redis.rpush(f"{status}<i>", b"x")
+    await redis.set(f"{status}别人的", beat("done", worker="回测-2"))
+
+
+async def test_tasks(own_server: DevServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list for each state, bars on the card of the worker, and all as data."""
+    redis = Redis.from_url(own_server.url, protocol=2)
+    async with console_of(own_server.url) as client:
+        assert "还没有任务" in (await client.get("/tasks?lang=zh")).text
+        await plant_tasks(redis)
+
+        async def looked_again() -> bool:
+            return "均线-9" in (await client.get("/fragments/tasks")).text
+
+        await eventually(looked_again, 10)
+        page = (await client.get("/tasks?lang=en")).text
+        assert "Broken 2 · Failed 1 · Running 2 · Done 1" in page
+        order = [page.index(f'id="{one}"') for one in ("broken", "failed", "running")]
+        assert order == sorted(order)
+        assert '<progress max="1" value="0.42">' in page
+        assert '<progress max="1" value="1.0">' in page  # 120 % is no longer bar
+        assert "running · 42 % · 回测-1" in page
+        assert "wrong key type" in page
+        assert "no JSON: {&#34;status&#34;:&#34;run" in page
+        assert "<i>" not in page
+        assert "geheim123" not in page
+        page = (await client.get("/tasks?worker=回测-2&lang=en")).text
+        assert ("别人的" in page, "均线" in page) == (True, False)
+        answer = (await client.get("/api/tasks")).json()
+        assert answer["complete"]
+        (eight,) = (one for one in answer["tasks"] if one["id"] == "均线-8")
+        assert (eight["state"], eight["worker"]) == ("running", "回测-1")
+        assert (eight["progress"], eight["message"]) == (42, "<b>")
+        assert eight["age"] > 0
+        cards = told_in((await client.get("/workers")).text)["workers"]
+        (tasks,) = (card["tasks"] for card in cards if card["id"] == "回测-1")
+        assert tasks["counts"] == {"failed": 1, "running": 2}
+        assert [(bar["id"], bar["part"]) for bar in tasks["bars"]] == [
+            ("均线-8", 0.42),
+            ("均线-7", 1.0),
+        ]
+    whole = WorkerRegistry.tasks
+    monkeypatch.setattr(WorkerRegistry, "tasks", lambda one: whole(one, 1))
+    async with console_of(own_server.url) as client:
+        assert (
+            "10,000 tasks were read; there are more"
+            in (await client.get("/tasks?lang=en")).text
+        )
+        assert not (await client.get("/api/tasks")).json()["complete"]
+        own_server.kill()
+
+        async def away() -> bool:
+            return 'class="complaint"' in (await client.get("/fragments/tasks")).text
+
+        await eventually(away, 10)
+        assert (await client.get("/api/tasks")).status_code == 503
+    await redis.aclose()
+
+
+async def test_bars_follow_the_tasks(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card is sent again when a task of its worker changes, comes or goes."""
+    monkeypatch.setattr(worker_feed, "INTERVAL", 0.1)
+    monkeypatch.setattr(worker_feed, "TASK_INTERVAL", 0.1)
+    redis = Redis.from_url(own_server.url, protocol=2)
+    await redis.set(f"{KEY}a", beat(), ex=30)
+    with served(WebConfig(redis=own_server.url, port=0)) as console:
+        async with following(f"{console.url}events/workers") as events:
+            assert (await told(events, "a"))["tasks"] is None
+            for part in (0.1, 0.9):
+                value = beat(worker="a", progress=100 * part)
+                await redis.set("ginkgo:task_status:1", value)
+                assert (await told(events, "a"))["tasks"]["bars"][0]["part"] == part
+            await redis.delete("ginkgo:task_status:1")
+            assert (await told(events, "a"))["tasks"] is None
+    await redis.aclose()
 
 
 async def test_workers_are_followed(

@@ -1,27 +1,36 @@
-"""``bls-agent workers``: the workers that have a heartbeat, and the heartbeat's age."""
+"""``bls-agent workers`` and ``tasks``: who has a heartbeat, and how each task is."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, Final
 
 import anyio
 from typer import Argument
 
-from bls_agent.core.codec import cut_text
+from bls_agent.core.codec import JSONObject, cut_text
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.cli.app import command
-from bls_agent.ops.cli.errors import Exit, Failure
+from bls_agent.ops.cli.errors import Exit
 from bls_agent.ops.cli.options import WatchOption
-from bls_agent.ops.cli.output import Invocation, now_clock, rounded, span
+from bls_agent.ops.cli.output import Invocation, now_clock, span
 from bls_agent.ops.cli.tables import Layout, Table, wants_live
 from bls_agent.ops.terminal import Cell, json_text
 from bls_agent.ops.texts import Texts
-from bls_agent.workers import Worker, WorkerRegistry, WorkerStatus
+from bls_agent.workers import (
+    Task,
+    TaskList,
+    TaskState,
+    Worker,
+    WorkerRegistry,
+    WorkerStatus,
+)
 from bls_agent.workers.heartbeat_fields import KINDS
+from bls_agent.workers.task_list import MOST
 from bls_agent.workers.worker import HEARTBEATS
 
 WORKERS: Final = Layout(
@@ -43,6 +52,15 @@ STYLES: Final = {
     WorkerStatus.STOPPED: "dim",
     WorkerStatus.ERROR: "bold red",
 }
+_TASK_FIELDS: Final = {
+    "id": 0, "state": 0, "status": 60, "progress": 40, "age": 50, "worker": 70,
+    "message": 90,
+}  # fmt: skip
+TASKS: Final = Layout("tasks", _TASK_FIELDS)
+_TASK_STYLES: Final = dict(
+    zip(TaskState, ("bold red", "red", "green", "yellow", "", "dim"), strict=True)
+)
+BAR: Final = 10  # columns of a progress bar
 LONGEST: Final = 200  # bytes of a worker's other fields, at a terminal
 _END: Final = "_heartbeat"
 # Fields with their own column, or of use only to programs.
@@ -73,9 +91,9 @@ async def workers(
 ) -> Exit:
     """List the workers; exit 3 if one of them is unhealthy."""
     texts, people = invocation.texts, invocation.out.terminal
-    row = _kind_of(kind)
+    row = find_kind(kind)
     cells = partial(worker_cells, texts=texts, people=people)
-    table = Table[Worker](invocation, WORKERS, describe_worker, cells)
+    table = Table[Worker](invocation, WORKERS, Worker.describe, cells)
     async with WorkerRegistry(invocation.redis) as registry:
         if watch and wants_live(invocation):
             await _show_live(table, registry, row)
@@ -84,38 +102,20 @@ async def workers(
             await _print_changes(table, registry, row)
         with invocation.waiting("waiting_redis"):
             found = arrange_workers(await registry.alive(row))
-    if not found and row not in HEARTBEATS and get_close_matches(kind, KIND_NAMES):
-        raise _unknown(kind)
     table.fill(found, count_workers(found, texts))
-    table.write(empty="no_workers_of" if kind else "no_workers", kind=kind)
-    return Exit.DONE if all(map(is_well, found)) else Exit.UNHEALTHY
+    empty = "no_workers_of" if kind else "no_workers"
+    table.write(empty=empty, kind=kind, names=", ".join(KIND_NAMES))
+    return Exit.DONE if all(worker.healthy for worker in found) else Exit.UNHEALTHY
 
 
-def _kind_of(word: str) -> str | None:
-    """Return a row, the kind of generic heartbeats, or ``None`` for all kinds."""
-    rows = find_kinds(word)
-    if len(rows) > 1:
-        raise _unknown(word)
-    return rows[0] if rows else word or None
+def find_kind(word: str) -> str | None:
+    """Return the row that begins with a word, or the word as the kind in keys.
 
-
-def _unknown(word: str) -> Failure:
-    likely = get_close_matches(word, KIND_NAMES)
-    return Failure(
-        "no_such_kind",
-        Exit.USAGE,
-        hint="did_you_mean" if likely else "hint_kinds",
-        word=word,
-        names=", ".join(likely or KIND_NAMES),
-    )
-
-
-def find_kinds(word: str) -> list[str]:
-    """Find the kind with this name, or all kinds whose names begin with the word."""
+    Returns ``None`` for no word, which is every kind.
+    """
     wanted = _kind_name(word.replace("-", "_").casefold())
-    if wanted in KIND_NAMES:
-        return [wanted + _END]
-    return [name + _END for name in KIND_NAMES if wanted and name.startswith(wanted)]
+    rows = [name + _END for name in KIND_NAMES if wanted and name.startswith(wanted)]
+    return rows[0] if rows else word or None
 
 
 async def _print_changes(
@@ -128,7 +128,7 @@ async def _print_changes(
         if worker is None or change.error is not None:
             invocation.tell_outage(change.error)
             continue
-        record = describe_worker(worker, what=what, seenAt=now_clock(iso=True))
+        record = worker.describe() | {"what": what, "seenAt": now_clock(iso=True)}
         word = invocation.texts[f"worker_change_{what}"] if people else what
         table.write_change(worker, record, (now_clock(iso=not people), "dim"), word)
 
@@ -167,12 +167,6 @@ async def _show_live(
 
     table.cells = cells
     await table.show(follow)
-
-
-def is_well(worker: Worker) -> bool:
-    """Return whether the heartbeat is fresh and reports no error."""
-    in_error = worker.status is WorkerStatus.ERROR
-    return not (worker.problem or worker.stale or in_error)
 
 
 def _place(worker: Worker) -> int:
@@ -248,18 +242,57 @@ def _short(value: object) -> str:
     return cut_text(value if isinstance(value, str) else json_text(value), LONGEST)
 
 
-def describe_worker(worker: Worker, **more: object) -> dict[str, Any]:
-    """Describe a worker for programs: times in seconds, unknown values ``null``."""
-    record = {
-        "kind": worker.kind,
-        "id": worker.id,
-        "key": worker.key,
-        "status": worker.status,
-        "healthy": is_well(worker),
-        "stale": worker.stale,
-        "problem": worker.problem,
-        "age": rounded(worker.age),
-        "ttl": worker.ttl,
-        "heartbeat": worker.raw,
+def _now() -> float:
+    return time.time()  # noqa: TID251 - the outermost place
+
+
+@command("tasks")
+async def tasks(invocation: Invocation, watch: WatchOption = False) -> Exit:
+    """List the tasks, the worst first; exit 3 if one of them cannot be read."""
+    texts, people = invocation.texts, invocation.out.terminal
+
+    def describe(task: Task) -> JSONObject:
+        return task.describe(_now())
+
+    def fill(found: TaskList) -> None:
+        counts = Counter(task.state for task in found.tasks)
+        shown = [
+            f"{texts[f'task_{one}']} {n}" for one in TaskState if (n := counts[one])
+        ]
+        more = [] if found.complete else [invocation.say("tasks_cut", count=MOST)]
+        table.fill(found.tasks, " · ".join([*shown, *more]))
+
+    cells = partial(task_cells, texts=texts, people=people)
+    table = Table[Task](invocation, TASKS, describe, cells)
+    async with WorkerRegistry(invocation.redis) as registry:
+        if watch:
+            await table.watch(registry.tasks, fill, lambda task: (task.id, task))
+            return Exit.DONE
+        with invocation.waiting("waiting_redis"):
+            found = await registry.tasks()
+    fill(found)
+    table.write(empty="no_tasks")
+    if not found.complete:
+        invocation.hint("tasks_cut", count=MOST)
+    broken = any(task.state is TaskState.BROKEN for task in found.tasks)
+    return Exit.UNHEALTHY if broken else Exit.DONE
+
+
+def task_cells(task: Task, texts: Texts, *, people: bool = True) -> Mapping[str, Cell]:
+    """Return the cells of a task; for people in their language, with a bar."""
+    state, problem = task.state, task.problem
+    progress = "" if task.progress is None else f"{task.progress:g}"
+    if people and task.part is not None:
+        filled = round(task.part * BAR)
+        progress = f"{'█' * filled}{'░' * (BAR - filled)} {progress} %"
+    if people and problem:
+        problem = texts[f"worker_problem_{problem}"]
+    return {
+        "id": task.id,
+        "state": (texts[f"task_{state}"] if people else state, _TASK_STYLES[state]),
+        "status": (problem, "bold red") if problem else task.status,
+        "progress": progress,
+        "age": span(task.age(_now())),
+        "worker": task.worker,
+        "message": _short(task.message or task.raw or ""),
     }
-    return {**record, **more}

@@ -39,6 +39,7 @@ from bls_agent.core.codec import (
     parse_timestamp,
 )
 from bls_agent.core.errors import ContractError
+from bls_agent.core.keys import show_name
 from bls_agent.ops.fleet import Condition, ProjectView
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
@@ -46,7 +47,7 @@ from bls_agent.ops.web.chat import ANSWER, PAUSE, Post, refusal_in, write_lines
 from bls_agent.ops.web.config import WebhookTarget
 from bls_agent.ops.web.feeds.fleet import FleetFeed
 from bls_agent.ops.web.feeds.watch import clock
-from bls_agent.ops.web.requests import project_of_path, project_path, show_name
+from bls_agent.ops.web.requests import project_of_path, project_path
 from bls_agent.ops.web.rights import EVERY_ROLE, Grants
 
 if TYPE_CHECKING:

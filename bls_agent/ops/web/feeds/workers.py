@@ -1,17 +1,34 @@
-"""Workers: one watch for any number of pages, and the card of a worker."""
+"""Workers and tasks: one watch of each for any number of pages, and their cards."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any, Final
 
+import anyio
+
 from bls_agent.core.codec import JSONObject, encode
+from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.terminal import visible
-from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
+from bls_agent.ops.web.feeds.watch import (
+    SharedWatch,
+    clock,
+    later,
+    pause_after,
+    shorten,
+)
 from bls_agent.ops.web.requests import quote_name
-from bls_agent.workers import Worker, WorkerChange, WorkerRegistry
+from bls_agent.workers import (
+    Task,
+    TaskList,
+    TaskState,
+    Worker,
+    WorkerChange,
+    WorkerRegistry,
+)
 from bls_agent.workers.heartbeat_fields import KINDS
 from bls_agent.workers.worker import GENERIC, HEARTBEATS, WorkerDiff
 
@@ -32,6 +49,12 @@ STATES: Final[Mapping[str, str]] = MappingProxyType(
 )
 _RANKS: Final = {state: rank for rank, state in enumerate(STATES)}
 
+# State of a task → the name of its colour and shape.
+TASK_STATES: Final[Mapping[TaskState, str]] = dict(
+    zip(TaskState, ("odd", "fault", "going", "stale", "never", "online"), strict=True)
+)
+MOST_BARS: Final = 3  # running tasks that a card shows
+TASK_INTERVAL: Final = 2.0  # seconds between two reads of the tasks, at least
 LONGEST_FIGURE: Final = 40  # characters
 MOST_FIGURES: Final = 6
 INTERVAL: Final = 1.0  # seconds between two reads
@@ -105,8 +128,24 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else encode(value).decode()
 
 
+def make_bars(tasks: Sequence[Task], now: float) -> JSONObject:
+    """Count tasks by state, and describe the first running ones."""
+    running = [task for task in tasks if task.state is TaskState.RUNNING]
+    return {
+        "counts": Counter(task.state for task in tasks),
+        "bars": [
+            {
+                "id": shorten(task.id),
+                "part": task.part,
+                "age": later(task.age(now), 0.0),
+            }
+            for task in running[:MOST_BARS]
+        ],
+    }
+
+
 class WorkerFeed(SharedWatch[Worker]):
-    """The cards of all workers that are alive, and their changes."""
+    """The cards of all workers that are alive, with their tasks, and the changes."""
 
     kind = "workers"
 
@@ -115,9 +154,18 @@ class WorkerFeed(SharedWatch[Worker]):
         self._registry = registry
         self._changed: set[str] = set()  # raw keys
         self._ages: JSONObject = {}  # key → age of a worker that was only refreshed
+        self.tasks = TaskList([], complete=True)
+        self.tasks_away = ""  # why the tasks could not be read, in one word
+        self._shown: dict[str, list[Task]] = {}  # raw key → tasks of the worker
 
     def _card(self, thing: Worker, elapsed: float) -> JSONObject:
-        return make_worker_card(thing, elapsed)
+        tasks = self._shown.get(thing.key)
+        bars = (
+            make_bars(tasks, clock()) | {"worker": quote_name(thing.id)}
+            if tasks
+            else None
+        )
+        return make_worker_card(thing, elapsed) | {"tasks": bars}
 
     @staticmethod
     def place_of(card: JSONObject) -> tuple[int, int, str]:
@@ -131,16 +179,29 @@ class WorkerFeed(SharedWatch[Worker]):
         return {"ages": self._ages}
 
     async def _watch_once(self) -> None:
-        diff = WorkerDiff(refreshes=True)
+        diff, tasks_at = WorkerDiff(refreshes=True), 0.0
         async with aclosing(self._registry.look(diff, INTERVAL)) as looks:
             async for changes in looks:
                 if changes and changes[0].error is not None:
                     self._take_outage(changes[0].error)
-                else:
-                    self._take(changes, diff)
+                    continue
+                began = anyio.current_time()
+                if began >= tasks_at:
+                    await self._read_tasks()
+                    tasks_at = anyio.current_time() + pause_after(began, TASK_INTERVAL)
+                self._take(changes, diff)
+
+    async def _read_tasks(self) -> None:
+        try:
+            self.tasks, self.tasks_away = await self._registry.tasks(), ""
+        except RedisUnavailableError as error:  # the workers are watched all the same
+            self.tasks_away = error.kind
 
     def _take(self, changes: Sequence[WorkerChange], diff: WorkerDiff) -> None:
-        """Publish changed cards; of a worker that was only refreshed, only the age."""
+        """Publish changed cards; of a worker that was only refreshed, only the age.
+
+        A card has changed if its worker or one of the worker's tasks has changed.
+        """
         self._changed, self._ages = set(), {}
         for change in changes:
             worker = change.worker
@@ -148,6 +209,9 @@ class WorkerFeed(SharedWatch[Worker]):
                 self._ages[quote_name(worker.key)] = later(worker.age, 0.0)
             elif worker is not None:
                 self._changed.add(worker.key)
+        shown, self._shown = self._shown, self.tasks.of_workers(diff.workers.values())
+        both = shown.keys() | self._shown.keys()
+        self._changed |= {key for key in both if shown.get(key) != self._shown.get(key)}
         by_id = sorted(diff.workers.values(), key=lambda one: (one.kind, one.id))
         found = {quote_name(worker.key): worker for worker in by_id}
         self._replace(found, turned=bool(self._ages))

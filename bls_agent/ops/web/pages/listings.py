@@ -11,11 +11,12 @@ from starlette.routing import Route
 
 from bls_agent.core.codec import JSONObject, encode
 from bls_agent.core.errors import BlsError, ConfigurationError, RedisUnavailableError
+from bls_agent.core.redaction import redact
 from bls_agent.crawl.overview import FailedRequest
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
 from bls_agent.ops.web.feeds import assets, crawl, fleet, runs, workers
-from bls_agent.ops.web.feeds.watch import SharedWatch, clock
+from bls_agent.ops.web.feeds.watch import SharedWatch, clock, shorten
 from bls_agent.ops.web.pages.action_list import (
     ActionList,
     Row,
@@ -24,12 +25,16 @@ from bls_agent.ops.web.pages.action_list import (
     make_action,
     render_lists,
 )
-from bls_agent.ops.web.pages.rendering import render, render_if_new, texts_of
+from bls_agent.ops.web.pages.rendering import render, render_if_new, say_age, texts_of
 from bls_agent.ops.web.requests import ANY_ASSET, ANY_QUEUE, quote_name, run_in_path
 from bls_agent.ops.web.state import crawl_queue, requeue_failed, web_state
 from bls_agent.runs import EventCategory, RunState, RunSummary
+from bls_agent.workers import Task, TaskState
+from bls_agent.workers.task_list import MOST
 
 FAILED: Final = 100  # entries of the failed list that are shown
+SHOWN: Final = 100  # tasks of one state that are shown
+LONGEST_TEXT: Final = 2_000  # characters of a task's message
 _KINDS: Final = {kind: kind for kind in fleet.KINDS}
 
 
@@ -187,11 +192,78 @@ def _failed_row(texts: Texts, one: FailedRequest) -> Row:
     return Row(name=readable, facts=facts, text=failure["reason"], is_bad=True)
 
 
+async def _show_tasks(request: Request) -> Response:
+    lists = await _list_tasks(request)
+    worker = request.query_params.get("worker", "")
+    return render(
+        request, "tasks.html", here="/tasks", lists=lists, note="", worker=worker
+    )
+
+
+async def _show_task_lists(request: Request) -> Response:
+    return render_lists(request, await _list_tasks(request))
+
+
+async def _list_tasks(request: Request) -> list[ActionList]:
+    """Make a list of tasks for each state; the first list is the head of the page.
+
+    1. Redis was not read yet: the head says so, and no task is known.
+    2. Redis does not answer, or refuses: the head says why; the known tasks stay.
+    3. Otherwise the head counts the tasks, and says so if there are more.
+    """
+    feed, texts = web_state(request).workers, texts_of(request)
+    await feed.ready()
+    worker = request.query_params.get("worker", "")
+    known = [one for one in feed.tasks.tasks if worker in ("", one.worker)]
+    lists: list[ActionList] = []
+    counts: list[str] = []
+    for state in workers.TASK_STATES:
+        found = [one for one in known if one.state is state]
+        title = texts[f"js_task_{state}"]
+        rows = [_task_row(texts, one) for one in found[: SHOWN + 1]]
+        if found:
+            counts.append(f"{title} {len(found):,}")
+            lists.append(ActionList(key=state, title=title, rows=rows, limit=SHOWN))
+    if not feed.tasks.complete:
+        counts.append(texts["tasks_cut"].format(count=f"{MOST:,}"))
+    text = " · ".join(counts) or texts["no_tasks"]
+    away = feed.away or feed.tasks_away
+    problem = f"{texts['js_not_known']} {visible(away)}" if away else ""
+    if away == "no_permission":
+        problem = texts["tasks_forbidden"]
+    head = ActionList(
+        key="tasks",
+        title=texts["tasks"],
+        limit=0,
+        empty=text if feed.looked else texts["looking_for_tasks"],
+        problem=problem,
+    )
+    return [head, *lists]
+
+
+def _task_row(texts: Texts, task: Task) -> Row:
+    age, problem = task.age(clock()), texts.get(f"js_problem_{task.problem}", "")
+    percent = "" if task.progress is None else f"{task.progress:g} %"
+    since = "" if age is None else say_age(texts, age)
+    about = filter(None, (task.status, percent, task.worker, since))
+    parts = filter(None, (problem, task.message or task.raw))
+    return Row(
+        name=shorten(task.id),
+        about=" · ".join(map(shorten, about)),
+        text=shorten(redact(": ".join(parts)), LONGEST_TEXT),
+        is_bad=bool(problem) or task.state is TaskState.FAILED,
+        kind=workers.TASK_STATES[task.state],
+        progress=task.part,
+    )
+
+
 listing_routes: Final = [
     _cards_at("/", "wallboard.html", "fleet", _KINDS),
     _cards_at(
         "/workers", "workers.html", "workers", workers.STATES, groups=workers.GROUPS
     ),
+    Route("/tasks", _show_tasks),
+    Route("/fragments/tasks", _show_task_lists),
     _cards_at("/runs", "runs.html", "runs", runs.STATES),
     _cards_at("/assets", "assets.html", "assets", assets.STATES),
     _cards_at("/crawl", "queues.html", "crawl", crawl.STATES, names=crawl.FIGURES),

@@ -2,7 +2,7 @@
 
 import { arrange, begin, compare, Deck, StateCard } from "./card_deck.js";
 import { sayAge } from "./cards.js";
-import { say, sayOr, setText, tellTab } from "./chrome.js";
+import { root, say, sayOr, setText, tellTab } from "./chrome.js";
 
 const groups = new Map([...document.querySelectorAll(".group")].map((section) => [section.dataset.group, section]));
 
@@ -21,6 +21,7 @@ const deck = new Deck({
 class WorkerCard extends StateCard {
   told = null;
   at = 0;
+  tasksAt = 0;
   group = "";
   name = "";
 
@@ -34,6 +35,7 @@ class WorkerCard extends StateCard {
     this.find(".name").title = told.id;
     setText(this.find(".odd"), told.problem ? sayOr(`problem_${told.problem}`, told.problem) : "");
     setText(this.find(".said bdi"), told.said);
+    this.showTasks(told.tasks);
     this.find(".facts").replaceChildren(...told.figures.map(([name, text]) => fact(sayOr(`figure_${name}`, name), text)));
     this.tick();
   }
@@ -45,10 +47,44 @@ class WorkerCard extends StateCard {
     if (deck.seen.has(this)) this.tick();
   }
 
-  // Update the age.
+  // Update the ages.
   tick() {
-    if (this.told) setText(this.find(".age"), sayBeat(this.told, (performance.now() - this.at) / 1000));
+    if (!this.told) return;
+    const since = (performance.now() - this.at) / 1000;
+    setText(this.find(".age"), sayBeat(this.told, since));
+    const tasksSince = (performance.now() - this.tasksAt) / 1000;
+    this.element.querySelectorAll(".bar small").forEach((text, place) => setText(text, sayTask(this.told.tasks.bars[place], tasksSince)));
   }
+
+  // Show the tasks of the worker: their counts, and a bar for each of the first running ones.
+  showTasks(tasks) {
+    const link = this.find(".tasks");
+    this.tasksAt = performance.now();
+    link.hidden = !tasks;
+    if (!tasks) {
+      link.replaceChildren(link.firstElementChild);
+      return;
+    }
+    link.href = `${root}/tasks?worker=${tasks.worker}`;
+    const counts = ORDER.filter((state) => tasks.counts[state]).map((state) => `${say(`task_${state}`)} ${tasks.counts[state]}`);
+    setText(link.firstElementChild, counts.join(" · "));
+    link.replaceChildren(link.firstElementChild, ...tasks.bars.map(bar));
+  }
+}
+
+const ORDER = ["broken", "failed", "running", "waiting", "other", "done"];
+
+const sayTask = ({ part, age }, since) => [part === null ? "" : `${Math.round(part * 100)} %`, age === null ? "" : sayAge(age + since)].filter(Boolean).join(" · ");
+
+// Make the bar of a running task; without a known progress it has no value.
+function bar(told) {
+  const [line, name, progress, text] = ["span", "bdi", "progress", "small"].map((tag) => document.createElement(tag));
+  line.className = "bar";
+  name.textContent = told.id;
+  progress.max = 1;
+  if (told.part !== null) progress.value = told.part;
+  line.append(name, progress, text);
+  return line;
 }
 
 function sayBeat(told, since) {

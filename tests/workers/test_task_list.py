@@ -1,4 +1,4 @@
-"""TaskRegistry: every task of a server, whatever its keys hold, and never too many."""
+"""Every task of a server, whatever its keys hold, and never too many."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bls_agent.workers import (
     BacktestProgress,
     Task,
     TaskList,
-    TaskRegistry,
     TaskState,
     TaskStatus,
+    WorkerRegistry,
 )
-from bls_agent.workers.task_registry import merge_tasks
+from bls_agent.workers.task_list import merge_tasks
 from bls_agent.workers.tasks import find_state
 from tests.harness import url_with_rights
 from tests.workers.test_tasks import CORPUS
@@ -82,7 +82,7 @@ def test_ages() -> None:
 
 
 async def look(url: str, limit: int = 10_000) -> TaskList:
-    async with TaskRegistry(url) as registry:
+    async with WorkerRegistry(url) as registry:
         return await registry.tasks(limit)
 
 
