@@ -14,9 +14,11 @@ from bls_agent.ops.cli.tables import Layout, Table
 from bls_agent.ops.terminal import json_text
 
 # The fields of a command, in a row and in JSON.
-FIELDS: Final = dict.fromkeys(("time", "id", "command", "args", "source"), 0)
+FIELDS: Final[dict[str, int]] = dict.fromkeys(
+    ("time", "id", "command", "args", "source"), 0
+)
 QUEUE: Final = Layout("queue", FIELDS)
-IN_HAND: Final = Layout("queue", dict.fromkeys(("instance", "alive"), 0) | FIELDS)
+IN_HAND: Final = Layout("queue", {"instance": 0, "alive": 0} | FIELDS)
 
 
 @command("queue")
