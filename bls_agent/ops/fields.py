@@ -240,7 +240,8 @@ def _kind_of(schema: Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices is not None:
         known = tuple(_list(choices))
-        if 0 < len(known) <= MOST_CHOICES and all(map(_is_plain, known)):
+        is_plain = all(isinstance(one, str | int | float | None) for one in known)
+        if 0 < len(known) <= MOST_CHOICES and is_plain:
             return FieldKind.CHOICE, known
         return FieldKind.JSON, ()
     kind = schema.get("type", "object" if "properties" in schema else None)
@@ -249,10 +250,6 @@ def _kind_of(schema: Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
     if kind == "string" and schema.get("format") in [*_FORMATS]:
         return FieldKind(schema["format"]), ()
     return FieldKind(str(kind)) if kind in [*_TYPES] else FieldKind.JSON, ()
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float | bool | None)
 
 
 def _text(value: object) -> str:

@@ -88,22 +88,25 @@ def list_rows(typed: Mapping[str, str], path: str) -> list[str]:
     return [one for one in dict.fromkeys(numbers) if _ROW.fullmatch(one)][:MOST_ROWS]
 
 
+def is_full(typed: Mapping[str, str]) -> bool:
+    """Return whether a form has no room for the inputs of another row."""
+    return len(typed) > FORM_FIELDS - 2 * MOST_FIELDS
+
+
 def change_rows(
-    typed: Mapping[str, str], add: str, remove: str
+    typed: Mapping[str, str], *, add: str = "", remove: str = ""
 ) -> tuple[dict[str, str], str]:
     """Add a row to the list at a path, or remove the row at a path.
 
-    Returns the inputs, and the beginning of the name of the input to focus. Raises
-    ``MisfitError`` if the form would get too long.
+    Returns the inputs, and the beginning of the name of the input to focus.
     """
-    path, _, removed = ("", "", "") if add else remove.rpartition(".")
-    rows = [row for row in list_rows(typed, add or path) if row != removed]
-    if not add:
-        return {**typed, f"rows.{path}": " ".join(rows)}, f"arg.{path}"
-    if len(rows) >= MOST_ROWS or len(typed) > FORM_FIELDS - 2 * MOST_FIELDS:
-        raise MisfitError("too_many_rows")
-    new = str(1 + max(map(int, rows), default=-1))
-    return {**typed, f"rows.{add}": " ".join([*rows, new])}, f"arg.{add}.{new}"
+    path, _, removed = (add, "", "") if add else remove.rpartition(".")
+    rows = [row for row in list_rows(typed, path) if row != removed]
+    focus = f"arg.{path}"
+    if add:
+        rows.append(str(1 + max(map(int, rows), default=-1)))
+        focus = f"{focus}.{rows[-1]}"
+    return {**typed, f"rows.{path}": " ".join(rows)}, focus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,7 +390,6 @@ def _fits_format(form: TextForm, value: object) -> bool:
 
 
 _FORMATS: Final = FormatChecker(())
-_FORMAT_CODES: Final = {"date-time": "moment", "decimal": "number"}
 for _form in TEXT_FORMS.values():
     _FORMATS.checks(_form.format, ValueError)(partial(_fits_format, _form))
 # A pattern may run for ever; the other left-out keywords are slow and rare.
@@ -397,30 +399,18 @@ _WORDS: Final[Mapping[str, Any]] = {
     if word not in {"pattern", "patternProperties", "uniqueItems", "$dynamicRef"}
     and not word.startswith("unevaluated")
 }
-_CODES: Final = {  # keyword → text of the catalogue, and the name of the value in it
-    "minimum": ("at_least", "least"),
-    "maximum": ("at_most", "most"),
-    "exclusiveMinimum": ("more_than", "least"),
-    "exclusiveMaximum": ("less_than", "most"),
-    "minLength": ("too_short", "least"),
-    "maxLength": ("too_long", "most"),
-    "minItems": ("too_few", "least"),
-    "maxItems": ("too_many", "most"),
-}
-_TYPES: Final = {"string": "text"} | {
-    kind: kind for kind in ("boolean", "integer", "number", "array", "object")
+_LIMITS: Final = {
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("minLength", "maxLength", "minItems", "maxItems"),
 }
 
 
 def _misfit_of(error: ValidationError) -> MisfitError:
     word, value = str(error.validator), cast("Any", error.validator_value)
-    if word in _CODES:
-        code, name = _CODES[word]
-        return MisfitError(code, **{name: value})
-    if word == "type" and isinstance(value, str) and value in _TYPES:
-        return MisfitError(_TYPES[value])
-    if word == "format":
-        return MisfitError(_FORMAT_CODES.get(value, value))
+    if word in _LIMITS:
+        return MisfitError(word, limit=value)
+    if word in {"type", "format"} and value in [*FieldKind]:
+        return MisfitError(value)
     if word in {"enum", "const"}:
         choices = encode(value if word == "enum" else [value]).decode()[1:-1]
         return MisfitError("one_of", choices=choices)

@@ -35,6 +35,7 @@ from bls_agent.ops.web.forms import (
     MisfitError,
     change_rows,
     find_manual,
+    is_full,
     list_rows,
     path_of,
     read_manual,
@@ -183,17 +184,10 @@ async def _review(request: Request) -> Response:
     manual = await _find_manual(request, project)
     chosen = typed.get("chosen", OTHER)
     _, entry = _find_chosen(manual, chosen)
-    add, remove = (request.query_params.get(word, "") for word in ("add", "remove"))
-    if add or remove:
-        try:
-            typed, focus = change_rows(typed, add, remove)
-            wrong: dict[str, str] = {}
-        except MisfitError as error:
-            focus = f"arg.{add}"
-            wrong = {focus: _format_misfit(error, texts)}
-        return _render_form(
-            request, project, manual, chosen, typed=typed, errors=wrong, focus=focus
-        )
+    query = request.query_params
+    if change := {word: query[word] for word in ("add", "remove") if word in query}:
+        typed, focus = change_rows(typed, **change)
+        return _render_form(request, project, manual, chosen, typed=typed, focus=focus)
     command = entry.name if entry else typed.get("command", "")
     submission = read_submission(entry.form if entry else None, typed)
     errors: dict[str, str] = {}  # in the order of the form
@@ -313,6 +307,7 @@ def _render_form(
         shorten=partial(shorten, longest=LONGEST_DEFAULT),
         options=_options,
         rows=partial(list_rows, typed),
+        is_full=is_full(typed),
         path_of=path_of,
         shapes={"array": "[]", "object": "{}"},
     )
