@@ -8,11 +8,20 @@ from datetime import UTC, datetime
 from itertools import product
 from typing import Final, NamedTuple, cast
 
+import anyio.lowlevel
+
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.workers.progress import BacktestProgress
-from bls_agent.workers.reading import SHOWN, Value, common_pattern, head_of, read_values
+from bls_agent.workers.reading import (
+    SHOWN,
+    Value,
+    common_pattern,
+    head_of,
+    portions_of,
+    read_values,
+)
 from bls_agent.workers.tasks import Task, TaskState, TaskStatus
 from bls_agent.workers.worker import Worker
 
@@ -73,7 +82,10 @@ async def read_tasks(pool: ConnectionPool, limit: int) -> TaskList:
         async for value in values:
             task_id = keys[value.key][0]
             parts.setdefault(task_id, []).append(_decode(task_id, value))
-    tasks = [merge_tasks(read) for read in parts.values()]
+    tasks: list[Task] = []
+    for portion in portions_of([*parts.values()]):
+        tasks += map(merge_tasks, portion)
+        await anyio.lowlevel.checkpoint()
     tasks.sort(key=lambda task: (_RANKS[task.state], task.id))
     return TaskList(tasks, complete)
 

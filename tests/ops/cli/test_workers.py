@@ -330,7 +330,7 @@ async def test_a_live_table_of_tasks(own_server: DevServer) -> None:
         ["tasks", "--watch"], 120, {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"}
     )
     shown = Seen(user)
-    shown.until("按 q 结束")
+    shown.until("没有任务的状态或进度")
     async with TaskStatus(own_server.url) as tasks:
         await tasks.set("均线-7", "running", progress=40)
         shown.until("运行中 1")

@@ -260,7 +260,7 @@ async def tasks(invocation: Invocation, watch: WatchOption = False) -> Exit:
             f"{texts[f'task_{one}']} {n}" for one in TaskState if (n := counts[one])
         ]
         more = [] if found.complete else [invocation.say("tasks_cut", count=MOST)]
-        table.fill(found.tasks, " · ".join([*shown, *more]))
+        table.fill(found.tasks, " · ".join([*shown, *more]) or texts["no_tasks"])
 
     cells = partial(task_cells, texts=texts, people=people)
     table = Table[Task](invocation, TASKS, describe, cells)
