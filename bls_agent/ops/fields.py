@@ -22,6 +22,7 @@ DEEPEST: Final = 5  # levels of nested fields
 MOST_CHOICES: Final = 200
 LONGEST_TEXT: Final = 500  # characters of a description or title
 LONGEST_NAME: Final = 200
+LARGEST_LIMIT: Final = 1e300  # of a number; a larger integer is no float
 MOST_HOPS: Final = 10  # references that follow each other for one field
 DEEPEST_TYPE: Final = 4  # levels of a type that are named
 
@@ -155,7 +156,7 @@ class _Reader:
             fields, item = self._read_inside(read, kind, around)
             kind = kind if fields or item else FieldKind.JSON
         limits = ((form, read.get(word)) for word, form in _LIMITS.items())
-        numbers = (form.format(n) for form, n in limits if type(n) in (int, float))
+        numbers = (form.format(n) for form, n in limits if _is_short_number(n))
         return Field(
             name=name,
             kind=kind,
@@ -250,6 +251,10 @@ def _kind_of(schema: Schema) -> tuple[FieldKind, tuple[JSONValue, ...]]:
     if kind == "string" and schema.get("format") in [*_FORMATS]:
         return FieldKind(schema["format"]), ()
     return FieldKind(str(kind)) if kind in [*_TYPES] else FieldKind.JSON, ()
+
+
+def _is_short_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < LARGEST_LIMIT
 
 
 def _text(value: object) -> str:
