@@ -43,15 +43,15 @@ from bls_agent.ops.web.requests import (
     run_in_path,
 )
 from bls_agent.ops.web.state import (
+    Settlement,
     check_project,
     existing_project,
     forget_project,
     is_known,
     requester,
     send_command,
-    settle_dead_letters,
+    settle_commands,
     web_state,
-    withdraw_command,
 )
 from bls_agent.project.console.search import LogFilter, LogSearch
 from bls_agent.project.log.reading import LogPage
@@ -145,7 +145,7 @@ def _commands_answer(
     return json_answer({"projectName": show_name(project), "commands": commands})
 
 
-def _settle_at(path: str, method: str, *, requeues: bool) -> Route:
+def _settle_at(path: str, method: str, how: Settlement) -> Route:
     """Queue dead letters again or discard them: one by ``id``, or with ``all=true``."""
 
     async def settle(request: Request) -> Response:
@@ -156,9 +156,7 @@ def _settle_at(path: str, method: str, *, requeues: bool) -> Route:
             raise FieldError({"all": "it has to be true or false"})
         if bool(number) == (every == "true"):
             raise FieldError({"id": "send it, or all=true, and not both"})
-        settled = await settle_dead_letters(
-            request, project, number or None, requeues=requeues
-        )
+        settled = await settle_commands(request, project, number or None, how)
         if number and not settled:
             raise HTTPException(404, "no dead letter has this id")
         return _commands_answer(request, project, settled)
@@ -190,10 +188,10 @@ async def _delete_command(request: Request) -> Response:
     number = request.query_params.get("id", "")
     if not number:
         raise FieldError({"id": "it is missing"})
-    withdrawn = await withdraw_command(request, project, number)
-    if withdrawn is None:
+    withdrawn = await settle_commands(request, project, number, "withdraw")
+    if not withdrawn:
         raise HTTPException(404, "it does not wait: it was taken, or never sent")
-    fields = withdrawn.describe(web_state(request).console.redactor)
+    fields = withdrawn[0].describe(web_state(request).console.redactor)
     content = {"projectName": show_name(project), **fields}
     return json_answer(content)
 
@@ -453,8 +451,8 @@ api_routes: Final[list[BaseRoute]] = [
     Route("/api/commands", _delete_command, methods=["DELETE"]),
     Route("/api/in-hand", _get_in_hand),
     _commands_at("/api/dead-letters", Console.dead_letters),
-    _settle_at("/api/dead-letters/requeue", "POST", requeues=True),
-    _settle_at("/api/dead-letters", "DELETE", requeues=False),
+    _settle_at("/api/dead-letters/requeue", "POST", "requeue"),
+    _settle_at("/api/dead-letters", "DELETE", "discard"),
     Route("/api/logs", _get_logs),
     _list_at("/api/projects", "projects", "fleet", _describe_project, str),
     Route(f"/api/projects/{ANY_NAME}", _get_project),

@@ -7,7 +7,8 @@ import os
 import re
 import time
 from collections import Counter
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias
 
 import anyio
 from starlette.exceptions import HTTPException
@@ -44,6 +45,13 @@ from bls_agent.workers import WorkerRegistry
 logger = logging.getLogger(__name__)
 
 LONGEST: Final = 512  # bytes of a project's name
+
+Settlement: TypeAlias = Literal["withdraw", "requeue", "discard"]
+_SETTLED: Final[Mapping[Settlement, str]] = {
+    "withdraw": "withdrew commands",
+    "requeue": "queued dead letters again",
+    "discard": "discarded dead letters",
+}
 
 
 class WebState:
@@ -179,28 +187,21 @@ async def ask_help(request: Request, project: str, timeout: float) -> Outcome:
     )
 
 
-async def withdraw_command(
-    request: Request, project: str, number: str
-) -> Command | None:
-    sent_by = _count_command(request)
-    withdrawn = await web_state(request).console.withdraw(project, number)
-    if withdrawn is not None:
-        logger.info("%s withdrew %r from %r", sent_by, visible(number), project)
-    return withdrawn
-
-
-async def settle_dead_letters(
-    request: Request, project: str, number: str | None, *, requeues: bool
+async def settle_commands(
+    request: Request, project: str, number: str | None, how: Settlement
 ) -> list[Command]:
-    """Queue the dead letters with an id again, or discard them; all if it is ``None``."""
+    """Settle the commands with an id; with ``None``, all dead letters."""
     sent_by = _count_command(request)
     console = web_state(request).console
-    settle = console.requeue if requeues else console.discard
-    settled = await settle(project, number, all=number is None)
+    if how == "withdraw":
+        withdrawn = await console.withdraw(project, number or "")
+        settled = [withdrawn] if withdrawn else []
+    else:
+        settle = console.requeue if how == "requeue" else console.discard
+        settled = await settle(project, number, all=number is None)
     if settled:
-        what = "queued dead letters again" if requeues else "discarded dead letters"
         ids = ", ".join(repr(visible(one.id)) for one in settled)
-        logger.info("%s %s of %r: %s", sent_by, what, project, ids)
+        logger.info("%s %s of %r: %s", sent_by, _SETTLED[how], project, ids)
     return settled
 
 

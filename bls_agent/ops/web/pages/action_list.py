@@ -69,16 +69,6 @@ class ActionList:
     actions: Sequence[Action] = ()  # of each row
     head: Sequence[Action] = ()  # beside the title
 
-    @property
-    def shown(self) -> Sequence[Row]:
-        return self.rows[: self.limit]
-
-    @property
-    def count(self) -> str:
-        """The number of rows; ``20+`` if the list has more rows than are shown."""
-        more = "+" if len(self.rows) > self.limit else ""
-        return f"{len(self.shown)}{more}"
-
 
 def make_action(texts: Texts, name: str, path: str, /, **values: str) -> Action:
     """Make an action whose label is a text, and whose question is the text ``…_sure``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -28,10 +27,10 @@ from bls_agent.ops.web.pages.rendering import texts_of
 from bls_agent.ops.web.requests import FIELD, project_in_query, quote_name, read_form
 from bls_agent.ops.web.rights import may_post
 from bls_agent.ops.web.state import (
+    Settlement,
     forget_project,
-    settle_dead_letters,
+    settle_commands,
     web_state,
-    withdraw_command,
 )
 from bls_agent.project.console.queue import CommandsInHand
 from bls_agent.project.messages import Command, Status
@@ -43,18 +42,29 @@ async def _show_queue(request: Request) -> Response:
     return await _render_queue(request, project_in_query(request.scope))
 
 
-async def _withdraw(request: Request) -> Response:
-    project = project_in_query(request.scope)
-    texts = texts_of(request)
-    number = (await read_form(request)).get("id", "")
-    try:
-        withdrawn = await withdraw_command(request, project, number)
-    except BlsError as error:
-        note = describe_failure(texts, "not_withdrawn", error)
-    else:
-        text = texts["withdrawn" if withdrawn else "not_waiting"]
-        note = text.format(id=visible(number))
-    return await _render_queue(request, project, note)
+def _settle_at(
+    path: str, how: Settlement, done: str, nothing: str, failed: str
+) -> Route:
+    """Settle the commands with the form's ``id``, or all of them.
+
+    ``done``, ``nothing`` and ``failed`` name the texts of the note.
+    """
+
+    async def settle(request: Request) -> Response:
+        project, texts = project_in_query(request.scope), texts_of(request)
+        number = None  # for all
+        if request.query_params.get("all") != "true":
+            number = (await read_form(request)).get("id", "")
+        try:
+            settled = await settle_commands(request, project, number, how)
+        except BlsError as error:
+            note = describe_failure(texts, failed, error)
+        else:
+            text = texts[done if settled or number is None else nothing]
+            note = text.format(count=f"{len(settled):,}", id=visible(number or ""))
+        return await _render_queue(request, project, note)
+
+    return Route(path, settle, methods=["POST"])
 
 
 async def _forget(request: Request) -> Response:
@@ -69,26 +79,6 @@ async def _forget(request: Request) -> Response:
         return await _render_queue(request, project, note)
     root: str = request.scope.get("root_path", "")
     return Response(headers={"hx-redirect": f"{root}/"})
-
-
-async def _settle(request: Request, *, requeues: bool) -> Response:
-    """Queue dead letters again or discard them: by the form's ``id``, or all of them."""
-    project, texts = project_in_query(request.scope), texts_of(request)
-    number = None  # for all
-    if request.query_params.get("all") != "true":
-        number = (await read_form(request)).get("id", "")
-    done, failed = "requeued", "not_requeued"
-    if not requeues:
-        done, failed = "discarded", "not_discarded"
-    try:
-        settled = await settle_dead_letters(request, project, number, requeues=requeues)
-    except BlsError as error:
-        note = describe_failure(texts, failed, error)
-    else:
-        note = texts[done].format(count=f"{len(settled):,}")
-        if number and not settled:
-            note = texts["not_dead"].format(id=visible(number))
-    return await _render_queue(request, project, note)
 
 
 async def _render_queue(request: Request, project: str, note: str = "") -> Response:
@@ -166,10 +156,14 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
 
 queue_routes: Final = [
     Route("/fragments/queue", _show_queue),
-    Route("/fragments/withdraw", _withdraw, methods=["POST"]),
-    Route("/fragments/dead/requeue", partial(_settle, requeues=True), methods=["POST"]),
-    Route(
-        "/fragments/dead/discard", partial(_settle, requeues=False), methods=["POST"]
+    _settle_at(
+        "/fragments/withdraw", "withdraw", "withdrawn", "not_waiting", "not_withdrawn"
+    ),
+    _settle_at(
+        "/fragments/dead/requeue", "requeue", "requeued", "not_dead", "not_requeued"
+    ),
+    _settle_at(
+        "/fragments/dead/discard", "discard", "discarded", "not_dead", "not_discarded"
     ),
     Route("/fragments/forget", _forget, methods=["POST"]),
 ]
