@@ -35,6 +35,7 @@ from bls_agent.workers import (
     DataWorkerHeartbeat,
     ExecutionNodeHeartbeat,
     SchedulerHeartbeat,
+    TaskStatus,
     TaskTimerHeartbeat,
     WorkerHeartbeat,
     WorkerStatus,
@@ -242,6 +243,28 @@ async def write_queues(url: str) -> None:
             for number in range(failed):
                 await redis.rpush(manager.get_failed_queue_key(), f"{number}")
         await redis.set("crawlo:旧系统:queue:requests", "x")
+
+
+# Id, status, percent, worker, message.
+TASKS = [
+    ("均线-10", "running", 62.0, "回测-1", "2024-07-01"),
+    ("均线-11", "running", 31.5, "回测-1", "2022-03-14"),
+    ("均线-20", "running", 87.0, "回测-2", "2025-11-03"),
+    ("均线-30", "running", 5.0, "回测-3", "2020-01-20"),
+    ("均线-41", "failed", 44.0, "回测-4", "缺少 600519.SH 2023-05-04 的行情"),
+    ("均线-51", "排队", 0.0, "", ""), ("均线-52", "排队", 0.0, "", ""),
+    ("均线-01", "completed", 100.0, "回测-1", ""),
+    ("均线-02", "completed", 100.0, "回测-3", ""),
+]  # fmt: skip
+
+
+async def write_tasks(url: str) -> None:
+    """Write what the workers of the backtests do."""
+    async with TaskStatus(url) as tasks:
+        for task, status, progress, worker, message in TASKS:
+            more = {"worker": worker, "message": message}
+            known = {name: text for name, text in more.items() if text}
+            await tasks.set(task, status, progress=progress, **known)
 
 
 def write_workers(redis: Redis) -> None:
@@ -461,6 +484,7 @@ PICTURES: list[Picture] = [
     ("console-assets-zh.png", page_at("/assets"), "zh", "light", (1280, 600)),
     ("console-queues-zh.png", page_at("/crawl"), "zh", "light", (1280, 420)),
     ("console-run-en.png", show_run, "en", "light", (1280, 800)),
+    ("console-tasks-zh.png", page_at("/tasks"), "zh", "light", (1280, 720)),
     ("console-table-en.png", page_at("/?view=table"), "en", "light", (1280, 700)),
 ]
 FIRST_HOUR: list[Picture] = [
@@ -494,6 +518,7 @@ def main() -> None:
         anyio.run(write_run, server.url)
         anyio.run(write_assets, server.url)
         anyio.run(write_queues, server.url)
+        anyio.run(write_tasks, server.url)
         books, owner = RunKeys(42).all[1:]
         redis.hset(books, "owner", "writer")
         redis.set(owner, "writer", ex=3_600)
