@@ -67,6 +67,7 @@ class Dispatcher:
         self.running = 0  # commands whose handler runs now
         self.received = 0  # commands that the receiver has returned so far
         self.taking = True  # whether commands are received
+        self._resting = anyio.Lock()  # held while the receiver rests or is stopped
 
     @property
     def stopping(self) -> bool:
@@ -127,23 +128,31 @@ class Dispatcher:
             finally:
                 ended.set()
 
-        if self.stopping or self._group is None:
+        group = self._group
+        if self.stopping or group is None or group.cancel_scope.cancel_called:
             self._runner.report_unstarted(message)
             ended.set()
         else:
             self.running += 1
-            start_soon(self._group, run)
+            start_soon(group, run)
         return ended
 
     async def hold(self) -> None:
         """Receive no more commands; put back those that were not started."""
         self.taking = False
         await self._end_intake()
-        await self._receiver.rest()
-        self._pending.extend(self._receiver.leftovers())
-        if self._pending:
-            await self._give_back()
-        self._announce_change()
+        await self.rest()
+
+    async def rest(self) -> None:
+        """Let the receiver finish what it has begun, and put back what it has taken."""
+        async with self._resting:
+            if self.stopping:
+                return
+            await self._receiver.rest()
+            self._pending.extend(self._receiver.leftovers())
+            if self._pending:
+                await self._give_back()
+                self._announce_change()
 
     def take(self) -> None:
         """Receive commands again, after :meth:`hold` has ended."""
@@ -157,7 +166,8 @@ class Dispatcher:
         with anyio.move_on_after(CANCEL_GRACE):
             await self._end_intake()
         with anyio.CancelScope(deadline=deadline + INTAKE_GRACE):
-            await self._receiver.stop()
+            async with self._resting:
+                await self._receiver.stop()
         self._pending.extend(self._receiver.leftovers())
         await self._give_back_or_run(deadline)
         with anyio.CancelScope(deadline=deadline):

@@ -13,7 +13,7 @@ What happens to a command while the agent is paused, draining or drained:
 5. The inbox of a replica is treated as the control list: cases 1 and 2.
 
 While the agent takes commands and is busy, ``pause`` and ``drain`` are taken as in case
-1, so that they do not wait behind a backlog. A pause outlasts an outage of Redis, because
+1 if they are among the newest commands, so that they do not wait behind a backlog. A pause outlasts an outage of Redis, because
 only this process knows it, and ends with the session.
 """
 
@@ -39,7 +39,7 @@ from bls_agent.project.status.intake import IntakePublisher
 
 LOOK_EVERY: Final = 1.0  # seconds between two looks at the end of a list
 LOOK_THROUGH: Final = 10.0  # seconds between two looks at the whole list
-SHARE: Final = 10  # a look is repeated after so many times its duration, or later
+SHARE: Final = 10  # a look waits so many times as long as the last look has taken
 REFUSED: Final = 30.0  # seconds until the next look after a refusal
 PAGE: Final = 50  # commands in one read, because a command may be long
 REASON_LIMIT: Final = 1_000  # bytes
@@ -61,23 +61,23 @@ class BuiltinSearch:
         self._is_wanted = is_wanted
         self._look_at = self._look_through_at = float("-inf")
 
-    async def find(self) -> Sequence[bytes]:
-        """Return built-in commands in the list, oldest first.
+    async def find(self, *, whole: bool) -> Sequence[bytes]:
+        """Return wanted commands, oldest first, of the newest ones or of the whole list.
 
-        Each call reads the end of the list, and now and then the whole list. Raises
-        RedisUnavailableError. After a refusal no command is found for 30 s.
+        The whole list is read at most every 10 s. Raises RedisUnavailableError; after a
+        refusal no command is found for 30 s.
         """
         if anyio.current_time() < self._look_at:
             return ()
         try:
-            return await self._find()
+            return await self._find(whole=whole)
         except RedisRefusedError:
             self._look_at = anyio.current_time() + REFUSED
             raise
 
-    async def _find(self) -> Sequence[bytes]:
-        began = anyio.current_time()
-        whole, last = began >= self._look_through_at, -1
+    async def _find(self, *, whole: bool) -> Sequence[bytes]:
+        began, last = anyio.current_time(), -1
+        whole = whole and began >= self._look_through_at
         found: list[bytes] = []
         while True:
             window = (self._key, last - PAGE + 1, last)
@@ -87,10 +87,9 @@ class BuiltinSearch:
             if not whole or len(page) < PAGE:
                 break
         now = anyio.current_time()
-        rest = SHARE * (now - began)  # so that a long list or slow link is read seldom
-        self._look_at = now + min(rest, LOOK_THROUGH)
+        self._look_at = now + SHARE * (now - began)
         if whole:
-            self._look_through_at = now + max(rest, LOOK_THROUGH)
+            self._look_through_at = max(self._look_at, now + LOOK_THROUGH)
         return found[::-1]
 
     def _matches(self, payload: bytes) -> bool:
@@ -246,7 +245,7 @@ class IntakeSwitch:
         before, received = self._received, self._dispatcher.received
         self._received = received
         if self.state is not IntakeState.OPEN:
-            await self._receiver.rest()
+            await self._dispatcher.rest()
         elif received == before and not self._dispatcher.running:
             return  # an idle agent receives ``pause`` at once
         for search in self._searches:
@@ -255,7 +254,8 @@ class IntakeSwitch:
 
     async def _take_builtins(self, search: BuiltinSearch) -> None:
         state = self.state
-        for payload in await search.find():
+        whole = state is not IntakeState.OPEN
+        for payload in await search.find(whole=whole):
             if self.state is not state or self._dispatcher.stopping:
                 return
             if payload != self._receiver.standing and await search.take(payload):
