@@ -142,6 +142,9 @@ class IntakeSwitch:
         self._changed_at = time.monotonic()
         self._changed = anyio.Event()
         self._lock = anyio.Lock()  # held while the intake is held or taken up again
+        self._publishing = (
+            anyio.Lock()
+        )  # so that no report is written after the last one
         self._is_held = False  # whether Dispatcher.hold() has ended
         self._drains = 0  # commands that run and wait in drain()
         self._received = 0
@@ -269,17 +272,18 @@ class IntakeSwitch:
         return command in names and self._is_builtin(command)
 
     async def _publish(self) -> None:
-        if self.state is IntakeState.OPEN:
-            await self._publisher.withdraw()
-        else:
-            await self._publisher.publish(
-                self.state, self._reason, self._changed_at, self._in_hand
-            )
+        async with self._publishing:
+            if self.state is IntakeState.OPEN or self._dispatcher.stopping:
+                await self._publisher.withdraw()
+            else:
+                await self._publisher.publish(
+                    self.state, self._reason, self._changed_at, self._in_hand
+                )
 
     async def close(self) -> None:
-        """Remove the report about this process, if Redis answers."""
+        """Remove the report about this process, if Redis answers. The agent stops."""
         with suppress(RedisUnavailableError):
-            await self._publisher.withdraw()
+            await self._publish()
 
 
 _TEXTS: Final = {
