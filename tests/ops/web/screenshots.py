@@ -10,6 +10,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -342,6 +345,24 @@ def write_first_statuses(redis: Redis) -> None:
     Foreign(redis, REFUSED).status("故障", 58)
 
 
+@dataclass
+class Line:
+    """A row of the form."""
+
+    sku: str
+    price: Decimal
+    count: int = 1
+
+
+@dataclass
+class Order:
+    """A group of the form."""
+
+    lines: list[Line]
+    due: datetime | None = None
+    mode: Literal["普通", "加急"] = "普通"
+
+
 @contextmanager
 def order_system(url: str, redis: Redis) -> Iterator[ProjectAgent]:
     """Run the one real agent, with a log behind it."""
@@ -364,6 +385,11 @@ def order_system(url: str, redis: Redis) -> Iterator[ProjectAgent]:
         if file.endswith(".bak"):
             raise FileNotFoundError(file)
         return {"imported": 986, "skipped": 14, "mode": mode}
+
+    @agent.command("下单")
+    def place(order: Order) -> Decimal:
+        """登记一张订单，并通知仓库。"""
+        return sum((line.price * line.count for line in order.lines), Decimal(0))
 
     past = [
         record(
@@ -463,6 +489,22 @@ def show_letters(looked: Watched) -> None:
     looked.page.locator("#queue, .lists").first.wait_for()
 
 
+def show_form(looked: Watched) -> None:
+    """Open a project, and fill in a form with two rows."""
+    page = looked.page
+    looked.open_project(MAIN)
+    ask(looked)
+    page.select_option("select[name=chosen]", label="下单")
+    for row, (sku, price) in enumerate((("茶-龙井-250", "68.50"), ("茶-普洱-357", ""))):
+        page.click("[hx-post*='add=order.lines']")
+        page.fill(f"[name='arg.order.lines.{row}.sku']", sku)
+        page.fill(f"[name='arg.order.lines.{row}.price']", price)
+    page.fill("[name='arg.order.due']", "2026-01-31T18:00")
+    page.click("#command button.main")
+    page.locator(".complaint").wait_for()
+    page.evaluate("scrollTo(0, 0)")
+
+
 def show_run(looked: Watched) -> None:
     """Open a run, with one event unfolded."""
     looked.open("/runs/42")
@@ -477,6 +519,8 @@ PICTURES: list[Picture] = [
     ("console-wallboard-en.png", page_at("/"), "en", "dark", (1280, 760)),
     ("console-project-zh.png", show_project, "zh", "dark", (1280, 900)),
     ("console-project-en.png", show_details, "en", "light", (1280, 860)),
+    ("console-form-zh.png", show_form, "zh", "light", (1280, 900)),
+    ("console-form-en.png", show_form, "en", "dark", (1280, 900)),
     ("console-narrow-wallboard.png", page_at("/"), "zh", "dark", (360, 740)),
     ("console-narrow-project.png", show_narrow_project, "en", "light", (360, 740)),
     ("console-workers-zh.png", page_at("/workers"), "zh", "light", (1280, 760)),
