@@ -26,7 +26,7 @@ class KnownAsset:
 
     id: str
     path: str = ""  # path of the manifest, ``""`` if unknown
-    sha: str = ""  # SHA of the manifest
+    sha: str = ""  # SHA of the file's content, ``""`` if unknown
     is_sound: bool = True  # whether hash, index and category sets agree
 
 

@@ -191,12 +191,12 @@ _T: Final = RedisType
 _C: Final = Contract
 
 # fmt: off
-# 002, the console protocol
+# Contract 002, the console protocol
 PROJECT_STATUS: Final = KeyTemplate("{project}_项目状态", _T.STRING, 60, _C.CONSOLE, "status_ttl")
 PROJECT_CONSOLE: Final = KeyTemplate("{project}_项目控制台", _T.LIST, None, _C.CONSOLE)
 CONTROL: Final = KeyTemplate("{project}_控制", _T.LIST, None, _C.CONSOLE)
 
-# 003, run events
+# Contract 003, run events
 RUN_EVENTS: Final = KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS)
 
 # Keys of this package for a contract's key: {place} is place_beside() of that key.
@@ -224,7 +224,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_status": PROJECT_STATUS,
     "project_console": PROJECT_CONSOLE,
     "control": CONTROL,
-    # this package's, for 002: reliable receiving, replicas, leases
+    # This package's own keys for contract 002: reliable receiving, replicas, leases
     "inflight": INFLIGHT,
     "inflight_lists": INFLIGHT_LISTS,
     "deliveries": DELIVERIES,
@@ -234,10 +234,10 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "instances": INSTANCES,
     "intake": INTAKE,
     "owner": OWNER,
-    # 003, run events; and this package's metadata of a run
+    # Contract 003, run events; and this package's metadata of a run
     "run_events": RUN_EVENTS,
     "run_books": RUN_BOOKS,
-    # 001, worker heartbeats: processes, tasks, caches
+    # Contract 001, worker heartbeats: processes, tasks, caches
     "generic_heartbeat": KeyTemplate("heartbeat:{kind!}:{worker_id}", _T.STRING, 30, _C.WORKERS, taken=("data_worker", "node", "scheduler", "task_timer", "component")),
     "data_worker_heartbeat": KeyTemplate("heartbeat:data_worker:{node_id}", _T.STRING, 30, _C.WORKERS),
     "backtest_worker_heartbeat": KeyTemplate("backtest:worker:{worker_id}", _T.STRING, 30, _C.WORKERS),
@@ -255,7 +255,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "backtest_task_progress": KeyTemplate("backtest:task:{task_id}:progress", _T.STRING, 7_200, _C.WORKERS),
     "sync_progress": KeyTemplate("{type}_update_{code}", _T.SET, 30 * _DAY, _C.WORKERS, ambiguous=True),
     "func_cache": KeyTemplate("ginkgo_func_cache_{func}_{key}", _T.STRING, 3_600, _C.WORKERS, ambiguous=True),
-    # 000, the asset library; section 6 of this contract reserves the last four
+    # Contract 000, the asset library; its section 6 reserves the last four keys
     "asset_metadata": KeyTemplate("asset:metadata:{id}", _T.HASH, None, _C.ASSETS),
     "asset_category": KeyTemplate("asset:category:{category}", _T.SET, None, _C.ASSETS),
     "asset_index": KeyTemplate("asset:index", _T.HASH, None, _C.ASSETS),
@@ -267,7 +267,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_config": KeyTemplate("project:config:{project_id}", _T.HASH, None, _C.ASSETS),
     "pending_tasks": KeyTemplate("task:queue:pending", _T.LIST, None, _C.ASSETS),
     "queued_task_status": KeyTemplate("task:status:{task_id}", _T.HASH, None, _C.ASSETS),
-    # 004, crawl queues; the last five are this package's, for the requests or a filter
+    # Contract 004, crawl queues; the last five keys are this package's own
     "crawl_requests": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests", _T.ZSET, None, _C.CRAWL),
     "crawl_requests_data": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests:data", _T.HASH, None, _C.CRAWL),
     "crawl_processing": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing", _T.ZSET, None, _C.CRAWL),

@@ -76,7 +76,7 @@ class Field:
     choices: tuple[JSONValue, ...] = ()
     shape: str = ""  # of a JSON field: "array", "object", or anything
     limits: str = ""  # of a number
-    fields: tuple[Field, ...] = ()  # of an object
+    fields: tuple[Field, ...] = ()  # the fields of an object
     item: Field | None = None  # of a list
 
     @property
