@@ -1,6 +1,6 @@
 // Cards of a page, which people search and choose by state. Only the ages of cards in the window are updated.
 
-import { byId, fromAddress, root, say, setText, toAddress } from "./chrome.js";
+import { byId, copy, fromAddress, root, say, setText, toAddress } from "./chrome.js";
 import { follow, showAway, showLink } from "./stream.js";
 
 // Put cards into the order of sorted, from the element next on; move only the cards that are out of order.
@@ -10,9 +10,6 @@ export function arrange(list, sorted, next = list.firstElementChild) {
     else list.insertBefore(card.element, next);
   }
 }
-
-// Make an element from one of the page's templates.
-export const copy = (id) => byId(id).content.firstElementChild.cloneNode(true);
 
 // A card with a key and a state. It inserts texts only, never markup.
 export class StateCard {

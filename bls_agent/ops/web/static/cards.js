@@ -1,7 +1,7 @@
 // Cards of projects, filled from messages of the server, with texts only, never with markup.
 
-import { copy, StateCard } from "./card_deck.js";
-import { root, say, setText } from "./chrome.js";
+import { StateCard } from "./card_deck.js";
+import { copy, root, say, setText } from "./chrome.js";
 
 export const isBad = ({ state }) => state === "fault" || state === "error";
 

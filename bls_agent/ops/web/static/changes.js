@@ -1,6 +1,6 @@
 // The changes of statuses, the newest first: for one project, or for all projects with a filter and older pages.
 
-import { byId, fromAddress, root, say, setText, toAddress, visible } from "./chrome.js";
+import { byId, copy, fromAddress, part, root, say, setText, toAddress, visible } from "./chrome.js";
 import { markDays, sayMoment, sayTime, timeOf } from "./clock.js";
 import { showAway } from "./stream.js";
 
@@ -18,41 +18,30 @@ let last = 0; // id of the newest change on the page
 let before = null; // id before which older changes are read, null if there are none
 
 function badge(kind) {
-  const element = byId(`badge-${kind}`).content.firstElementChild.cloneNode(true);
-  const held = document.createElement("span");
+  const held = part("span", "");
   held.dataset.kind = kind; // the kind sets the colour
-  held.append(element);
+  held.append(copy(`badge-${kind}`));
   return held;
 }
 
 function makeRow(change) {
-  const item = document.createElement("li");
+  const item = part("li", "");
   item.append(timeOf(change.timestamp, sayTime));
   if (change.since) {
-    const unknown = document.createElement("span");
-    unknown.className = "unknown";
-    unknown.textContent = say("change_unknown", { since: sayMoment(change.since), to: sayMoment(change.timestamp) });
-    item.append(unknown);
+    item.append(part("span", "unknown", say("change_unknown", { since: sayMoment(change.since), to: sayMoment(change.timestamp) })));
     return { id: change.id, element: item, stamp: change.timestamp };
   }
   if (!query) {
-    const link = document.createElement("a");
+    const link = part("a", "");
     link.href = root + change.path;
-    const name = document.createElement("bdi");
-    name.textContent = link.title = visible(change.projectName);
-    link.append(name);
+    link.title = visible(change.projectName);
+    link.append(part("bdi", "", link.title));
     item.append(link);
   }
-  const turn = document.createElement("span");
-  turn.className = "turn";
+  const turn = part("span", "turn");
   turn.append(change.from ? badge(change.from) : say("change_new"), " → ", badge(change.to));
   item.append(turn);
-  if (change.reason) {
-    const why = document.createElement("bdi");
-    why.className = "why";
-    why.textContent = visible(change.reason);
-    item.append(why);
-  }
+  if (change.reason) item.append(part("bdi", "why", visible(change.reason)));
   return { id: change.id, element: item, stamp: change.timestamp };
 }
 

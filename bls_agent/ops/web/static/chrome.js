@@ -17,8 +17,19 @@ export const sayOr = (name, fallback) => (Object.hasOwn(texts, name) ? say(name)
 
 export const byId = (id) => document.getElementById(id);
 
+// Make an element from one of the page's templates.
+export const copy = (id) => byId(id).content.firstElementChild.cloneNode(true);
+
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+// Make an element of a class with a text.
+export function part(kind, name, text) {
+  const element = document.createElement(kind);
+  element.className = name;
+  if (text !== undefined) element.textContent = text;
+  return element;
 }
 
 const OBEYED = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;

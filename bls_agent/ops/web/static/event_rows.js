@@ -1,7 +1,7 @@
 // The events of a run as rows, with texts only; details are unfolded on demand.
 
-import { plain, say, visible, visibleLines } from "./chrome.js";
-import { block, exactly, exactTime, part, textsOfLines, unfolder } from "./records.js";
+import { part, plain, say, visible, visibleLines } from "./chrome.js";
+import { block, exactly, exactTime, textsOfLines, unfolder } from "./records.js";
 
 export const CATEGORIES = new Set(["lifecycle", "llm", "dispatch", "system", "agent"]);
 const BAD = new Set(["failed", "error"]);

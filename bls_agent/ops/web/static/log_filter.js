@@ -1,6 +1,6 @@
 // The filter of a log: read from the inputs, kept in the page's address, and written as a query for the server.
 
-import { byId } from "./chrome.js";
+import { byId, toAddress } from "./chrome.js";
 
 const LATE = 300; // ms to wait after the last key
 const RANKS = { debug: 0, info: 1, warn: 2, error: 3 };
@@ -34,10 +34,7 @@ export class LogFilter {
     this.values = Object.fromEntries(query);
     this.needle = (this.values.q ?? "").toLowerCase();
     if (before === undefined || before === this.query) return false;
-    const address = new URL(location.href);
-    for (const name of Object.keys(FIELDS)) address.searchParams.delete(name);
-    for (const [name, text] of query) address.searchParams.set(name, text);
-    history.replaceState(null, "", address);
+    toAddress({ ...Object.fromEntries(Object.keys(FIELDS).map((name) => [name, ""])), ...this.values });
     return true;
   }
 

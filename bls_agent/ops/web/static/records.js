@@ -1,6 +1,6 @@
 // One record of a log as a row, with texts only; details are unfolded on demand.
 
-import { plain, say, sayOr, visible, visibleLines } from "./chrome.js";
+import { part, plain, say, sayOr, visible, visibleLines } from "./chrome.js";
 import { sayTime, timeOf } from "./clock.js";
 import { sayDuration } from "./sent.js";
 
@@ -9,13 +9,6 @@ const NOT_BESIDE = new Set([...NOT_TOLD, "commandId", "statusReason"]); // usefu
 const FRAME = /^  File ".*?([/\\]bls_agent[/\\][^"]*)?", line /;
 const LONGEST_ANSWER = 110; // characters of a result or of arguments beside their command
 const LONGEST_FIELDS = 160; // characters of metadata beside a message
-
-export function part(kind, name, text) {
-  const element = document.createElement(kind);
-  element.className = name;
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
 
 // The time of a record or an event, with milliseconds.
 export const exactTime = (stamp) => timeOf(stamp, (one) => sayTime(one, { exact: true }));

@@ -1,6 +1,6 @@
 // The commands that were sent since this page was opened, each with its outcome.
 
-import { byId, plain, say, sayOr, setText, visible, visibleLines } from "./chrome.js";
+import { byId, part, plain, say, sayOr, setText, visible, visibleLines } from "./chrome.js";
 import { sayMoment, sayUtc } from "./clock.js";
 
 const MOST = 100; // commands on the page
@@ -15,13 +15,6 @@ const early = new Map(); // command id → outcome
 
 export function sayDuration(ms) {
   return ms < 1000 ? say("milliseconds", { n: ms < 10 ? ms.toFixed(1) : ms.toFixed(0) }) : say("seconds", { n: (ms / 1000).toFixed(1) });
-}
-
-function part(kind, name, text) {
-  const element = document.createElement(kind);
-  element.className = name;
-  element.textContent = text;
-  return element;
 }
 
 // Show a sent command: {id, timestamp, command, args, by}.

@@ -1,8 +1,8 @@
 // Rows in the order of a column that people choose, in groups that they can fold; the page's address has order and groups.
 // A row is an object with an element and a name, such as a card of a deck. The same rows may stand in a table or as cards.
 
-import { arrange, compare, copy } from "./card_deck.js";
-import { byId, fromAddress, say, setText, toAddress } from "./chrome.js";
+import { arrange, compare } from "./card_deck.js";
+import { byId, copy, fromAddress, say, setText, toAddress } from "./chrome.js";
 
 const CALM = 5_000; // ms without a hand on the rows after which their order may follow their figures
 const PARTS = /(?<=[-_/.:])/; // a name is cut behind these
