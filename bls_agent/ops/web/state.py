@@ -87,9 +87,7 @@ class WebState:
                 load_texts("web", config.language or "en"),
             )
         listeners = [] if self.webhook is None else [self.webhook.put]
-        self.kept: KeptChanges | None = None
-        if config.keep_changes:
-            self.kept = KeptChanges(redis, KEPT)
+        self.kept = KeptChanges(redis, KEPT) if config.keep_changes else None
         self.journal = Journal(self.fleet, listeners, self.kept)
         self.manuals = HelpCache()
         self.sessions = Sessions(

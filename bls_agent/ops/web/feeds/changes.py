@@ -202,7 +202,10 @@ class Journal:
 
     async def run(self) -> None:
         if self._kept is not None:
-            self.restore(read_kept(await self._kept.load()))
+            kept = read_kept(await self._kept.load())
+            self._changes.extend(kept)
+            self._count = len(kept)
+            self._known = {one.project: one.after for one in kept if one.after}
         place = 0
         with self._fleet.wanted():
             while not self._fleet.closed:
@@ -212,11 +215,6 @@ class Journal:
                     self.check(anyio.current_time())
                 except Exception:  # the console runs on; its log has the cause
                     logger.exception("the journal of status changes missed a look")
-
-    def restore(self, changes: Sequence[StatusChange]) -> None:
-        self._changes.extend(changes)
-        self._count = len(changes)
-        self._known = {one.project: one.after for one in changes if one.after}
 
     def check(self, now: float) -> None:
         if self._fleet.unavailable is not None:
