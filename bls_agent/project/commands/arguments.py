@@ -80,14 +80,15 @@ class Fields:
         bound: dict[str, Any] = {}
         faults: dict[str, str] = {}
         for name, value in values.items():
+            check = self.checks.get(name) or self.extra or NOTHING
             try:
-                bound[name] = self.checks.get(name, self.extra or NOTHING).convert(
-                    value
-                )
+                bound[name] = check.convert(value)
             except Misfit as misfit:
                 faults[name] = str(misfit)
-        absent = (name for name in self.required if name not in values)
-        return bound, faults | dict.fromkeys(absent, _MISSING)
+        for name in self.required:
+            if name not in values:
+                faults[name] = _MISSING
+        return bound, faults
 
     def describe(self) -> JSONObject:
         """Return the fields as JSON Schema."""
