@@ -86,6 +86,17 @@ class Field:
         return text or "".join(encode(one).decode() for one in self.default)
 
 
+def read_commands(result: object) -> dict[str, Schema]:
+    """Read an agent's answer to ``help``; return its commands by name."""
+    commands: dict[str, Schema] = {}
+    for item in _list(result):
+        command = _mapping(item) or {}
+        name = command.get("name")
+        if isinstance(name, str) and name.strip():
+            commands.setdefault(name, command)
+    return commands
+
+
 def read_fields(schema: object) -> tuple[Field, ...] | None:
     """Return the arguments; ``None`` if it is no object of at most 50 arguments."""
     root = _mapping(schema)

@@ -8,12 +8,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import (
     TYPE_CHECKING,
     Annotated,
-    Any,
     Final,
     Literal,
     TypeAlias,
     TypeVar,
-    cast,
 )
 
 from typer import Argument, Context, Option
@@ -62,6 +60,7 @@ def complete_command(context: Context, incomplete: str) -> list[str]:
     A log names commands that have run, and has answers to ``help``. Nothing is sent.
     """
     from bls_agent.core.settings import BUILTINS
+    from bls_agent.ops.fields import read_commands
 
     async def find(console: Console) -> list[str]:
         found = [*BUILTINS]
@@ -71,19 +70,10 @@ def complete_command(context: Context, incomplete: str) -> list[str]:
                 continue
             found.append(outcome.command)
             if outcome.command == "help":
-                found += told_commands(outcome.result)
+                found += read_commands(outcome.result)
         return found
 
     return offer(context, incomplete, _make_console, find)
-
-
-def told_commands(result: object) -> dict[str, dict[str, Any]]:
-    """Read an agent's answer to ``help``; return its commands by name."""
-    items = cast("list[object]", result) if isinstance(result, list) else []
-    commands = [
-        cast("dict[str, Any]", item) for item in items if isinstance(item, dict)
-    ]
-    return {str(one["name"]): one for one in commands if "name" in one}
 
 
 def _make_console(redis: str, *, timeout: float) -> Console:

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field as part
 from decimal import Decimal
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any, Final, cast
 
 from jsonschema import Draft202012Validator, FormatChecker, ValidationError, validators
@@ -37,6 +38,7 @@ from bls_agent.ops.fields import (
     Field,
     FieldKind,
     Schema,
+    read_commands,
     read_fields,
 )
 from bls_agent.ops.web.requests import FORM_FIELDS
@@ -133,28 +135,17 @@ class Manual:
 
 
 def read_manual(result: JSONValue) -> tuple[Entry, ...]:
-    if not isinstance(result, list):
-        return ()
-    entries: dict[str, Entry] = {}
-    for item in result[:MOST_ENTRIES]:
-        entry = _read_entry(item)
-        if entry is not None:
-            entries.setdefault(entry.name, entry)
-    return tuple(sorted(entries.values(), key=lambda entry: entry.name))
-
-
-def _read_entry(item: JSONValue) -> Entry | None:
-    if not isinstance(item, dict):
-        return None
-    parts = cast("dict[str, Any]", item)
-    name, about = parts.get("name"), parts.get("description")
-    if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
-        return None
-    return Entry(
-        name=name,
-        description=about[:LONGEST_ABOUT] if isinstance(about, str) else "",
-        parameters=parts.get("parameters"),
-    )
+    commands = islice(read_commands(result).items(), MOST_ENTRIES)
+    entries = [
+        Entry(
+            name=name,
+            description=str(one.get("description") or "")[:LONGEST_ABOUT],
+            parameters=one.get("parameters"),
+        )
+        for name, one in commands
+        if len(name) <= LONGEST_NAME
+    ]
+    return tuple(sorted(entries, key=lambda entry: entry.name))
 
 
 def find_manual(log: Sequence[LogEntry]) -> tuple[Entry, ...]:

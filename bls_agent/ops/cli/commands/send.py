@@ -34,10 +34,9 @@ from bls_agent.ops.cli.options import (
     CommandArgument,
     ProjectArgument,
     TimeoutOption,
-    told_commands,
 )
 from bls_agent.ops.cli.output import Invocation
-from bls_agent.ops.fields import Field, list_nested, read_fields
+from bls_agent.ops.fields import Field, list_nested, read_commands, read_fields
 from bls_agent.ops.terminal import json_text
 from bls_agent.project.messages import Outcome, Status
 
@@ -73,7 +72,7 @@ async def commands(
     if not outcome.succeeded or outcome.truncated:
         _show_outcome(invocation, outcome)
         return Exit.FAILED
-    found = told_commands(outcome.result)
+    found = read_commands(outcome.result)
     if name and name not in found:
         likely = find_likely(name, found)
         raise misspelt("no_such_command_there", likely, "", word=name)
