@@ -78,14 +78,12 @@ class Chat(NamedTuple):
     longest: int
 
 
-CHATS: Final[Mapping[str, Chat]] = MappingProxyType(
-    {
-        "feishu": Chat(write_feishu, 12_000),
-        "dingtalk": Chat(write_dingtalk, 12_000),
-        "wecom": Chat(write_wecom, 2_000),
-        "slack": Chat(write_slack, 3_000),
-    }
-)
+CHATS: Final[Mapping[str, Chat]] = {
+    "feishu": Chat(write_feishu, 12_000),
+    "dingtalk": Chat(write_dingtalk, 12_000),
+    "wecom": Chat(write_wecom, 2_000),
+    "slack": Chat(write_slack, 3_000),
+}
 
 
 def write_lines(

@@ -28,10 +28,9 @@ from bls_agent.ops.web.requests import (
     read_form,
 )
 from bls_agent.ops.web.rights import (
-    ALL,
     EVERY_ROLE,
     NO_ROLE,
-    OPEN,
+    Right,
     Role,
     RoleError,
     authorize,
@@ -62,10 +61,8 @@ def refuse_request(request: Request, refusal: HTTPException) -> Response:
     needs = ""
     if isinstance(refusal, RoleError):
         texts, needs = texts_of(request), refusal.role.word
-        project = "" if refusal.project == ALL else refusal.project
-        shown = texts["needs_role"].format(
-            role=needs, project=project or texts["all_projects"]
-        )
+        place = refusal.project or texts["all_projects"]
+        shown = texts["needs_role"].format(role=needs, project=place)
     return refuse_with(
         request, status, reason, shown=shown, needs=needs, headers=refusal.headers
     )
@@ -137,7 +134,11 @@ class SecurityMiddleware:
             raise HTTPException(429, "too many requests", {"retry-after": "1"})
         await self._log_program_in(request)
         right, parts = find_right(request, request.scope)
-        if right is not OPEN and self._state.config.users and not request.state.user:
+        if (
+            right is not Right.OPEN
+            and self._state.config.users
+            and not request.state.user
+        ):
             return _to_login(request)
         if right is not None:
             authorize(request, right, parts)

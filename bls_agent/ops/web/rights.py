@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from fnmatch import fnmatchcase
-from typing import Final, NamedTuple
+from typing import Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -52,88 +52,57 @@ class About(Enum):
     EVERYTHING = "everything"  # all projects, because the things belong to no project
 
 
-class Right(NamedTuple):
+class Right(Enum):
     """The role that a route needs, and for which projects."""
 
-    role: Role
-    about: About
+    OPEN = Role.NOBODY, About.NOTHING
+    SEE_OWN = Role.VIEWER, About.SEEN
+    SEE_PROJECT = Role.VIEWER, About.PROJECT
+    SEE_QUEUE = Role.VIEWER, About.QUEUE
+    SEE_ALL = Role.VIEWER, About.EVERYTHING
+    OPERATE_PROJECT = Role.OPERATOR, About.PROJECT
+    OPERATE_IN_BODY = Role.OPERATOR, About.BODY
+    OPERATE_QUEUE = Role.OPERATOR, About.QUEUE
+    ADMIN_PROJECT = Role.ADMIN, About.PROJECT
+
+    def __init__(self, role: Role, about: About) -> None:
+        self.role, self.about = role, about
 
 
-OPEN: Final = Right(Role.NOBODY, About.NOTHING)
-SEE_OWN: Final = Right(Role.VIEWER, About.SEEN)
-SEE_PROJECT: Final = Right(Role.VIEWER, About.PROJECT)
-SEE_QUEUE: Final = Right(Role.VIEWER, About.QUEUE)
-SEE_ALL: Final = Right(Role.VIEWER, About.EVERYTHING)
-OPERATE_PROJECT: Final = Right(Role.OPERATOR, About.PROJECT)
-OPERATE_QUEUE: Final = Right(Role.OPERATOR, About.QUEUE)
-ADMIN_PROJECT: Final = Right(Role.ADMIN, About.PROJECT)
-
+_TABLE: Final = """
+OPEN             GET /login, POST /login, GET /static, GET /api/health
+SEE_OWN          POST /logout, GET /api/openapi.json
+SEE_OWN          GET /, GET /events/fleet, GET /api/projects
+SEE_OWN          GET /changes, GET /api/changes
+SEE_OWN          GET /crawl, GET /events/crawl, GET /api/crawl
+SEE_PROJECT      GET /projects/{project}, GET /api/projects/{project}
+SEE_PROJECT      GET /fragments/card, GET /fragments/instances
+SEE_PROJECT      GET /api/logs, GET /api/logs/stream
+SEE_PROJECT      GET /fragments/queue, GET /api/commands
+SEE_PROJECT      GET /api/in-hand, GET /api/dead-letters
+OPERATE_PROJECT  GET /fragments/commands, POST /fragments/help
+OPERATE_PROJECT  POST /fragments/review, POST /fragments/send
+OPERATE_IN_BODY  POST /api/commands
+OPERATE_PROJECT  POST /fragments/withdraw, DELETE /api/commands
+OPERATE_PROJECT  POST /fragments/dead/requeue, POST /api/dead-letters/requeue
+ADMIN_PROJECT    POST /fragments/dead/discard, DELETE /api/dead-letters
+ADMIN_PROJECT    POST /fragments/forget, DELETE /api/projects/{project}
+SEE_QUEUE        GET /crawl/{queue}, GET /fragments/crawl/{queue}
+SEE_QUEUE        GET /fragments/failed/{queue}
+OPERATE_QUEUE    POST /fragments/requeue/{queue}
+SEE_ALL          GET /workers, GET /events/workers, GET /api/workers
+SEE_ALL          GET /tasks, GET /fragments/tasks, GET /api/tasks
+SEE_ALL          GET /runs, GET /events/runs, GET /api/runs
+SEE_ALL          GET /runs/{run}, GET /events/runs/{run}, GET /api/runs/{run}
+SEE_ALL          GET /api/runs/{run}/events
+SEE_ALL          GET /assets, GET /events/assets, GET /api/assets
+SEE_ALL          GET /assets/{asset}, GET /api/assets/{asset}
+SEE_ALL          GET /fragments/assets, GET /fragments/assets/{asset}
+"""
 RIGHTS: Final[Mapping[str, Right]] = {
-    "GET /login": OPEN,
-    "POST /login": OPEN,
-    "GET /static": OPEN,
-    "GET /api/health": OPEN,
-    "POST /logout": SEE_OWN,
-    "GET /api/openapi.json": SEE_OWN,
-    # Projects
-    "GET /": SEE_OWN,
-    "GET /events/fleet": SEE_OWN,
-    "GET /api/projects": SEE_OWN,
-    "GET /changes": SEE_OWN,
-    "GET /api/changes": SEE_OWN,
-    "GET /projects/{project}": SEE_PROJECT,
-    "GET /api/projects/{project}": SEE_PROJECT,
-    "DELETE /api/projects/{project}": ADMIN_PROJECT,
-    "POST /fragments/forget": ADMIN_PROJECT,
-    "GET /fragments/card": SEE_PROJECT,
-    "GET /fragments/instances": SEE_PROJECT,
-    "GET /api/logs": SEE_PROJECT,
-    "GET /api/logs/stream": SEE_PROJECT,
-    # Commands
-    "GET /api/commands": SEE_PROJECT,
-    "POST /api/commands": Right(Role.OPERATOR, About.BODY),
-    "DELETE /api/commands": OPERATE_PROJECT,
-    "GET /api/in-hand": SEE_PROJECT,
-    "GET /api/dead-letters": SEE_PROJECT,
-    "POST /api/dead-letters/requeue": OPERATE_PROJECT,
-    "DELETE /api/dead-letters": ADMIN_PROJECT,
-    "POST /fragments/dead/requeue": OPERATE_PROJECT,
-    "POST /fragments/dead/discard": ADMIN_PROJECT,
-    "GET /fragments/queue": SEE_PROJECT,
-    "POST /fragments/withdraw": OPERATE_PROJECT,
-    "GET /fragments/commands": OPERATE_PROJECT,
-    "POST /fragments/help": OPERATE_PROJECT,
-    "POST /fragments/review": OPERATE_PROJECT,
-    "POST /fragments/send": OPERATE_PROJECT,
-    # Crawl queues
-    "GET /crawl": SEE_OWN,
-    "GET /events/crawl": SEE_OWN,
-    "GET /api/crawl": SEE_OWN,
-    "GET /crawl/{queue}": SEE_QUEUE,
-    "GET /fragments/crawl/{queue}": SEE_QUEUE,
-    "GET /fragments/failed/{queue}": SEE_QUEUE,
-    "POST /fragments/requeue/{queue}": OPERATE_QUEUE,
-    # Things that belong to no project
-    "GET /workers": SEE_ALL,
-    "GET /events/workers": SEE_ALL,
-    "GET /api/workers": SEE_ALL,
-    "GET /tasks": SEE_ALL,
-    "GET /fragments/tasks": SEE_ALL,
-    "GET /api/tasks": SEE_ALL,
-    "GET /runs": SEE_ALL,
-    "GET /runs/{run}": SEE_ALL,
-    "GET /events/runs": SEE_ALL,
-    "GET /events/runs/{run}": SEE_ALL,
-    "GET /api/runs": SEE_ALL,
-    "GET /api/runs/{run}": SEE_ALL,
-    "GET /api/runs/{run}/events": SEE_ALL,
-    "GET /assets": SEE_ALL,
-    "GET /assets/{asset}": SEE_ALL,
-    "GET /fragments/assets": SEE_ALL,
-    "GET /fragments/assets/{asset}": SEE_ALL,
-    "GET /events/assets": SEE_ALL,
-    "GET /api/assets": SEE_ALL,
-    "GET /api/assets/{asset}": SEE_ALL,
+    route: Right[right]
+    for right, routes in (row.split(maxsplit=1) for row in _TABLE.strip().splitlines())
+    for route in routes.split(", ")
 }
 
 
@@ -164,17 +133,14 @@ class Grants:
     @property
     def everywhere(self) -> Role:
         """The role for all projects, and for things that belong to no project."""
-        return self._highest(lambda glob: glob == ALL)
+        return self.of("")  # only stars match the empty name
 
     @property
     def somewhere(self) -> Role:
-        return self._highest(bool)
+        return max((role for role, _ in self.pairs), default=Role.NOBODY)
 
     def of(self, project: str) -> Role:
-        return self._highest(lambda glob: fnmatchcase(project, glob))
-
-    def _highest(self, takes: Callable[[str], bool]) -> Role:
-        found = (role for role, glob in self.pairs if takes(glob))
+        found = (role for role, glob in self.pairs if fnmatchcase(project, glob))
         return max(found, default=Role.NOBODY)
 
     def sees(self, project: str) -> bool:
@@ -186,12 +152,11 @@ EVERY_ROLE: Final = Grants(((Role.ADMIN, ALL),))  # of a user whose line names n
 
 
 class RoleError(HTTPException):
-    """The user lacks a role for a project, for all projects (``*``) or for any."""
+    """The user lacks a role for a project, or for all projects (``""``)."""
 
-    def __init__(self, role: Role, project: str = "") -> None:
+    def __init__(self, role: Role, project: str) -> None:
         self.role, self.project = role, project
-        named = f"the project {visible(project)}" if project else "the project"
-        place = "all projects" if project == ALL else named
+        place = f"the project {visible(project)}" if project else "all projects"
         super().__init__(403, f"this needs the role {role.word} for {place}")
 
 
@@ -231,18 +196,16 @@ def authorize(request: Request, right: Right, parts: Mapping[str, str]) -> None:
     """Raise ``RoleError`` if the user lacks the right; store the user's role."""
     request.state.right = right
     match right.about:
-        case About.NOTHING | About.SEEN | About.BODY:
-            request.state.role = request.state.grants.somewhere
-        case About.EVERYTHING:
-            request.state.role = request.state.grants.everywhere
         case About.PROJECT:
             check_role(request, project_in_path(request.scope))
         case About.QUEUE:
-            queue = Namespace.parse(parts["queue"])
-            check_role(request, queue.project)
-    if request.state.role < right.role:
-        whole = right.about is About.EVERYTHING
-        raise RoleError(right.role, ALL if whole else "")
+            check_role(request, Namespace.parse(parts["queue"]).project)
+        case About.EVERYTHING:
+            check_role(request, "")
+        case _:
+            request.state.role = request.state.grants.somewhere
+            if request.state.role < right.role:
+                raise RoleError(right.role, "")
 
 
 def check_role(request: Request, project: str) -> None:
