@@ -17,7 +17,11 @@ from bls_agent import Console, ProjectAgent
 from bls_agent.core.codec import encode
 from bls_agent.devserver import DevServer
 from bls_agent.project.commands import pausing
-from bls_agent.project.status.intake import intake_key, read_reports
+from bls_agent.project.status.intake import (
+    describe_reports,
+    intake_key,
+    read_reports,
+)
 from tests.harness import (
     History,
     command_bytes,
@@ -316,9 +320,11 @@ def test_a_report_that_has_expired_or_cannot_be_read_is_left_out() -> None:
     ]
     found = read_reports(entries, 2.0)
     assert list(found) == ["a", "f"]
-    assert found["a"].to_dict() == {
+    assert describe_reports(found)[0] == {
+        "instance": "a",
         "state": "paused",
         "reason": "",
         "since": "1970-01-01T00:00:01.000Z",
+        "age": 1.0,
         "inHand": 2,
     }

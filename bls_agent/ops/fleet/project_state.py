@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
-from bls_agent.core.codec import JSONObject, cut_text
+from bls_agent.core.codec import cut_text
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
 from bls_agent.core.keys import (
     CONTROL,
@@ -102,7 +102,6 @@ class ProjectView:
             records of the last five minutes were not read.
         changed_at: Unix time, by the server's clock, of the last change of status or
             presence that was seen; otherwise of the first read.
-        read_at: Unix time, by the server's clock, at which the view was made.
     """
 
     project: str
@@ -125,15 +124,6 @@ class ProjectView:
     last_error_age: float | None = None
     at_least: bool = False
     changed_at: float = 0.0
-    read_at: float = 0.0
-
-    def describe_intake(self) -> list[JSONObject]:
-        """Describe the processes that take no commands, for JSON; ``age`` in seconds."""
-        return [
-            {"instance": name, "age": round(max(0.0, self.read_at - report.since), 3)}
-            | report.to_dict()
-            for name, report in self.intake.items()
-        ]
 
     @property
     def exists(self) -> bool:
@@ -258,7 +248,6 @@ class ProjectState:
             last_error_age=_since(log.error_at, at),
             at_least=at.now - log.activity.missed_at < SPAN,
             changed_at=self.status.changed_at,
-            read_at=at.unix,
         )
 
 

@@ -56,6 +56,7 @@ from bls_agent.ops.web.state import (
 from bls_agent.project.console.search import LogFilter, LogSearch
 from bls_agent.project.log.reading import LogPage
 from bls_agent.project.messages import Command, LogEntry, Outcome
+from bls_agent.project.status.intake import describe_reports
 from bls_agent.runs import RunSummary
 from bls_agent.runs.events import check_id
 from bls_agent.workers import Worker
@@ -285,7 +286,7 @@ def _describe_project(view: ProjectView, elapsed: float) -> JSONObject:
         "age": later(view.age, elapsed, 3),
         "ttl": later(view.ttl, -elapsed, 3),
         "queue": view.queue,
-        "intake": view.describe_intake(),
+        "intake": describe_reports(view.intake),
         "records": view.records,
         "lastRecordAge": later(view.last_record_age, elapsed, 3),
         "rate": view.rate,

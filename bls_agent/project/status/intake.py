@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
 from bls_agent.core.codec import (
@@ -37,22 +37,30 @@ class IntakeReport:
         state: ``paused``, ``draining`` or ``drained``.
         reason: The reason that the sender of ``pause`` or ``drain`` gave, or ``""``.
         since: Unix time in seconds by the server's clock.
+        age: Seconds since then, when the report was read.
         in_hand: Number of commands that were taken and have not ended.
     """
 
     state: IntakeState
     reason: str = ""
     since: float
+    age: float = field(default=0.0, compare=False)
     in_hand: int = 0
 
-    def to_dict(self) -> JSONObject:
-        """Return the fields for JSON."""
-        return {
-            "state": self.state.value,
-            "reason": self.reason,
-            "since": format_timestamp(self.since),
-            "inHand": self.in_hand,
+
+def describe_reports(reports: Mapping[str, IntakeReport]) -> list[JSONObject]:
+    """Describe the processes that take no commands, for JSON."""
+    return [
+        {
+            "instance": instance,
+            "state": report.state.value,
+            "reason": report.reason,
+            "since": format_timestamp(report.since),
+            "age": round(report.age, 3),
+            "inHand": report.in_hand,
         }
+        for instance, report in reports.items()
+    ]
 
 
 def intake_key(project: str) -> str:
@@ -69,10 +77,12 @@ def read_reports(entries: Sequence[bytes], now: float) -> dict[str, IntakeReport
         except (DecodeError, ValueError):
             continue
         if _number(fields.get("until")) / 1000 > now and state is not IntakeState.OPEN:
+            since = _number(fields.get("since")) / 1000
             reports[name.decode("utf-8", "replace")] = IntakeReport(
                 state=state,
                 reason=str(fields.get("reason") or ""),
-                since=_number(fields.get("since")) / 1000,
+                since=since,
+                age=max(0.0, now - since),
                 in_hand=int(_number(fields.get("inHand"))),
             )
     return dict(sorted(reports.items()))

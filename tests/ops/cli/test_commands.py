@@ -81,7 +81,7 @@ async def test_projects(bls: Bls, redis: Redis, project: str) -> None:
         for line in (await bls("projects", "--json")).out.splitlines()
     ]
     row = {"projectName": project, "status": "在线", "statusName": "online"}
-    assert row | {"intake": {}} in rows
+    assert row | {"intake": []} in rows
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from bls_agent.ops.fleet import Condition, Fleet, Presence, ProjectView
 from bls_agent.ops.terminal import Cell
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import Status
-from bls_agent.project.status.intake import IntakeReport
+from bls_agent.project.status.intake import IntakeReport, describe_reports
 
 INTERVAL: Final = 0.5  # seconds between two reads of one project
 WELL: Final = frozenset({Status.ONLINE, Status.OFFLINE})
@@ -63,9 +63,7 @@ async def projects(invocation: Invocation) -> Exit:
     if invocation.json:
         for name, status in found.items():
             record: JSONObject = {"projectName": name, "status": status}
-            paused = {
-                one: report.to_dict() for one, report in intakes.get(name, {}).items()
-            }
+            paused = describe_reports(intakes.get(name, {}))
             record |= {"statusName": status_name(status), "intake": paused}
             invocation.out.json(record)
         return Exit.DONE
@@ -153,7 +151,7 @@ def _status_rows(
 
 
 def _intake_rows(view: ProjectView, texts: Texts) -> Iterator[list[Cell]]:
-    for one in view.describe_intake():
+    for one in describe_reports(view.intake):
         values = one | {
             "state": texts[f"intake_{one['state']}"],
             "age": span(one["age"]),
@@ -297,7 +295,7 @@ def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
         "ageExact": view.age_exact,
         "ttl": rounded(view.ttl),
         "queue": view.queue,
-        "intake": view.describe_intake(),
+        "intake": describe_reports(view.intake),
         "records": view.records,
         "rate": round(view.rate, 3),
         "errors": view.errors,

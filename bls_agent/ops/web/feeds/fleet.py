@@ -13,6 +13,7 @@ from bls_agent.ops.fleet import Condition, Fleet, FleetChange, ProjectView
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
 from bls_agent.ops.web.requests import project_of_path, project_path
+from bls_agent.project.status.intake import describe_reports
 
 LONGEST_STATUS: Final = 40  # characters of a value that is no status
 
@@ -38,7 +39,7 @@ def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
         "ttl": later(view.ttl, -elapsed),
         "last": later(view.last_record_age, elapsed),
         "queue": view.queue,
-        "intake": [_show_intake(one, elapsed) for one in view.describe_intake()],
+        "intake": [_show_intake(one, elapsed) for one in describe_reports(view.intake)],
         "errors": view.errors,
         "rate": round(view.rate, 1),
         "rates": list(view.rates),
