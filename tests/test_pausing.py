@@ -13,7 +13,7 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
-from bls_agent import Console, ProjectAgent
+from bls_agent import CallNext, CommandContext, Console, ProjectAgent
 from bls_agent.core.codec import encode
 from bls_agent.devserver import DevServer
 from bls_agent.project.commands import pausing
@@ -186,6 +186,25 @@ async def test_a_drain_that_is_ended_by_resume_is_rejected(
         door.open.set()
     text = "before it was empty, the agent became open"
     assert sorted(results, key=str) == [False, text]
+
+
+async def test_a_command_that_still_stands_in_the_list_is_not_taken_again(
+    redis_url: str, redis: Redis, console: Console, project: str
+) -> None:
+    """Mode compat removes ``pause`` from the list after its end, and runs it once."""
+    agent = ProjectAgent(project, redis=redis_url, mode="compat")
+
+    @agent.middleware
+    async def slow(context: CommandContext, call_next: CallNext) -> object:
+        result = await call_next(context)
+        await anyio.sleep(0.3)  # several looks at the list
+        return result
+
+    async with agent:
+        await console.call(project, "pause", create=True)
+        assert agent.stats().outcomes == {"succeeded": 1}
+    found = await records(redis, project)
+    assert not [one for one in found if "trimmed" in one["message"]]
 
 
 async def test_a_handler_may_drain_its_own_agent(
