@@ -294,13 +294,13 @@ async def test_a_pause_without_the_right_to_look_is_rejected(
         assert agent.stats().intake == "open"
         await agent.pause()
         await history.push(admin, project)
-        await eventually(lambda: not_paused_yet(console, project))
+        await eventually(lambda: is_shown_as_paused(console, project))
         assert history.handled == []
         agent.resume()
         await eventually(lambda: history.handled == [0])
 
 
-async def not_paused_yet(console: Console, project: str) -> bool:
+async def is_shown_as_paused(console: Console, project: str) -> bool:
     return bool(await console.intakes([project]))
 
 

@@ -137,7 +137,8 @@ class SyncReport:
         seconds: Duration of the synchronisation.
         source: Name of the source.
         total: Number of assets once the whole plan is executed; 0 without a plan.
-        content: What identifies the files if the commit alone does not, or ``""``.
+        content: Hash of the files of a folder under Git, because they may differ from
+            its commit; ``""`` for every other source.
     """
 
     status: str

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 FAST: Final = 64_000.0  # bytes/s that a long request is expected to reach at first
 SLOWEST: Final = 1_600.0  # bytes/s expected after timeouts; the documents promise 2,000
 MOST_PATIENT: Final = 16  # longest time for such a request, in timeouts
-SECOND_LOOK: Final = (
-    0.02  # seconds to read bytes that arrived while the event loop was blocked
-)
+# Seconds to read the bytes that arrived while the event loop was blocked.
+SECOND_LOOK: Final = 0.02
 CLOSED: Final = "Connection closed by server."
 CLOCK_STEP: Final = 0.001  # seconds; some event loops have no finer clock
 OUTBOX: Final = 65_536  # bytes; larger collections of requests are written at once
@@ -319,7 +318,7 @@ class Channel:
         found = self.socket
         descriptor = -1 if found is None else int(found.fileno())
         self._end_silently("the connection belongs to another process")
-        never_finalize(self)  # no finaliser may run
+        never_finalize(self)  # a finaliser would act on the event loop of the parent
         detach_fd(descriptor)
 
     def detach(self) -> None:

@@ -160,7 +160,7 @@ class RunReader:
             raise self.explain(error) from error
 
     def explain(self, error: BlsError) -> BlsError:
-        """Return an error that names the key, if a key has a wrong type."""
+        """Return WrongTypeError with the key for a wrong type, else ``error`` itself."""
         if getattr(error, "kind", "") == "wrong_type":
             return WrongTypeError(self.keys.events, "stream")
         return error

@@ -20,8 +20,9 @@ SEEN: Final = 16  # records that are remembered to find the last position again
 OVERLAP: Final = 4  # remembered records that the next window should contain
 FIRST: Final = 64  # records of the first window before it grows
 GROWTH: Final = 8  # factor by which a window grows
-WORTH: Final = 1.2  # factor by which a window has to be longer to be read again
-MOST: Final = 512  # largest number of records of a later window
+# A longer window is read only if it has at least this many times the records.
+WORTH: Final = 1.2
+MOST: Final = 512  # largest number of records of a window after the first one
 MOST_FIRST: Final = 10_000  # largest number of records of the first window
 
 

@@ -29,7 +29,7 @@ MORE_METHODS: Final = {"HEAD": "GET"}  # answered by the handler of another meth
 
 
 class Role(IntEnum):
-    """What a user may do; each role may also do what the roles above it may do."""
+    """What a user may do. A higher role includes the lower roles."""
 
     NOBODY = 0
     VIEWER = 1  # sees

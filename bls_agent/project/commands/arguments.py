@@ -202,7 +202,7 @@ def _dataclass(kind: type, where: str, around: _Around) -> Check:
             raise Misfit("; ".join(map(str, misfits)))
         try:
             return kind(**bound)
-        except (ValueError, AssertionError) as error:  # of its __post_init__
+        except (ValueError, AssertionError) as error:  # raised by a __post_init__
             reason = " ".join(str(error).split())[:LONGEST_REASON]
             raise Misfit(reason or type(error).__name__) from None
 

@@ -142,9 +142,8 @@ class IntakeSwitch:
         self._changed_at = time.monotonic()
         self._changed = anyio.Event()
         self._lock = anyio.Lock()  # held while the intake is held or taken up again
-        self._publishing = (
-            anyio.Lock()
-        )  # so that no report is written after the last one
+        # Held while a report is written, so that none follows the last one.
+        self._publishing = anyio.Lock()
         self._is_held = False  # whether Dispatcher.hold() has ended
         self._drains = 0  # commands that run and wait in drain()
         self._received = 0

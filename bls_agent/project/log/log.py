@@ -1,7 +1,7 @@
 """The agent's log: writes records into the console list without making callers wait.
 
 :class:`Log` encodes a record in the calling thread and puts it into a bounded buffer.
-The outcome record of a small success is encoded with its batch, see ``record.py``.
+The outcome of a success with a short result is encoded with its batch, see ``record.py``.
 :class:`LogSink` writes batches, and limits the list's length in the same round trip.
 """
 

@@ -107,7 +107,7 @@ class LogRecord:
 
 
 class SuccessRecord:
-    """The outcome record of a small success, which is encoded when it is written.
+    """The outcome of a success with a short result, encoded when it is written.
 
     Encoding a batch of such records takes a third less time than encoding one record
     after each handler. Waiting is safe, because the host cannot change the values of
@@ -116,7 +116,8 @@ class SuccessRecord:
 
     __slots__ = ("_now", "_outcome", "_record", "_redactor", "rank", "size")
 
-    SMALL: Final = 200  # largest number of characters of the command's name, id and source together
+    # Largest number of characters of the command's name, id and source together.
+    SMALL: Final = 200
     FRAME: Final = 234  # largest number of bytes of everything else in the record
     PLAIN: Final = frozenset({NoneType, bool, float})  # types that the result may have
 

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 LOOKS_PER_TTL: Final = 3
 AWAY_GRACE: Final = 0.5  # seconds that closing waits for an unreachable Redis
-FIRST_PAUSE: Final = 0.25  # longest pause in seconds before the second try
+FIRST_PAUSE: Final = 0.25  # longest first pause in seconds after a failed request
 ACK_WITHIN: Final = 0.005  # most seconds that an ack waits for the next fetch
 _NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
 

@@ -30,7 +30,9 @@ from bls_agent.runtime.watchdog import StallCounts
 # Errors of SET with GET: Redis before 6.2, or no right to read the key.
 _UNGUARDED: Final = ("unsupported", "no_permission")
 ERROR_WINDOW: Final = "error window"  # name of this source of the status
-SIGHTINGS: Final = 2  # in a row, because one may be an own write without a reply
+# Foreign values in a row until a conflict is reported. A single foreign value may come
+# from a write of this process whose reply was lost.
+SIGHTINGS: Final = 2
 
 
 class ConflictDetector:
@@ -333,9 +335,8 @@ class StallStatusPublisher:
             self._is_explained = True  # no second try: the status is more important
             metadata, now = {STATUS_REASON: self.REASON}, self._stream.now()
             record = LogRecord(Level.WARN, self.REASON, metadata, now=now)
-            is_cluster = (
-                connections.endpoint.is_cluster
-            )  # else one connection is enough
+            # Only on a cluster may another node serve the key of the log.
+            is_cluster = connections.endpoint.is_cluster
             to = connections.data if is_cluster else connections.liveness
             await to.call("RPUSH", self._console_key, record.payload)
 

@@ -31,9 +31,7 @@ from bls_agent.workers.worker import GENERIC, HEARTBEATS, STALE, find_row
 APART: Final = 120.0  # most seconds between the times of a heartbeat and the server
 CACHED: Final = ("result", "timestamp", "func_name")
 STATES: Final = tuple(WorkerStatus)
-JUDGED_APART: Final = frozenset(
-    {"status", "timestamp"}
-)  # other rules check these fields
+JUDGED_APART: Final = frozenset({"status", "timestamp"})  # by rules of their own
 LEAVING: Final = 5.0  # seconds; just before a lease ends, its heartbeat may be gone
 # Keys whose values the contract leaves open: they must be text, never a pickle.
 TASKS: Final = ("task_status", "backtest_task_progress")

@@ -55,9 +55,7 @@ if TYPE_CHECKING:
 
 KEPT: Final = 5_000  # changes
 TICK: Final = 1.0  # seconds between two checks while nothing happens
-MISSING_FOR: Final = (
-    5.0  # seconds for which a status is missing before this counts as a change
-)
+MISSING_FOR: Final = 5.0  # seconds until a missing status counts as a change
 EXPLAINED_IN: Final = 1.5  # seconds to wait for a reason; logs are read each second
 SETTLE: Final = 45.0  # seconds after an outage in which services refresh (every 30 s)
 MANY: Final = 2  # if more statuses vanish at once, Redis may have lost them
