@@ -143,6 +143,7 @@ async def use_cache(url: str) -> None:
 async def read_workers(url: str, name: str = WORKER) -> None:
     async with WorkerRegistry(url) as registry:
         assert {one.id for one in await registry.alive()} == {name}
+        assert [task.id for task in (await registry.tasks()).tasks] == ["t"]
     async with TaskStatus(url) as tasks, BacktestProgress(url) as backtests:
         assert await tasks.get("t") is not None
         assert await backtests.get("t") is not None

@@ -43,6 +43,7 @@ async def test_the_printed_rights_are_enough(
     place = f"bls_agent:{{{project}_控制}}"
     await admin.rpush(f"{place}:dead", '{"id": "1"}', '{"id": "2"}', '{"id": "3"}')
     await admin.hset(f"{place}:inflight", f"{place}:inflight:a", "1")
+    await admin.set("ginkgo:task_status:均线-7", "running", ex=60)
     await give(admin, console_acl_rules())
     name = quote(project)
     async with console_of(url_of(own_server), keep_changes=True) as client:
@@ -58,6 +59,8 @@ async def test_the_printed_rights_are_enough(
             "/api/health",
             "/workers",
             "/api/workers",
+            "/tasks",
+            "/api/tasks",
             "/runs",
             "/runs/7",
             "/api/runs",
