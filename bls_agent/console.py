@@ -36,7 +36,7 @@ from bls_agent.core.settings import Settings, check_seconds
 from bls_agent.project.commands.audit import AuditRecord
 from bls_agent.project.console.log import WINDOW, LogReader, follow_log
 from bls_agent.project.console.projects import find_projects, forget_project, has_keys
-from bls_agent.project.console.queue import CommandLists, CommandsInHand, chosen_id
+from bls_agent.project.console.queue import CommandLists, CommandsInHand
 from bls_agent.project.console.sending import send_recorded
 from bls_agent.project.messages import (
     COMMAND_LIMIT,
@@ -391,9 +391,8 @@ class Console(Store):
             RedisUnavailableError: If ``error.ambiguous`` is true, some commands may have
                 been moved. Otherwise none was moved. The method may be called again.
         """
-        chosen = chosen_id(id, chooses_all=all)
         lists = CommandLists(self._pool, project)
-        return await lists.settle_dead_letters(chosen, requeues=True)
+        return await lists.settle_dead_letters(id, chooses_all=all, requeues=True)
 
     async def discard(
         self,
@@ -406,9 +405,8 @@ class Console(Store):
 
         Arguments, errors and guarantees are those of :meth:`requeue`.
         """
-        chosen = chosen_id(id, chooses_all=all)
         lists = CommandLists(self._pool, project)
-        return await lists.settle_dead_letters(chosen, requeues=False)
+        return await lists.settle_dead_letters(id, chooses_all=all, requeues=False)
 
     async def forget(self, project: str, *, force: bool = False) -> list[str]:
         """Delete every key of a project: its status, its log, its waiting commands.

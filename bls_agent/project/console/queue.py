@@ -105,13 +105,16 @@ class CommandLists:
         return withdrawn
 
     async def settle_dead_letters(
-        self, command_id: str | None, *, requeues: bool
+        self, command_id: str | None, *, chooses_all: bool, requeues: bool
     ) -> list[Command]:
         """Queue dead letters again or discard them; return these, oldest first.
 
-        With ``None`` as the id, it settles all dead letters. Many are settled by
-        several runs of the script, of which each is atomic.
+        The caller names an id or chooses all. Many dead letters are settled by several
+        runs of the script, and each run is atomic.
         """
+        if (command_id is not None) == chooses_all:
+            rule, remedy = "an id, or all=True", "Pass one of them."
+            raise ConfigurationError("id", command_id, rule, remedy)
         found = (await self._find(self._dead, command_id))[::-1]
         deliveries = DELIVERIES.locate(place=self._place)
         types = {self._control: "list", self._dead: "list", deliveries: "hash"}
@@ -176,10 +179,3 @@ async def read_backwards(
         if len(page) < PAGE:
             return
         last, edge = last - PAGE + 1, page[0]
-
-
-def chosen_id(given: str | None, *, chooses_all: bool) -> str | None:
-    """Return the id that a caller has given; ``None`` if all commands are meant."""
-    if (given is not None) == chooses_all:
-        raise ConfigurationError("id", given, "an id, or all=True", "Pass one of them.")
-    return given

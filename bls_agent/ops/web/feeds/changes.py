@@ -87,11 +87,15 @@ class StatusChange:
     since: float | None = None  # Unix time; None for the change of a status
     at: float  # Unix time by the clock of Redis, if the change was watched
 
+    @property
+    def is_outage(self) -> bool:
+        return not self.project
+
     def to_dict(self) -> JSONObject:
         return {
             "id": self.number,
             "projectName": show_name(self.project),
-            "path": project_path(self.project) if self.project else "",
+            "path": "" if self.is_outage else project_path(self.project),
             "from": self.before and self.before.value,
             "to": self.after and self.after.value,
             "since": None if self.since is None else format_timestamp(self.since),
@@ -191,7 +195,8 @@ class Journal:
             if change.number <= after or len(found) == limit:
                 break
             name, to = change.project, change.after.value if change.after else ""
-            wanted = not name or (project in {"", name} and grants.sees(name))
+            is_shown = project in {"", name} and grants.sees(name)
+            wanted = change.is_outage or is_shown
             sought = f"{name}\n{change.reason}".casefold() if text else ""
             wanted = wanted and kind in {"", to} and text.casefold() in sought
             if wanted and change.number < before:
