@@ -531,11 +531,15 @@ ENTERED = """
 stack = contextlib.ExitStack()
 thread = stack.enter_context(agent.in_thread())
 """
+ENDED_BADLY = "the service was ended by ZeroDivisionError: division by zero"
 
 
 @pytest.mark.parametrize(
-    ("ending", "exit_code", "said"),
-    [("", 0, Status.OFFLINE), ("1 / 0", 1, Status.FAULT)],
+    ("ending", "exit_code", "said", "last"),
+    [
+        ("", 0, Status.OFFLINE, []),
+        ("1 / 0", 1, Status.FAULT, [ENDED_BADLY]),
+    ],
     ids=["well", "badly"],
 )
 def test_a_block_that_is_never_left(
@@ -545,6 +549,7 @@ def test_a_block_that_is_never_left(
     ending: str,
     exit_code: int,
     said: Status,
+    last: list[str],
 ) -> None:
     """The interpreter's exit closes it: log and status are written."""
     code = ENTERED + "thread.ready(10); agent.log.info('bye')\n" + ending
@@ -553,7 +558,8 @@ def test_a_block_that_is_never_left(
     assert told == exit_code
     assert ("ZeroDivisionError" in errors) is bool(exit_code)
     assert console.status(project) is said
-    assert console.logs(project)[-1].message == "bye"
+    newest = [entry.message for entry in console.logs(project)]
+    assert newest[-1 - len(last) :] == ["bye", *last]
 
 
 @pytest.mark.parametrize("command", ["sleep", "block"])
