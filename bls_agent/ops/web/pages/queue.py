@@ -114,6 +114,10 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
             text=shorten(encode(args).decode(), LONGEST_ARGS) if args else "",
         )
 
+    def holder(process: CommandsInHand) -> str:
+        text = texts["in_hand_of" if process.alive else "in_hand_of_dead"]
+        return text.format(name=shorten(process.instance))
+
     forget = action("forget", "forget")
     offline = status in (None, Status.OFFLINE) and may_post(request, forget.path)
     for_all = [
@@ -132,9 +136,8 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
             key="in-hand",
             title=texts["commands_in_hand"],
             rows=[
-                row(command, texts[state].format(name=shorten(process.instance)))
+                row(command, holder(process))
                 for process in in_hand
-                for state in ("in_hand_of" if process.alive else "in_hand_of_dead",)
                 for command in process.commands
             ],
         ),
