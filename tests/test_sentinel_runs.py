@@ -9,7 +9,7 @@ import pytest
 from anyio import to_thread
 
 from bls_agent.runs import EventStore, Gap, GapReason
-from tests.engines import SentinelTopology, ask
+from tests.engines import SentinelTopology, ask, until
 from tests.failovers import Play, Told
 
 RUN = 1
@@ -60,7 +60,8 @@ async def test_what_no_replica_has_is_counted(topology: SentinelTopology) -> Non
             await here.take(1)
             before = topology.master
             replica = next(one for one in topology.servers if one is not before)
-            assert ask(before.port, "WAIT", 1, 5_000) == 1
+            key = f"run:{RUN}:events"
+            await until(lambda: ask(replica.port, "XLEN", key) == 1)
             ask(replica.port, "REPLICAOF", "NO", "ONE")
             for number in range(7):
                 run.emit("agent", "reasoning", {"n": number})
