@@ -68,6 +68,7 @@ class Dispatcher:
         self.received = 0  # commands that the receiver has returned so far
         self.taking = True  # whether commands are received
         self._resting = anyio.Lock()  # held while the receiver rests or is stopped
+        self._giving_back = 0  # commands that are put back to Redis now
 
     @property
     def stopping(self) -> bool:
@@ -86,8 +87,9 @@ class Dispatcher:
     @property
     def in_hand(self) -> int:
         """The number of commands that were taken and have not ended."""
-        begun = self.running + self._threads.stuck + len(self._pending)
-        return max(begun, self._receiver.counts().held)
+        begun = self.running + self._threads.stuck
+        waiting = len(self._pending) + self._giving_back
+        return max(begun + waiting, self._receiver.counts().held)
 
     async def run(self) -> None:
         self._threads.on_freed = self._announce_change
@@ -204,9 +206,11 @@ class Dispatcher:
         copies = [m for m in self._pending if m.mode == BROADCAST_MODE]
         self._pending = deque(copies)  # meanwhile no worker may start the others
         given_back: bool | None = None
+        self._giving_back = len(taken)
         try:
             given_back = await self._receiver.give_back(taken)
         finally:
+            self._giving_back = 0
             if given_back is False:
                 self._pending.extend(taken)
             elif given_back is None:
