@@ -65,7 +65,6 @@ class Dispatcher:
         self._changed: anyio.Event | None = None  # set at the next change
         self._handlers_scope = anyio.CancelScope()
         self.running = 0  # commands whose handler runs now
-        self.received = 0  # commands that the receiver has returned so far
         self.taking = True  # whether commands are received
         self._resting = anyio.Lock()  # held while the receiver rests or is stopped
         self._giving_back = 0  # commands that are put back to Redis now
@@ -83,6 +82,11 @@ class Dispatcher:
     def stuck(self) -> int:
         """Number of handlers that still run although their outcome was reported."""
         return self._threads.stuck + self._runner.resisting
+
+    @property
+    def received(self) -> int:
+        """The number of commands that the receiver has returned so far."""
+        return self._intake.received
 
     @property
     def in_hand(self) -> int:
@@ -335,9 +339,7 @@ class Dispatcher:
 
     async def _fetch_more(self) -> None:
         try:
-            messages = await self._intake.fetch()
-            self.received += len(messages)
-            self._pending.extend(messages)
+            self._pending.extend(await self._intake.fetch())
         finally:
             if self.stopping or not self.taking:
                 self._announce_change()
@@ -358,6 +360,7 @@ class Intake:
         self._backoff = backoff
         self._throttled_log = throttled_log
         self.running: asyncio.Timeout | None = None  # set while a worker fetches
+        self.received = 0  # messages that were fetched so far
 
     async def fetch(self) -> Sequence[Message]:
         """Ask the receiver once; return no messages after a failure or interruption."""
@@ -371,6 +374,7 @@ class Intake:
             pass  # interrupted
         finally:
             self.running = None
+        self.received += len(messages)
         return messages
 
     def interrupt(self) -> None:
