@@ -47,8 +47,10 @@ MODULES = {
     "bls_agent.core.acl",
     "bls_agent.devserver",
     "bls_agent.integrations.asset_webhook",
+    "bls_agent.integrations.loguru",
     "bls_agent.integrations.run_events",
     "bls_agent.integrations.scrapy",
+    "bls_agent.integrations.structlog",
     "bls_agent.ops.doctor.examine",
 }
 DOCUMENTS = Path(__file__).parents[1]
