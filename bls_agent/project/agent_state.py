@@ -10,9 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from bls_agent.connection.after_fork import register
 from bls_agent.core.codec import cut_text
+from bls_agent.project.commands.observer import Observers
 from bls_agent.project.commands.router import Router
 from bls_agent.project.log.log import LogStream, describe_error
 from bls_agent.project.messages import STATUS_REASON, Level, OutcomeKind, Status
@@ -34,6 +36,7 @@ class AgentState:
     clock: Callable[[], float]  # returns Unix seconds
     router: Router
     stream: LogStream
+    observers: Observers = field(default_factory=Observers)
     board: StatusAggregator = field(default_factory=StatusAggregator)
     checks: HealthChecks = field(default_factory=HealthChecks)
     threads: HandlerThreads = field(default_factory=HandlerThreads)
@@ -87,3 +90,13 @@ class AgentState:
         self.stall_counts = StallCounts()
         self.board.forget_sources()
         self.stream.reset_after_fork()
+
+
+class HasState(Protocol):
+    """A :class:`~bls_agent.ProjectAgent`, as integrations and the testing kit see it."""
+
+    _state: AgentState
+
+
+def state_of(agent: HasState) -> AgentState:
+    return agent._state  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - declared in this module

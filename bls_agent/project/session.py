@@ -149,6 +149,7 @@ class AgentSession:
             settings,
             clock=state.clock,
             pass_on=self._broadcasts.pass_on if settings.replicas else None,
+            observers=state.observers,
         )
         self.receiver = self._build_receiver(runner)
         self.dispatcher = Dispatcher(

@@ -26,6 +26,7 @@ from bls_agent.core.errors import (
     preview,
 )
 from bls_agent.core.settings import PAUSING, Settings
+from bls_agent.project.commands.observer import Observation, Observers, TakenCommand
 from bls_agent.project.commands.router import UNSET, CommandContext, Handler, Router
 from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream, describe_error
 from bls_agent.project.messages import (
@@ -99,6 +100,7 @@ class CommandRunner:
         *,
         clock: Callable[[], float],
         pass_on: Callable[[Message, Command, str], Awaitable[bool]] | None = None,
+        observers: Observers | None = None,
     ) -> None:
         """Remember the running event loop, in which all commands will run."""
         import asyncio  # noqa: PLC0415 - takes 20 ms; anyio cannot cancel a task
@@ -112,6 +114,8 @@ class CommandRunner:
         self._clock = clock
         self._context = copy_context()  # each command gets a copy of its own
         self._pass_on = pass_on
+        self._observers = Observers() if observers is None else observers
+        self._observed: dict[Message, Observation] = {}  # commands that run now
         # Number of handlers that ignore their cancellation. Their outcome was reported
         # after the deadline, and is not reported again when they end.
         self.resisting = 0
@@ -138,9 +142,10 @@ class CommandRunner:
                     return None
                 outcome = await self._run_command(found, message, on_overdue)
         except KeyboardInterrupt:  # raised again, because it ends the host's loop
-            self._report(self._unended(message, OutcomeKind.CANCELLED, _INTERRUPTED))
+            outcome = self._unended(message, OutcomeKind.CANCELLED, _INTERRUPTED)
+            self._report(outcome, message)
             raise
-        return None if outcome is None else self._report(outcome)
+        return None if outcome is None else self._report(outcome, message)
 
     async def _is_for_us(self, command: Command, message: Message) -> bool:
         """Pass a command on to other replicas; return whether it is run here, too.
@@ -174,12 +179,33 @@ class CommandRunner:
         self, message: Message, kind: OutcomeKind = OutcomeKind.CANCELLED
     ) -> OutcomeKind:
         """Report how a message ended that this process never starts."""
-        return self._report(self._unended(message, kind, _UNSTARTED[kind]))
+        return self._report(self._unended(message, kind, _UNSTARTED[kind]), message)
 
-    def _report(self, outcome: Outcome) -> OutcomeKind:
+    def _report(self, outcome: Outcome, message: Message) -> OutcomeKind:
         self._outcomes[outcome.kind] += 1
-        self._stream.report(outcome)
+        if not self._observers.all:
+            self._stream.report(outcome)
+            return outcome.kind
+        observation = self._observed.pop(message, None)
+        if observation is None:  # the command was not started
+            observation = self._observe(message, outcome.command_id, outcome.command)
+        observation.context.run(self._stream.report, outcome)
+        observation.end(outcome)
         return outcome.kind
+
+    def _observe(
+        self,
+        message: Message,
+        id: str,  # noqa: A002 - the protocol's name
+        command: str,
+    ) -> Observation:
+        timestamp = message.fields.get("timestamp")
+        sent = parse_timestamp(timestamp) if isinstance(timestamp, str) else None
+        waited = None if sent is None else max(0.0, self._clock() - sent.timestamp())
+        handler = self._router.find(command)
+        registered = None if handler is None else handler.name
+        taken = TakenCommand(message, id, command, registered, waited)
+        return Observation(self._observers, taken, self._context.copy())
 
     def _unended(
         self, message: Message, kind: OutcomeKind, reason: tuple[str, str]
@@ -228,15 +254,22 @@ class CommandRunner:
             logger.warning(
                 "the handler of %r ignores its cancellation", command.command
             )
-            self._report(_timed_out(command, timeout, time.monotonic() - began))
+            outcome = _timed_out(command, timeout, time.monotonic() - began)
+            self._report(outcome, message)
             on_overdue(message)
 
+        variables, on_error = self._context.copy(), _ignore
+        if self._observers.all:
+            observation = self._observe(message, command.id, command.command)
+            self._observed[message] = observation
+            variables, on_error = observation.context, observation.set_error
         try:
-            kind, result, error = await self._call(context, handler, report)
+            end = await self._call(context, variables, handler, report, on_error)
         finally:
             self.resisting -= reported
         if reported:
             return None
+        kind, result, error = end
         seconds = time.monotonic() - began
         is_overdue = timeout is not None and seconds >= timeout
         if kind is OutcomeKind.TIMED_OUT or (
@@ -268,11 +301,12 @@ class CommandRunner:
     async def _call(
         self,
         context: CommandContext,
+        variables: Context,
         handler: Handler | None,
         on_resisted: Callable[[], None],
+        on_error: Callable[[BaseException], None],
     ) -> _End:
         """Run the handler and return how it ended; raise only KeyboardInterrupt."""
-        variables = self._context.copy()
         variables.run(CURRENT_COMMAND.set, context.id)
         process = os.getpid()
         task = cast("asyncio.Task[Any]", self._current_task())
@@ -291,6 +325,7 @@ class CommandRunner:
             end = _failure(error)
         except BaseException as error:  # noqa: BLE001 - any error of a handler
             exit_if_child(error, process)  # the parent process reports the outcome
+            on_error(error)
             if not isinstance(error, anyio.get_cancelled_exc_class()):
                 end = _failure(error)
             elif timed_out:
@@ -354,6 +389,10 @@ _UNSTARTED: Final = {
         "it was handed out {deliveries} times without an end, and is a dead letter now",
     ),
 }
+
+
+def _ignore(error: BaseException) -> None:
+    """Do nothing with the error of a handler that is not observed."""
 
 
 def _failure(error: BaseException) -> _End:

@@ -1,0 +1,91 @@
+"""The interface of metrics and tracing: what an observer learns of each command."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import NamedTuple, Protocol, TypeAlias
+
+from bls_agent.core.redaction import redact_traceback
+from bls_agent.project.messages import Outcome
+from bls_agent.project.receive.receiver import Message
+
+logger = logging.getLogger(__name__)
+
+
+class TakenCommand(NamedTuple):
+    """A message that was taken out of the control list and gets an outcome."""
+
+    message: Message  # its payload, its delivery and the mode in which it was taken
+    id: str  # "" for a malformed message without a readable id
+    command: str  # the name as it was sent; "" for a malformed message
+    registered: str | None  # the name of its handler; None without such a handler
+    waited: float | None  # seconds since it was sent; None if the time is not readable
+
+
+# Gets the outcome, and what the handler, its arguments or its middleware have raised.
+OnEnd: TypeAlias = Callable[[Outcome, BaseException | None], object]
+
+
+class Observer(Protocol):
+    """Metrics or tracing. An observer that raises is logged once and dropped."""
+
+    def begin(self, taken: TakenCommand) -> OnEnd:
+        """Return the function that is called at the command's end.
+
+        Both are called in the event loop of the session, in the context of the handler:
+        a context variable that is set here is set in the handler, in its threads and
+        tasks, and for the outcome record. If the command is never started, both are
+        called one after the other.
+        """
+        ...
+
+
+class Observation:
+    """One command, from its beginning to its end, as the observers see it."""
+
+    def __init__(
+        self,
+        observers: Observers,
+        taken: TakenCommand,
+        context: Context,
+    ) -> None:
+        self.context = context  # of the handler
+        self._error: BaseException | None = None
+        self._observers = observers
+        self._ends: list[tuple[Observer, OnEnd]] = []
+        for observer in observers.all:
+            try:
+                self._ends.append((observer, context.run(observer.begin, taken)))
+            except Exception as fault:  # noqa: BLE001 - a fault of the observer
+                observers.drop(observer, fault)
+
+    def set_error(self, error: BaseException) -> None:
+        self._error = error
+
+    def end(self, outcome: Outcome) -> None:
+        error, self._error = self._error, None  # its traceback refers to this object
+        for observer, on_end in self._ends:
+            try:
+                self.context.run(on_end, outcome, error)
+            except Exception as fault:  # noqa: BLE001 - a fault of the observer
+                self._observers.drop(observer, fault)
+
+
+class Observers:
+    """The observers of an agent; any thread may add one, at any time."""
+
+    def __init__(self) -> None:
+        # Replaced as a whole, because a loop may iterate over it.
+        self.all: Sequence[Observer] = ()
+
+    def add(self, observer: Observer) -> None:
+        self.all = (*self.all, observer)
+
+    def drop(self, observer: Observer, fault: Exception) -> None:
+        others = tuple(one for one in self.all if one is not observer)
+        if len(others) < len(self.all):
+            self.all = others
+            text = "%r failed, and observes no more commands\n%s"
+            logger.error(text, observer, redact_traceback(fault))
