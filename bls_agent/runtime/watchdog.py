@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import threading
 import time
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 
 from bls_agent.connection.after_fork import register
+from bls_agent.core.codec import cut_text
 from bls_agent.core.errors import BlsError, RedisUnavailableError
 from bls_agent.core.redaction import redact_traceback
 
@@ -32,7 +35,11 @@ logger = logging.getLogger(__name__)
 SHORTEST: Final = 0.02  # shortest time in seconds between two counts of a loop
 LONGEST: Final = 1.0  # longest time in seconds between two counts of a loop
 QUICK: Final = 0.02  # seconds between two checks of a blocked loop
-FRAMES: Final = 5  # stack frames that the log shows of a blocked loop
+FRAMES: Final = 5  # stack frames that the host's log shows of a blocked loop
+OWN_FRAMES: Final = 3  # stack frames of the program that the agent's log shows
+LONGEST_PLACE: Final = 400  # bytes of these frames
+_STANDARD: Final = str(Path(os.__file__).parent)
+_PACKAGE: Final = str(Path(__file__).parents[1])
 SETTLE_PAUSE: Final = 0.25  # seconds between two tries to kill lost connections
 RETRY: Final = 0.5  # seconds after a failed write
 
@@ -82,8 +89,11 @@ class StallListener(Protocol):
         """Make connections for the thread, without opening them."""
         ...
 
-    def on_stall(self) -> None:
-        """React to a loop that was blocked for ``stall_after`` seconds."""
+    def on_stall(self, place: str) -> None:
+        """React to a loop that was blocked for ``stall_after`` seconds.
+
+        ``place`` names the lines of the program in which the loop stands.
+        """
         ...
 
     async def publish(self, connections: AgentConnections) -> None:
@@ -195,7 +205,7 @@ class LoopWatch:
                 while self._count == count and not self.is_over:
                     if not reported and self._is_late(self.listener.stall_after):
                         reported = True
-                        self._report(_describe_place(self._thread))
+                        self._report(_read_stack(self._thread))
                         self._poke.set()
                     await anyio.sleep(QUICK)
                 publishing.cancel_scope.cancel()
@@ -209,10 +219,11 @@ class LoopWatch:
             with anyio.CancelScope(shield=True):
                 await connections.aclose()
 
-    def _report(self, where: str) -> None:
+    def _report(self, stack: list[tuple[str, str]]) -> None:
         listener = self.listener
         listener.counts.stalls += 1
-        listener.on_stall()
+        listener.on_stall(find_own_place(stack))
+        where = _join_frames(stack[:FRAMES])
         text = "%s: the event loop has not moved for %g s; it stands in %s"
         # Logged in a thread, because the loop may be blocked inside a log handler.
         threading.Thread(
@@ -310,8 +321,8 @@ class _Watchdog:
             return watches
 
 
-def _describe_place(thread: int) -> str:
-    """Describe the innermost frames of a thread, without values of variables."""
+def _read_stack(thread: int) -> list[tuple[str, str]]:
+    """Return file and place of a thread's frames, the innermost first, without values."""
     # A garbage collection inside of this call can block every thread for ever: CPython
     # 3.11 makes frames while it holds a lock that the end of another object may need.
     was_enabled = gc.isenabled()
@@ -321,12 +332,36 @@ def _describe_place(thread: int) -> str:
     finally:
         if was_enabled:
             gc.enable()
-    places: list[str] = []
-    while frame is not None and len(places) < FRAMES:
-        code = frame.f_code
-        places.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
+    stack: list[tuple[str, str]] = []
+    while frame is not None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        stack.append((file, f"{file}:{frame.f_lineno} {name}"))
         frame = frame.f_back
-    return ", called by ".join(places) or "nowhere: its thread has ended"
+    return stack
+
+
+def find_own_place(stack: list[tuple[str, str]]) -> str:
+    """Return the innermost frames of the program, which is what its developers know.
+
+    If a program consists of installed packages, their frames are returned instead, and
+    those of Python and of this package only if there are no others.
+    """
+    nearest = min((_distance(file) for file, _ in stack), default=0)
+    own = [one for one in stack if _distance(one[0]) == nearest]
+    return cut_text(_join_frames(own[:OWN_FRAMES]), LONGEST_PLACE)
+
+
+def _distance(file: str) -> int:
+    if file.startswith((_PACKAGE, "<frozen ")):
+        return 2
+    if "site-packages" in file or "dist-packages" in file:
+        return 1
+    return 2 if file.startswith(_STANDARD) else 0
+
+
+def _join_frames(stack: list[tuple[str, str]]) -> str:
+    places = ", called by ".join(place for _, place in stack)
+    return places or "nowhere: its thread has ended"
 
 
 _WATCHDOG: Final = _Watchdog()

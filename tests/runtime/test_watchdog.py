@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,7 +27,8 @@ from bls_agent import ConfigurationError, ProjectAgent, Status
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.devserver import DevServer
 from bls_agent.project.status.writer import StallStatusPublisher
-from bls_agent.runtime.watchdog import _describe_place
+from bls_agent.runtime import watchdog
+from bls_agent.runtime.watchdog import LONGEST_PLACE, _read_stack, find_own_place
 from tests.harness import eventually, execute, records, status_of, url_with_rights
 
 
@@ -111,7 +113,12 @@ async def test_a_stalled_loop_is_a_fault_while_it_lasts(
     (why,) = [
         r for r in await records(redis, project) if "stands still" in r["message"]
     ]
-    assert why["metadata"] == {"statusReason": "the event loop stands still"}
+    assert why["level"] == "error"
+    place = why["message"].removeprefix("the event loop stands still in ")
+    assert re.fullmatch(r"(\S+test_watchdog\.py:\d+ \w+(, called by )?)+", place)
+    assert place.endswith(" hang")
+    assert why["metadata"] == {"statusReason": why["message"]}
+    assert told[0]["metadata"]["place"] == place
     assert why["timestamp"] < told[0]["timestamp"]
     said = [r.getMessage() for r in caplog.records if "has not moved" in r.getMessage()]
     assert len(said) == 1
@@ -596,8 +603,23 @@ def test_no_garbage_is_collected_while_frames_are_read(
     monkeypatch.setattr(sys, "_current_frames", look)
     (gc.enable if is_on else gc.disable)()
     try:
-        place = _describe_place(threading.get_ident())
+        stack = _read_stack(threading.get_ident())
         assert (seen, gc.isenabled()) == ([False], is_on)
     finally:
         gc.enable()
-    assert "test_no_garbage_is_collected" in place
+    assert any("test_no_garbage_is_collected" in place for _, place in stack)
+
+
+def test_the_place_is_the_programs_own() -> None:
+    """Innermost lines of the program; of packages or Python only without any; bounded."""
+    standard, ours = json.__file__, watchdog.__file__
+    requests = "/venv/lib/site-packages/requests/api.py"
+    files = [standard, requests, "/应用/订单.py", ours, "/应用/主.py", "<frozen runpy>"]
+    stack = [(file, f"{file}:7 f") for file in files]
+    assert find_own_place(stack) == "/应用/订单.py:7 f, called by /应用/主.py:7 f"
+    assert find_own_place([stack[0], stack[1]]) == f"{requests}:7 f"
+    both = [stack[0], stack[3]]
+    assert find_own_place(both) == f"{standard}:7 f, called by {ours}:7 f"
+    long = [(f"/{'深' * 300}.py", f"/{'深' * 300}.py:7 f")] * 9
+    assert len(find_own_place(long).encode()) <= LONGEST_PLACE
+    assert find_own_place([]) == "nowhere: its thread has ended"

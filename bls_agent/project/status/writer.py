@@ -288,12 +288,12 @@ class StallStatusPublisher:
     From the detection of a stall until no write of this thread can arrive any more, a
     source of the status is 故障. So the loop, when it runs again, also writes 故障 until
     then. Before ``stall_after`` the loop's own status is refreshed if it would expire
-    earlier. The reason is one log record of each stall, which has no id, because the
-    loop gives the ids.
+    earlier. The reason names the place in the program, and is one error record of each
+    stall, which has no id, because the loop gives the ids.
     """
 
     SOURCE = "event loop"
-    REASON = "the event loop stands still"
+    REASON = "the event loop stands still in {place}"
 
     def __init__(
         self,
@@ -315,6 +315,7 @@ class StallStatusPublisher:
         self.counts = counts
         self.name = project
         self._console_key = PROJECT_CONSOLE.build(project=project)
+        self._place = ""  # where the loop stands or last stood
         self._is_explained = True  # whether the log has the reason of this stall
         self.connect = connect
         self._rewrite = rewrite
@@ -323,9 +324,10 @@ class StallStatusPublisher:
         # Seconds between two refreshes: less than a third of the TTL.
         self.interval = ttl / 4
 
-    def on_stall(self) -> None:
-        self._aggregator.set(self.SOURCE, Status.FAULT, reason=self.REASON)
-        self._is_explained = False
+    def on_stall(self, place: str) -> None:
+        reason = self.REASON.format(place=place)
+        self._aggregator.set(self.SOURCE, Status.FAULT, reason=reason)
+        self._place, self._is_explained = place, False
 
     async def publish(self, connections: AgentConnections) -> None:
         if self._writer is None or self._writer[0] is not connections:
@@ -333,8 +335,9 @@ class StallStatusPublisher:
         await self._writer[1].write(self._aggregator.status(time.monotonic()))
         if not self._is_explained:
             self._is_explained = True  # no second try: the status is more important
-            metadata, now = {STATUS_REASON: self.REASON}, self._stream.now()
-            record = LogRecord(Level.WARN, self.REASON, metadata, now=now)
+            reason = self.REASON.format(place=self._place)
+            metadata, now = {STATUS_REASON: reason}, self._stream.now()
+            record = LogRecord(Level.ERROR, reason, metadata, now=now)
             # Only on a cluster may another node serve the key of the log.
             is_cluster = connections.endpoint.is_cluster
             to = connections.data if is_cluster else connections.liveness
@@ -354,6 +357,7 @@ class StallStatusPublisher:
             {
                 "durationMs": round(seconds * 1000, 3),
                 "stallAfter": self.stall_after,
+                "place": self._place,
                 STATUS_REASON: self._aggregator.reason(time.monotonic()),
             },
             is_alarm=True,
