@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import anyio
 
 from bls_agent.connection.access import Store
-from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.endpoint import Reply
 from bls_agent.core.errors import (
     BlsError,
     CommandTooLargeError,
@@ -25,7 +25,6 @@ from bls_agent.core.errors import (
     UnknownProjectError,
 )
 from bls_agent.core.keys import (
-    CONTROL,
     PROJECT_STATUS,
     check_name,
     checked_reply,
@@ -33,11 +32,11 @@ from bls_agent.core.keys import (
 )
 from bls_agent.core.redaction import Redactor
 from bls_agent.core.settings import Settings, check_seconds
-from bls_agent.project.commands.audit import AuditRecord
+from bls_agent.project.commands.audit import find_sender
 from bls_agent.project.console.log import WINDOW, LogReader, follow_log
 from bls_agent.project.console.projects import find_projects, forget_project, has_keys
 from bls_agent.project.console.queue import CommandLists, CommandsInHand
-from bls_agent.project.console.sending import send_recorded
+from bls_agent.project.console.sending import RecordedActions
 from bls_agent.project.messages import (
     COMMAND_LIMIT,
     CONSOLE_SOURCE,
@@ -93,6 +92,11 @@ class Console(Store):
     def redactor(self) -> Redactor:
         """Removes secrets from shown texts, also under names of ``BLS_REDACT_KEYS``."""
         return Redactor(self._settings.redact_keys)
+
+    @property
+    def _actions(self) -> RecordedActions:
+        longest = self._settings.log_list_limit
+        return RecordedActions(self._pool, self.redactor, longest, self._clock)
 
     async def send(
         self,
@@ -153,16 +157,9 @@ class Console(Store):
         payload = message.encode()
         if len(payload) > size_limit:
             raise CommandTooLargeError(len(payload), size_limit)
-        note = AuditRecord.make(message, sent_by, self.redactor, record=record)
+        sender = find_sender(sent_by, record=record)
         await self._find(project, create=create)
-        key = CONTROL.locate(project=project)
-        if note is None:
-            await self._call(key, "RPUSH", payload)
-        else:
-            longest, clock = self._settings.log_list_limit, self._clock
-            await send_recorded(
-                self._pool, project, payload, note, longest=longest, clock=clock
-            )
+        await self._actions.send(project, message, payload, sender)
         return message
 
     async def _find(self, project: str, *, create: bool) -> None:
@@ -369,6 +366,8 @@ class Console(Store):
         id: str | None = None,  # noqa: A002 - the protocol's name
         *,
         all: bool = False,  # noqa: A002 - as people say
+        record: bool = False,
+        sent_by: str = "",
     ) -> list[Command]:
         """Put dead letters back at the end of the queue, byte for byte, to run again.
 
@@ -380,19 +379,22 @@ class Console(Store):
             project: The project's name.
             id: The command's id. If several dead letters have this id, all are meant.
             all: Whether all dead letters are meant, also those without an id.
+            record: Whether to write a record of the sender and at most 100 ids into the
+                console list, if that is possible, after the commands were moved.
+            sent_by: The sender that the record names. Default: user and host.
 
         Returns:
             The commands that were moved, oldest first; empty if there were none.
 
         Raises:
-            ConfigurationError: ``id`` is an empty text, or neither or both of ``id``
-                and ``all`` are given.
+            ConfigurationError: ``id`` or ``sent_by`` is an empty text, neither or both
+                of ``id`` and ``all`` are given, or ``sent_by`` without ``record``.
             WrongTypeError: A key is of another type.
             RedisUnavailableError: If ``error.ambiguous`` is true, some commands may have
                 been moved. Otherwise none was moved. The method may be called again.
         """
-        lists = CommandLists(self._pool, project)
-        return await lists.settle_dead_letters(id, chooses_all=all, requeues=True)
+        how: Any = {"chooses_all": all, "record": record, "sent_by": sent_by}
+        return await self._actions.settle(project, id, requeues=True, **how)
 
     async def discard(
         self,
@@ -400,13 +402,15 @@ class Console(Store):
         id: str | None = None,  # noqa: A002 - the protocol's name
         *,
         all: bool = False,  # noqa: A002 - as people say
+        record: bool = False,
+        sent_by: str = "",
     ) -> list[Command]:
         """Delete dead letters, and return them.
 
         Arguments, errors and guarantees are those of :meth:`requeue`.
         """
-        lists = CommandLists(self._pool, project)
-        return await lists.settle_dead_letters(id, chooses_all=all, requeues=False)
+        how: Any = {"chooses_all": all, "record": record, "sent_by": sent_by}
+        return await self._actions.settle(project, id, requeues=False, **how)
 
     async def forget(self, project: str, *, force: bool = False) -> list[str]:
         """Delete every key of a project: its status, its log, its waiting commands.
@@ -583,12 +587,6 @@ class Console(Store):
     async def _read(self, name: str, key: str, *rest: int) -> Reply:
         try:
             return await self._pool.read(key, name, *rest)
-        except RedisUnavailableError as error:
-            return checked_reply(error, key)
-
-    async def _call(self, key: str, name: str, *rest: Argument) -> Reply:
-        try:
-            return await self._pool.call(key, name, *rest)
         except RedisUnavailableError as error:
             return checked_reply(error, key)
 

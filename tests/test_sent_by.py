@@ -32,9 +32,9 @@ NOW = 1_768_221_300.0  # 2026-01-12T12:35:00Z
 PROTOCOL = Path(__file__).parents[1] / "docs" / "protocol.md"
 
 
-def documented() -> str:
-    """The record that the document shows."""
-    text = PROTOCOL.read_text("utf-8").partition("### Who sent a command")[2]
+def documented(heading: str = "### Who sent a command") -> str:
+    """The record that the document shows below a heading."""
+    text = PROTOCOL.read_text("utf-8").partition(heading)[2]
     return text.partition("```json\n")[2].partition("\n```")[0]
 
 
@@ -205,6 +205,34 @@ async def test_the_right_to_write_records(
             await console.send(project, "reload", sent_by="值班员", **RECORD)
     assert await admin.llen(f"{project}_控制") == sent
     assert await admin.llen(f"{project}_项目控制台") == written
+
+
+async def test_who_settled_dead_letters(
+    redis: Redis, console: Console, project: str
+) -> None:
+    """One record for a letter or for many, after they were moved; none unless asked for."""
+    console._clock = lambda: NOW
+    key, dead = f"{project}_项目控制台", f"bls_agent:{{{project}_控制}}:dead"
+    letters = [Command.create("重载", id=f"cmd-{n}", now=NOW) for n in range(150)]
+    await redis.rpush(dead, *(one.encode() for one in letters))
+    await console.discard(project, "cmd-0")
+    assert await console.requeue(project, "cmd-0", record=True) == []
+    assert not await redis.exists(key)
+    await console.requeue(project, "cmd-1", record=True, sent_by="值班员")
+    record = await only_record(redis, project)
+    assert record.decode() == documented("### Who settled dead letters")
+    await redis.rpush(key, *["{}"] * 9_999)
+    await console.discard(project, all=True, record=True)
+    assert await redis.llen(key) == 10_000
+    entry = (await console.logs(project))[-1]
+    assert entry.message == f"148 dead letters discarded by {local_user()}"
+    assert entry.metadata["count"] == 148
+    assert entry.metadata["commandIds"] == [f"cmd-{n}" for n in range(2, 102)]
+    with pytest.raises(ConfigurationError, match="record=True"):
+        await console.discard(project, all=True, sent_by="值班员")
+    await redis.rpush(dead, letters[0].encode())
+    await redis.set(key, "no list")
+    assert len(await console.discard(project, all=True, record=True)) == 1
 
 
 async def test_redis_is_away(own_server: DevServer, project: str) -> None:

@@ -1,16 +1,20 @@
-"""Log records in which a sender documents its commands. No I/O."""
+"""Log records that name who sent a command or settled dead letters. No I/O."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import socket
+from collections.abc import Sequence
+from typing import Final
 
 from bls_agent.core.codec import cut_text
 from bls_agent.core.errors import BlsError, ConfigurationError, RedisUnavailableError
 from bls_agent.core.redaction import DEFAULT, Redactor
 from bls_agent.project.log.record import LogRecord
 from bls_agent.project.messages import Command, Level
+
+MOST_IDS: Final = 100  # ids of commands in one record
 
 
 def local_user() -> str:
@@ -21,36 +25,54 @@ def local_user() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+def find_sender(sent_by: object, *, record: bool) -> str:
+    """Return the sender that a record names; ``""`` if no record is wanted."""
+    if not record and sent_by:
+        rule = "it stands in a record, which is off by default"
+        raise ConfigurationError("sent_by", sent_by, rule, "Pass record=True.")
+    if not isinstance(sent_by, str) or (sent_by and not sent_by.strip()):
+        raise ConfigurationError("sent_by", sent_by, "a text that is not blank")
+    return cut_text(sent_by or local_user(), 1_000) if record else ""
+
+
+def write_settlement(
+    letters: Sequence[Command],
+    done: str,
+    sent_by: str,
+    redactor: Redactor = DEFAULT,
+    *,
+    now: float,
+) -> bytes:
+    """Write the record of dead letters that were ``requeued`` or ``discarded``."""
+    what = f"{len(letters)} dead letters"
+    if len(letters) == 1:
+        what = f"dead letter {cut_text(letters[0].command, 100)!r}"
+    metadata: dict[str, object] = {
+        "sentBy": sent_by,
+        "count": len(letters),
+        "commandIds": [cut_text(one.id, 100) for one in letters[:MOST_IDS]],
+    }
+    message = f"{what} {done} by {cut_text(sent_by, 100)}"
+    record = LogRecord(Level.INFO, message, metadata, now=now, redactor=redactor)
+    return record.payload
+
+
 class AuditRecord:
     """Makes the log records of a sender: before sending, and after a failure."""
 
     def __init__(
-        self, command: Command, sent_by: object, redactor: Redactor = DEFAULT
+        self, command: Command, sent_by: str, redactor: Redactor = DEFAULT
     ) -> None:
-        if not isinstance(sent_by, str) or not sent_by.strip():
-            raise ConfigurationError("sent_by", sent_by, "a text that is not blank")
         self._redactor = redactor
         self._name = cut_text(command.command, 100)
-        self._sent_by = cut_text(sent_by, 1_000)
+        self._sent_by = sent_by
         self._args = command.args
         self._metadata: dict[str, object] = {
-            "sentBy": self._sent_by,
+            "sentBy": sent_by,
             "commandId": command.id,
             "command": cut_text(command.command, 1_000),
         }
         self._source = command.source
-
-    @classmethod
-    def make(
-        cls, command: Command, sent_by: str, redactor: Redactor, *, record: bool
-    ) -> AuditRecord | None:
-        """Make the records of a command; ``None`` if its sender is not recorded."""
-        if record:
-            return cls(command, sent_by or local_user(), redactor)
-        if sent_by:
-            rule = "it stands in the record of a command, which is off by default"
-            raise ConfigurationError("sent_by", sent_by, rule, "Pass record=True.")
-        return None
 
     def before(self, now: float) -> bytes:
         message = f"command {self._name!r} sent by {cut_text(self._sent_by, 100)}"

@@ -138,7 +138,7 @@ class CommandLists:
         """Return each command with an id once, or every command; the last one first."""
         if command_id is not None and (not command_id or type(command_id) is not str):
             raise ConfigurationError("id", command_id, "a text that is not empty")
-        with _wrong_type_of(key):
+        with wrong_type_of(key):
             found = [
                 payload
                 async for payload, command in read_backwards(self._pool, key)
@@ -147,12 +147,12 @@ class CommandLists:
         return list(dict.fromkeys(found))
 
     async def _read(self, name: str, key: str, *rest: Argument) -> Reply:
-        with _wrong_type_of(key):
+        with wrong_type_of(key):
             return await self._pool.read(key, name, *rest)
 
 
 @contextmanager
-def _wrong_type_of(key: str) -> Generator[None]:
+def wrong_type_of(key: str) -> Generator[None]:
     """Raise WrongTypeError, which names the key, for the server's error."""
     try:
         yield

@@ -1,47 +1,93 @@
-"""Sends a command together with the record that names its sender."""
+"""Sends commands and settles dead letters, with a record that names who did it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from bls_agent.core.errors import BlsError, RedisUnavailableError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, checked_reply, encode_key
-from bls_agent.project.commands.audit import AuditRecord
+from bls_agent.core.redaction import Redactor
+from bls_agent.project.commands.audit import (
+    AuditRecord,
+    find_sender,
+    write_settlement,
+)
+from bls_agent.project.console.queue import CommandLists, wrong_type_of
+from bls_agent.project.messages import Command
 
 if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
 
-RECORD_TIME: Final = 1.0  # seconds at most to record that a command was not sent
+RECORD_TIME: Final = 1.0  # seconds at most to write a record alone
 
 
-async def send_recorded(
-    pool: ConnectionPool,
-    project: str,
-    payload: bytes,
-    note: AuditRecord,
-    *,
-    longest: int,
-    clock: Callable[[], float],
-) -> None:
-    """Send record and command in one write; only the command must succeed.
+@dataclass(frozen=True)
+class RecordedActions:
+    """Actions that leave a record of the sender in the project's log, if possible."""
 
-    If the log has more than ``longest`` records, the oldest record is removed.
-    """
-    console, key = (row.locate(project=project) for row in (PROJECT_CONSOLE, CONTROL))
-    pushes = [("RPUSH", encode_key(console), note.before(clock()))]
-    pushes.append(("RPUSH", encode_key(key), payload))
-    try:
-        length, reply = await pool.call_many(pushes)
-        checked_reply(reply, key)
-    except BlsError as error:
-        if not (isinstance(error, RedisUnavailableError) and error.connecting):
+    pool: ConnectionPool
+    redactor: Redactor
+    longest: int  # records of a list, above which a new record replaces the oldest
+    clock: Callable[[], float]
+
+    async def send(
+        self, project: str, command: Command, payload: bytes, sender: str
+    ) -> None:
+        """Send a command, in one write with the record of its sender if there is one.
+
+        Only the command must succeed.
+        """
+        console, key = (
+            row.locate(project=project) for row in (PROJECT_CONSOLE, CONTROL)
+        )
+        if not sender:
+            with wrong_type_of(key):
+                await self.pool.call(key, "RPUSH", payload)
+            return
+        note = AuditRecord(command, sender, self.redactor)
+        pushes = [("RPUSH", encode_key(console), note.before(self.clock()))]
+        pushes.append(("RPUSH", encode_key(key), payload))
+        try:
+            length, reply = await self.pool.call_many(pushes)
+            checked_reply(reply, key)
+        except BlsError as error:
+            if not (isinstance(error, RedisUnavailableError) and error.connecting):
+                with suppress(BlsError), anyio.move_on_after(RECORD_TIME):
+                    after = note.after(error, self.clock())
+                    await self.pool.call(console, "RPUSH", after)
+            raise
+        await self._trim(console, length)
+
+    async def settle(
+        self,
+        project: str,
+        command_id: str | None,
+        *,
+        chooses_all: bool,
+        requeues: bool,
+        record: bool,
+        sent_by: str,
+    ) -> list[Command]:
+        """Requeue or discard dead letters; write the record when they are settled."""
+        sender = find_sender(sent_by, record=record)
+        settled = await CommandLists(self.pool, project).settle_dead_letters(
+            command_id, chooses_all=chooses_all, requeues=requeues
+        )
+        if settled and sender:
+            done, now = "requeued" if requeues else "discarded", self.clock()
+            note = write_settlement(settled, done, sender, self.redactor, now=now)
+            console = PROJECT_CONSOLE.locate(project=project)
             with suppress(BlsError), anyio.move_on_after(RECORD_TIME):
-                await pool.call(console, "RPUSH", note.after(error, clock()))
-        raise
-    if isinstance(length, int) and length > longest:
-        with suppress(BlsError):  # one record: the list may be longer on purpose
-            await pool.call(console, "LTRIM", 1, -1)
+                length = await self.pool.call(console, "RPUSH", note)
+                await self._trim(console, length)
+        return settled
+
+    async def _trim(self, console: str, length: object) -> None:
+        if isinstance(length, int) and length > self.longest:
+            with suppress(BlsError):  # one record: the list may be longer on purpose
+                await self.pool.call(console, "LTRIM", 1, -1)

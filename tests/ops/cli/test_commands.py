@@ -339,12 +339,15 @@ async def test_dead_letters_and_what_is_in_hand(
     ran = await bls("requeue", project, "1")
     assert (ran.code, "is no dead letter" in ran.said) == (1, True)
     assert await redis.lrange(f"{project}_控制", 0, -1) == [orjson.dumps(letters[0])]
-    ran = await bls("discard", project, "--all")
+    assert await redis.llen(f"{project}_项目控制台") == 1  # by "requeue"
+    ran = await bls("discard", project, "--all", "--no-record")
     assert (ran.code, "Deleted: 2" in ran.said) == (0, True)
     assert [line.split("\t")[1] for line in ran.text.splitlines()] == ["2", "3"]
     ran = await bls("queue", project, "--dead")
     assert (ran.code, "no dead letters" in ran.said) == (0, True)
     assert (await bls("discard", project, "--all")).code == 1
+    (record,) = await records(redis, project)
+    assert record["message"].startswith("dead letter '导入' requeued by ")
 
 
 async def test_send_to_a_name_like_another(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from typer import Argument, Option
 
@@ -95,8 +95,11 @@ async def requeue(
     letter: _LetterArgument = "",
     *,
     all: bool = False,  # noqa: A002 - the option's name
+    no_record: bool = False,
 ) -> Exit:
-    return await _settle(invocation, project, letter, every=all, requeues=True)
+    return await _settle(
+        invocation, project, letter, "requeue", every=all, record=not no_record
+    )
 
 
 @command("discard")
@@ -106,26 +109,35 @@ async def discard(
     letter: _LetterArgument = "",
     *,
     all: bool = False,  # noqa: A002 - the option's name
+    no_record: bool = False,
 ) -> Exit:
-    return await _settle(invocation, project, letter, every=all, requeues=False)
+    return await _settle(
+        invocation, project, letter, "discard", every=all, record=not no_record
+    )
 
 
 async def _settle(
-    invocation: Invocation, project: str, letter: str, *, every: bool, requeues: bool
+    invocation: Invocation,
+    project: str,
+    letter: str,
+    how: Literal["requeue", "discard"],
+    *,
+    every: bool,
+    record: bool,
 ) -> Exit:
     """Queue dead letters again or discard them, and list them; exit 1 if there is none."""
     if bool(letter) == every:
         raise Failure("letter_which", Exit.USAGE, hint="hint_letters")
     project = normalise(invocation, project)
     async with invocation.console() as console:
-        settle = console.requeue if requeues else console.discard
+        settle = console.requeue if how == "requeue" else console.discard
         with invocation.waiting("waiting_redis"):
-            settled = await settle(project, letter or None, all=every)
+            settled = await settle(project, letter or None, all=every, record=record)
     if not settled:
         name = "nothing_dead" if every else "not_dead"
         raise Failure(name, id=letter, project=project)
     records = [one.describe(console.redactor) for one in settled]
     Table(invocation, QUEUE, dict, _cells, records).write()
-    done = "requeued" if requeues else "discarded"
+    done = "requeued" if how == "requeue" else "discarded"
     invocation.hint(done, count=len(settled))
     return Exit.DONE
