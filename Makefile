@@ -38,7 +38,7 @@ help:
 
 # The console in the browser needs more than the demo alone.
 demo: $(if $(findstring --console,$(ARGS)),$(VENV)/.demo-console,$(VENV)/.demo)
-	@$(BIN)/python -m bls_agent.demo $(ARGS)
+	@$(BIN)/python -m bls_agent.ops.demo $(ARGS)
 
 test: $(VENV)/.test
 	@# Hundreds of interpreters are started: they keep their bytecode, whatever is said.

@@ -38,7 +38,7 @@ PROGRAMS = [
     "ops.fleet",
     "ops.doctor",
     "ops.web",
-    "demo",
+    "ops.demo",
     "ops.cli",
     "ops",
     "__main__",
@@ -139,7 +139,7 @@ def test_imports_go_down(trees: Trees) -> None:
         ("bls_agent.integrations.scrapy", "bls_agent.ops.texts", False),
         ("bls_agent.ops.doctor.report", "bls_agent.ops.web.app", False),
         ("bls_agent.ops.web.app", "bls_agent.ops.fleet", True),
-        ("bls_agent.demo", "bls_agent", True),
+        ("bls_agent.ops.demo", "bls_agent", True),
     ],
 )
 def test_the_rule_knows_up_from_down(

@@ -18,14 +18,14 @@ import pytest
 from anyio.streams.text import TextReceiveStream
 
 from bls_agent import Console, RedisUnavailableError
-from bls_agent.demo import STEPS, Screen, Story, attempt
 from bls_agent.devserver import DevServer
+from bls_agent.ops.demo import STEPS, Screen, Story, attempt
 from bls_agent.ops.terminal import count_columns
 from bls_agent.ops.texts import load_texts
 from bls_agent.project.messages import Status
 
 REPOSITORY = Path(__file__).parents[2]
-DEMO = [sys.executable, "-m", "bls_agent.demo"]
+DEMO = [sys.executable, "-m", "bls_agent.ops.demo"]
 PATIENCE = 60.0
 TERMINAL = ("COLUMNS", "LANG", "LC_", "NO_COLOR", "PYTHONIOENCODING", "TERM", "BLS_")
 
@@ -68,7 +68,7 @@ async def test_a_step_that_does_not_happen(
     own_server: DevServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the console does not see has failed at a deadline; a surprise fails at once."""
-    monkeypatch.setattr("bls_agent.demo.STEP_DEADLINE", 0.2)
+    monkeypatch.setattr("bls_agent.ops.demo.STEP_DEADLINE", 0.2)
     async with Console(own_server.url) as console:
         story = Story(own_server, console, Screen(load_texts("demo", "zh")))
 
@@ -84,9 +84,11 @@ async def test_a_step_that_does_not_happen(
 
 def test_no_server_to_start() -> None:
     """Without any server the extra is named, in a line and without a traceback."""
-    code = "import bls_agent.devserver as d, bls_agent.demo; d._packaged_binary = str"
+    code = (
+        "import bls_agent.devserver as d, bls_agent.ops.demo; d._packaged_binary = str"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}; bls_agent.demo.main([])"],
+        [sys.executable, "-c", f"{code}; bls_agent.ops.demo.main([])"],
         capture_output=True,
         check=False,
         timeout=PATIENCE,
@@ -176,7 +178,7 @@ def test_the_catalogue_has_no_more_than_is_used() -> None:
     steps = {name.removeprefix("step_") for name in texts if name.startswith("step_")}
     assert steps == set(STEPS)
     assert [texts[f"status_{status.name}"] for status in Status] == list(Status)
-    programs = ("demo.py", "devserver.py", "ops/texts.py")
+    programs = ("ops/demo.py", "devserver.py", "ops/texts.py")
     code = "".join((REPOSITORY / "bls_agent" / one).read_text() for one in programs)
     made = re.compile(r"(step|status|fleet)_")  # these are put together from names
     assert [

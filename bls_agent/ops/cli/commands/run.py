@@ -168,8 +168,8 @@ def demo(
     *,
     console: bool = False,
 ) -> Exit:
-    """Run ``python -m bls_agent.demo``."""
-    from bls_agent.demo import main
+    """Run ``python -m bls_agent.ops.demo``."""
+    from bls_agent.ops.demo import main
 
     if invocation.json:
         raise Failure("no_json", Exit.USAGE, command="demo")

@@ -1,4 +1,4 @@
-"""A demo of an agent and a console: ``python -m bls_agent.demo``.
+"""A demo of an agent and a console: ``python -m bls_agent.ops.demo``.
 
 A console sends valid and invalid commands to an order service. Meanwhile Redis is killed
 and started again. Each step does something with the agent or the console and waits until
@@ -39,7 +39,7 @@ from bls_agent.project.messages import Command, LogEntry, Outcome, OutcomeKind, 
 from bls_agent.runs import EventStore
 from bls_agent.workers import BacktestWorkerHeartbeat, Heartbeat, TaskStatus
 
-PROGRAM: Final = "python -m bls_agent.demo"
+PROGRAM: Final = "python -m bls_agent.ops.demo"
 STEP_DEADLINE: Final = 5.0  # seconds after which a step has failed
 LOOK_INTERVAL: Final = 0.05  # seconds between two reads of the console
 SLOW_TIMEOUT: Final = 0.5  # seconds that the command ``import`` may run
