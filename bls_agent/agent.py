@@ -8,9 +8,8 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -29,12 +28,13 @@ from anyio.abc import TaskStatus
 
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.reconnect import show_log
-from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import Redactor
 from bls_agent.core.settings import (
     Options,
     Settings,
+    SettingsSource,
     check_options,
     warn_of_unknown_variables,
 )
@@ -59,7 +59,6 @@ from bls_agent.project.status.health import (
     HealthCheckDecorator,
 )
 from bls_agent.runtime.batch_writer import Flushed
-from bls_agent.runtime.tasks import start_soon
 from bls_agent.runtime.threads import is_coroutine_function
 
 if TYPE_CHECKING:
@@ -113,10 +112,10 @@ class ProjectAgent:
         **options: Unpack[Options],
     ) -> None:
         self.project = check_name("project", project)
-        self._options = options = check_options(options, settings)
+        options = check_options(options, settings)
         if validate not in ("core", "pydantic"):
             raise ConfigurationError("validate", validate, "'core' or 'pydantic'")
-        self._given_settings = settings
+        self._settings = SettingsSource(settings, options, os.environ)
         self._endpoint = None if redis is None else Endpoint.of(redis)
         known = settings or Settings
         check_cluster_name(
@@ -131,7 +130,7 @@ class ProjectAgent:
             max_bytes=options.get("log_buffer_bytes", known.log_buffer_bytes),
         )
         stream.set_level(Level(options.get("log_level", known.log_level)))
-        stream.redactor = Redactor(self._redact_keys())
+        stream.redactor = Redactor(self._settings.read_redact_keys())
         self._state = AgentState(
             project=self.project,
             clock=time.time,  # noqa: TID251 - the same clock
@@ -156,8 +155,8 @@ class ProjectAgent:
     @property
     def endpoint(self) -> Endpoint:
         """The address of Redis: the argument ``redis``, or else from the settings."""
-        name = "BLS_REDIS_URL" if self._given_settings is None else "redis_url"
-        return self._endpoint or Endpoint.of(self._settings().redis_url, name)
+        name = "BLS_REDIS_URL" if self._settings.given is None else "redis_url"
+        return self._endpoint or Endpoint.of(self._settings.read().redis_url, name)
 
     @property
     def status(self) -> Status:
@@ -344,16 +343,7 @@ class ProjectAgent:
             RedisUnavailableError: The status was not written within that time.
             ConfigurationError: The agent is not open.
         """
-        session = self._require_session()
-        with anyio.move_on_after(timeout):
-            await session.call(session.status.published.wait)
-        if session.status.written:
-            return
-        raise RedisUnavailableError(
-            "not_ready",
-            f"no status was written in time; {session.connections.gate.last_error}",
-            address=session.connections.endpoint.address,
-        )
+        await self._require_session().ready(timeout)
 
     async def pause(self, reason: str = "") -> None:
         """Take no more commands until :meth:`resume`; return when this is so.
@@ -411,8 +401,8 @@ class ProjectAgent:
             await before.wait_closed()
         if self._session not in (None, before):
             raise ConfigurationError("agent", self.project, "it was opened meanwhile")
-        settings = self._settings()
-        if self._given_settings is None:
+        settings = self._settings.read()
+        if self._settings.given is None:
             warn_of_unknown_variables(os.environ)
         endpoint = self.endpoint
         mode, replicas = settings.mode, settings.replicas
@@ -487,23 +477,16 @@ class ProjectAgent:
         Returns:
             The signal that ended the agent; ``None`` if no signal did.
         """
-        from bls_agent.project.signals import obey_signals  # noqa: PLC0415 - only programs that call run()
+        from bls_agent.project.signals import wait_until_closed  # noqa: PLC0415 - only programs that call run()
 
-        shown = self._settings().banner if banner is None else banner
+        shown = self._settings.read().banner if banner is None else banner
         with show_log() if shown else nullcontext():
             async with self:
                 session = self._require_session()
-
-                async def announce_ready() -> None:
-                    await session.status.published.wait()
-                    task_status.started()
-
-                async with anyio.create_task_group() as tasks:
-                    start_soon(tasks, announce_ready)
-                    if handle_signals:
-                        start_soon(tasks, obey_signals, session)
-                    await session.closed.wait()
-                    tasks.cancel_scope.cancel()
+                on_ready = task_status.started
+                await wait_until_closed(
+                    session, on_ready, handle_signals=handle_signals
+                )
         return session.ended_by()
 
     def in_thread(self) -> AgentThread:
@@ -522,7 +505,7 @@ class ProjectAgent:
         """
         from bls_agent.project.agent_thread import AgentThread  # noqa: PLC0415 - rarely used
 
-        return AgentThread(self, lambda: self._settings().shutdown_timeout)
+        return AgentThread(self, lambda: self._settings.read().shutdown_timeout)
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncGenerator[None]:  # noqa: ARG002 - Starlette passes it
@@ -567,31 +550,11 @@ class ProjectAgent:
         text = f"the agent of {self.project!r} was never closed"
         _warn(text, ResourceWarning, stacklevel=2, source=self)
 
-    def _settings(self) -> Settings:
-        if self._given_settings is not None:
-            options: dict[str, Any] = {**self._options}
-            return replace(self._given_settings, **options)
-        return Settings.from_env(os.environ, **self._options)
-
-    def _redact_keys(self) -> Sequence[str]:
-        """Read the names of secrets early, because log calls redact their records."""
-        if self._given_settings is not None:
-            return self._settings().redact_keys
-        if "redact_keys" in self._options:
-            return self._options["redact_keys"]
-        name = "BLS_REDACT_KEYS"
-        return Settings.from_env({name: os.environ.get(name, "")}).redact_keys
-
     def _prepare(self, settings: Settings) -> None:
-        """Apply the settings to the log, and add the built-in commands."""
+        """Apply the settings, and add the built-in commands."""
         from bls_agent.project.builtins import add_session_builtins  # noqa: PLC0415 - not at import
 
-        state = self._state
-        buffer = state.stream.delivery.buffer
-        buffer.max_items = settings.log_buffer
-        buffer.max_bytes = settings.log_buffer_bytes
-        state.stream.set_level(Level(settings.log_level))
-        state.name_process(settings.instance)
+        self._state.apply(settings)
         if settings.builtins and not self._builtins_added:
-            add_session_builtins(state, self._open_session)
+            add_session_builtins(self._state, self._open_session)
             self._builtins_added = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
 
 from bls_agent.core.errors import ConfigurationError, ask_whether
@@ -241,6 +241,33 @@ class Settings:
         if found.get("instance") is not None:
             check_name("BLS_INSTANCE", found["instance"])
         return cls(**{**found, **options})
+
+
+@dataclass(frozen=True)
+class SettingsSource:
+    """Reads the settings of one agent: from an object or else from the environment.
+
+    The options override both. The environment is read anew each time.
+    """
+
+    given: Settings | None
+    options: Options
+    environ: Mapping[str, str]
+
+    def read(self) -> Settings:
+        options: dict[str, Any] = {**self.options}
+        if self.given is not None:
+            return replace(self.given, **options)
+        return Settings.from_env(self.environ, **options)
+
+    def read_redact_keys(self) -> Sequence[str]:
+        """Read the names of secrets alone, before all other variables are checked."""
+        if self.given is not None:
+            return self.read().redact_keys
+        if "redact_keys" in self.options:
+            return self.options["redact_keys"]
+        name = "BLS_REDACT_KEYS"
+        return Settings.from_env({name: self.environ.get(name, "")}).redact_keys
 
 
 def find_unknown_variables(environ: Iterable[str]) -> dict[str, str]:

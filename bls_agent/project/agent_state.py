@@ -14,6 +14,7 @@ from typing import Protocol
 
 from bls_agent.connection.after_fork import register
 from bls_agent.core.codec import cut_text
+from bls_agent.core.settings import Settings
 from bls_agent.project.commands.observer import Observers
 from bls_agent.project.commands.router import Router
 from bls_agent.project.log.log import LogStream, describe_error
@@ -58,6 +59,14 @@ class AgentState:
             given = f"{given}-{os.getpid()}"
         unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self.instance = self.instance or given or unique
+
+    def apply(self, settings: Settings) -> None:
+        """Apply settings to the log, and name this process."""
+        buffer = self.stream.delivery.buffer
+        buffer.max_items = settings.log_buffer
+        buffer.max_bytes = settings.log_buffer_bytes
+        self.stream.set_level(Level(settings.log_level))
+        self.name_process(settings.instance)
 
     def set_status(self, status: Status, reason: str) -> None:
         """Set the host's own status. Log it if the reason for the status changes."""

@@ -336,6 +336,17 @@ class AgentSession:
         """Stop waiting for running handlers. May be called from any thread."""
         self.call_in_loop(self._forced.set)
 
+    async def ready(self, timeout: float | None) -> None:
+        """Wait until the first status was written; raise RedisUnavailableError if not."""
+        with anyio.move_on_after(timeout):
+            await self.call(self.status.published.wait)
+        if not self.status.written:
+            raise RedisUnavailableError(
+                "not_ready",
+                f"no status was written in time; {self.connections.gate.last_error}",
+                address=self.connections.endpoint.address,
+            )
+
     @property
     def is_elsewhere(self) -> bool:
         """Whether the session's event loop is not the loop of the caller."""

@@ -5,17 +5,36 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from bls_agent.connection.after_fork import register
 from bls_agent.project.messages import Status
+from bls_agent.runtime.tasks import start_soon
 
 if TYPE_CHECKING:
     from bls_agent.project.session import AgentSession
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+async def wait_until_closed(
+    session: AgentSession, on_ready: Callable[[], None], *, handle_signals: bool
+) -> None:
+    """Wait until a session is closed; call ``on_ready`` after its first status."""
+
+    async def announce_ready() -> None:
+        await session.status.published.wait()
+        on_ready()
+
+    async with anyio.create_task_group() as tasks:
+        start_soon(tasks, announce_ready)
+        if handle_signals:
+            start_soon(tasks, obey_signals, session)
+        await session.closed.wait()
+        tasks.cancel_scope.cancel()
 
 
 async def obey_signals(session: AgentSession) -> None:
