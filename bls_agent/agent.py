@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import (
@@ -48,7 +48,7 @@ from bls_agent.project.commands.router import (
     name_of,
 )
 from bls_agent.project.log.log import CURRENT_COMMAND, Log, LogStream
-from bls_agent.project.messages import Level, Status
+from bls_agent.project.messages import Command, Level, Status
 from bls_agent.project.receive.receiver import check_cluster_name
 from bls_agent.project.status.health import (
     FAILURES,
@@ -63,6 +63,7 @@ from bls_agent.runtime.threads import is_coroutine_function
 
 if TYPE_CHECKING:
     from bls_agent.project.agent_thread import AgentThread
+    from bls_agent.project.invocation import Alone, CheckResult, Invocation
     from bls_agent.project.session import AgentSession
     from bls_agent.project.stats import AgentStats
 
@@ -315,6 +316,35 @@ class ProjectAgent:
             return register(function)
         return cast("HealthCheckDecorator", register)
 
+    async def invoke(
+        self,
+        command: str | Command,
+        args: Mapping[str, Any] | None = None,
+        /,
+        *,
+        delivery: int | None = None,
+        **arguments: Any,
+    ) -> Invocation:
+        """Run a command as an open agent does, but without a server: for tests.
+
+        The agent may be closed. If the caller is cancelled, so is the handler.
+
+        Args:
+            command: The command's name, or a command with id, sender and arguments.
+            args: The arguments, if they are not keywords.
+            delivery: How often the command was handed out; 1 by default. To pass an
+                argument of this name, use ``args``.
+            arguments: The arguments as keywords.
+
+        Raises:
+            ConfigurationError: An argument does not fit the console protocol.
+        """
+        return await self._alone().invoke(command, args, delivery, arguments)
+
+    async def run_checks(self) -> dict[str, CheckResult]:
+        """Call every health check once, and return name → result: for tests."""
+        return await self._alone().run_checks()
+
     async def flush(self, timeout: float = 5.0) -> Flushed:
         """Wait until the records logged so far are written.
 
@@ -522,6 +552,14 @@ class ProjectAgent:
         """
         async with self:
             yield
+
+    def _alone(self) -> Alone:
+        from bls_agent.project.invocation import Alone  # noqa: PLC0415 - only in tests
+
+        session, settings = self._open_session(), self._settings.read()
+        if session is None:
+            self._prepare(settings)
+        return Alone(self._state, settings, session)
 
     def _require_session(self) -> AgentSession:
         session = self._open_session()

@@ -35,6 +35,7 @@ PROGRAMS = [
     "ops.terminal",
     "ops.fields",
     "devserver",
+    "testing",
     "ops.fleet",
     "ops.doctor",
     "ops.web",

@@ -41,6 +41,7 @@ FACES = {
     "bls_agent.ops.fleet",
     "bls_agent.workers",
     "bls_agent.runs",
+    "bls_agent.testing",
 }
 # The documents import from these modules, too.
 MODULES = {

@@ -16,14 +16,15 @@ def names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make ``__getattr__`` and ``__dir__`` of a package.
 
-    ``homes`` maps names to modules; all other names are in the module ``default``.
+    ``homes`` maps names to modules; all other names are in the module ``default``. The
+    modules are named from the package: ``testing.fleet`` below it, ``.agent`` beside it.
     """
 
     def load(name: str) -> Any:
         if name not in public:
             message = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(message)
-        module = import_module(f"{package}.{homes.get(name, default)}")
+        module = import_module(f".{homes.get(name, default)}", package)
         value = vars(sys.modules[package])[name] = getattr(module, name)
         return value
 

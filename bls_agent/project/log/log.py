@@ -55,6 +55,8 @@ class LogStream:
         ranks = LogRecord.OUTCOME_RANK + 1
         buffer: BoundedBuffer[AnyRecord] = BoundedBuffer(max_records, max_bytes, ranks)
         self.delivery = BatchWriter(buffer)
+        # Takes every record. ``invocation.py`` replaces it for commands that run alone.
+        self.put: Callable[[AnyRecord], None] = self.delivery.put
         self.failures: Counter[str] = Counter()  # reason → records not encoded
         self.redactor: Redactor = DEFAULT
         self.id_room = LogRecord.ID_ROOM  # bytes of a record that its id may take
@@ -129,7 +131,7 @@ class LogStream:
                 redactor=self.redactor,
                 id_room=self.id_room,
             )
-            self.delivery.put(record)
+            self.put(record)
             grave = level is Level.ERROR and not is_alarm
             if grave and (on_error := self.on_error):
                 on_error()
@@ -143,7 +145,7 @@ class LogStream:
         now = self.now()
         record = SuccessRecord.of(outcome, now, self.redactor)
         if record is not None:
-            self.delivery.put(record)
+            self.put(record)
             return
         self.emit(
             outcome.kind.level,

@@ -248,9 +248,12 @@ class HealthMonitor:
                     await self._checks.added.wait()
         finally:
             self._checks.added.unbind()
-            with suppress(RuntimeError):  # in a closed loop no task runs any more
-                for task, _ in self._calls.values():
-                    task.cancel()
+            self.cancel_calls()
+
+    def cancel_calls(self) -> None:
+        with suppress(RuntimeError):  # in a closed loop no task runs any more
+            for task, _ in self._calls.values():
+                task.cancel()
 
     def close(self) -> None:
         self._threads.close()
@@ -260,7 +263,7 @@ class HealthMonitor:
         failures, since = 0, 0.0  # failures in a row, and the time of the first one
         self._aggregator.set(check.source, Status.ONLINE)
         while True:
-            failure, now = await self._call(check), time.monotonic()
+            failure, now = await self.call(check), time.monotonic()
             if failure is not None:
                 since = since if failures else now
                 failures += 1
@@ -305,7 +308,7 @@ class HealthMonitor:
         self._on_change()
         logger.info("%s: %s", self._project, text)
 
-    async def _call(self, check: HealthCheck) -> dict[str, str] | None:
+    async def call(self, check: HealthCheck) -> dict[str, str] | None:
         """Call a check once unless an earlier call still runs; return its failure."""
         import asyncio  # noqa: PLC0415 - takes 20 ms; anyio has no task without a scope
 

@@ -1,0 +1,385 @@
+"""Runs one command, or every health check, of an agent that needs no server for it.
+
+Handlers, middleware, time limits and threads are those of the agent, and the command is
+run by the runner that an open agent uses. For each call the log records go to a list of
+the call, and no record of it gets into the buffer from which an agent writes to Redis.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import anyio
+
+from bls_agent.core.codec import JSONObject
+from bls_agent.core.errors import CommandError, ConfigurationError
+from bls_agent.core.settings import Settings
+from bls_agent.project.agent_state import AgentState
+from bls_agent.project.commands.observer import Observers, OnEnd, TakenCommand
+from bls_agent.project.commands.router import CommandContext
+from bls_agent.project.commands.runner import CommandRunner
+from bls_agent.project.log.log import Log, LogStream
+from bls_agent.project.log.record import AnyRecord, LogRecord
+from bls_agent.project.messages import (
+    CONSOLE_SOURCE,
+    Command,
+    LogEntry,
+    Outcome,
+    OutcomeKind,
+)
+from bls_agent.project.receive.receiver import Message
+from bls_agent.project.status.health import HealthCheck, HealthMonitor, StatusAggregator
+
+if TYPE_CHECKING:
+    from bls_agent.project.session import AgentSession
+
+R = TypeVar("R")
+
+CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
+Records = list[AnyRecord]
+# The list for the records of the call that runs here; other records go to the buffer.
+_RECORDS: Final[ContextVar[Records | None]] = ContextVar("bls_records", default=None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Invocation:
+    """How a command ended that was run alone, with the records that it has logged.
+
+    Attributes:
+        outcome: The outcome as a console reads it: values of JSON, without secrets.
+        logs: The log records of the command as a console reads them, without secrets,
+            in their order. The outcome record is left out.
+        exception: The exception that ended the command, from the handler, a middleware
+            or the check of the arguments. A time limit that has passed is a
+            ``TimeoutError``. ``None`` if the command succeeded.
+    """
+
+    outcome: Outcome
+    logs: list[LogEntry]
+    exception: BaseException | None
+
+    @property
+    def kind(self) -> OutcomeKind:
+        """How the command ended, for example ``"succeeded"`` or ``"rejected"``."""
+        return self.outcome.kind
+
+    @property
+    def result(self) -> Any:
+        """What the handler returned, as JSON; ``None`` if the command did not succeed."""
+        return self.outcome.result
+
+    @property
+    def error(self) -> JSONObject:
+        """``{"type", "message", …}`` if the command did not succeed, else ``{}``."""
+        return self.outcome.error
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the handler returned."""
+        return self.outcome.succeeded
+
+    def unwrap(self) -> Any:
+        """Return the result, or raise the exception that ended the command.
+
+        The traceback begins in the handler, so that a test report shows its lines.
+        """
+        __tracebackhide__ = True  # pytest leaves this frame out
+        if self.exception is not None:
+            raise self.exception.with_traceback(
+                _without_our_frames(self.exception.__traceback__)
+            )
+        return self.result
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        """Return this object: ``bls_run(…)`` is awaited in coroutines, and only there."""
+        return self
+        yield  # type: ignore[unreachable]  # makes this a generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """The result of one call of a health check.
+
+    Attributes:
+        ok: Whether the check succeeded.
+        reason: Type and text of the failure, without secrets; ``""`` if it succeeded.
+        seconds: How long the call took.
+    """
+
+    ok: bool
+    reason: str
+    seconds: float
+
+
+def make_context(
+    command: str = "test",
+    args: Mapping[str, Any] | None = None,
+    *,
+    id: str = "",  # noqa: A002 - the protocol's name
+    source: str = CONSOLE_SOURCE,
+    delivery: int = 1,
+    deadline: float | None = None,
+    logs: list[LogEntry] | None = None,
+) -> CommandContext:
+    """Make the context of a command, to call a handler or a middleware by hand.
+
+    Args:
+        command: The command's name.
+        args: The arguments as they would have been sent.
+        id: The command's id. Default: a new id.
+        source: The sender.
+        delivery: How often the command was handed out.
+        deadline: When the handler will be cancelled, on the clock of
+            ``anyio.current_time()``; nobody cancels a handler that is called by hand.
+        logs: A list that gets every record which ``context.log`` writes.
+
+    Raises:
+        ConfigurationError: An argument does not fit the console protocol.
+    """
+    clock = time.time  # noqa: TID251 - chosen here, passed on as an argument
+    sent = Command.create(command, args, now=clock(), id=id or None, source=source)
+    stream = LogStream(clock, max_records=1, max_bytes=1)  # the buffer stays empty
+    kept: list[LogEntry] = [] if logs is None else logs
+    stream.put = lambda record: kept.append(LogEntry.decode(record.payload))
+    return CommandContext(
+        id=sent.id,
+        command=sent.command,
+        timestamp=sent.timestamp,
+        source=sent.source,
+        args=sent.args,
+        delivery=_checked_delivery(delivery),
+        deadline=deadline,
+        log=Log(stream, {"commandId": sent.id}),
+    )
+
+
+def _checked_delivery(value: object) -> int:
+    if type(value) is not int or value < 1:
+        rule = "a whole number from 1: how often the command was handed out"
+        remedy = "An argument of this name is passed in a mapping, behind the command."
+        raise ConfigurationError("delivery", value, rule, remedy)
+    return value
+
+
+class _Tap:
+    """Stands before the buffer of an agent, and keeps the records of calls out of it.
+
+    A tap stays when a call has ended, because a thread of that call may go on.
+    """
+
+    def __init__(self, put: Callable[[AnyRecord], None]) -> None:
+        self._put = put
+        # Of the calls that run while the agent is closed. The newest call also gets the
+        # records of threads that belong to no call.
+        self.alone: list[Records] = []
+
+    def __call__(self, record: AnyRecord) -> None:
+        records = _RECORDS.get()
+        if records is None and self.alone:
+            records = self.alone[-1]
+        if records is None:
+            self._put(record)
+        else:
+            records.append(record)
+
+
+class _KeptError:
+    """Observes one command: keeps the exception that has ended the command."""
+
+    error: BaseException | None = None
+
+    def begin(self, _: TakenCommand) -> OnEnd:
+        return self._end
+
+    def _end(self, _: Outcome, error: BaseException | None) -> None:
+        self.error = error
+
+
+class Alone:
+    """Runs what belongs to an agent without its session; beside the session if it is open."""
+
+    def __init__(
+        self, state: AgentState, settings: Settings, session: AgentSession | None
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._session = session
+
+    async def invoke(
+        self,
+        command: str | Command,
+        args: Mapping[str, Any] | None,
+        delivery: int | None,
+        arguments: Mapping[str, Any],
+    ) -> Invocation:
+        message = self._make_message(command, args, delivery, arguments)
+        return await self._in_loop_of_agent(partial(self._run, message))
+
+    async def run_checks(self) -> dict[str, CheckResult]:
+        return await self._in_loop_of_agent(self._run_checks)
+
+    async def _in_loop_of_agent(
+        self, function: Callable[[], Coroutine[Any, Any, R]]
+    ) -> R:
+        session = self._session
+        return await (function() if session is None else session.call(function))
+
+    def _make_message(
+        self,
+        command: str | Command,
+        args: Mapping[str, Any] | None,
+        delivery: int | None,
+        arguments: Mapping[str, Any],
+    ) -> Message:
+        """Make the message of a command, as a console would have sent it."""
+        is_whole = isinstance(command, Command)
+        if is_whole + (args is not None) + bool(arguments) > 1:
+            rule = (
+                "the arguments come from one place: a Command, a mapping, or keywords"
+            )
+            raise ConfigurationError("arguments", [*arguments] or args, rule)
+        if not isinstance(command, Command):
+            handler = self._state.router.find(command) if args is None else None
+            if delivery is not None and handler and "delivery" in handler.fields.checks:
+                rule = f"it is an argument of {command!r}, and an option of invoke()"
+                remedy = "Pass the arguments as a mapping, and the option as a keyword."
+                raise ConfigurationError("delivery", delivery, rule, remedy)
+            now = self._state.clock()
+            command = Command.create(command, args or arguments, now=now)
+        count = 1 if delivery is None else _checked_delivery(delivery)
+        return Message(command.encode(), delivery=count)
+
+    @contextmanager
+    def _collecting(self) -> Generator[Records]:
+        """Collect what is logged in the block; then release threads that it started."""
+        tap, is_alone = self._state.stream.put, self._session is None
+        if not isinstance(tap, _Tap):
+            tap = self._state.stream.put = _Tap(tap)
+        records: Records = []
+        if is_alone:
+            tap.alone.append(records)
+        token = _RECORDS.set(records)
+        try:
+            yield records
+        finally:
+            _RECORDS.reset(token)
+            tap.alone = [other for other in tap.alone if other is not records]
+            if is_alone:
+                self._state.threads.close()
+
+    async def _run(self, message: Message) -> Invocation:
+        """Run a command in a task of its own, as a worker of the dispatcher does.
+
+        1. The command has ended: return how.
+        2. The handler ignores its cancellation after the time limit: return that, too;
+           the task goes on.
+        3. The caller is cancelled: cancel the handler, as an agent does that stops.
+        """
+        import asyncio  # noqa: PLC0415 - 20 ms; anyio has no task without a scope
+
+        kept, observers, ended = _KeptError(), Observers(), asyncio.Event()
+        observers.all = (*self._state.observers.all, kept)
+        with self._collecting() as records:
+            runner = CommandRunner(
+                self._state.router,
+                self._state.stream,
+                Counter(),  # the counters of an agent count the commands of its queue
+                self._settings,
+                clock=self._state.clock,
+                observers=observers,
+            )
+            task = asyncio.get_running_loop().create_task(
+                runner.run(message, lambda _: ended.set()), name="bls-agent invoke"
+            )
+            task.add_done_callback(lambda _: ended.set())
+            try:
+                await ended.wait()
+            except asyncio.CancelledError:
+                runner.stopping = True
+                task.cancel()
+                with anyio.move_on_after(CANCEL_GRACE, shield=True):
+                    await asyncio.wait([task])
+                raise
+            if task.done():
+                task.result()  # raises KeyboardInterrupt, and nothing else
+        return _read(records, kept.error)
+
+    async def _run_checks(self) -> dict[str, CheckResult]:
+        """Call every check once, all at the same time, each within its timeout."""
+        state = self._state
+        monitor = HealthMonitor(
+            state.checks,
+            StatusAggregator(),
+            state.stream,
+            project=state.project,
+            on_change=lambda: None,
+        )
+        results: dict[str, CheckResult] = {}
+
+        async def run(check: HealthCheck) -> None:
+            began = time.monotonic()
+            failure = await monitor.call(check)
+            reason = failure and f"{failure['type']}: {failure['message']}"
+            results[check.name] = CheckResult(
+                ok=failure is None,
+                reason=state.stream.redactor.text(reason or ""),
+                seconds=time.monotonic() - began,
+            )
+
+        with self._collecting():
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for check in state.checks.all.values():
+                        tasks.start_soon(run, check)
+            finally:
+                monitor.cancel_calls()
+                monitor.close()
+        return {name: results[name] for name in state.checks.all}
+
+
+def _read(records: Records, error: BaseException | None) -> Invocation:
+    """Read the records as a console does: the outcome record, and the others."""
+    logs: list[LogEntry] = []
+    outcome: Outcome | None = None
+    for record in records:
+        entry = LogEntry.decode(record.payload)
+        if record.rank == LogRecord.OUTCOME_RANK:
+            outcome = entry.outcome
+        else:
+            logs.append(entry)
+    assert outcome is not None  # noqa: S101 - the runner reports every message
+    exception = exception_of(outcome, error)
+    return Invocation(outcome=outcome, logs=logs, exception=exception)
+
+
+def exception_of(outcome: Outcome, error: BaseException | None) -> BaseException | None:
+    """Return the exception that a test gets for an outcome; ``None`` for a success."""
+    if outcome.succeeded:
+        return None
+    if outcome.kind is OutcomeKind.TIMED_OUT:
+        timeout = TimeoutError(outcome.message)
+        timeout.__cause__ = error  # its traceback shows where the handler waited
+        return timeout
+    # A cancellation would be taken for that of the test. Without an error the message
+    # was not run, for example because it is too long.
+    if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
+        return CommandError(outcome.message)
+    return error
+
+
+def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from its first frame that is none of this package's."""
+    rest = trace
+    while rest is not None:
+        if not str(rest.tb_frame.f_globals.get("__name__")).startswith("bls_agent."):
+            return rest
+        rest = rest.tb_next
+    return trace
