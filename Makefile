@@ -21,13 +21,14 @@ COMPILED := test -d tests/__pycache__ || { echo 'compiling the tests ...'; \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint bench load chaos screenshots clean
+.PHONY: help demo test lint docs bench load chaos screenshots clean
 
 help:
 	@echo 'make demo    see an agent and a console at work, on a server of its own'
 	@echo 'make demo ARGS=--console   a small fleet, and the console in the browser'
 	@echo 'make test    run the tests, six at once (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
+	@echo 'make docs    the site of the documents and the API, in two languages, into site/'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
 	@echo 'make load    the doctor, the registry, and the console for ten minutes, under a large fleet'
 	@echo 'make chaos   every fault in every mode, and docs/ledger.md (25 minutes at most)'
@@ -52,6 +53,10 @@ lint: $(VENV)/.lint
 	@# Node's warnings about itself are no findings.
 	NODE_NO_WARNINGS=1 $(BIN)/python -m pyright --pythonpath $(BIN)/python
 
+# BLS_SITE_URL is the address at which the site will stand.
+docs: $(VENV)/.docs
+	@$(BIN)/python docs/site/build.py
+
 bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
 
@@ -67,7 +72,7 @@ screenshots: $(VENV)/.test
 	@$(BIN)/python -m tests.ops.web.screenshots
 
 clean:
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis \
+	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* .hypothesis \
 	    .mypy_cache .pytest_cache .ruff_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
@@ -91,6 +96,11 @@ $(VENV)/.test: $(VENV)/.created pyproject.toml
 $(VENV)/.lint: $(VENV)/.created pyproject.toml
 	@echo 'installing what the checks need ...'
 	@$(PIP) --editable '.[all]' --group dev
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.created pyproject.toml
+	@echo 'installing what the site needs ...'
+	@$(PIP) --group docs
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.created pyproject.toml

@@ -247,8 +247,7 @@ class Console(Store):
             The outcome of each instance. A missing instance has not answered in time.
 
         Raises:
-            ConfigurationError, UnknownProjectError, NoOutcomeError,
-            RedisUnavailableError: The reasons are those of :meth:`call`.
+            BlsError: The errors of :meth:`call`, for the same reasons.
         """
         outcomes = await self._collect(
             project,
