@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bls_agent.runs.listing import RunList, RunState, RunSummary
     from bls_agent.runs.new_events import NewEvent
     from bls_agent.runs.store import EventPage, EventStore
+    from bls_agent.runs.tally import EventStoreStats
     from bls_agent.runs.writer import RunWriter, RunWriterStats
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "EventCategory",
     "EventPage",
     "EventStore",
+    "EventStoreStats",
     "FollowEnd",
     "Followed",
     "Follower",
@@ -49,6 +51,7 @@ __all__ = [
 _HOMES = {
     "EventPage": "store",
     "EventStore": "store",
+    "EventStoreStats": "tally",
     "Follower": "follower",
     "NewEvent": "new_events",
     "RunList": "listing",

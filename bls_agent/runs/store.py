@@ -38,6 +38,7 @@ from bls_agent.runs.new_events import (
     portions,
 )
 from bls_agent.runs.reading import NO_KEY, RunKeys, RunReader, find_wrong_run_key
+from bls_agent.runs.tally import EventStoreStats, RunTally
 from bls_agent.runs.writer import RunWriter, WriterOptions
 from bls_agent.runs.writer_task import HighWaterMarks, WriterPool
 from bls_agent.runtime.lease import boot_seconds
@@ -106,6 +107,7 @@ class EventStore(WritingStore):
             "event_size_limit", event_size_limit, least=LEAST_LIMIT
         )
         self._marks = HighWaterMarks()
+        self._tally = RunTally()
         self._pools: LoopLocal[WriterPool] = LoopLocal()
         self._hubs: LoopLocal[Hub] = LoopLocal(Hub.detach)
 
@@ -258,13 +260,21 @@ class EventStore(WritingStore):
             check_run_id(run_id),
             access=self._access,
             get_pool=self._writer_pool,
+            tally=self._tally,
             source=source,
             data=data,
             options=options,
         )
 
     def _writer_pool(self) -> WriterPool:
-        return self._pools.get(lambda: WriterPool(self._access, self._marks, self))
+        return self._pools.get(self._make_pool)
+
+    def _make_pool(self) -> WriterPool:
+        return WriterPool(self._access, self._marks, self, self._tally)
+
+    def stats(self) -> EventStoreStats:
+        """Return this process's counters of the store and its runs; from any thread."""
+        return self._tally.show(self.failed_writes)
 
     async def set_expire(self, run_id: int, ttl_seconds: int = DAY) -> bool:
         """Set when a run expires if no further event is written.

@@ -34,7 +34,9 @@ from bls_agent.runs.new_events import (
     sanitize_word,
 )
 from bls_agent.runs.reading import RunKeys
+from bls_agent.runs.tally import RunTally
 from bls_agent.runs.writer_task import (
+    CLOSED,
     RunLease,
     RunWriterTask,
     WriterCounts,
@@ -72,7 +74,7 @@ class WriterState(Enum):
 
     NEW = "not_open"
     OPEN = "open"
-    CLOSED = "closed"
+    CLOSED = CLOSED
     FORKED = "forked"  # opened by the parent of this process
 
 
@@ -179,6 +181,7 @@ class RunWriter:
         *,
         access: Access,
         get_pool: Callable[[], WriterPool],
+        tally: RunTally,
         source: Mapping[str, str | None] | None,
         data: Mapping[str, Any] | None,
         options: WriterOptions,
@@ -189,6 +192,7 @@ class RunWriter:
         self._data = check_data(data)
         self._options = options
         self._access = access
+        self._tally = tally
         self._get_pool = get_pool  # returns the pool of the running event loop
         buffer: BoundedBuffer[PendingEvent] = BoundedBuffer(
             options.buffer, options.buffer_bytes, RANKS
@@ -279,6 +283,7 @@ class RunWriter:
         with self._lock:
             self._outside[reason] += 1
             first = self._outside[reason] == 1
+        self._tally.refuse(reason)
         if first:
             text = "an event of run %d was dropped (%s), and those that follow it are"
             logger.warning(text, self.run_id, reason)
@@ -290,7 +295,7 @@ class RunWriter:
             outside = Counter(self._outside)
         counts = writing.counts if writing is not None else WriterCounts()
         behind_end = counts.behind_end
-        outside[WriterState.CLOSED.value] += behind_end
+        outside[CLOSED] += behind_end
         dropped = Counter(buffered.dropped) + outside
         return RunWriterStats(
             run_id=self.run_id,

@@ -43,6 +43,7 @@ from bls_agent.runs.new_events import (
     merge,
 )
 from bls_agent.runs.reading import RunKeys, find_wrong_run_key
+from bls_agent.runs.tally import EventCounts, RunTally
 from bls_agent.runtime.batch_writer import BatchWriter, Flushed
 from bls_agent.runtime.lease import (
     RENEWALS,
@@ -62,6 +63,7 @@ logger = logging.getLogger(__name__)
 MOST: Final = 10_000  # runs that are remembered, those written last
 _UNKNOWN: Final = (0, BEGINNING, float("-inf"))
 
+CLOSED: Final = "closed"  # reason of drops: the event came after the end of the run
 REPORTED: Final = ("buffer_full", "fault")  # reasons of drops that readers see
 REMEDY: Final = "Give the run another id, or contribute to it with lifecycle=False."
 
@@ -138,8 +140,11 @@ class Bounds(Protocol):
 class WriterPool:
     """The access to Redis that the open runs of a store share in one event loop."""
 
-    def __init__(self, access: Access, marks: HighWaterMarks, bounds: Bounds) -> None:
+    def __init__(
+        self, access: Access, marks: HighWaterMarks, bounds: Bounds, tally: RunTally
+    ) -> None:
         self.marks = marks
+        self.tally = tally
         self.bounds = bounds
         self._access = access
         self._gate = ReconnectGate(Backoff(cap=CAP))
@@ -330,6 +335,7 @@ class RunWriterTask:
         self._has_end = False  # whether a batch has ended the run
         self._end: asyncio.Task[None] | None = None
         self._task = self._start(self._write_all)
+        pool.tally.begin(self)
 
     def _start(
         self, function: Callable[[], Coroutine[Any, Any, None]]
@@ -440,6 +446,13 @@ class RunWriterTask:
                 self._run_lease.log_lost()
             self._run_lease.finish()
 
+    def count_events(self) -> EventCounts:
+        buffered, behind_end = self._delivery.buffer.stats(), self.counts.behind_end
+        dropped = Counter(buffered.dropped)
+        if behind_end:
+            dropped[CLOSED] += behind_end
+        return EventCounts(buffered.delivered - behind_end, dropped, buffered.queued)
+
     async def was_written(self, batch: Sequence[PendingEvent]) -> bool | None:
         """Return ``False``, because a batch may be written again without harm."""
         del batch
@@ -529,6 +542,7 @@ class RunWriterTask:
             if self._run_lease is not None:
                 self._run_lease.finish()
             self._pool.users -= 1
+            self._pool.tally.end(self)
 
 
 async def _wait_through(task: asyncio.Task[None]) -> None:
