@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from bls_agent import __version__
+import bls_agent
 from bls_agent.agent import ProjectAgent
 from bls_agent.connection.access import WritingStore
 from bls_agent.connection.after_fork import register
@@ -290,7 +290,7 @@ def _read_agent(stats: AgentStats, recorder: _CommandRecorder) -> dict[str, Any]
     }
     return {
         **vars(stats),
-        "identities": {(stats.instance, __version__): 1},
+        "identities": {(stats.instance, bls_agent.__version__): 1},
         "ended": recorder.ended.copy(),
         "durations": recorder.durations.copy(),
         "waits": recorder.waits,
@@ -300,9 +300,10 @@ def _read_agent(stats: AgentStats, recorder: _CommandRecorder) -> dict[str, Any]
 
 def _list_samples(value: Any) -> Iterator[tuple[str, tuple[str, ...], float]]:
     """Return suffix, own labels and value of each sample of a counter."""
-    by_label = value if isinstance(value, Mapping) else {(): value}
+    by_label: Mapping[str | tuple[str, ...], Any]
+    by_label = value if isinstance(value, Mapping) else {(): value}  # pyright: ignore[reportUnknownVariableType]
     for given, one in by_label.items():
-        own = given if isinstance(given, tuple) else (given,)
+        own = (given,) if isinstance(given, str) else given
         if isinstance(one, _Histogram):
             for suffix, le, number in one.list_samples():
                 yield suffix, own + le, number

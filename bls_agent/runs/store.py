@@ -260,7 +260,6 @@ class EventStore(WritingStore):
             check_run_id(run_id),
             access=self._access,
             get_pool=self._writer_pool,
-            tally=self._tally,
             source=source,
             data=data,
             options=options,

@@ -19,7 +19,8 @@ class EventStoreStats:
         open_runs: Runs that are written now, by :meth:`EventStore.run`.
         written: Events of runs that are in Redis; each merged event is counted.
         dropped: Reason → events of runs that were dropped; the reasons are those of
-            :class:`RunWriterStats`.
+            :class:`RunWriterStats`. Events for a run that was never opened are not
+            included.
         queued: Events of runs that wait or are being written.
         failed_writes: The store's own writes that failed without raising an error.
     """

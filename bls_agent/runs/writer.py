@@ -34,7 +34,6 @@ from bls_agent.runs.new_events import (
     sanitize_word,
 )
 from bls_agent.runs.reading import RunKeys
-from bls_agent.runs.tally import RunTally
 from bls_agent.runs.writer_task import (
     CLOSED,
     RunLease,
@@ -181,7 +180,6 @@ class RunWriter:
         *,
         access: Access,
         get_pool: Callable[[], WriterPool],
-        tally: RunTally,
         source: Mapping[str, str | None] | None,
         data: Mapping[str, Any] | None,
         options: WriterOptions,
@@ -192,7 +190,6 @@ class RunWriter:
         self._data = check_data(data)
         self._options = options
         self._access = access
-        self._tally = tally
         self._get_pool = get_pool  # returns the pool of the running event loop
         buffer: BoundedBuffer[PendingEvent] = BoundedBuffer(
             options.buffer, options.buffer_bytes, RANKS
@@ -283,7 +280,8 @@ class RunWriter:
         with self._lock:
             self._outside[reason] += 1
             first = self._outside[reason] == 1
-        self._tally.refuse(reason)
+        if self._writing is not None:
+            self._writing.refuse(reason)
         if first:
             text = "an event of run %d was dropped (%s), and those that follow it are"
             logger.warning(text, self.run_id, reason)

@@ -446,6 +446,10 @@ class RunWriterTask:
                 self._run_lease.log_lost()
             self._run_lease.finish()
 
+    def refuse(self, reason: str) -> None:
+        """Count an event that the writer has dropped before the buffer."""
+        self._pool.tally.refuse(reason)
+
     def count_events(self) -> EventCounts:
         buffered, behind_end = self._delivery.buffer.stats(), self.counts.behind_end
         dropped = Counter(buffered.dropped)

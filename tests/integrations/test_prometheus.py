@@ -31,9 +31,11 @@ def scrape(*collectors: AgentCollector) -> Values:
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
-    text = exposition.generate_latest(registry).decode()
+    generate: Any = exposition.generate_latest  # has no annotations
+    text = generate(registry).decode()
     values: Values = {}
-    for family in parser.text_string_to_metric_families(text):
+    parse: Any = parser.text_string_to_metric_families  # has no annotations
+    for family in parse(text):
         for sample in family.samples:
             labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
             values[f"{sample.name}{{{labels}}}"] = sample.value
@@ -72,11 +74,11 @@ async def test_commands(redis_url: str, project: str) -> None:
     def value(name: str, *labels: str) -> float:
         return values[f"{name}{{{','.join(sorted([*labels, f'project={project}']))}}}"]
 
-    for command, outcome, count in (
+    for command, kind, count in (
         ("reload", "succeeded", 3), ("reload", "rejected", 1), ("_unknown", "unknown", 2),
         ("wait", "succeeded", 1),
     ):  # fmt: skip
-        labels = f"command={command}", f"outcome={outcome}"
+        labels = f"command={command}", f"outcome={kind}"
         assert value("bls_commands_total", *labels) == count
     duration = "bls_command_duration_seconds"
     assert value(f"{duration}_count", "command=reload") == 4
@@ -177,9 +179,8 @@ async def test_a_forked_child_counts_from_zero(redis_url: str, project: str) -> 
     collector = AgentCollector(agent)
     async with agent, Console(redis_url) as console:
         await console.call(project, "ping")
-        ended = (
-            "bls_commands_total{command=ping,outcome=succeeded,project=%s}" % project
-        )
+        labels = f"command=ping,outcome=succeeded,project={project}"
+        ended = f"bls_commands_total{{{labels}}}"
         assert scrape(collector)[ended] == 1
         child = os.fork()
         if not child:
