@@ -320,11 +320,14 @@ class Fleet:
     ) -> list[_Window]:
         requests: list[Request] = []
         looked = [state.log.is_due(at.now) for state in part]
+        heads = [state for state in part if state.wants_head(at.now)]
         for state, look in zip(part, looked, strict=True):
             requests += [("LLEN", state.control_key), ("LLEN", state.log_key)]
             requests.append(("HGETALL", state.intake_key))
             if look:
                 requests.append(("LINDEX", state.log_key, -1))
+        # Rights of the console have LRANGE on queues, and no LINDEX.
+        requests += [("LRANGE", state.control_key, 0, 0) for state in heads]
         replies = map(_readable, await self._pool.read_many(requests))
         wanted: list[_Window] = []
         for state, look in zip(part, looked, strict=True):
@@ -333,6 +336,8 @@ class Fleet:
             room = first if state.log.is_new else later
             if look and (count := state.log.record_newest(next(replies), at, room)):
                 wanted.append((state, count))
+        for state in heads:
+            state.head.record(next(replies), at)
         return wanted
 
     async def _read_windows(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
-from bls_agent.core.codec import cut_text
+from bls_agent.core.codec import cut_text, decode_object, parse_timestamp
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
 from bls_agent.core.keys import (
     CONTROL,
@@ -27,6 +27,7 @@ SHOWN: Final = 4_096  # largest number of bytes of a record that is kept whole
 SHOWN_TEXT: Final = 1_000  # bytes that are kept of the message of a longer record
 BAD: Final = (Status.FAULT.value.encode(), Status.ERROR.value.encode())
 LONGEST_PAUSE: Final = 15.0  # most seconds between two reads of a long record
+REFUSED_PAUSE: Final = 60.0  # seconds until a refused read is tried again
 SUGGESTED: Final = float(PROJECT_STATUS.ttl or 0)
 CLOSE: Final = 1.0  # seconds between two reads within which a refresh is dated exactly
 BUCKET: Final = 10.0  # seconds
@@ -85,6 +86,9 @@ class ProjectView:
         ttl: Seconds until the status expires; ``None`` if it does not, or is absent.
         queue: Number of waiting commands; ``None`` if the key is no list, or may not be
             read.
+        queue_age: Seconds since the oldest waiting command was sent, by its timestamp and
+            the server's clock; without a timestamp, seconds since it was first read.
+            ``None`` without a waiting command, or if the queue may not be read.
         intake: The processes that take no commands, because they are paused, draining or
             drained.
         records: Length of the console list; ``None`` if the key is no list, or may not
@@ -96,6 +100,8 @@ class ProjectView:
         rates: Records in each of the last 30 buckets of 10 s, oldest first; the last
             bucket is not over yet.
         errors: Number of error records of the last five minutes.
+        errors_total: Number of error records since the fleet first read the log; records
+            that were there already are not counted. A lower bound, as ``errors``.
         last_error: The newest error record that was read.
         last_error_age: Seconds since that record, by its timestamp, or since it was read.
         at_least: Whether ``rate``, ``rates`` and ``errors`` are lower bounds, because some
@@ -113,6 +119,7 @@ class ProjectView:
     age_exact: bool = False
     ttl: float | None = None
     queue: int | None = 0
+    queue_age: float | None = None
     intake: Mapping[str, IntakeReport] = field(default_factory=dict[str, IntakeReport])
     records: int | None = 0
     last_record: LogEntry | None = None
@@ -120,6 +127,7 @@ class ProjectView:
     rate: float = 0.0
     rates: tuple[int, ...] = (0,) * 30
     errors: int = 0
+    errors_total: int = 0
     last_error: LogEntry | None = None
     last_error_age: float | None = None
     at_least: bool = False
@@ -178,6 +186,7 @@ class ProjectState:
         self.intake_key = encode_key(intake_key(project))
         self.status = StatusState(at)
         self.log = LogState(at, self.status)
+        self.head = QueueHead()
         self.empty_since: float | None = None
         self._queue: int | None = 0
         self._intake: Mapping[str, IntakeReport] = {}
@@ -186,7 +195,7 @@ class ProjectState:
     @property
     def mark(self) -> tuple[object, ...]:
         """The contents of the view, without values that change only with time."""
-        own = self._presence, self._queue, self._intake
+        own = self._presence, self._queue, self.head.sent_at, self._intake
         return *own, *self.status.mark, *self.log.mark
 
     def record_status(self, value: bytes | Held, ttl: float | None, at: Moment) -> None:
@@ -209,6 +218,8 @@ class ProjectState:
         self, queue: int | None, records: int | None, now: float
     ) -> None:
         self._queue, self.log.length = queue, records
+        if not queue:
+            self.head = QueueHead()
         self._was_seen |= records != 0
         if self.status.exists or queue != 0 or records != 0:
             self.empty_since = None
@@ -218,6 +229,10 @@ class ProjectState:
     def record_intake(self, entries: Sequence[bytes] | None, at: Moment) -> None:
         """Record which processes are paused; ``None`` if that may not be read."""
         self._intake = read_reports(entries or (), at.unix)
+
+    def wants_head(self, now: float) -> bool:
+        """Return whether to read the oldest waiting command, if there was one before."""
+        return bool(self._queue) and self.head.is_due(now)
 
     def is_forgotten(self, now: float) -> bool:
         if self.empty_since is None:
@@ -237,6 +252,7 @@ class ProjectState:
             age_exact=freshness.exact,
             ttl=freshness.left(at.now),
             queue=self._queue,
+            queue_age=_since(self.head.sent_at, at),
             intake=self._intake,
             records=log.length,
             last_record=log.newest,
@@ -244,6 +260,7 @@ class ProjectState:
             rate=log.activity.rate(at.now),
             rates=log.activity.rates,
             errors=log.activity.errors,
+            errors_total=log.errors_total,
             last_error=log.error,
             last_error_age=_since(log.error_at, at),
             at_least=at.now - log.activity.missed_at < SPAN,
@@ -311,6 +328,38 @@ class StatusState:
             return None, self.value.decode("utf-8", "backslashreplace")
 
 
+class QueueHead:
+    """The oldest waiting command, as far as it was read."""
+
+    def __init__(self) -> None:
+        self.sent_at: float | None = None  # Unix time
+        self._hash: int | None = None
+        self._next_look = -math.inf
+
+    def is_due(self, now: float) -> bool:
+        """Return whether to read the command; a long one is read less often."""
+        return now >= self._next_look
+
+    def record(self, commands: Sequence[bytes] | None, at: Moment) -> None:
+        """Record the first element of the queue; ``None`` if it may not be read."""
+        if commands is None:
+            self.sent_at, self._next_look = None, at.now + REFUSED_PAUSE
+            return
+        for payload in commands:
+            self._next_look = at.now + min(len(payload) // SHOWN, LONGEST_PAUSE)
+            if hash(payload) != self._hash:
+                self._hash, self.sent_at = hash(payload), _sent_at(payload, at)
+
+
+def _sent_at(payload: bytes, at: Moment) -> float:
+    """Return when a command was sent; without a timestamp, the time of the read."""
+    try:
+        moment = parse_timestamp(decode_object(payload).get("timestamp"))
+    except DecodeError:
+        moment = None
+    return at.unix if moment is None else min(at.unix, moment.timestamp())
+
+
 class LogState:
     """The state of one console list, updated with each read."""
 
@@ -322,6 +371,7 @@ class LogState:
         self.newest_at: float | None = None  # Unix time
         self.error: LogEntry | None = None  # the newest error record
         self.error_at: float | None = None  # Unix time
+        self.errors_total = 0
         self._tail = LogTail()
         self._newest_hash: int | None = None
         self._looked_at = self._looked_before = at.now
@@ -331,7 +381,8 @@ class LogState:
     def mark(self) -> tuple[object, ...]:
         """The view's values about the log, except those that change only with time."""
         activity = self.activity
-        return self.length, self._newest_hash, activity.rates, activity.errors
+        counts = activity.rates, activity.errors, self.errors_total
+        return self.length, self._newest_hash, *counts
 
     @property
     def is_new(self) -> bool:
@@ -389,6 +440,8 @@ class LogState:
         if news.first:
             known = news.complete and oldest < at.now
             activity.known_since = at.now - SPAN if known else oldest
+        else:
+            self.errors_total += len(errors)
         return 0
 
     def _forget(self, at: Moment) -> None:

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from bls_agent.core.errors import BlsError, ConfigurationError
 from bls_agent.ops.web.api import api_routes
 from bls_agent.ops.web.config import WebConfig
+from bls_agent.ops.web.metrics import metrics_routes
 from bls_agent.ops.web.middleware import (
     SecurityMiddleware,
     login_routes,
@@ -65,6 +66,7 @@ def create_app(config: WebConfig | None = None) -> ConsoleApp:
             *stream_routes,
             *login_routes,
             *api_routes,
+            *metrics_routes,
             *project_routes,
             *queue_routes,
             *listing_routes,

@@ -1,7 +1,8 @@
 """Users and their passwords, logins and their sessions.
 
 One user per line, ``name:$argon2id$…`` or ``name:$argon2id$…:roles``; blank lines and
-lines after ``#`` are skipped.
+lines after ``#`` are skipped. A program has a token instead of a password, and its line
+has ``$token$`` and the token's digest: a token is random, so that a quick hash is enough.
 Verifying a password takes 64 MiB and some ten milliseconds, on purpose. Only a few are
 verified at once, never on the event loop. An unknown user takes as long as a known one.
 """
@@ -31,6 +32,8 @@ from bls_agent.ops.web.rights import EVERY_ROLE, Grants
 SHORTEST: Final = 8  # characters of a new password
 LONGEST: Final = 1_024  # bytes of a password that is checked
 _USERS_FILE: Final = 1_000_000  # bytes
+_TOKEN: Final = "$token$"  # noqa: S105 - before the digest of a token
+_DIGEST: Final = re.compile(r"\$token\$[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[^:\s#][^:]{0,63}")
 TOKEN_BYTES: Final = 32
 USER_SESSIONS: Final = 50  # of one user; a new one replaces the least recently used
@@ -46,7 +49,7 @@ def hash_password(password: str) -> str:
 
 @dataclass(frozen=True)
 class User:
-    """The hash of a user's password, and the user's roles."""
+    """The hash of a user's password or token, and the user's roles."""
 
     hash: str = field(repr=False)
     grants: Grants = EVERY_ROLE
@@ -56,6 +59,15 @@ def user_line(name: str, password: str, roles: str = "") -> str:
     """Make the line of a user; ``roles`` as :meth:`Grants.parse` reads them."""
     words = f":{roles}" if roles else ""
     return f"{_check_user(name)}:{hash_password(password)}{words}"
+
+
+def token_line(name: str, token: str, roles: str) -> str:
+    """Make the line of a program that sends ``token`` as its credentials."""
+    return f"{_check_user(name)}:{hash_token(token)}:{roles}"
+
+
+def hash_token(token: str) -> str:
+    return _TOKEN + hashlib.sha256(_bytes(token)).hexdigest()
 
 
 def _check_user(name: str) -> str:
@@ -78,9 +90,11 @@ def parse_users(text: str) -> dict[str, User]:
         place = f"users, line {number}"
         name, _, rest = line.strip().partition(":")
         value, colon, roles = rest.partition(":")
-        if not _is_argon2(value):
+        if not _is_argon2(value) and not _DIGEST.fullmatch(value):
             rule = "a line is a name, a colon and an argon2 hash, perhaps a colon and roles"
-            remedy = "Make it with `bls-agent console password NAME`."
+            remedy = (
+                "Make it with `bls-agent console password NAME` or `… token NAME FILE`."
+            )
             raise ConfigurationError(place, "***", rule, remedy)
         if _check_user(name) in users:
             rule = "a user has one line"
@@ -128,7 +142,11 @@ class Verifier:
     """Checks passwords, only a few at once, and in the same time for every user."""
 
     def __init__(self, users: Mapping[str, User], *, at_once: int) -> None:
-        self._users = users
+        self._users = {
+            name: user
+            for name, user in users.items()
+            if not user.hash.startswith(_TOKEN)
+        }
         self._limiter = anyio.CapacityLimiter(at_once)
         self._hasher = PasswordHasher()
 
@@ -139,6 +157,8 @@ class Verifier:
 
     def _verify(self, user: str, password: str) -> bool:
         """Verify a password; for an unknown user, against the hash of another user."""
+        if not self._users:
+            return False
         known = self._users.get(user)
         compared = known if known is not None else next(iter(self._users.values()))
         try:

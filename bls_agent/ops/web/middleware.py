@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bls_agent.ops.terminal import visible
-from bls_agent.ops.web.auth import cookie_name
+from bls_agent.ops.web.auth import cookie_name, hash_token
 from bls_agent.ops.web.pages.rendering import error_page, refuse_with, render, texts_of
 from bls_agent.ops.web.requests import (
     error_answer,
@@ -206,9 +206,16 @@ class SecurityMiddleware:
             self._set_user(request, session.user)
 
     async def _log_program_in(self, request: Request) -> None:
-        """Check the name and password of a program, which keeps no cookie."""
-        state, credentials = self._state, _read_basic(request.headers)
-        if request.state.user or credentials is None or not is_data(request):
+        """Check the token, or name and password, of a program, which keeps no cookie."""
+        if request.state.user or not is_data(request):
+            return
+        state, token = self._state, _read_credentials(request.headers, "bearer")
+        if token:
+            self._set_user(request, state.names_by_hash.get(hash_token(token), ""))
+            state.counts["logins_failed"] += not request.state.user
+            return
+        credentials = _read_basic(request.headers)
+        if credentials is None:
             return
         token = "\0".join(("basic", *credentials))  # no cookie can contain a NUL
         session = state.sessions.find(token, state.now())
@@ -249,12 +256,15 @@ class SecurityMiddleware:
         return receive_limited
 
 
+def _read_credentials(headers: Headers, scheme: str) -> str:
+    found, _, value = headers.get("authorization", "").partition(" ")
+    return value.strip() if found.lower() == scheme else ""
+
+
 def _read_basic(headers: Headers) -> tuple[str, str] | None:
-    scheme, _, value = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "basic":
-        return None
     try:
-        text = base64.b64decode(value.strip(), validate=True).decode()
+        value = _read_credentials(headers, "basic")
+        text = base64.b64decode(value, validate=True).decode()
     except (binascii.Error, ValueError):
         return None
     user, colon, password = text.partition(":")

@@ -284,7 +284,7 @@ def route_path(request: Request) -> str:
 
 def is_data(request: Request) -> bool:
     path = route_path(request)
-    return path == "/api" or path.startswith(("/api/", "/events/"))
+    return path in ("/api", "/metrics") or path.startswith(("/api/", "/events/"))
 
 
 async def convert(

@@ -75,6 +75,7 @@ SEE_OWN          POST /logout, GET /api/openapi.json
 SEE_OWN          GET /, GET /events/fleet, GET /api/projects
 SEE_OWN          GET /changes, GET /api/changes
 SEE_OWN          GET /crawl, GET /events/crawl, GET /api/crawl
+SEE_OWN          GET /metrics
 SEE_PROJECT      GET /projects/{project}, GET /api/projects/{project}
 SEE_PROJECT      GET /fragments/card, GET /fragments/instances
 SEE_PROJECT      GET /api/logs, GET /api/logs/stream

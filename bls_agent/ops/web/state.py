@@ -98,6 +98,7 @@ class WebState:
         self.verifier = (
             Verifier(config.users, at_once=limits.hashing) if config.users else None
         )
+        self.names_by_hash = {one.hash: name for name, one in config.users.items()}
         bound = "" if config.unix_socket else config.host
         self.hosts = HostRule(bound, frozenset(map(str.lower, config.allowed_hosts)))
         self.requests = Buckets(limits.request_burst, limits.requests)

@@ -212,6 +212,43 @@ def test_a_long_record_is_shortened_and_seldom_read() -> None:
     assert watched.track.log.is_due(15.0)
 
 
+def test_the_age_of_the_queue_is_that_of_its_oldest_command() -> None:
+    """By its timestamp; else since it was first seen; never one that was taken."""
+    watched = Watched()
+    track, watched.queue = watched.track, 2
+    assert watched.look(0.0).queue_age is None
+    assert track.wants_head(1.0)
+    sent = format_timestamp(UNIX - 90)
+    track.head.record([f'{{"timestamp": "{sent}"}}'.encode()], at(1.0))
+    assert watched.look(2.0).queue_age == pytest.approx(92.0)
+    for oldest in (b"no JSON", b'{"timestamp": 5}', b'{"timestamp": "2999-01-01"}'):
+        track.head.record([oldest], at(3.0))
+        assert watched.look(5.0).queue_age == 2.0
+    track.head.record([b"x" * 20_000], at(6.0))  # seldom read, because it is long
+    assert [track.wants_head(9.0), track.wants_head(10.0)] == [False, True]
+    track.head.record(None, at(10.0))  # it may not be read
+    assert watched.look(11.0).queue_age is None
+    assert [track.wants_head(69.0), track.wants_head(70.0)] == [False, True]
+    watched.queue = 0
+    watched.look(12.0)
+    watched.queue = 1
+    assert watched.look(13.0).queue_age is None
+    assert track.wants_head(13.0)
+
+
+def test_errors_are_counted_from_the_first_read_on() -> None:
+    """A console that starts again counts no error a second time."""
+    watched = Watched()
+    watched.items = [record(1.0, "error", f"old {n}") for n in range(3)]
+    assert watched.look(0.0).errors_total == 0
+    watched.items += [record(0.0, "error", f"new {n}") for n in range(2)]
+    assert watched.look(1.0).errors_total == 2
+    assert watched.look(900.0).errors_total == 2
+    del watched.items[:-1]
+    watched.items.append(record(-900.0, "error", "newest"))
+    assert watched.look(901.0).errors_total == 3
+
+
 def test_a_view_is_told_when_it_looks_different() -> None:
     """Not for time that passes; for each thing in it that changes."""
     watched = Watched()

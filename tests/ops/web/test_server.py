@@ -24,7 +24,7 @@ import trustme
 from bls_agent import ConfigurationError
 from bls_agent.ops.cli import main
 from bls_agent.ops.texts import load_texts
-from bls_agent.ops.web.auth import parse_users
+from bls_agent.ops.web.auth import User, hash_token, parse_users
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.rights import Grants
 from bls_agent.ops.web.server import open_sockets, urls_of
@@ -305,6 +305,25 @@ def test_a_proxy_is_believed_only_when_it_was_announced(
             client.post("/login", data={**form, "password": "wrong"})
         known = list(console.app.web.logins._full_at)
         assert known == (["203.0.113.9"] if announced else ["127.0.0.1"])
+
+
+def test_a_token_is_written_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Into a new file of our own user; the line for the users names no token."""
+    file = tmp_path / "令牌"
+    assert main(["console", "token", "prometheus", str(file)]) == 0
+    token, line = file.read_text("ascii").strip(), capsys.readouterr().out
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert token not in line
+    (user,) = parse_users(line).values()
+    assert user == User(hash_token(token), Grants.parse("x", "viewer"))
+    assert main(["console", "token", "b", str(file)]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert file.read_text("ascii").strip() == token
+    words = ["--role", "viewer=订单*", "--role", "operator=批*"]
+    assert main(["console", "token", "b", str(tmp_path / "b"), *words]) == 0
+    assert capsys.readouterr().out.endswith(":viewer=订单* operator=批*\n")
 
 
 def test_a_password_line_is_made(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Argument, Option
 
+from bls_agent.core.errors import ConfigurationError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.interrupts import interrupts_end_the_process
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from bls_agent.ops.web.config import WebConfig
 
 AGAIN: Final = 10.0  # seconds until asyncio may log the same message again
+TOKEN_BYTES: Final = 32
 LONGEST_LINE: Final = 2_000  # characters of a password that comes through a pipe
 
 
@@ -90,6 +93,36 @@ def password(
     line = user_line(name, _ask_password(invocation), roles)
     invocation.record({"line": line}, line)
     return Exit.DONE
+
+
+@command("console token")
+def token(
+    invocation: Invocation,
+    name: Annotated[str, Argument(metavar="NAME")],
+    file: Annotated[Path, Argument(metavar="FILE")],
+    role: Annotated[list[str] | None, Option(metavar="ROLE[=GLOB]")] = None,
+) -> Exit:
+    """Write a new token into a file, and print its line for the file of ``--users``."""
+    need_web()
+    from bls_agent.ops.web.auth import token_line
+    from bls_agent.ops.web.rights import Grants
+
+    roles = " ".join(role or ["viewer"])
+    Grants.parse("role", roles)
+    secret = secrets.token_urlsafe(TOKEN_BYTES)
+    line = token_line(name, secret, roles)
+    try:
+        with open(file, "x", opener=_open_private, encoding="ascii") as written:
+            written.write(f"{secret}\n")
+    except OSError as error:
+        rule = f"a new file has to be written there ({error.strerror})"
+        raise ConfigurationError("file", str(file), rule) from None
+    invocation.record({"line": line, "file": str(file)}, line)
+    return Exit.DONE
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class _Visible(logging.Formatter):

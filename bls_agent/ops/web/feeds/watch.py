@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from bls_agent.ops.fleet import Fleet
     from bls_agent.ops.web.rights import Grants
 
-GRACE: Final = 30.0  # seconds for which a watch runs after its last follower
+# Seconds for which a watch runs after its last follower or scrape. Prometheus scrapes
+# once a minute by default, and finds a running watch then.
+GRACE: Final = 75.0
 READY = 2.0  # seconds for which a page waits for the first read
 SAME_MOMENT: Final = 0.5  # seconds for which a snapshot and its ages are reused
 AGAIN: Final = 2.0  # seconds until a watch that failed starts again

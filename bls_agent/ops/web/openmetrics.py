@@ -1,0 +1,95 @@
+"""Writes metrics as text, in the OpenMetrics and the older Prometheus format. No I/O.
+
+``prometheus_client`` could do the same. The console does not need its registry, because
+the console's values come from one read of its feeds, and it would be one more dependency
+of every console.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from bls_agent.core.codec import cut_text
+from bls_agent.core.keys import show_name
+
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
+LONGEST_LABEL: Final = 512  # bytes; names in Redis may have any length
+UNITS: Final = ("seconds",)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric: its name (of a counter without ``_total``), labels and meaning."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    kind: Literal["gauge", "counter"] = "gauge"
+
+    @property
+    def sample_name(self) -> str:
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+class Exposition:
+    """The samples of one scrape."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = {family.sample_name: family for family in families}
+        self._samples: dict[str, dict[tuple[str, ...], float]] = {
+            name: {} for name in self._families
+        }
+
+    def add(self, name: str, value: float | None, *labels: str) -> None:
+        """Add a sample with the values of its labels; ``None`` is an unknown value.
+
+        Of two samples with the same labels, the first one counts.
+        """
+        if value is not None:
+            self._samples[name].setdefault(labels, value)
+
+    def write(self, *, openmetrics: bool) -> bytes:
+        """Write the families that have samples."""
+        lines: list[str] = []
+        for name, samples in self._samples.items():
+            if samples:
+                lines += _head_of(self._families[name], openmetrics=openmetrics)
+                lines += _write_samples(name, self._families[name].labels, samples)
+        if openmetrics:
+            lines.append("# EOF")
+        return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _head_of(family: Family, *, openmetrics: bool) -> list[str]:
+    name = family.name if openmetrics else family.sample_name
+    lines = [f"# TYPE {name} {family.kind}", f"# HELP {name} {family.help}"]
+    unit = family.name.rpartition("_")[2]
+    if openmetrics and unit in UNITS:
+        lines.insert(1, f"# UNIT {name} {unit}")
+    return lines
+
+
+def _write_samples(
+    name: str, labels: tuple[str, ...], samples: Mapping[tuple[str, ...], float]
+) -> Iterable[str]:
+    for values, value in samples.items():
+        pairs = zip(labels, values, strict=True)
+        inside = ",".join(f'{label}="{_escape(text)}"' for label, text in pairs)
+        yield f"{name}{{{inside}}} {value:.16g}" if inside else f"{name} {value:.16g}"
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Decide by the header ``Accept``; browsers and old scrapers get plain text."""
+    return "openmetrics" in accept or "text/" not in accept
+
+
+def label_of(text: str) -> str:
+    """Return a name as the value of a label: valid UTF-8 of a limited length."""
+    return cut_text(show_name(text), LONGEST_LABEL)
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
