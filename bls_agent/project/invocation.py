@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 
@@ -49,7 +49,7 @@ Records = list[AnyRecord]
 _RECORDS: Final[ContextVar[Records | None]] = ContextVar("bls_records", default=None)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Invocation:
     """How a command ended that was run alone, with the records that it has logged.
 
@@ -65,6 +65,12 @@ class Invocation:
     outcome: Outcome
     logs: list[LogEntry]
     exception: BaseException | None
+    _trace: TracebackType | None = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Keep the traceback, because each raise adds frames to that of the exception."""
+        if self.exception is not None:
+            self._trace = _without_our_frames(self.exception.__traceback__)
 
     @property
     def kind(self) -> OutcomeKind:
@@ -93,15 +99,8 @@ class Invocation:
         """
         __tracebackhide__ = True  # pytest leaves this frame out
         if self.exception is not None:
-            raise self.exception.with_traceback(
-                _without_our_frames(self.exception.__traceback__)
-            )
+            raise self.exception.with_traceback(self._trace)
         return self.result
-
-    def __await__(self) -> Generator[Any, Any, Self]:
-        """Return this object: ``bls_run(…)`` is awaited in coroutines, and only there."""
-        return self
-        yield  # type: ignore[unreachable]  # makes this a generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +195,7 @@ class _KeptError:
 
     error: BaseException | None = None
 
-    def begin(self, _: TakenCommand) -> OnEnd:
+    def begin(self, taken: TakenCommand) -> OnEnd:  # noqa: ARG002 - as every observer
         return self._end
 
     def _end(self, _: Outcome, error: BaseException | None) -> None:
@@ -327,10 +326,12 @@ class Alone:
         async def run(check: HealthCheck) -> None:
             began = time.monotonic()
             failure = await monitor.call(check)
-            reason = failure and f"{failure['type']}: {failure['message']}"
+            reason = ""
+            if failure is not None:
+                reason = f"{failure['type']}: {failure['message']}"
             results[check.name] = CheckResult(
                 ok=failure is None,
-                reason=state.stream.redactor.text(reason or ""),
+                reason=state.stream.redactor.text(reason),
                 seconds=time.monotonic() - began,
             )
 

@@ -12,9 +12,10 @@ from bls_agent.core import lazy
 
 if TYPE_CHECKING:
     from bls_agent.project.invocation import CheckResult, Invocation, make_context
+    from bls_agent.testing.running import RunCommand
 
-__all__ = ["CheckResult", "Invocation", "make_context"]
+__all__ = ["CheckResult", "Invocation", "RunCommand", "make_context"]
 
-_HOMES: dict[str, str] = {}  # name → module, if it is not the one below
+_HOMES = {"RunCommand": "running"}
 
 __getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, ".project.invocation")

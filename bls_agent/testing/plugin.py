@@ -7,7 +7,7 @@ imports pytest and the standard library alone until a fixture is used.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,8 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def bls_run() -> Iterator[RunCommand]:
-    """Run a command of an agent alone: ``bls_run(agent, "take", goods="茶")``."""
+def bls_run() -> Iterator[RunCommand[Any]]:
+    """Run a command of an agent without a server; awaited in coroutines.
+
+    ``outcome = bls_run(agent, "take", goods="tea")``
+    """
     from bls_agent.testing.running import running_commands  # noqa: PLC0415 - not before it is used
 
     with running_commands() as run:

@@ -6,19 +6,20 @@ import asyncio
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar
 
 from bls_agent.agent import ProjectAgent
-from bls_agent.project.invocation import Invocation
 from bls_agent.project.messages import Command
 
+R_co = TypeVar("R_co", covariant=True)
 
-class RunCommand(Protocol):
-    """The type of the fixture ``bls_run``: :meth:`ProjectAgent.invoke` of any agent.
 
-    In a plain test the call returns when the command has ended. In a coroutine the call
-    is awaited: ``await bls_run(agent, "take")``. The commands of a plain test run in one
-    event loop.
+class RunCommand(Protocol[R_co]):
+    """The type of the fixture ``bls_run``: :meth:`~bls_agent.ProjectAgent.invoke`.
+
+    In a plain test the call returns when the command has ended: annotate the fixture
+    ``RunCommand[Invocation]``. The commands of a test run in one event loop. In a
+    coroutine the call is awaited: ``RunCommand[Awaitable[Invocation]]``.
     """
 
     def __call__(
@@ -30,11 +31,11 @@ class RunCommand(Protocol):
         *,
         delivery: int | None = None,
         **arguments: Any,
-    ) -> Invocation: ...
+    ) -> R_co: ...
 
 
 @contextmanager
-def running_commands() -> Generator[RunCommand]:
+def running_commands() -> Generator[RunCommand[Any]]:
     """Provide the function of the fixture, and close its event loop at the end."""
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
@@ -46,13 +47,11 @@ def running_commands() -> Generator[RunCommand]:
         *,
         delivery: int | None = None,
         **arguments: Any,
-    ) -> Invocation:
+    ) -> object:
         coroutine = agent.invoke(command, args, delivery=delivery, **arguments)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return runner.run(coroutine, context=copy_context())
-        return cast("Invocation", coroutine)
+        if asyncio._get_running_loop() is not None:  # noqa: SLF001 - documented
+            return coroutine
+        return runner.run(coroutine, context=copy_context())
 
     try:
         yield run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest_plugins = ["pytester"]
+# A process for each run: pytester would remove the modules that were loaded in ours.
 
 SERVICE = """
 from bls_agent import ProjectAgent
@@ -31,20 +32,86 @@ def service(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-PLAIN = """
+TESTS = """
+import asyncio, unittest
 import pytest
 from stock import agent
 
 @pytest.mark.bls(allow_failed=True)
-def test_take(bls_run):
+def test_plain(bls_run):
     outcome = bls_run(agent, "take", goods="茶", count=2)
     assert outcome.unwrap() == {"茶": 10}
     assert [entry.message for entry in outcome.logs] == ["taken"]
     assert bls_run(agent, "take", {"goods": "茶"}).succeeded
+
+async def check(outcome, count):
+    assert outcome.result == {"茶": 12 - count}
+
+@MARK
+async def test_by_the_fixture(bls_run):
+    await check(await bls_run(agent, "take", goods="茶", count=2), 2)
+
+@MARK
+async def test_by_the_agent():
+    await check(await agent.invoke("take", goods="茶"), 1)
+
+class StockTest(unittest.IsolatedAsyncioTestCase):
+    async def test_take(self):
+        await check(await agent.invoke("take", goods="茶"), 1)
+
+class PlainTest(unittest.TestCase):
+    def test_take(self):
+        asyncio.run(agent.invoke("take", goods="茶")).unwrap()
 """
 
 
-def test_a_plain_test_runs_a_command(service: pytest.Pytester) -> None:
-    """The fixture and the marker are there, also for a strict configuration."""
-    service.makepyfile(PLAIN)
-    service.runpytest().assert_outcomes(passed=1)
+@pytest.mark.parametrize(
+    ("mark", "options"),
+    [("pytest.mark.anyio", ()), ("pytest.mark.bls", ("--anyio-mode=auto",))],
+    ids=["marked", "auto"],
+)
+def test_every_kind_of_test_runs_a_command(
+    service: pytest.Pytester, mark: str, options: tuple[str, ...]
+) -> None:
+    """Plain tests, both modes of the plugin of anyio, both classes of unittest."""
+    service.makepyfile(TESTS.replace("MARK", mark))
+    service.runpytest_subprocess(*options).assert_outcomes(passed=5)
+
+
+FAILING = """
+from stock import agent
+
+def test_take(bls_run):
+    bls_run(agent, "take", goods="茶", count=13).unwrap()
+"""
+
+
+def test_a_report_shows_the_lines_of_the_handler(service: pytest.Pytester) -> None:
+    """The test and the handler are shown, and nothing between them."""
+    service.makepyfile(FAILING)
+    shown = service.runpytest_subprocess("--tb=short")
+    shown.assert_outcomes(failed=1)
+    shown.stdout.fnmatch_lines(["*KeyError: '茶'*", "*1 failed*"])
+    places = [line.split(":")[0] for line in shown.outlines if ": in " in line]
+    assert places == ["test_a_report_shows_the_lines_of_the_handler.py", "stock.py"]
+
+
+COSTS = """
+import sys
+
+def ours():
+    return {name for name in sys.modules if name.startswith("bls_agent")}
+
+def test_nothing_is_loaded():
+    assert ours() <= {
+        "bls_agent", "bls_agent.core", "bls_agent.core.lazy",
+        "bls_agent.testing", "bls_agent.testing.plugin",
+    }
+    assert not {"orjson", "redis", "hiredis"} & {*sys.modules}
+"""
+
+
+def test_a_suite_of_somebody_else_pays_nothing(pytester: pytest.Pytester) -> None:
+    """pytest loads the plugin in every run: it brings no room of the package with it."""
+    pytester.makepyfile(COSTS)
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
