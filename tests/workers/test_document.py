@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 
+from bls_agent.devserver import DevServer
+from bls_agent.workers import TaskStatus, WorkerRegistry
 from bls_agent.workers.schema import ROWS
 from tests.documents import blocks, run_block, run_commands
+from tests.harness import eventually
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs/workers.md", ROOT / "docs/workers.zh-CN.md"]
@@ -69,3 +73,32 @@ def test_the_table_of_keys(page: Path) -> None:
         if row.ttl is not None
     }
     assert set(rows) == known
+
+
+async def test_the_worker_of_the_page_outlives_redis(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loop and its heartbeat go on through a restart, and what failed is counted."""
+    monkeypatch.setenv("BLS_REDIS_URL", own_server.url)
+    (block,) = [one for one in blocks(PAGES[0]) if "async def work(" in one]
+    names: dict[str, Any] = {"__name__": "document"}
+    await run_block(block, names)
+
+    async def give_codes() -> AsyncIterator[str]:
+        yield "茶-1"
+        await anyio.to_thread.run_sync(own_server.kill)
+        yield "茶-2"
+        await anyio.to_thread.run_sync(own_server.restart)
+        yield "茶-3"
+        async with WorkerRegistry() as registry:
+            await eventually(lambda: beats(registry))
+
+    async def beats(registry: WorkerRegistry) -> bool:
+        return [one.id for one in await registry.alive("回测")] == ["上海-1"]
+
+    with anyio.fail_after(20):
+        assert await names["work"](give_codes()) == 4
+    async with TaskStatus() as tasks:
+        task = await tasks.get("茶-3")
+        assert task is not None
+        assert task.status == "done"
