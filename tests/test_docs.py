@@ -40,6 +40,7 @@ TWO_LANGUAGES = (
     "docs/crawl",
     "docs/embedding",
     "docs/service",
+    "docs/testing",
     "docs/troubleshooting",
     "docs/tutorial",
 )
@@ -196,12 +197,26 @@ async def test_the_tutorial_runs(
                 outcome = await console.call("库存系统", "take", {"goods": "咖啡"})
         assert outcome.kind == "rejected"
         assert (tmp_path / "alive").exists()
-    (tmp_path / "stock.py").write_text(service, "utf-8")
-    (tmp_path / "test_stock.py").write_text(test, "utf-8")
+    await run_tests(tmp_path, {"stock.py": service, "test_stock.py": test})
+
+
+async def test_the_page_about_testing_runs(tmp_path: Path) -> None:
+    """The service and the tests of the page, in a folder with the page's configuration."""
+    page = both("docs/testing")[0]
+    service, *tests = blocks(page)
+    [configuration] = blocks(page, "ini")
+    files = {"test_stock.py": "\n".join(tests), "pytest.ini": configuration}
+    await run_tests(tmp_path, {"stock.py": service, **files})
+
+
+async def run_tests(folder: Path, files: dict[str, str]) -> None:
+    """Write files into a folder, and run its tests as somebody who has followed a page."""
+    for name, text in files.items():
+        (folder / name).write_text(text, "utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     environment = dict(os.environ, PYTHONPATH=str(ROOT))
     done = await anyio.run_process(
-        command, cwd=tmp_path, env=environment, check=False, stderr=subprocess.STDOUT
+        command, cwd=folder, env=environment, check=False, stderr=subprocess.STDOUT
     )
     assert done.returncode == 0, done.stdout.decode()
 
