@@ -85,6 +85,11 @@ FAMILIES: Final = (
         "counter",
     ),
     Family(
+        "bls_dead_letters",
+        "Commands that were given up: their process ended too often while they ran.",
+        ("project",),
+    ),
+    Family(
         "bls_worker_up",
         "Whether the heartbeat is fresh and readable, and reports no error.",
         ("kind", "worker"),
@@ -174,6 +179,7 @@ class _Scrape:
         age = 0.0 if view.queue == 0 else later(view.queue_age, elapsed, 3)
         add("bls_project_queue_age_seconds", age, project)
         add("bls_project_errors_total", view.errors_total, project)
+        add("bls_dead_letters", getattr(view, "dead_letters", None), project)
 
     def add_crawl_queues(self) -> None:
         queues = [
