@@ -18,7 +18,6 @@ from bls_agent.connection.access import Store
 from bls_agent.connection.endpoint import Reply
 from bls_agent.core.errors import (
     BlsError,
-    CommandTooLargeError,
     ConfigurationError,
     NoOutcomeError,
     RedisUnavailableError,
@@ -37,6 +36,7 @@ from bls_agent.project.console.log import WINDOW, LogReader, follow_log
 from bls_agent.project.console.projects import find_projects, forget_project, has_keys
 from bls_agent.project.console.queue import CommandLists, CommandsInHand
 from bls_agent.project.console.sending import RecordedActions
+from bls_agent.project.console.tracing import SendTracing, encode_within
 from bls_agent.project.messages import (
     COMMAND_LIMIT,
     CONSOLE_SOURCE,
@@ -78,6 +78,7 @@ class Console(Store):
     def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
         super().__init__(redis, timeout=timeout)
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - chosen here, passed on as an argument
+        self._tracing = SendTracing()
         self._seen: set[str] = set()  # projects that need no further check for a key
 
     @property
@@ -154,12 +155,11 @@ class Console(Store):
             timestamp=timestamp,
             broadcast=broadcast,
         )
-        payload = message.encode()
-        if len(payload) > size_limit:
-            raise CommandTooLargeError(len(payload), size_limit)
+        payload = encode_within(size_limit, message)
         sender = find_sender(sent_by, record=record)
         await self._find(project, create=create)
-        await self._actions.send(project, message, payload, sender)
+        with self._tracing.tracer(project, message, payload, size_limit) as payload:
+            await self._actions.send(project, message, payload, sender)
         return message
 
     async def _find(self, project: str, *, create: bool) -> None:

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from bls_agent.console import Console
+from bls_agent.project.console.tracing import tracing_of
 from bls_agent.project.messages import LogEntry
 from bls_agent.runtime.loop_thread import (
     LoopThread,
@@ -66,6 +67,7 @@ class SyncConsole:
         # By process id, because a forked child cannot use its parent's objects or locks.
         self._opened: dict[int, tuple[LoopThread, Console]] = {}
         self._unused = Console(redis, timeout=timeout)
+        self._tracing = tracing_of(self._unused)
 
     def __repr__(self) -> str:
         opened = self._opened.get(os.getpid())
@@ -112,7 +114,9 @@ class SyncConsole:
             return opened
         thread = LoopThread("bls-agent console")
         thread.start()
-        mine = (thread, Console(self._redis, timeout=self._timeout))
+        console = Console(self._redis, timeout=self._timeout)
+        console._tracing = self._tracing  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - shared, as the tracer may be set later
+        mine = (thread, console)
         winner = self._opened.setdefault(os.getpid(), mine)
         if winner is not mine:  # another thread was faster
             thread.stop()

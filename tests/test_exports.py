@@ -49,6 +49,7 @@ MODULES = {
     "bls_agent.devserver",
     "bls_agent.integrations.asset_webhook",
     "bls_agent.integrations.loguru",
+    "bls_agent.integrations.otel",
     "bls_agent.integrations.prometheus",
     "bls_agent.integrations.run_events",
     "bls_agent.integrations.scrapy",

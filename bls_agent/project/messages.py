@@ -377,8 +377,11 @@ class Command:
             "args": redactor.tree(self.args),
         }
 
-    def encode(self) -> bytes:
-        """Write the command in the protocol's form and order."""
+    def encode(self, trace: Mapping[str, str] | None = None) -> bytes:
+        """Write the command in the protocol's form and order.
+
+        ``trace`` has the fields ``traceparent`` and ``tracestate``, if any.
+        """
         fields: dict[str, object] = {
             "id": self.id,
             "timestamp": self.timestamp,
@@ -389,6 +392,7 @@ class Command:
             fields["args"] = self.args
         if self.broadcast:
             fields["broadcast"] = True
+        fields |= trace or {}
         return encode_strictly("command", fields)
 
     @classmethod

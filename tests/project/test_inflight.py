@@ -25,7 +25,13 @@ def make_list() -> InFlightList:
     reclaimer = Reclaimer(control, keys, 15.0, lambda _: None, throttled_log)
     settings = Settings(mode="reliable")
     return InFlightList(
-        connections, keys, settings, reclaimer, lambda _: None, instance="a"
+        connections,
+        keys,
+        settings,
+        reclaimer,
+        lambda _: None,
+        instance="a",
+        on_settled=lambda *_: None,
     )
 
 

@@ -18,7 +18,11 @@ from bls_agent.core.codec import format_timestamp
 from bls_agent.core.settings import Settings
 from bls_agent.project.agent_state import state_of
 from bls_agent.project.commands import runner as module
-from bls_agent.project.commands.observer import Observers, OnEnd, TakenCommand
+from bls_agent.project.commands.observer import (
+    Observers,
+    OnEnd,
+    TakenCommand,
+)
 from bls_agent.project.commands.router import Router
 from bls_agent.project.commands.runner import CommandRunner
 from bls_agent.project.log.log import LogStream

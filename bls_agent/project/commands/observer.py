@@ -31,7 +31,7 @@ OnEnd: TypeAlias = Callable[[Outcome, BaseException | None], object]
 class Observer(Protocol):
     """Metrics or tracing. An observer that raises is logged once and dropped."""
 
-    def begin(self, taken: TakenCommand) -> OnEnd:
+    def begin(self, taken: TakenCommand, /) -> OnEnd:
         """Return the function that is called at the command's end.
 
         Both are called in the event loop of the session, in the context of the handler:
@@ -79,13 +79,28 @@ class Observers:
     def __init__(self) -> None:
         # Replaced as a whole, because a loop may iterate over it.
         self.all: Sequence[Observer] = ()
+        # Gets the messages that Redis has acknowledged with one request, and the
+        # seconds of the request; only in mode ``reliable``.
+        self.on_settled: Callable[[Sequence[Message], float], None] | None = None
 
     def add(self, observer: Observer) -> None:
         self.all = (*self.all, observer)
+
+    def settle(self, messages: Sequence[Message], seconds: float) -> None:
+        if self.on_settled is None:
+            return
+        try:
+            self.on_settled(messages, seconds)
+        except Exception as fault:  # noqa: BLE001 - a fault of the observer
+            self._log(self.on_settled, fault)
+            self.on_settled = None
 
     def drop(self, observer: Observer, fault: Exception) -> None:
         others = tuple(one for one in self.all if one is not observer)
         if len(others) < len(self.all):
             self.all = others
-            text = "%r failed, and observes no more commands\n%s"
-            logger.error(text, observer, redact_traceback(fault))
+            self._log(observer, fault)
+
+    def _log(self, observer: object, fault: Exception) -> None:
+        text = "%r failed, and observes no more commands\n%s"
+        logger.error(text, observer, redact_traceback(fault))

@@ -60,6 +60,8 @@ class LogStream:
         self.failures: Counter[str] = Counter()  # reason → records not encoded
         self.redactor: Redactor = DEFAULT
         self.id_room = LogRecord.ID_ROOM  # bytes of a record that its id may take
+        # Returns ``trace_id`` and ``span_id`` of the caller's span; set by tracing.
+        self.trace_of_caller: Callable[[], Mapping[str, str]] | None = None
         # Called after each error record, in the thread that made it.
         self.on_error: Callable[[], None] | None = None
         self.now = clock
@@ -121,6 +123,8 @@ class LogStream:
             text = message if type(message) is str else _as_text(message)
             if values:
                 text, metadata = _fill_in(text, values, metadata)
+            if self.trace_of_caller is not None:
+                metadata = {**self.trace_of_caller(), **metadata}
             now = self.now() if at is None else at
             record = LogRecord(
                 level,
@@ -143,7 +147,8 @@ class LogStream:
     def report(self, outcome: Outcome) -> None:
         """Put an outcome record into the buffer. A full buffer drops it last."""
         now = self.now()
-        record = SuccessRecord.of(outcome, now, self.redactor)
+        trace = None if self.trace_of_caller is None else self.trace_of_caller()
+        record = SuccessRecord.of(outcome, now, self.redactor, trace or {})
         if record is not None:
             self.put(record)
             return

@@ -13,7 +13,7 @@ at the start of the rest; without metadata it leaves out all of ``,"metadata":{}
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Final, TypeAlias, cast
 
 from bls_agent.core.codec import (
@@ -114,7 +114,7 @@ class SuccessRecord:
     such an outcome, and because the size of the record is known before.
     """
 
-    __slots__ = ("_now", "_outcome", "_record", "_redactor", "rank", "size")
+    __slots__ = ("_now", "_outcome", "_record", "_redactor", "_trace", "rank", "size")
 
     # Largest number of characters of the command's name, id and source together.
     SMALL: Final = 200
@@ -122,9 +122,15 @@ class SuccessRecord:
     PLAIN: Final = frozenset({NoneType, bool, float})  # types that the result may have
 
     def __init__(
-        self, outcome: Outcome, now: float, size: int, redactor: Redactor
+        self,
+        outcome: Outcome,
+        now: float,
+        size: int,
+        redactor: Redactor,
+        trace: Mapping[str, str],
     ) -> None:
         self._outcome = outcome
+        self._trace = trace  # ``trace_id`` and ``span_id``, if any
         self._now = now
         self._redactor = redactor
         self._record: LogRecord | None = None
@@ -133,7 +139,11 @@ class SuccessRecord:
 
     @classmethod
     def of(
-        cls, outcome: Outcome, now: float, redactor: Redactor = DEFAULT
+        cls,
+        outcome: Outcome,
+        now: float,
+        redactor: Redactor = DEFAULT,
+        trace: Mapping[str, str] = MappingProxyType({}),
     ) -> SuccessRecord | None:
         """Make the record of an outcome; ``None`` if it must be encoded at once."""
         if outcome.kind is not OutcomeKind.SUCCEEDED:
@@ -148,7 +158,9 @@ class SuccessRecord:
             return None
         letters = len(outcome.command) + len(text)  # the record has the name twice
         letters = letters if text.isascii() else 4 * letters
-        return cls(outcome, now, LogRecord.MARK + cls.FRAME + letters, redactor)
+        letters += sum(map(len, (*trace.keys(), *trace.values()))) + 6 * len(trace)
+        size = LogRecord.MARK + cls.FRAME + letters
+        return cls(outcome, now, size, redactor, trace)
 
     def number(self, prefix: bytes, number: int = 0) -> None:
         """Encode the record if it is not encoded yet, and set its id."""
@@ -168,7 +180,7 @@ class SuccessRecord:
             self._record = LogRecord(
                 Level.INFO,
                 self._outcome.message,
-                self._outcome.metadata,
+                {**self._trace, **self._outcome.metadata},
                 now=self._now,
                 redactor=self._redactor,
             )

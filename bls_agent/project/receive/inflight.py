@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ class InFlightList:
     no       no           the command has ended            nothing
     ======== ============ ================================ ==========================
 
+    Seven attributes only keep the arguments of the constructor.
+
     The caller holds a lock while it calls a method that is a coroutine, except for
     :meth:`renew`, which must not wait for the others.
     """
@@ -106,6 +109,7 @@ class InFlightList:
         report_dead: Callable[[bytes], None],
         *,
         instance: str,
+        on_settled: Callable[[Sequence[Message], float], None],
     ) -> None:
         self._connections = connections
         self._keys = keys
@@ -113,6 +117,7 @@ class InFlightList:
         self._instance = instance
         self._reclaimer = reclaimer
         self._report_dead = report_dead
+        self._on_settled = on_settled  # gets messages and the seconds of the request
         self._renewing = anyio.Lock()
         self.lease = self._make_lease(instance)
         self.state = ListState.UNKNOWN
@@ -236,7 +241,7 @@ class InFlightList:
             is_known = held.start is Start.DUPLICATE  # the first command stores the id
             acknowledged += (message.payload, "" if is_known else held.id)
             acknowledged.append(0 if held.reclaimed else 1)
-        keys = self._keys
+        keys, sent_at = self._keys, time.monotonic()
         try:
             reply = await EXCHANGE.run(
                 connections.blocking if limit else connections.control,
@@ -260,19 +265,25 @@ class InFlightList:
             if getattr(error, "ambiguous", True):  # also for a cancellation
                 self._record_doubt()
             raise
+        seconds = time.monotonic() - sent_at
         ours, found = cast("tuple[int, list[tuple[bytes, int, bytes, int]]]", reply)
         if lease is not self.lease:
             return []  # another list is used now; all commands are marked
         # Taken commands are held before ended ones are dropped, so that a command with
         # the id of one that has just ended is found to be a duplicate.
         taken = await self._hold_taken(found) if found else []
-        for message in ended:
-            now = self._held.get(message)  # None if dropped meanwhile
-            if now is not None and (ours or now.reclaimed):
-                self.drop(message)
+        self._drop_ended(ended, is_ours=bool(ours))
         if not ours:
             self._record_loss()
+        elif ended:
+            self._on_settled(ended, seconds)
         return taken
+
+    def _drop_ended(self, ended: Iterable[Message], *, is_ours: bool) -> None:
+        for message in ended:
+            held = self._held.get(message)  # None if dropped meanwhile
+            if held is not None and (is_ours or held.reclaimed):
+                self.drop(message)
 
     async def _hold_taken(
         self, found: Sequence[tuple[bytes, int, bytes, int]]

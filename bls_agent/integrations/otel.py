@@ -1,0 +1,314 @@
+"""Traces and metrics of commands, by OpenTelemetry (extra ``otel``).
+
+Names follow the semantic conventions for messaging. The program brings its own SDK.
+``docs/tracing.md`` lists spans, attributes and metrics.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import bls_agent
+from bls_agent.agent import ProjectAgent
+from bls_agent.console import Console
+from bls_agent.core.codec import JSONObject, cut_text
+from bls_agent.core.errors import ConfigurationError, MissingExtraError
+from bls_agent.core.keys import CONTROL
+from bls_agent.project.agent_state import state_of
+from bls_agent.project.commands.observer import OnEnd, TakenCommand
+from bls_agent.project.console.tracing import encode_within, tracing_of, untraced
+from bls_agent.project.messages import Command, Level, Outcome
+from bls_agent.project.receive.receiver import Message
+from bls_agent.sync_console import SyncConsole
+
+try:
+    from opentelemetry import context as contexts, metrics, trace
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import (
+        Link,
+        Span,
+        SpanContext,
+        SpanKind,
+        StatusCode,
+        TracerProvider,
+    )
+    from opentelemetry.trace.propagation.tracecontext import (
+        TraceContextTextMapPropagator,
+    )
+    from opentelemetry.util.types import AnyValue
+except ModuleNotFoundError:
+    raise MissingExtraError("otel", "tracing") from None
+
+__all__ = ["instrument"]
+
+SCOPE: Final = "bls_agent"
+UNREGISTERED: Final = "_unknown"  # any sender can make up names of commands
+LONGEST_TEXT: Final = 200  # bytes of an id or a name in an attribute
+LONGEST_FIELD: Final = 512  # characters of traceparent or tracestate
+# Seconds; the boundaries that the conventions ask for.
+BOUNDARIES: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0),
+)
+
+_W3C: Final = TraceContextTextMapPropagator()
+_NOTHING: Final = Context()
+
+
+def instrument(
+    target: ProjectAgent | Console | SyncConsole,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+) -> None:
+    """Trace the commands that an agent runs, or the commands that a console sends.
+
+    A console sends its span's context in the fields ``traceparent`` and ``tracestate``
+    of the command. An agent runs each command in a span, and adds ``trace_id`` and
+    ``span_id`` to the log records that are written in a span. No argument, result or
+    error message of a command becomes an attribute.
+
+    Call this function once for each agent and each console, before or after it is
+    opened. The providers may be set later, if they are the global ones.
+
+    Args:
+        target: The agent or the console.
+        tracer_provider: Makes the spans. Default: the global provider.
+        meter_provider: Makes the metrics. Default: the global provider.
+
+    Raises:
+        ConfigurationError: ``target`` is neither an agent nor a console, or it is
+            instrumented already.
+    """
+    instruments = _Instruments(tracer_provider, meter_provider)
+    if isinstance(target, ProjectAgent):
+        state = state_of(target)
+        if any(isinstance(one, _CommandObserver) for one in state.observers.all):
+            raise _instrumented(target)
+        observer = _CommandObserver(target.project, instruments)
+        state.observers.add(observer)
+        state.observers.on_settled = observer.settled
+        state.stream.trace_of_caller = _trace_of_caller
+        return
+    if not isinstance(target, Console | SyncConsole):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's
+        rule = "a ProjectAgent, a Console or a SyncConsole"  # type: ignore[unreachable]  # a user's
+        raise ConfigurationError("target", target, rule)
+    tracing = tracing_of(target)
+    if tracing.tracer is not untraced:
+        raise _instrumented(target)
+    tracing.tracer = partial(_sending, instruments)
+
+
+def _instrumented(target: object) -> ConfigurationError:
+    rule, remedy = "it is instrumented already", "Call instrument() once for each."
+    return ConfigurationError("target", target, rule, remedy)
+
+
+class _Instruments:
+    """The tracer and the meters of one agent or console."""
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None,
+        meter_provider: MeterProvider | None,
+    ) -> None:
+        self.tracer = trace.get_tracer(SCOPE, bls_agent.__version__, tracer_provider)
+        meter = metrics.get_meter(SCOPE, bls_agent.__version__, meter_provider)
+        seconds = partial(
+            meter.create_histogram,
+            unit="s",
+            explicit_bucket_boundaries_advisory=BOUNDARIES,
+        )
+        self.process_duration = seconds(
+            "messaging.process.duration", description="Duration of commands."
+        )
+        self.operation_duration = seconds(
+            "messaging.client.operation.duration",
+            description="Duration of sending and acknowledging commands.",
+        )
+        self.wait = seconds(
+            "bls.command.wait", description="Time from sending a command to its start."
+        )
+        self.sent = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Commands that were sent."
+        )
+        self.consumed = meter.create_counter(
+            "messaging.client.consumed.messages",
+            "{message}",
+            "Commands that were taken.",
+        )
+
+
+def _operation(name: str, project: str) -> dict[str, str]:
+    """Return the attributes that spans and metrics of an operation share."""
+    return {
+        "messaging.system": "redis",
+        "messaging.operation.name": name,
+        "messaging.operation.type": name,
+        "messaging.destination.name": CONTROL.build(project=project),
+    }
+
+
+@contextmanager
+def _sending(
+    instruments: _Instruments,
+    project: str,
+    command: Command,
+    payload: bytes,
+    size_limit: int,
+) -> Generator[bytes]:
+    """Send a command in a span; a limit that the trace would exceed leaves it out."""
+    shared = _operation("send", project)
+    name = cut_text(command.command, LONGEST_TEXT)
+    attributes: dict[str, AnyValue] = {
+        **shared,
+        "messaging.message.id": cut_text(command.id, LONGEST_TEXT),
+        "messaging.message.body.size": len(payload),
+        "bls.command.name": name,
+    }
+    began = time.perf_counter()
+    span = instruments.tracer.start_span(
+        f"send {name}", kind=SpanKind.PRODUCER, attributes=attributes
+    )
+    with trace.use_span(
+        span, end_on_exit=True, record_exception=False, set_status_on_exception=False
+    ):
+        fields: dict[str, str] = {}
+        _W3C.inject(fields)
+        if len(payload) + _length(fields) <= size_limit:
+            payload = encode_within(size_limit, command, fields)
+        try:
+            yield payload
+        except BaseException as error:
+            shared["error.type"] = type(error).__name__
+            _fail(span, shared["error.type"])
+            raise
+        finally:
+            seconds = time.perf_counter() - began
+            instruments.operation_duration.record(seconds, shared)
+            instruments.sent.add(1, shared)
+
+
+class _CommandObserver:
+    """Makes the spans and metrics of the commands that an agent runs."""
+
+    def __init__(self, project: str, instruments: _Instruments) -> None:
+        self._instruments = instruments
+        self._process = _operation("process", project)
+        self._settle = _operation("settle", project)
+        # Spans of commands that are not acknowledged yet, in mode ``reliable``.
+        self._unsettled: WeakKeyDictionary[Message, SpanContext] = WeakKeyDictionary()
+
+    def begin(self, taken: TakenCommand) -> OnEnd:
+        message = taken.message
+        parent = _W3C.extract(_trace_fields(message.fields), _NOTHING)
+        origin = trace.get_current_span(parent).get_span_context()
+        attributes: dict[str, AnyValue] = {
+            **self._process,
+            "messaging.message.id": cut_text(taken.id, LONGEST_TEXT),
+            "messaging.message.body.size": len(message.payload),
+            "bls.command.name": cut_text(taken.command, LONGEST_TEXT),
+            "bls.delivery": message.delivery,
+        }
+        if taken.waited is not None:
+            attributes["bls.command.wait"] = taken.waited
+        span = self._instruments.tracer.start_span(
+            f"process {taken.registered}" if taken.registered else "process",
+            parent,
+            SpanKind.CONSUMER,
+            attributes,
+            [Link(origin)] if origin.is_valid else None,
+        )
+        contexts.attach(trace.set_span_in_context(span, parent))
+        if message.mode == "reliable":
+            self._unsettled[message] = span.get_span_context()
+        return partial(self._end, span, taken)
+
+    def _end(
+        self,
+        span: Span,
+        taken: TakenCommand,
+        outcome: Outcome,
+        _error: BaseException | None,
+    ) -> None:
+        kind, instruments = outcome.kind, self._instruments
+        shared = {
+            **self._process,
+            "bls.command.name": taken.registered or UNREGISTERED,
+            "bls.command.outcome": kind.value,
+        }
+        span.set_attribute("bls.command.outcome", kind.value)
+        if kind.level is Level.ERROR:
+            shared["error.type"] = str(outcome.error.get("type"))
+            _fail(span, shared["error.type"])
+        instruments.process_duration.record(outcome.duration_ms / 1000, shared)
+        instruments.consumed.add(1, shared)
+        if taken.waited is not None:
+            instruments.wait.record(taken.waited, shared)
+        span.end()
+
+    def settled(self, messages: Sequence[Message], seconds: float) -> None:
+        """Make one span for a request, which may acknowledge several commands.
+
+        There are two cases:
+
+        1. The request acknowledges one command: the span is a child of its span.
+        2. The request acknowledges several: the span has no parent and a link to each.
+        """
+        self._instruments.operation_duration.record(seconds, self._settle)
+        found = [self._unsettled.pop(message, None) for message in messages]
+        spans = [one for one in found if one is not None and one.trace_flags.sampled]
+        if not spans:
+            return
+        parent, links = _NOTHING, [Link(one) for one in spans]
+        attributes: dict[str, AnyValue] = {**self._settle}
+        if len(messages) == 1:
+            only = trace.NonRecordingSpan(spans[0])
+            parent, links = trace.set_span_in_context(only, parent), []
+        else:
+            attributes["messaging.batch.message_count"] = len(messages)
+        now = time.time_ns()
+        self._instruments.tracer.start_span(
+            "settle",
+            parent,
+            SpanKind.CLIENT,
+            attributes,
+            links,
+            start_time=now - int(seconds * 1e9),
+        ).end(now)
+
+
+def _fail(span: Span, error_type: str) -> None:
+    span.set_attribute("error.type", error_type)
+    span.set_status(StatusCode.ERROR)
+
+
+def _length(fields: Mapping[str, str]) -> int:
+    """Return how many bytes the fields add to a command."""
+    return sum(len(name) + len(value) + 6 for name, value in fields.items())
+
+
+def _trace_fields(fields: JSONObject) -> dict[str, str]:
+    """Return the trace fields of a message that are texts of a sensible length."""
+    return {
+        name: value
+        for name in ("traceparent", "tracestate")
+        if isinstance(value := fields.get(name), str) and len(value) <= LONGEST_FIELD
+    }
+
+
+def _trace_of_caller() -> Mapping[str, str]:
+    """Return the ids of the caller's span, if it is sampled, for its log records."""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid or not context.trace_flags.sampled:
+        return {}
+    return {
+        "trace_id": trace.format_trace_id(context.trace_id),
+        "span_id": trace.format_span_id(context.span_id),
+    }
