@@ -8,20 +8,35 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
 
 import anyio
 import anyio.abc
 import httpx2
 import pytest
 from anyio.streams.text import TextReceiveStream
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from redis.asyncio import Redis
 
 from bls_agent import Console, EventStore, OutcomeKind, ProjectAgent, Status
 from bls_agent.core.keys import CONTROL
 from bls_agent.devserver import DevServer
+from bls_agent.integrations.otel import instrument
 from bls_agent.workers import TaskStatus
 
 REPOSITORY = Path(__file__).parents[1]
@@ -236,6 +251,82 @@ async def test_health_and_status(
 
 
 @pytest.mark.usefixtures("redis")  # it removes the keys
+class Collector(ThreadingHTTPServer):
+    """Takes spans and metrics over OTLP, on loopback."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, tuple[str, Span]] = {}  # name → service and span
+        self.metrics: set[str] = set()
+        super().__init__(("127.0.0.1", 0), _Export)
+
+
+class _Export(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        collector = cast("Collector", self.server)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/v1/traces":
+            for traces in ExportTraceServiceRequest.FromString(body).resource_spans:
+                names = {one.key: one.value for one in traces.resource.attributes}
+                service = names["service.name"].string_value
+                for scope in traces.scope_spans:
+                    found = {span.name: (service, span) for span in scope.spans}
+                    collector.spans.update(found)
+        else:
+            request = ExportMetricsServiceRequest.FromString(body)
+            for measured in request.resource_metrics:
+                for scope in measured.scope_metrics:
+                    collector.metrics.update(one.name for one in scope.metrics)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing to standard error."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as serving:
+        thread = threading.Thread(target=serving.serve_forever, args=(0.02,))
+        thread.start()
+        yield serving
+        serving.shutdown()
+        thread.join()
+
+
+async def test_tracing(
+    redis_url: str,
+    project: str,
+    console: Console,
+    collector: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A command that one process sends and another one runs is one trace."""
+    address = f"http://127.0.0.1:{collector.server_port}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+    sender = Resource.create({"service.name": "控制台"})
+    provider = TracerProvider(resource=sender, shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))
+    instrument(console, tracer_provider=provider)
+    async with _started("tracing.py", redis_url, project) as example:
+        await _until_online(console, project)
+        assert (await console.call(project, "reload")).result == {"rules": 42}
+        logged = {one.message: one.metadata for one in await console.logs(project)}
+        await _assert_ends(example, console, project)
+    provider.shutdown()
+    chain = [
+        collector.spans[name]
+        for name in ("send reload", "process reload", "read rules")
+    ]
+    assert [service for service, _ in chain] == ["控制台", project, project]
+    sent, run, own = (span for _, span in chain)
+    assert {span.trace_id for span in (sent, run, own)} == {sent.trace_id}
+    assert (run.parent_span_id, own.parent_span_id) == (sent.span_id, run.span_id)
+    assert logged["configuration reloaded"]["trace_id"] == sent.trace_id.hex()
+    assert logged["configuration reloaded"]["span_id"] == own.span_id.hex()
+    assert logged["command 'reload' succeeded"]["span_id"] == run.span_id.hex()
+    assert "messaging.process.duration" in collector.metrics
+
+
 async def test_plain_script(redis_url: str, project: str, console: Console) -> None:
     """A script without an event loop is on the console, answers, and leaves in order."""
     async with _started("plain_script.py", redis_url, project) as example:

@@ -338,33 +338,38 @@ async def test_a_repeated_delivery_has_a_link(telemetry: Telemetry) -> None:
 async def test_an_acknowledgement_has_a_span_in_mode_reliable(
     redis_url: str, project: str, redis: Redis, telemetry: Telemetry
 ) -> None:
-    """One command: in its trace. Several with one request: a link to each."""
-    agent = ProjectAgent(project, redis=redis_url, mode="reliable", prefetch=10)
+    """Of one command: in the trace of the command."""
+    agent = ProjectAgent(project, redis=redis_url, mode="reliable")
     agent.command("reload")(lambda: None)
     telemetry.instrument(agent)
-
-    def settled() -> list[ReadableSpan]:
-        return [one for one in telemetry.spans if one.name == "settle"]
-
     async with agent:
         await agent.ready(5)
         await redis.rpush(f"{project}_控制", message({}).payload)
-        await eventually(lambda: len(settled()) == 1)
-        several = [message({"id": f"n{number}"}).payload for number in range(10)]
-        await redis.rpush(f"{project}_控制", *several)
-        await eventually(lambda: sum(max(1, len(one.links)) for one in settled()) == 11)
-    first, *others = settled()
-    assert first.kind is SpanKind.CLIENT
-    process = telemetry.spans[0]
-    assert first.parent is not None
-    assert first.parent.span_id == process.context.span_id
-    assert first.start_time is not None
-    assert first.end_time is not None
-    assert first.start_time < first.end_time
-    batch = next(one for one in others if one.links)
-    assert batch.parent is None
-    count = (batch.attributes or {})["messaging.batch.message_count"]
-    assert count == len(batch.links)
+        await eventually(lambda: len(telemetry.spans) == 2)
+    process, settle = telemetry.spans
+    assert (settle.name, settle.kind) == ("settle", SpanKind.CLIENT)
+    assert settle.parent is not None
+    assert settle.parent.span_id == process.context.span_id
+    assert settle.start_time is not None
+    assert settle.end_time is not None
+    assert settle.start_time < settle.end_time
+
+
+async def test_one_acknowledgement_of_several_commands_has_a_link_to_each(
+    telemetry: Telemetry,
+) -> None:
+    agent = reloading(telemetry)
+    runner = make_runner(agent)
+    several = [message({"id": f"n{number}"}, mode="reliable") for number in range(3)]
+    for one in several:
+        await runner.run(one, print)
+    state_of(agent).observers.settle(several, 0.25)
+    *begun, settle = telemetry.spans
+    assert settle.parent is None
+    assert [link.context for link in settle.links] == [one.context for one in begun]
+    assert (settle.attributes or {})["messaging.batch.message_count"] == 3
+    state_of(agent).observers.settle(several, 0.25)  # no span is kept for long
+    assert len(telemetry.spans) == 4
 
 
 async def test_without_samples_the_context_travels_alone(
