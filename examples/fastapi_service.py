@@ -1,12 +1,14 @@
 """An HTTP service that has an event loop of its own: FastAPI.
 
 Shows: the agent inside of the application's lifespan, a route that logs, a command on
-the application's state. Handlers run in the event loop of the routes.
-Needs: ``pip install . fastapi uvicorn`` and a Redis at ``BLS_REDIS_URL``
+the application's state, metrics for Prometheus. Handlers run in the event loop of the
+routes.
+Needs: ``pip install '.[prometheus]' fastapi uvicorn`` and a Redis at ``BLS_REDIS_URL``
 (default redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/fastapi_service.py``, or ``uvicorn fastapi_service:app`` in that
 folder; Ctrl-C or ``kill`` ends it in order. The variables PROJECT and PORT name another
-project and port. Ask it with ``curl http://127.0.0.1:8000/prices/茶``.
+project and port. Ask it with ``curl http://127.0.0.1:8000/prices/茶``, and for its
+metrics with ``curl http://127.0.0.1:8000/metrics/``.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from contextlib import asynccontextmanager
 
 import uvicorn
 from fastapi import FastAPI, HTTPException
+from prometheus_client import REGISTRY, make_asgi_app
 
 from bls_agent import ProjectAgent
+from bls_agent.integrations.prometheus import AgentCollector
 
 Prices = dict[str, float]
 agent = ProjectAgent(os.environ.get("PROJECT", "订单系统"))
@@ -37,6 +41,8 @@ async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
 
 
 app = FastAPI(lifespan=lifespan)
+app.mount("/metrics", make_asgi_app())
+REGISTRY.register(AgentCollector(agent))
 
 
 @app.get("/prices/{goods}")

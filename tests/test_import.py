@@ -207,9 +207,12 @@ def test_a_missing_extra_is_named() -> None:
         "from bls_agent import MissingExtraError, assets\n"
         "for name in ('GitSource', 'GitHubSource', 'parse_manifest'):\n"
         "    try: getattr(assets, name)\n"
-        "    except MissingExtraError as error: print(error)"
+        "    except MissingExtraError as error: print(error)\n"
+        "sys.modules['prometheus_client'] = None\n"
+        "try: import bls_agent.integrations.prometheus\n"
+        "except MissingExtraError as error: print(error)"
     )
     said = run_python("-c", code).stdout
     assert [line.partition("pip install ")[2] for line in said.splitlines()] == [
-        "'.[git]'", "'.[assets]'", "'.[assets]'"
+        "'.[git]'", "'.[assets]'", "'.[assets]'", "'.[prometheus]'"
     ]  # fmt: skip

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
+import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition, parser
@@ -19,9 +23,13 @@ from bls_agent import (
     __version__,
 )
 from bls_agent.integrations.prometheus import FAMILIES, AgentCollector
+from bls_agent.ops.web import metrics as console_metrics
 from bls_agent.project.agent_state import state_of
 from bls_agent.workers import FunctionCache, Heartbeat, TaskStatus
+from tests.documents import blocks, run_block
 from tests.harness import eventually
+
+ROOT = Path(__file__).parents[2]
 
 Values = dict[str, float]
 
@@ -135,6 +143,42 @@ async def test_everything_else(redis_url: str, project: str, run_id: int) -> Non
         name for name in FAMILIES if not any(one.startswith(name) for one in shown)
     }
     assert missing == without_samples
+
+
+PAGES = [ROOT / "docs/monitoring.md", ROOT / "docs/monitoring.zh-CN.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+async def test_the_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table is the table of the code, and its three lines open a port."""
+    rows = re.findall(
+        r"^\| `(bls_\w+)(?:\{([\w,]+)\})?` \| (\w+) ", page.read_text(), re.MULTILINE
+    )
+    listed = {name: (labels, kind) for name, labels, kind in rows}
+    for family in FAMILIES.values():
+        assert listed[family.name] == (",".join(family.labels), family.kind)
+    fleet = {one.sample_name for one in console_metrics.FAMILIES}
+    assert fleet.isdisjoint(FAMILIES)
+    opened: list[Any] = []
+    start = prometheus_client.start_http_server
+    registry = CollectorRegistry()
+    monkeypatch.setattr(prometheus_client, "REGISTRY", registry)
+    monkeypatch.setattr(
+        prometheus_client,
+        "start_http_server",
+        lambda _port, host: opened.append(start(0, host, registry)),
+    )
+    (block,) = blocks(page)
+    await run_block(block, {"__name__": "shop"})
+    ((server, thread),) = opened
+    try:
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            url = f"http://127.0.0.1:{server.server_port}/metrics"
+            assert "bls_agent_open" in (await client.get(url)).text
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_several_agents() -> None:
