@@ -193,11 +193,9 @@ async def test_each_end_has_its_record(
         assert not agent.stats().faults
 
 
-async def test_refusals_name_the_fields(
-    redis_url: str, console: Console, project: str
-) -> None:
+async def test_refusals_name_the_fields() -> None:
     """Missing, unknown and wrong arguments are all named, and the handler never runs."""
-    agent = ProjectAgent(project, redis=redis_url)
+    agent = ProjectAgent("订单系统")
 
     @agent.command
     async def typed(
@@ -205,10 +203,7 @@ async def test_refusals_name_the_fields(
     ) -> None:
         raise AssertionError
 
-    async with agent:
-        outcome = await console.call(
-            project, "typed", {"mode": "quick", "x": 1, "ratio": True}
-        )
+    outcome = await agent.invoke("typed", mode="quick", x=1, ratio=True)
     assert outcome.kind is OutcomeKind.REJECTED
     assert set(outcome.error["fields"]) == {"count", "mode", "x", "ratio"}
 
@@ -252,11 +247,9 @@ async def _count(redis: Redis, project: str, number: int) -> bool:
     return len(await outcomes(redis, project)) == number
 
 
-async def test_context_fallback_and_middleware(
-    redis_url: str, console: Console, project: str
-) -> None:
+async def test_context_fallback_and_middleware() -> None:
     """A context is injected, middleware wraps in order, the fallback gets the rest."""
-    agent = ProjectAgent(project, redis=redis_url)
+    agent = ProjectAgent("订单系统")
     seen: list[str] = []
 
     @agent.middleware
@@ -282,12 +275,11 @@ async def test_context_fallback_and_middleware(
     async def rest(context: CommandContext) -> dict[str, object]:
         return {"args": context.args}
 
-    async with agent:
-        asked = await console.call(project, "who", {"name": "库存"})
-        other = await console.call(project, "anything", {"x": 1})
+    asked = await agent.invoke("who", name="库存")
+    other = await agent.invoke("anything", x=1)
     assert asked.result == {
         "outer": {
-            "id": asked.command_id,
+            "id": asked.outcome.command_id,
             "source": "BLS Project Console",
             "delivery": 1,
         }
@@ -409,11 +401,9 @@ async def test_each_command_has_its_own_context_variables(
 
 
 @pytest.mark.parametrize("name", ["coroutine", "plain", "nobody", "middleware", "late"])
-async def test_a_forgotten_await_is_made_up_for(
-    redis_url: str, redis: Redis, console: Console, project: str, name: str
-) -> None:
+async def test_a_forgotten_await_is_made_up_for(name: str) -> None:
     """A handler that returns a coroutine has ended when that has, within its time."""
-    agent = ProjectAgent(project, redis=redis_url)
+    agent = ProjectAgent("订单系统")
 
     async def load() -> int:
         await anyio.sleep(0)
@@ -442,14 +432,12 @@ async def test_a_forgotten_await_is_made_up_for(
             return call_next(context)
         return await call_next(context)
 
-    async with agent:
-        outcome = await console.call(project, name)
+    outcome = await agent.invoke(name)
     if name == "late":
         assert outcome.kind is OutcomeKind.TIMED_OUT
         return
     assert (outcome.kind, outcome.result) == (OutcomeKind.SUCCEEDED, 42)
-    loaded = (await records(redis, project))[0]
-    assert loaded["metadata"]["commandId"] == outcome.command_id
+    assert outcome.logs[0].metadata["commandId"] == outcome.outcome.command_id
 
 
 async def test_one_at_a_time_keeps_the_order(
@@ -701,11 +689,9 @@ async def test_a_handler_may_close_its_agent(
     assert record["metadata"]["result"] == "bye"
 
 
-async def test_arguments_of_any_name_are_checked_too(
-    redis_url: str, console: Console, project: str
-) -> None:
+async def test_arguments_of_any_name_are_checked_too() -> None:
     """An annotation of **kwargs holds for each of them."""
-    agent = ProjectAgent(project, redis=redis_url)
+    agent = ProjectAgent("订单系统")
 
     @agent.command
     async def count(**numbers: int) -> int:
@@ -716,10 +702,9 @@ async def test_arguments_of_any_name_are_checked_too(
         @agent.command
         async def locks(**locks: threading.Lock) -> None: ...
 
-    async with agent:
-        assert (await console.call(project, "count", {"a": 1, "b": 2})).result == 3
-        wrong = await console.call(project, "count", {"a": 1, "b": "2"})
-        assert set(wrong.error["fields"]) == {"b"}
+    assert (await agent.invoke("count", a=1, b=2)).result == 3
+    wrong = await agent.invoke("count", a=1, b="2")
+    assert set(wrong.error["fields"]) == {"b"}
 
 
 async def test_integers_of_any_size_arrive_exactly(

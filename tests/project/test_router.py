@@ -30,9 +30,8 @@ from bls_agent.project.commands.router import (
     Router,
     add_builtins,
 )
-from bls_agent.project.log.log import Log, LogStream
-
-LOG = Log(LogStream(lambda: 0.0, max_records=10, max_bytes=10_000))
+from bls_agent.project.log.log import LogStream
+from bls_agent.testing import make_context
 
 
 class Order(BaseModel):
@@ -43,7 +42,7 @@ class Order(BaseModel):
 
 def context(command: str = "reload", **args: Any) -> CommandContext:
     """Make the context of a command."""
-    return CommandContext(id="cmd-1", command=command, args=args, log=LOG)
+    return make_context(command, args)
 
 
 def router_with(*functions: Callable[..., Any], **named: Callable[..., Any]) -> Router:
