@@ -30,8 +30,7 @@ from tests.harness import (
     needs_selectors,
     url_with_rights,
 )
-from tests.kit import Cut, FaultProxy
-from tests.kit.resp import Direction
+from tests.kit import Cut, Direction, FaultProxy
 from tests.test_reliable import (
     CONTROL,
     DEAD,

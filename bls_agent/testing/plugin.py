@@ -6,12 +6,14 @@ imports pytest and the standard library alone until a fixture is used.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from bls_agent.testing.fleet import AgentFleet, FleetServer
     from bls_agent.testing.running import RunCommand
 
 MARKER = (
@@ -35,3 +37,28 @@ def bls_run() -> Iterator[RunCommand[Any]]:
 
     with running_commands() as run:
         yield run
+
+
+@pytest.fixture(scope="session")
+def bls_server() -> Iterator[FleetServer]:
+    """Run the server of ``bls_fleet``: one for all tests of a process."""
+    from bls_agent.testing.fleet import open_server  # noqa: PLC0415 - not before it is used
+
+    with open_server(os.environ) as server:
+        yield server
+
+
+@pytest.fixture
+def bls_fleet(
+    request: pytest.FixtureRequest, bls_server: FleetServer
+) -> Iterator[AgentFleet]:
+    """Run agents on a real server: ``async with bls_fleet.run(agent) as running:``."""
+    from bls_agent.testing.fleet import open_fleet  # noqa: PLC0415 - not before it is used
+
+    marker = request.node.get_closest_marker("bls")
+    allow_failed = marker is not None and bool(marker.kwargs.get("allow_failed"))
+    try:
+        with open_fleet(bls_server, allow_failed=allow_failed) as fleet:
+            yield fleet
+    except AssertionError as error:
+        pytest.fail(str(error), pytrace=False)

@@ -32,11 +32,11 @@ from bls_agent.crawl import (
     fingerprint,
 )
 from bls_agent.devserver import DevServer
+from bls_agent.testing.link import Act
 from tests.engines import ClusterTopology
 from tests.harness import are_blocked, eventually, execute
 from tests.kit import Cut, Direction, FaultProxy, Late, Rate, Rule, Swallow
 from tests.kit.resp import Piece
-from tests.kit.rules import Act
 
 Keys = dict[str, Any]
 PAGE = CrawlRequest("https://例子.测试/新闻?页=1")

@@ -11,6 +11,16 @@
 
 from __future__ import annotations
 
+from bls_agent.testing.link import (
+    Condition,
+    Delay,
+    Direction,
+    Hold,
+    Rate,
+    Refuse,
+    Slices,
+    Swallow,
+)
 from tests.kit.admin import AdminConnection
 from tests.kit.evidence import (
     Evidence,
@@ -27,23 +37,14 @@ from tests.kit.invariants import (
     Violation,
     check_invariants,
 )
-from tests.kit.link import Fired
 from tests.kit.proxy import FaultProxy
-from tests.kit.resp import Direction
 from tests.kit.rules import (
     Armed,
-    Condition,
     Cut,
-    Delay,
     Flip,
-    Hold,
     Late,
     Lose,
-    Rate,
-    Refuse,
     Rule,
-    Slices,
-    Swallow,
 )
 from tests.kit.server import HurtableServer
 
@@ -57,7 +58,6 @@ __all__ = [
     "Event",
     "Evidence",
     "FaultProxy",
-    "Fired",
     "Flip",
     "Footprint",
     "History",

@@ -9,19 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
+
+from bls_agent.testing.link import Direction
 
 WORD_LIMIT: Final = 64  # bytes of a command's name that are kept
 LENGTHS: Final = {b"*": 1, b"~": 1, b">": 1, b"%": 2, b"|": 2}  # values per element
 BULKS: Final = frozenset({b"$", b"=", b"!"})
-
-
-class Direction(StrEnum):
-    """Which way bytes go."""
-
-    REQUESTS = "requests"
-    REPLIES = "replies"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,78 +1,16 @@
-"""What can go wrong on a link, and what that means for the bytes on it. Pure.
+"""What can go wrong with one request or reply, and what that means for its bytes. Pure.
 
-*Conditions* hold while they are on: delay, rate, slices, silence. *Rules* wait for one
-request or reply, perhaps of a certain command, and then do one thing to it: cut, lose,
-flip, be late.
+*Rules* wait for a request or reply, perhaps of a certain command, and then do one thing
+to it: cut, lose, flip, be late.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
 
-from tests.kit.resp import Direction, Piece
-
-BREAK: Final = None
-
-# What is to be done, in this order: send bytes, wait for seconds, or break the link.
-Act: TypeAlias = bytes | float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    """What holds on all connections while it is on.
-
-    Attributes:
-        direction: Which way; ``None`` for both.
-    """
-
-    direction: Direction | None = None
-
-    def concerns(self, direction: Direction) -> bool:
-        """Tell whether bytes that go this way are concerned."""
-        return self.direction in (None, direction)
-
-
-@dataclass(frozen=True)
-class Delay(Condition):
-    """Everything comes later; the order is kept, the throughput too."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Rate(Condition):
-    """The link carries so many bytes per second, for each connection and direction."""
-
-    bytes_per_second: float
-
-
-@dataclass(frozen=True)
-class Slices(Condition):
-    """Everything is written in slices of this size."""
-
-    size: int = 1
-
-
-@dataclass(frozen=True)
-class Swallow(Condition):
-    """Half-open: bytes vanish, also the end of the stream; the sockets stay open.
-
-    A connection that lost bytes this way stays deaf in that direction when the
-    condition ends, as a TCP connection would whose packets are dropped for good.
-    """
-
-
-@dataclass(frozen=True)
-class Hold(Condition):
-    """Bytes are kept and go on when the condition ends: a partition that heals."""
-
-
-@dataclass(frozen=True)
-class Refuse(Condition):
-    """Nobody listens: new connections are refused, those that are there live on."""
+from bls_agent.testing.link import BREAK, Act, Direction
+from tests.kit.resp import Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +165,7 @@ class RuleBook:
                 return armed
         return None
 
-    def forget(self, connections: Iterable[int]) -> None:
-        """Let go of connections that are over."""
-        for connection in connections:
-            for direction in Direction:
-                self._bound.pop((connection, direction), None)
+    def forget(self, connection: int) -> None:
+        """Let go of a connection that is over."""
+        for direction in Direction:
+            self._bound.pop((connection, direction), None)

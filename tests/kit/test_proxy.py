@@ -96,7 +96,7 @@ async def test_without_faults_nothing_is_changed(
     assert outcome.succeeded
     assert len(history) == 2
     assert proxy.fired == []
-    await eventually(lambda: proxy.connections == 0)
+    await eventually(lambda: not proxy.connections)
 
 
 @pytest.mark.parametrize("at", [0, 1, 4, 5])
@@ -106,7 +106,7 @@ async def test_a_reply_is_cut(proxy: FaultProxy, peer: Peer, at: int) -> None:
     peer.send("ECHO", "one")
     peer.send("PING")
     assert await peer.read_rest() == b"$3\r\none\r\n" + b"+PONG\r\n"[:at]
-    assert (cut.fired, proxy.fired[-1].command) == (1, "PING")
+    assert (cut.fired, proxy.fired) == (1, ["PING"])
 
 
 async def test_a_request_is_cut(proxy: FaultProxy, peer: Peer, project: str) -> None:
@@ -275,7 +275,7 @@ async def test_healing_ends_everything(proxy: FaultProxy, peer: Peer) -> None:
     assert await peer.read(7) == b"+PONG\r\n"
     async with Peer(proxy):
         pass
-    assert len(proxy.fired) == 2
+    assert proxy.fired == []
 
 
 async def test_nothing_is_left_behind(redis_url: str) -> None:

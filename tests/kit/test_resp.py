@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bls_agent.connection.endpoint import packer
-from tests.kit.resp import Conversation, Direction, Piece, Scanner
+from tests.kit import Direction
+from tests.kit.resp import Conversation, Piece, Scanner
 
 REPLIES = [
     b"+OK\r\n",

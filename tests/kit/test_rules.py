@@ -6,14 +6,16 @@ import random
 
 import pytest
 
+from bls_agent.testing.link import Act
 from tests.kit import (
     Armed,
     Cut,
+    Direction,
     Lose,
     Rule,
 )
-from tests.kit.resp import Direction, Piece
-from tests.kit.rules import Act, RuleBook
+from tests.kit.resp import Piece
+from tests.kit.rules import RuleBook
 
 REPLY = b"*2\r\n$1\r\nq\r\n$1\r\nx\r\n"
 

@@ -64,7 +64,7 @@ async def proxy(own_server: DevServer) -> AsyncIterator[FaultProxy]:
 
 def fail_over(proxy: FaultProxy, server: DevServer) -> None:
     """Let the address lead to another server; whoever is connected has to come back."""
-    proxy._server_port = server.port
+    proxy.server = (proxy.server[0], server.port)
     proxy.break_all()
 
 
