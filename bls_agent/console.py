@@ -333,18 +333,22 @@ class Console(Store):
             RedisUnavailableError: If ``error.ambiguous`` is true, the command may have
                 been withdrawn. Otherwise it was not withdrawn.
         """
-        return await CommandLists(self._pool, project).withdraw(id)
+        withdrawn = await CommandLists(self._pool, project).withdraw(id or "")
+        return withdrawn[-1] if withdrawn else None
+
+    async def withdraw_all(self, project: str) -> list[Command]:
+        """Take all waiting commands out of a project's control list, and return them.
+
+        Each command is withdrawn, or an agent gets it. The errors are those of
+        :meth:`withdraw`; if ``error.ambiguous``, some commands may be withdrawn.
+        """
+        return await CommandLists(self._pool, project).withdraw(None)
 
     async def in_hand(self, project: str, limit: int = 200) -> list[CommandsInHand]:
         """Read what each process in mode ``reliable`` has taken and not ended.
 
-        Args:
-            project: The project's name.
-            limit: Largest number of commands of each process.
-
-        Raises:
-            ConfigurationError, WrongTypeError, RedisUnavailableError: The reasons are
-                those of :meth:`queue`.
+        ``limit`` is the largest number of commands of each process. The other details
+        are those of :meth:`queue`.
         """
         _check_limit(limit)
         return await CommandLists(self._pool, project).in_hand(limit)

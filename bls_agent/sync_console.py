@@ -135,6 +135,7 @@ class SyncConsole:
     search_logs = _blocking(Console.search_logs)
     queue = _blocking(Console.queue)
     withdraw = _blocking(Console.withdraw)
+    withdraw_all = _blocking(Console.withdraw_all)
     in_hand = _blocking(Console.in_hand)
     dead_letters = _blocking(Console.dead_letters)
     requeue = _blocking(Console.requeue)

@@ -349,6 +349,31 @@ async def test_who_is_first_an_agent_or_the_one_who_withdraws(
     assert sorted(taken + withdrawn) == sorted(f"cmd-{n}" for n in range(300))
 
 
+async def test_an_agent_takes_while_all_are_withdrawn(
+    console: Console, redis: Redis, project: str
+) -> None:
+    """Each of 300 commands, also those with equal bytes, is counted once."""
+    key = f"{project}_控制"
+    taken: list[str] = []
+    await redis.rpush(key, *[f'{{"id":"{n // 2}"}}' for n in range(300)])
+
+    async def take() -> None:
+        payloads = [await redis.lpop(key) for _ in range(40)]
+        found = (one for one in payloads if isinstance(one, bytes))
+        taken.extend(orjson.loads(one)["id"] for one in found)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take)
+        withdrawn = [one.id for one in await console.withdraw_all(project)]
+    assert withdrawn == sorted(withdrawn, key=int)
+    counted = sorted(taken + withdrawn, key=int)
+    assert counted == [str(n // 2) for n in range(300)]
+    assert await console.withdraw_all(project) == []
+    await redis.set(key, "no list")
+    with pytest.raises(WrongTypeError):
+        await console.withdraw_all(project)
+
+
 async def test_forgetting_a_project(
     console: Console, redis: Redis, redis_url: str, project: str
 ) -> None:

@@ -35,7 +35,7 @@ AWAY = "redis://127.0.0.1:1/0"
 REQUESTS = [
     *("send", "call", "call_all", "instances", "intakes"),
     *("status", "projects", "exists", "logs", "log_page", "search_logs"),
-    *("follow_logs", "queue", "withdraw", "forget"),
+    *("follow_logs", "queue", "withdraw", "withdraw_all", "forget"),
     *("in_hand", "dead_letters", "requeue", "discard"),
 ]
 

@@ -208,30 +208,22 @@ CONSOLE_RIGHTS: Final = tuple(
         ("get getrange pttl", _STATUS, READ, "statuses are not shown", True),
         ("lrange llen lindex", _LOG, READ, "records are not shown", True),
         ("llen", _COMMANDS, READ, "waiting commands are not counted", True),
+        ("llen", (DEAD_LETTERS,), READ, "dead letters are not counted", False),
         ("hgetall", (INSTANCES,), READ, _UNSEEN, False),
         ("hgetall", (INTAKE,), READ, _NOT_SHOWN, False),
         ("rpush ltrim", _LOG, WRITE, "who sent a command is not recorded", False),
         ("rpush", _COMMANDS, WRITE, "no command is sent", False),
         ("lrange lrem", _COMMANDS, READ_AND_WRITE, "waiting commands are not shown or withdrawn", False),
         ("lrange hkeys pttl", (INFLIGHT, INFLIGHT_LISTS, OWNER), READ_AND_WRITE, "commands in hand are not shown", False),
-        ("lrange llen lrem", (DEAD_LETTERS,), READ_AND_WRITE, _UNSETTLED, False),
+        ("lrange lrem", (DEAD_LETTERS,), READ_AND_WRITE, _UNSETTLED, False),
         ("hlen hdel", (DELIVERIES,), READ_AND_WRITE, _UNSETTLED, False),
         ("evalsha eval", (CONTROL, DEAD_LETTERS, DELIVERIES), READ_AND_WRITE, _UNSETTLED, False),
     )
 )
 # fmt: on
 _FORGOTTEN: Final = (
-    *(PROJECT_STATUS, PROJECT_CONSOLE, CONTROL),
-    *(
-        INFLIGHT,
-        INFLIGHT_LISTS,
-        DELIVERIES,
-        SEEN,
-        DEAD_LETTERS,
-        BROADCAST,
-        INTAKE,
-        INSTANCES,
-    ),
+    *(PROJECT_STATUS, PROJECT_CONSOLE, CONTROL, INFLIGHT, INFLIGHT_LISTS, DELIVERIES),
+    *(SEEN, DEAD_LETTERS, BROADCAST, INTAKE, INSTANCES),
 )
 
 

@@ -398,10 +398,12 @@ async def test_a_new_project_is_read_at_once(
         assert await fleet.look() == {}
         await admin.set("仓库_项目状态", "在线")
         await admin.rpush("仓库_控制", "{}")
+        await admin.rpush("bls_agent:{仓库_控制}:dead", "{}", "{}")
         fleet._search_at = float("-inf")
         async for change in fleet.watch():
             assert change.views["仓库"].status is Status.ONLINE
             assert change.views["仓库"].queue == 1
+            assert change.views["仓库"].dead_letters == 2
             break
 
 

@@ -322,7 +322,8 @@ class Fleet:
         looked = [state.log.is_due(at.now) for state in part]
         heads = [state for state in part if state.wants_head(at.now)]
         for state, look in zip(part, looked, strict=True):
-            requests += [("LLEN", state.control_key), ("LLEN", state.log_key)]
+            lists = state.control_key, state.dead_key, state.log_key
+            requests += [("LLEN", key) for key in lists]
             requests.append(("HGETALL", state.intake_key))
             if look:
                 requests.append(("LINDEX", state.log_key, -1))
@@ -331,7 +332,8 @@ class Fleet:
         replies = map(_readable, await self._pool.read_many(requests))
         wanted: list[_Window] = []
         for state, look in zip(part, looked, strict=True):
-            state.record_lengths(next(replies), next(replies), at.now)
+            lengths = next(replies), next(replies), next(replies)
+            state.record_lengths(*lengths, at.now)
             state.record_intake(next(replies), at)
             room = first if state.log.is_new else later
             if look and (count := state.log.record_newest(next(replies), at, room)):

@@ -13,9 +13,11 @@ from bls_agent.core.codec import cut_text, decode_object, parse_timestamp
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
 from bls_agent.core.keys import (
     CONTROL,
+    DEAD_LETTERS,
     PROJECT_CONSOLE,
     PROJECT_STATUS,
     encode_key,
+    place_beside,
 )
 from bls_agent.ops.fleet.log_tail import LogTail, written_at
 from bls_agent.project.messages import STATUS_REASON, Level, LogEntry, Status
@@ -89,6 +91,7 @@ class ProjectView:
         queue_age: Seconds since the oldest waiting command was sent, by its timestamp and
             the server's clock; without a timestamp, seconds since it was first read.
             ``None`` without a waiting command, or if the queue may not be read.
+        dead_letters: Number of dead letters; ``None`` as for ``queue``.
         intake: The processes that take no commands, because they are paused, draining or
             drained.
         records: Length of the console list; ``None`` if the key is no list, or may not
@@ -108,6 +111,7 @@ class ProjectView:
             records of the last five minutes were not read.
         changed_at: Unix time, by the server's clock, of the last change of status or
             presence that was seen; otherwise of the first read.
+        turned_age: Seconds since that change; ``None`` if no change was seen.
     """
 
     project: str
@@ -120,6 +124,7 @@ class ProjectView:
     ttl: float | None = None
     queue: int | None = 0
     queue_age: float | None = None
+    dead_letters: int | None = 0
     intake: Mapping[str, IntakeReport] = field(default_factory=dict[str, IntakeReport])
     records: int | None = 0
     last_record: LogEntry | None = None
@@ -132,6 +137,7 @@ class ProjectView:
     last_error_age: float | None = None
     at_least: bool = False
     changed_at: float = 0.0
+    turned_age: float | None = None
 
     @property
     def exists(self) -> bool:
@@ -182,20 +188,25 @@ class ProjectState:
         self.project = project
         self.status_key = encode_key(PROJECT_STATUS.locate(project=project))
         self.log_key = encode_key(PROJECT_CONSOLE.locate(project=project))
-        self.control_key = encode_key(CONTROL.locate(project=project))
+        control = CONTROL.locate(project=project)
+        self.control_key = encode_key(control)
+        place = place_beside(control)
+        self.dead_key = encode_key(DEAD_LETTERS.locate(place=place))
         self.intake_key = encode_key(intake_key(project))
         self.status = StatusState(at)
         self.log = LogState(at, self.status)
         self.head = QueueHead()
         self.empty_since: float | None = None
         self._queue: int | None = 0
+        self._dead_letters: int | None = 0
         self._intake: Mapping[str, IntakeReport] = {}
         self._was_seen = False  # whether a status or a log was seen
 
     @property
     def mark(self) -> tuple[object, ...]:
         """The contents of the view, without values that change only with time."""
-        own = self._presence, self._queue, self.head.sent_at, self._intake
+        lists = self._queue, self.head.sent_at, self._dead_letters
+        own = self._presence, *lists, self._intake
         return *own, *self.status.mark, *self.log.mark
 
     def record_status(self, value: bytes | Held, ttl: float | None, at: Moment) -> None:
@@ -204,7 +215,7 @@ class ProjectState:
         self.status.record(value, ttl, at)
         self._was_seen |= self.status.exists
         if (self._presence, value) != before:
-            self.status.record_change(at)
+            self.status.record_change(at, is_first=before[1] is None)
 
     @property
     def _presence(self) -> Presence:
@@ -215,11 +226,16 @@ class ProjectState:
         return Presence.STALE if known else Presence.NEVER
 
     def record_lengths(
-        self, queue: int | None, records: int | None, now: float
+        self,
+        queue: int | None,
+        dead_letters: int | None,
+        records: int | None,
+        now: float,
     ) -> None:
         self._queue, self.log.length = queue, records
         if not queue:
             self.head = QueueHead()
+        self._dead_letters = dead_letters
         self._was_seen |= records != 0
         if self.status.exists or queue != 0 or records != 0:
             self.empty_since = None
@@ -253,6 +269,7 @@ class ProjectState:
             ttl=freshness.left(at.now),
             queue=self._queue,
             queue_age=_since(self.head.sent_at, at),
+            dead_letters=self._dead_letters,
             intake=self._intake,
             records=log.length,
             last_record=log.newest,
@@ -265,6 +282,7 @@ class ProjectState:
             last_error_age=_since(log.error_at, at),
             at_least=at.now - log.activity.missed_at < SPAN,
             changed_at=self.status.changed_at,
+            turned_age=_since(self.status.turned_at, at),
         )
 
 
@@ -281,6 +299,7 @@ class StatusState:
     def __init__(self, at: Moment) -> None:
         self.value: bytes | Held | None = None  # None before the first read
         self.changed_at = at.unix
+        self.turned_at: float | None = None  # Unix time of a change that was seen
         self.freshness = Freshness()
         # When the status was written, by the age that was last reported.
         self._shown_written: float | None = None
@@ -308,8 +327,9 @@ class StatusState:
         if written is None or shown is None or abs(written - shown) >= DRIFT:
             self._shown_written = written
 
-    def record_change(self, at: Moment) -> None:
+    def record_change(self, at: Moment, *, is_first: bool) -> None:
         self.changed_at = at.unix
+        self.turned_at = None if is_first else at.unix
         if self.value not in BAD:
             self._reason = ("", "")
 

@@ -14,13 +14,6 @@ from bls_agent.core.errors import MissingExtraError
 
 def need_web() -> None:
     """Raise ``MissingExtraError`` unless the extra ``web`` is installed."""
-    for library in (
-        "starlette",
-        "uvicorn",
-        "sse_starlette",
-        "jinja2",
-        "argon2",
-        "jsonschema",
-    ):
+    for library in ("starlette", "uvicorn", "sse_starlette", "jinja2", "argon2"):
         if importlib.util.find_spec(library) is None:
             raise MissingExtraError("web", "the console in the browser")

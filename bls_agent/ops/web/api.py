@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -17,12 +19,13 @@ import bls_agent
 from bls_agent.assets.records import AssetSummary
 from bls_agent.console import Console
 from bls_agent.core.codec import JSONObject, encode, format_timestamp
+from bls_agent.core.errors import BlsError
 from bls_agent.core.keys import show_name
 from bls_agent.ops.fleet import ProjectView
 from bls_agent.ops.web.feeds.crawl import CrawlFeed, SeenQueue
 from bls_agent.ops.web.feeds.fleet import KINDS
 from bls_agent.ops.web.feeds.logs import encode_records
-from bls_agent.ops.web.feeds.runs import write_page
+from bls_agent.ops.web.feeds.runs import encode_event, read_page
 from bls_agent.ops.web.feeds.watch import SharedWatch, clock, later
 from bls_agent.ops.web.requests import (
     ANY_ASSET,
@@ -45,8 +48,6 @@ from bls_agent.ops.web.requests import (
 from bls_agent.ops.web.state import (
     Settlement,
     check_project,
-    existing_project,
-    forget_project,
     is_known,
     requester,
     send_command,
@@ -55,15 +56,15 @@ from bls_agent.ops.web.state import (
 )
 from bls_agent.project.console.search import LogFilter, LogSearch
 from bls_agent.project.log.reading import LogPage
-from bls_agent.project.messages import Command, LogEntry, Outcome
+from bls_agent.project.messages import Command, Outcome
 from bls_agent.project.status.intake import describe_reports
 from bls_agent.runs import RunSummary
 from bls_agent.runs.events import check_id
 from bls_agent.workers import Worker
 
-SLICE: Final = 25  # projects that are written without letting other tasks run
+SLICE: Final = 25  # projects or events that are written without letting other tasks run
 ASSETS: Final = 500  # assets that are written without letting other tasks run
-FIRST_WAIT: Final = 5.0  # seconds to wait for the first read of a list
+RECENT: Final = 200  # records among which an outcome may be that came at once
 
 
 async def _post_command(request: Request) -> Response:
@@ -83,7 +84,7 @@ async def _post_command(request: Request) -> Response:
         "source": sent.source,
         "command": sent.command,
         "args": sent.args,
-        "outcome": None if outcome is None else _describe_outcome(outcome),
+        "outcome": outcome and outcome.metadata,
     }
     return json_answer(content, 202 if outcome is None else 200)
 
@@ -93,36 +94,14 @@ async def _send_and_wait(
 ) -> tuple[Command, Outcome | None]:
     """Send a command, and read the project's log until its outcome or the deadline."""
     state = web_state(request)
-    quota = state.streams.hold(requester(request))
-    with quota, state.logs.join(asked.project) as feed:
-        with anyio.move_on_after(FIRST_WAIT):
-            await feed.begun.wait()
-        place = feed.ring.end
+    with state.streams.hold(requester(request)):
         sent = await send_command(request, asked, create=not known)
-        mark = encode(sent.id)
-        with anyio.move_on_after(asked.wait):
-            while feed.error is None and not state.closing.is_set():
-                await feed.ring.wait(place, 1.0)
-                items, _ = feed.ring.since(place)
-                place = feed.ring.end
-                for item in items:
-                    if mark in item.payload:
-                        outcome = LogEntry.decode(item.payload).outcome
-                        if outcome is not None and outcome.command_id == sent.id:
-                            return sent, outcome
+        with suppress(BlsError), anyio.move_on_after(asked.wait):
+            async for entry in state.console.follow_logs(asked.project, last=RECENT):
+                outcome = entry.outcome
+                if outcome is not None and outcome.command_id == sent.id:
+                    return sent, outcome
     return sent, None
-
-
-def _describe_outcome(outcome: Outcome) -> JSONObject:
-    fields: dict[str, Any] = {
-        "kind": outcome.kind.value,
-        "durationMs": outcome.duration_ms,
-    }
-    if outcome.truncated:
-        fields["truncated"] = outcome.truncated
-    if outcome.succeeded:
-        return {**fields, "result": outcome.result}
-    return {**fields, "error": outcome.error}
 
 
 def _commands_at(
@@ -147,7 +126,7 @@ def _commands_answer(
 
 
 def _settle_at(path: str, method: str, how: Settlement) -> Route:
-    """Queue dead letters again or discard them: one by ``id``, or with ``all=true``."""
+    """Make the route that settles commands: one by ``id``, or with ``all=true``."""
 
     async def settle(request: Request) -> Response:
         project, query = project_in_query(request.scope), request.query_params
@@ -159,7 +138,7 @@ def _settle_at(path: str, method: str, how: Settlement) -> Route:
             raise FieldError({"id": "send it, or all=true, and not both"})
         settled = await settle_commands(request, project, number or None, how)
         if number and not settled:
-            raise HTTPException(404, "no dead letter has this id")
+            raise HTTPException(404, "no command of this list has this id")
         return _commands_answer(request, project, settled)
 
     return Route(path, settle, methods=[method])
@@ -183,36 +162,7 @@ async def _get_in_hand(request: Request) -> Response:
     return json_answer({"projectName": show_name(project), "processes": processes})
 
 
-async def _delete_command(request: Request) -> Response:
-    project = project_in_query(request.scope)
-    check_project(request, project)
-    number = request.query_params.get("id", "")
-    if not number:
-        raise FieldError({"id": "it is missing"})
-    withdrawn = await settle_commands(request, project, number, "withdraw")
-    if not withdrawn:
-        raise HTTPException(404, "it does not wait: it was taken, or never sent")
-    fields = withdrawn[0].describe(web_state(request).console.redactor)
-    content = {"projectName": show_name(project), **fields}
-    return json_answer(content)
-
-
-async def _delete_project(request: Request) -> Response:
-    project = project_in_path(request.scope)
-    force = request.query_params.get("force", "false")
-    if force not in ("true", "false"):
-        raise FieldError({"force": "it has to be true or false"})
-    await existing_project(request, project)
-    deleted = await forget_project(request, project, force=force == "true")
-    content = {
-        "projectName": show_name(project),
-        "deleted": [show_name(key) for key in deleted],
-    }
-    return json_answer(content)
-
-
 async def _get_logs(request: Request) -> Response:
-    """``GET /api/logs``: newest or older records, or a search; newest ones last."""
     query = request.query_params
     limit, wanted = read_limit(query.get("limit")), read_log_filter(query)
     file_format = query.get("format", "json")
@@ -286,6 +236,7 @@ def _describe_project(view: ProjectView, elapsed: float) -> JSONObject:
         "age": later(view.age, elapsed, 3),
         "ttl": later(view.ttl, -elapsed, 3),
         "queue": view.queue,
+        "deadLetters": view.dead_letters,
         "intake": describe_reports(view.intake),
         "records": view.records,
         "lastRecordAge": later(view.last_record_age, elapsed, 3),
@@ -341,21 +292,8 @@ async def _get_runs(request: Request) -> Response:
 
 
 def _describe_run(run: RunSummary) -> JSONObject:
-    return {
-        "runId": run.run_id,
-        "state": run.state.value,
-        "length": run.length,
-        "sequence": run.sequence,
-        "firstId": run.first_id,
-        "lastId": run.last_id,
-        "startedAt": run.started_at,
-        "lastAt": run.last_at,
-        "ttl": run.ttl,
-        "task": run.task,
-        "error": run.error,
-        "source": run.source,
-        "last": run.last,
-    }
+    fields = run.to_dict().items()
+    return {re.sub("_(.)", lambda at: at[1].upper(), key): one for key, one in fields}
 
 
 async def _get_run(request: Request) -> Response:
@@ -375,10 +313,11 @@ async def _get_events(request: Request) -> Response:
     place = check_id("before", before) if before is not None else None
     place = check_id("after", after) if after is not None else place
     back = before is not None
-    written, place = await write_page(store, run_id, place, limit, back=back)
-    if not written and not await store.exists(run_id):
+    page = await read_page(store, run_id, place, limit, back=back)
+    if not page.events and not await store.exists(run_id):
         raise HTTPException(404, "there is no such run")
-    return list_answer("events", written, {"runId": run_id, "next": place})
+    written = await convert(page.events, encode_event, SLICE)
+    return list_answer("events", written, {"runId": run_id, "next": page.next})
 
 
 async def _get_assets(request: Request) -> Response:
@@ -386,8 +325,8 @@ async def _get_assets(request: Request) -> Response:
     await feed.fresh()
     written = await convert(feed.assets, _write_asset, ASSETS)
     broken = [{"id": name, "problem": str(at)} for name, at in feed.broken.items()]
-    state = asdict(feed.state) | {"problems": feed.problems}
-    return list_answer("assets", written, {"broken": broken, "sync": state})
+    head = {"broken": broken, "sync": asdict(feed.state)}
+    return list_answer("assets", written, head)
 
 
 def _write_asset(one: AssetSummary) -> bytes:
@@ -418,7 +357,6 @@ def _describe_queue(queue: SeenQueue, elapsed: float) -> JSONObject:
 
 
 async def _get_health(request: Request) -> Response:
-    """``GET /api/health``: 200 or 503; without a login, only the status."""
     state = web_state(request)
     await state.fleet.ready()
     fault = state.fleet.outage
@@ -449,7 +387,7 @@ async def _get_openapi(_: Request) -> Response:
 api_routes: Final[list[BaseRoute]] = [
     Route("/api/commands", _post_command, methods=["POST"]),
     _commands_at("/api/commands", Console.queue),
-    Route("/api/commands", _delete_command, methods=["DELETE"]),
+    _settle_at("/api/commands", "DELETE", "withdraw"),
     Route("/api/in-hand", _get_in_hand),
     _commands_at("/api/dead-letters", Console.dead_letters),
     _settle_at("/api/dead-letters/requeue", "POST", "requeue"),
@@ -457,7 +395,6 @@ api_routes: Final[list[BaseRoute]] = [
     Route("/api/logs", _get_logs),
     _list_at("/api/projects", "projects", "fleet", _describe_project, str),
     Route(f"/api/projects/{ANY_NAME}", _get_project),
-    Route(f"/api/projects/{ANY_NAME}", _delete_project, methods=["DELETE"]),
     Route("/api/changes", _get_changes),
     _list_at("/api/workers", "workers", "workers", Worker.describe),
     Route("/api/tasks", _get_tasks),

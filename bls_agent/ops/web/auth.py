@@ -36,7 +36,6 @@ _TOKEN: Final = "$token$"  # noqa: S105 - before the digest of a token
 _DIGEST: Final = re.compile(r"\$token\$[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[^:\s#][^:]{0,63}")
 TOKEN_BYTES: Final = 32
-USER_SESSIONS: Final = 50  # of one user; a new one replaces the least recently used
 
 
 def hash_password(password: str) -> str:
@@ -201,7 +200,7 @@ class Sessions:
 
     def start(self, user: str, now: float, token: str = "") -> str:
         """Begin a session with the token, or with a new one; return the token."""
-        self._make_room(user, now)
+        self._make_room()
         token = token or secrets.token_urlsafe(TOKEN_BYTES)
         self._sessions[self._digest(token)] = Session(user, now, now)
         return token
@@ -231,15 +230,9 @@ class Sessions:
         encoded = token.encode("utf-8", "surrogateescape")
         return hmac.digest(self._secret, encoded, hashlib.sha256)
 
-    def _make_room(self, user: str, now: float) -> None:
-        ended = [key for key, one in self._sessions.items() if self.is_over(one, now)]
-        left = len(self._sessions) - len(ended)
-        own = [key for key, one in self._sessions.items() if one.user == user]
-        ended += own[: max(0, len(own) - USER_SESSIONS + 1)]
-        if left >= self._most:
-            ended += list(self._sessions)[: left - self._most + 1]
-        for key in set(ended):
-            self._sessions.pop(key).over = True
+    def _make_room(self) -> None:
+        while len(self._sessions) >= self._most:
+            self._sessions.pop(next(iter(self._sessions))).over = True
 
 
 def cookie_name(*, secure: bool) -> str:

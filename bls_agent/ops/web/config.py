@@ -7,7 +7,6 @@ import binascii
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 WEBHOOK_SECRET: Final = "BLS_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
 KEY_PREFIX: Final = "whsec_"
 LEAST_KEY: Final = 24  # bytes
-IPV6: Final = 6
 LARGEST_PORT: Final = 65_535
 LONGEST_TITLE: Final = 60
 NEEDS_USERS: Final = "whoever reaches it commands the fleet, so that it needs users"
@@ -105,8 +103,7 @@ class Limits:
     """The limits for one client, and for all clients together."""
 
     body: int = 256 * 1024  # bytes of a request's body
-    url: int = 8 * 1024  # bytes of a path with its query
-    headers: int = 16 * 1024  # bytes of a request's headers
+    head: int = 24 * 1024  # bytes of a request's head that came in parts
     connections: int = 1_000  # connections that are open at one time
     requests: float = 100.0  # requests per second of a user (address before login)
     request_burst: int = 500  # requests at once before that limit applies
@@ -121,70 +118,49 @@ class Limits:
     session_idle: float = 8 * 3_600.0  # seconds without a request until a session ends
     session_lifetime: float = 7 * 86_400.0  # seconds after which any session ends
     heartbeat: float = 10.0  # seconds between two heartbeats in a quiet event stream
-    stall: float = 20.0  # seconds in which a body arrives, or a client reads an event
+    stall: float = 20.0  # seconds in which a client reads an event
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebConfig:
     """Where the local console listens, who may use it, and what it shows.
 
-    Attributes:
-        redis: URL or client, as for :class:`~bls_agent.Console`.
-        host: Address to listen at. Any address other than loopback needs users.
-        port: Port to listen at; 0 chooses a free port.
-        unix_socket: Listen at this path instead; only our user can open it.
-        users: Name → hash and roles (:func:`bls_agent.ops.web.auth.read_users`).
-            Without users, nobody logs in, and everybody who can connect is ``local``
-            and may do everything.
-        allowed_hosts: Further host names that browsers may use for the console,
-            besides its address.
-        behind_proxy: Trust ``X-Forwarded-For`` and ``X-Forwarded-Proto`` of a proxy
-            on this machine. Needs users.
-        root_path: The prefix that the proxy removes from paths, such as ``/console``.
-        certificate: PEM file with the certificate chain; the console then serves TLS.
-        private_key: PEM file with the key of the certificate.
-        webhook: The receiver of status changes; none by default.
-        keep_changes: Keep the newest 5,000 status changes in Redis, so that they
-            survive a restart of the console. Without it, the console writes nothing
-            by itself.
-        language: ``zh``, ``en`` or ``""`` for the browser's preference.
-        title: The console's name in its header and in the browser's tab, such as
-            ``生产``; at most 60 characters.
-        limits: The limits for clients.
+    Without users, nobody logs in, and everybody who can connect is ``local`` and may do
+    everything. Any address other than loopback, and a proxy, need users.
 
     Raises:
         ConfigurationError: A value is wrong, or two values contradict each other.
     """
 
-    redis: object = field(default=None, repr=False)
-    host: str = "127.0.0.1"
-    port: int = 8765
-    unix_socket: Path | None = None
+    redis: object = field(default=None, repr=False)  # as for bls_agent.Console
+    host: str = "127.0.0.1"  # an IP address
+    port: int = 8765  # 0 chooses a free port
     users: Mapping[str, User] = field(default_factory=dict[str, "User"], repr=False)
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # names of the console, besides its address
+    # Trust X-Forwarded-For and X-Forwarded-Proto of a proxy on this machine.
     behind_proxy: bool = False
-    root_path: str = ""
-    certificate: Path | None = None
-    private_key: Path | None = None
-    webhook: WebhookTarget | None = None
+    root_path: str = ""  # the prefix that the proxy removes, such as /console
+    webhook: WebhookTarget | None = None  # the receiver of status changes
+    # Keep the newest 5,000 status changes in Redis. Without it, the console writes
+    # nothing by itself.
     keep_changes: bool = False
-    language: str = ""
-    title: str = ""
+    language: str = ""  # zh, en, or "" for the browser's preference
+    title: str = ""  # the console's name in header and tab, such as 生产
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= LARGEST_PORT:
             rule = f"a port is between 0 and {LARGEST_PORT}"
             raise ConfigurationError("port", self.port, rule)
-        if not self.host or self.host != self.host.strip():
-            rule = "an address or a name of this machine"
-            raise ConfigurationError("host", self.host, rule, "Try 127.0.0.1.")
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            rule = "an IP address of this machine"
+            raise ConfigurationError(
+                "host", self.host, rule, "Try 127.0.0.1."
+            ) from None
         self._check_exposure()
         self._check_names()
-        if (self.certificate is None) != (self.private_key is None):
-            missing = "private_key" if self.private_key is None else "certificate"
-            rule = "TLS needs a certificate and its key"
-            raise ConfigurationError(missing, None, rule, "Pass both, or neither.")
         if self.language and self.language not in LANGUAGES:
             rule = f"one of {', '.join(LANGUAGES)}, or empty"
             raise ConfigurationError("language", self.language, rule)
@@ -195,7 +171,7 @@ class WebConfig:
     def _check_exposure(self) -> None:
         if self.users:
             return
-        if self.unix_socket is None and is_loopback(self.host) is False:
+        if not is_loopback(self.host):
             rule = f"others can reach this address, and {NEEDS_USERS}"
             raise ConfigurationError("host", self.host, rule, MAKE_USERS)
         if self.behind_proxy:
@@ -219,20 +195,9 @@ class WebConfig:
             rule = "it begins with a slash, ends without one, and is plain ASCII"
             raise ConfigurationError("root_path", path, rule, "Try /console.")
 
-    @property
-    def tls(self) -> bool:
-        return self.certificate is not None
 
-
-def is_loopback(host: str) -> bool | None:
-    """Return whether an address is a loopback address, ``None`` for a host name."""
-    try:
-        found = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return None
-    # Since 3.13, Python counts ::ffff:127.0.0.1 as loopback; not every system does.
-    mapped = found.version == IPV6 and found.ipv4_mapped is not None
-    return found.is_loopback and not mapped
+def is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback
 
 
 def show_host(host: str) -> str:

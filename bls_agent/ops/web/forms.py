@@ -2,14 +2,13 @@
 
 ``help`` is sent when a user asks for it; agents in other languages may not know it. The
 answer comes from a foreign process and may be anything. Without a usable schema the form
-is ``None``, and the page shows one field for all arguments. ``jsonschema`` checks the
-typed values against the agent's own schema, and the agent checks them again.
+is ``None``, and the page shows one field for all arguments. Only the agent checks the
+values against its schema; the form checks that a text is a value of its field's kind.
 
 A field has a path, such as ``order.lines.3.count``, where 3 is the number of a row. Its
 inputs are ``arg.<path>``, ``null.<path>`` (if ticked, the value is null), ``rows.<path>``
-(the numbers of a list's rows) and ``zone.<path>`` (the UTC offset of a moment). Other
-inputs are ``more`` (a JSON object of further arguments) and ``args`` (a JSON object of
-all arguments, if there are no fields).
+(the numbers of a list's rows) and ``zone.<path>`` (the UTC offset of a moment). Without
+fields, the only input is ``args`` (a JSON object of all arguments).
 """
 
 from __future__ import annotations
@@ -17,65 +16,38 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field as part
 from decimal import Decimal
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from jsonschema import Draft202012Validator, FormatChecker, ValidationError, validators
-from jsonschema.exceptions import best_match  # pyright: ignore[reportUnknownVariableType] - its stubs
-from referencing import Registry
-
-from bls_agent.core.codec import JSONObject, JSONValue, decode, encode
+from bls_agent.core.codec import JSONObject, JSONValue, decode
 from bls_agent.core.errors import DecodeError
-from bls_agent.core.values import TEXT_FORMS, TextForm
+from bls_agent.core.values import TEXT_FORMS
 from bls_agent.ops.fields import (
     LONGEST_NAME,
     MOST_FIELDS,
     Field,
     FieldKind,
-    Schema,
     read_commands,
     read_fields,
 )
 from bls_agent.ops.web.requests import FORM_FIELDS
-from bls_agent.project.messages import LogEntry
 
 HELP: Final = "help"
 MOST_ENTRIES: Final = 300
 MOST_MANUALS: Final = 500  # projects whose commands are remembered
-KEPT: Final = 600.0  # seconds for which an agent is not asked again
+KEPT: Final = 3_600.0  # seconds for which an agent is not asked again
 LONGEST_ABOUT: Final = 2_000  # characters of a command's description
 MOST_ROWS: Final = 100  # rows of one list
-MOST_REFERENCES: Final = 1_000  # references of a schema that one check may follow
 ALL: Final = "args"  # one field for all arguments
-MORE: Final = "more"  # arguments that have no field
 LONGEST_NUMBER: Final = 400  # digits; a longer number is refused
 _ABSENT: Final = object()  # nothing is sent
 _ROW: Final = re.compile(r"[0-9]{1,6}")
 _MINUTE: Final = re.compile(r"[0-9-]{10}T[0-9]{2}:[0-9]{2}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """The arguments of a command; an open form accepts further arguments."""
-
-    fields: tuple[Field, ...]
-    open: bool = False
-    schema: Schema = part(default_factory=dict[str, Any], compare=False)
-
-
-def read_form(schema: object) -> Form | None:
-    """Return a schema's form; ``None`` if it is no object of at most 50 arguments."""
-    fields = read_fields(schema)
-    if fields is None:
-        return None
-    root = cast("Schema", schema)
-    is_open = root.get("additionalProperties", False) is not False
-    return Form(fields=fields, open=is_open, schema=root)
 
 
 def path_of(name: str, around: str = "") -> str:
@@ -120,9 +92,9 @@ class Entry:
     parameters: object = None  # its JSON Schema, as the agent sent it
 
     @cached_property
-    def form(self) -> Form | None:
+    def fields(self) -> tuple[Field, ...] | None:
         """``None`` if the arguments are only JSON."""
-        return read_form(self.parameters)
+        return read_fields(self.parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +120,6 @@ def read_manual(result: JSONValue) -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.name))
 
 
-def find_manual(log: Sequence[LogEntry]) -> tuple[Entry, ...]:
-    for entry in reversed(log):
-        outcome = entry.outcome
-        if outcome is not None and outcome.succeeded and outcome.command == HELP:
-            return read_manual(outcome.result)
-    return ()
-
-
 class HelpCache:
     """Caches the answers of agents to ``help``, and that an agent did not answer."""
 
@@ -175,16 +139,10 @@ class HelpCache:
 
 
 class MisfitError(Exception):
-    """A text does not fit its field.
+    """A text does not fit its field; ``code`` names a text of the catalogue."""
 
-    ``code`` names a text of the catalogue, ``values`` fill it. ``place`` is the path
-    into a list or object, made of names and of numbers from 1.
-    """
-
-    def __init__(self, code: str, **values: object) -> None:
+    def __init__(self, code: str) -> None:
         self.code = code
-        self.values = {name: str(value) for name, value in values.items()}
-        self.place: tuple[str, ...] = ()
         super().__init__(code)
 
 
@@ -196,22 +154,14 @@ class Submission:
     errors: Mapping[str, MisfitError] = part(default_factory=dict[str, MisfitError])
 
 
-def read_submission(form: Form | None, typed: Mapping[str, str]) -> Submission:
-    """Read all inputs of a form; if it is ``None``, one field has all arguments."""
-    if form is None:
-        return _read_object(ALL, typed.get(ALL, ""), frozenset())
+def read_submission(
+    fields: Sequence[Field] | None, typed: Mapping[str, str]
+) -> Submission:
+    """Read all inputs of a form; without fields, one input has all arguments."""
+    if fields is None:
+        return _read_object(typed.get(ALL, ""))
     reading = _Reading(typed)
-    arguments = reading.read_all(form.fields)
-    errors = reading.errors
-    if form.open:
-        names = frozenset(field.name for field in form.fields)
-        more = _read_object(MORE, typed.get(MORE, ""), names)
-        arguments |= more.arguments
-        errors |= more.errors
-    for place, misfit in _find_misfits(form.schema, arguments):
-        name, misfit.place = reading.find_input(form.fields, place)
-        errors.setdefault(name, misfit)
-    return Submission(arguments=arguments, errors=errors)
+    return Submission(arguments=reading.read_all(fields), errors=reading.errors)
 
 
 class _Reading:
@@ -267,40 +217,18 @@ class _Reading:
             text.strip() for name, text in self._typed.items() if name.startswith(heads)
         )
 
-    def find_input(
-        self, fields: Sequence[Field], place: Sequence[str | int]
-    ) -> tuple[str, tuple[str, ...]]:
-        """Return the input of a value, and the place inside of what was typed there.
 
-        ``place`` is the value's path in the arguments.
-        """
-        path, item, rest = "", None, list(place)
-        while rest:
-            if item is not None:
-                path = f"{path}.{list_rows(self._typed, path)[int(rest[0])]}"
-                fields, item = item.fields, None
-            else:
-                field = next((one for one in fields if one.name == rest[0]), None)
-                if field is None:
-                    break
-                path, fields, item = path_of(field.name, path), field.fields, field.item
-            del rest[0]
-        shown = tuple(str(at + 1 if isinstance(at, int) else at) for at in rest)
-        return (f"arg.{path}" if path else MORE), shown
-
-
-def _read_object(name: str, text: str, taken: frozenset[str]) -> Submission:
+def _read_object(text: str) -> Submission:
     if not text.strip():
         return Submission()
     try:
         value = _parse_json(text)
-        if not isinstance(value, dict):
-            raise MisfitError("object")  # noqa: TRY301 - beside the other misfits
+        if isinstance(value, dict):
+            return Submission(arguments=value)
+        misfit = MisfitError("object")
     except MisfitError as error:
-        return Submission(errors={name: error})
-    if twice := sorted(taken & value.keys()):
-        return Submission(errors={name: MisfitError("twice", name=twice[0])})
-    return Submission(arguments=value)
+        misfit = error
+    return Submission(errors={ALL: misfit})
 
 
 def _parse(field: Field, text: str, zone: str) -> JSONValue:
@@ -309,7 +237,7 @@ def _parse(field: Field, text: str, zone: str) -> JSONValue:
             return text
         case FieldKind.DATE | FieldKind.MOMENT | FieldKind.UUID | FieldKind.DECIMAL:
             seconds = ":00" if _MINUTE.fullmatch(text) else ""  # browsers omit zeros
-            return f"{_half_width(text)}{seconds}{zone}"
+            return _check_text(field.kind, f"{_half_width(text)}{seconds}{zone}")
         case FieldKind.INTEGER | FieldKind.NUMBER:
             return _parse_number(field, text)
         case FieldKind.BOOLEAN:
@@ -317,7 +245,11 @@ def _parse(field: Field, text: str, zone: str) -> JSONValue:
         case FieldKind.CHOICE:
             choices = {str(place): one for place, one in enumerate(field.choices)}
         case _:
-            return _parse_json(text)
+            value = _parse_json(text)
+            wanted = _SHAPES.get(field.shape)
+            if wanted and not isinstance(value, wanted | None):
+                raise MisfitError(field.shape)
+            return value
     if text not in choices:
         raise MisfitError("choice")
     return choices[text]
@@ -331,6 +263,17 @@ def _parse_json(text: str) -> JSONValue:
         raise MisfitError(code) from None
 
 
+_SHAPES: Final[Mapping[str, type]] = {"array": list, "object": dict}
+_TEXT_FORMS: Final = {form.format: form for form in TEXT_FORMS.values()}
+
+
+def _check_text(kind: FieldKind, text: str) -> str:
+    with suppress(ValueError):  # a moment needs its zone
+        if getattr(_TEXT_FORMS[kind].read(text), "tzinfo", "") is not None:
+            return text
+    raise MisfitError(kind.value)
+
+
 def _half_width(text: str) -> str:
     """Return what was typed without the full-width digits of Chinese keyboards."""
     return unicodedata.normalize("NFKC", text[: 2 * LONGEST_NUMBER]).strip()
@@ -342,67 +285,7 @@ def _parse_number(field: Field, text: str) -> JSONValue:
         TEXT_FORMS[Decimal].read(half)
         if half.lstrip("+-").isdecimal():
             return int(half)
-        if math.isfinite(value := float(half)):
+        value = float(half)
+        if math.isfinite(value) and field.kind is FieldKind.NUMBER:
             return value
     raise MisfitError(field.kind.value)
-
-
-def _find_misfits(
-    schema: Schema, arguments: JSONObject
-) -> Iterator[tuple[Sequence[str | int], MisfitError]]:
-    """Find the values that do not fit the schema; yield the path of each.
-
-    Yields nothing for an unusable schema, because the agent checks its arguments, too.
-    """
-    references = iter(range(MOST_REFERENCES))
-
-    def follow(validator: Any, reference: Any, value: Any, schema: Any) -> Any:
-        if next(references, None) is None:  # circular schemas never end
-            raise RecursionError
-        return _WORDS["$ref"](validator, reference, value, schema)
-
-    create = cast("Any", validators).create
-    made = create({}, {**_WORDS, "$ref": follow})
-    try:  # an empty registry fetches nothing from the network
-        check = made(schema, registry=cast("Any", Registry)(), format_checker=_FORMATS)
-        found: list[Any] = [best_match([one]) for one in check.iter_errors(arguments)]
-    except Exception:  # noqa: BLE001 - a foreign schema may hold anything
-        return
-    for error in found:
-        if error.absolute_path:  # a missing argument has no path
-            yield error.absolute_path, _misfit_of(error)
-
-
-def _fits_format(form: TextForm, value: object) -> bool:
-    """Return whether a text has the format; a moment has it only with its zone."""
-    if not isinstance(value, str):
-        return True
-    return getattr(form.read(value), "tzinfo", "") is not None
-
-
-_FORMATS: Final = FormatChecker(())
-for _form in TEXT_FORMS.values():
-    _FORMATS.checks(_form.format, ValueError)(partial(_fits_format, _form))
-# A pattern may run for ever; the other left-out keywords are slow and rare.
-_WORDS: Final[Mapping[str, Any]] = {
-    word: check
-    for word, check in Draft202012Validator.VALIDATORS.items()
-    if word not in {"pattern", "patternProperties", "uniqueItems", "$dynamicRef"}
-    and not word.startswith("unevaluated")
-}
-_LIMITS: Final = {
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-    *("minLength", "maxLength", "minItems", "maxItems"),
-}
-
-
-def _misfit_of(error: ValidationError) -> MisfitError:
-    word, value = str(error.validator), cast("Any", error.validator_value)
-    if word in _LIMITS:
-        return MisfitError(word, limit=value)
-    if word in {"type", "format"} and value in [*FieldKind]:
-        return MisfitError(value)
-    if word in {"enum", "const"}:
-        choices = encode(value if word == "enum" else [value]).decode()[1:-1]
-        return MisfitError("one_of", choices=choices)
-    return MisfitError("schema", reason=error.message)

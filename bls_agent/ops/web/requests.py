@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
 
 import anyio.lowlevel
-from jsonschema import Draft202012Validator, FormatChecker
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,7 +21,6 @@ from starlette.responses import Response
 
 from bls_agent.core.codec import (
     decode,
-    decode_object,
     encode,
     encode_within,
     parse_timestamp,
@@ -54,6 +51,7 @@ DEFAULT_LOGS: Final = 200
 FILTERS: Final = ("q", "level", "since", "until", "replica", "logger")
 LONGEST_FILTER: Final = 512  # characters
 FORM_FIELDS: Final = 2_000
+LONGEST_WAIT: Final = 30  # seconds
 RETRY_AFTER: Final = "2"  # seconds, while Redis is unavailable
 
 
@@ -156,21 +154,38 @@ class CommandRequest:
 
 
 _PROJECT: Final = ("targetProjectName", "projectName")
-_FORMATS: Final = FormatChecker(())
+_Rule: TypeAlias = tuple[Callable[[Any], bool], str]
 
 
-@cache
-def _command_rules() -> dict[str, Any]:
-    """Return field → validator of its rule in ``openapi.json``."""
-    schemas: Any = decode_object(OPENAPI.read_bytes())["components"]["schemas"]
-    return {
-        name: Draft202012Validator(rule, format_checker=_FORMATS)
-        for name, rule in schemas["CommandRequest"]["properties"].items()
-    }
+def _text_of(most: int) -> _Rule:
+    def is_good(value: Any) -> bool:
+        return isinstance(value, str) and bool(value.strip()) and len(value) <= most
+
+    return is_good, f"it has to be a text of at most {most} characters, and not blank"
+
+
+def _is_wait(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= LONGEST_WAIT
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, str) and parse_timestamp(value) is not None
+
+
+_RULES: Final[Mapping[str, _Rule]] = {
+    **dict.fromkeys(_PROJECT, _text_of(512)),
+    "command": _text_of(1_000),
+    "args": (lambda value: isinstance(value, dict), "it has to be an object"),
+    "id": _text_of(200),
+    "wait": (_is_wait, f"it has to be a number from 0 to {LONGEST_WAIT}"),
+    "source": _text_of(200),
+    "timestamp": (_is_time, "it has to be a time with its zone"),
+    "record": (lambda value: isinstance(value, bool), "it has to be true or false"),
+}
 
 
 def read_command(body: bytes) -> CommandRequest:
-    """Read the body of ``POST /api/commands``, by the rules in ``openapi.json``.
+    """Read the body of ``POST /api/commands``.
 
     Raises ``FieldError``, which names every wrong field.
     """
@@ -180,13 +195,18 @@ def read_command(body: bytes) -> CommandRequest:
         raise FieldError({"body": f"it is no JSON ({error.reason})"}) from None
     if not isinstance(decoded, dict):
         raise FieldError({"body": "it has to be a JSON object"})
-    fields: dict[str, Any] = dict(decoded)
-    rules = _command_rules()
-    wrong = {name[:60]: "unknown" for name in fields.keys() - rules.keys()}
+    # Only these fields must not be null.
+    needed = {*_PROJECT, "command"}
+    fields: dict[str, Any] = {
+        name: value
+        for name, value in decoded.items()
+        if value is not None or name in needed
+    }
+    wrong = {name[:60]: "unknown" for name in fields.keys() - _RULES.keys()}
     wrong |= {
-        name: f"it has to fit {encode(rule.schema).decode()}"
-        for name, rule in rules.items()
-        if name in fields and not rule.is_valid(fields[name])
+        name: rule
+        for name, (is_good, rule) in _RULES.items()
+        if name in fields and not is_good(fields[name])
     }
     if "command" not in fields:
         wrong["command"] = "it is missing"
@@ -207,11 +227,6 @@ def read_command(body: bytes) -> CommandRequest:
         timestamp=fields.get("timestamp") or "",
         record=fields.get("record") is not False,
     )
-
-
-@_FORMATS.checks("date-time")
-def _is_time(value: object) -> bool:
-    return not isinstance(value, str) or parse_timestamp(value) is not None
 
 
 def read_limit(value: str | None) -> int:

@@ -87,7 +87,7 @@ OPERATE_IN_BODY  POST /api/commands
 OPERATE_PROJECT  POST /fragments/withdraw, DELETE /api/commands
 OPERATE_PROJECT  POST /fragments/dead/requeue, POST /api/dead-letters/requeue
 ADMIN_PROJECT    POST /fragments/dead/discard, DELETE /api/dead-letters
-ADMIN_PROJECT    POST /fragments/forget, DELETE /api/projects/{project}
+ADMIN_PROJECT    POST /fragments/forget
 SEE_QUEUE        GET /crawl/{queue}, GET /fragments/crawl/{queue}
 SEE_QUEUE        GET /fragments/failed/{queue}
 OPERATE_QUEUE    POST /fragments/requeue/{queue}
@@ -162,7 +162,6 @@ class RoleError(HTTPException):
 
 
 def route_name(method: str, path: str) -> str:
-    """Return the name of a route in the table, such as ``GET /projects/{project}``."""
     plain = re.sub(r":\w+}", "}", path)
     return f"{MORE_METHODS.get(method, method)} {plain}"
 

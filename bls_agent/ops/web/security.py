@@ -15,7 +15,6 @@ from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -26,11 +25,9 @@ _HOST: Final = re.compile(
     r"(?::(?P<port>[0-9]{1,5}))?",
 )
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 NOT_JSON: Final = "programs send JSON, with Content-Type: application/json"
 ROUNDING: Final = 1e-6  # seconds, because sums of fractions are not exact
-NETWORK: Final = 64  # bits that the IPv6 addresses of one customer share
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -64,7 +61,7 @@ class HostRule:
     Ports do not matter, because a tunnel changes them, and only names can be rebound.
     """
 
-    bound: str  # the address that we listen at, "" for a Unix socket
+    bound: str  # the address that we listen at
     names: Collection[str] = ()
 
     def allows(self, header: str) -> bool:
@@ -74,20 +71,12 @@ class HostRule:
         name = found[0]
         if name in _LOOPBACK_NAMES or name in self.names:
             return True
-        address, bound = _read_address(name), _read_address(self.bound)
-        if address is None:
-            return name == self.bound.lower()
-        # An attacker can rebind a name, but not an address.
-        return bound is not None and (bound == address or bound.is_unspecified)
-
-
-def _read_address(
-    name: str,
-) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return None
+        try:  # an attacker can rebind a name, but not an address
+            address = ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        bound = ipaddress.ip_address(self.bound)
+        return bound == address or bound.is_unspecified
 
 
 def refuse(
@@ -116,24 +105,11 @@ def refuse(
     if foreign or site == "none":
         return "it was sent by another site"
     if origin is not None:
-        same = _canonical(origin) == _canonical(own)
-        return "" if same else "its Origin is another one"
+        # Browsers write both in lower case and leave out the default port.
+        return "" if origin == own else "its Origin is another one"
     if site is None and not json:
         return NOT_JSON if data else "a form has to say its Origin"
     return ""
-
-
-def _canonical(origin: str) -> tuple[str, str, str] | str:
-    """Split an origin into scheme, host, port; an invalid one is returned unchanged."""
-    try:
-        parts = urlsplit(origin.lower())
-        found = split_host(parts.netloc)
-    except ValueError:
-        return origin
-    if found is None or parts.path or parts.query or parts.fragment:
-        return origin
-    port = found[1] or _DEFAULT_PORTS.get(parts.scheme, "")
-    return parts.scheme, found[0], port
 
 
 def local_target(path: str, *, default: str = "/") -> str:
@@ -200,24 +176,8 @@ class StreamQuota:
                 del self._open[user]
 
 
-def group_address(address: str) -> str:
-    """Return the address by which clients are counted: for IPv6, the /64 network."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.version == 4:  # noqa: PLR2004 - IPv4
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found), NETWORK), strict=False))
-
-
-_LAST: Final = frozenset({408, 429})
-
-
 def with_headers(send: Send) -> Send:
-    """Add the security headers to each response; 408 and 429 close the connection."""
+    """Add the security headers to each response."""
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -225,8 +185,6 @@ def with_headers(send: Send) -> Send:
             for name, value in HEADERS.items():
                 headers[name] = value
             headers.setdefault("cache-control", "no-store")
-            if message["status"] in _LAST:
-                headers["connection"] = "close"
         await send(message)
 
     return send_with_headers

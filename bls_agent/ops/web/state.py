@@ -99,8 +99,8 @@ class WebState:
             Verifier(config.users, at_once=limits.hashing) if config.users else None
         )
         self.names_by_hash = {one.hash: name for name, one in config.users.items()}
-        bound = "" if config.unix_socket else config.host
-        self.hosts = HostRule(bound, frozenset(map(str.lower, config.allowed_hosts)))
+        names = frozenset(map(str.lower, config.allowed_hosts))
+        self.hosts = HostRule(config.host, names)
         self.requests = Buckets(limits.request_burst, limits.requests)
         self.commands = Buckets(limits.command_burst, limits.commands)
         # Failed logins, of each address and of all addresses.
@@ -121,10 +121,6 @@ class WebState:
 def web_state(request: Request) -> WebState:
     state: WebState = request.app.state.web
     return state
-
-
-def client_address(request: Request) -> str:
-    return request.client.host if request.client and request.client.host else "unix"
 
 
 def requester(request: Request) -> str:
@@ -189,30 +185,30 @@ async def ask_help(request: Request, project: str, timeout: float) -> Outcome:
 async def settle_commands(
     request: Request, project: str, number: str | None, how: Settlement
 ) -> list[Command]:
-    """Settle the commands with an id; with ``None``, all dead letters."""
+    """Settle the commands with an id; with ``None``, all commands of the list."""
     sent_by = _count_command(request)
     console = web_state(request).console
-    if how == "withdraw":
-        withdrawn = await console.withdraw(project, number or "")
-        settled = [withdrawn] if withdrawn else []
+    if how == "withdraw" and number is None:
+        settled = await console.withdraw_all(project)
+    elif how == "withdraw":
+        settled = [*filter(None, [await console.withdraw(project, number or "")])]
     else:
         settle = console.requeue if how == "requeue" else console.discard
-        settled = await settle(project, number, all=number is None)
+        settled = await settle(
+            project, number, all=number is None, record=True, sent_by=sent_by
+        )
     if settled:
         ids = ", ".join(repr(visible(one.id)) for one in settled)
         logger.info("%s %s of %r: %s", sent_by, _SETTLED[how], project, ids)
     return settled
 
 
-async def forget_project(
-    request: Request, project: str, *, force: bool = False
-) -> list[str]:
+async def forget_project(request: Request, project: str) -> None:
     state = web_state(request)
     sent_by = _count_command(request)
-    deleted = await state.console.forget(project, force=force)
+    deleted = await state.console.forget(project)
     await state.fleet.forget(project)
     logger.info("%s deleted %d keys of %r", sent_by, len(deleted), project)
-    return deleted
 
 
 def crawl_queue(request: Request, shown: str) -> RequestQueue:

@@ -19,7 +19,7 @@ from bls_agent.core.codec import encode
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.web.auth import Session
 from bls_agent.ops.web.feeds.logs import encode_records
-from bls_agent.ops.web.feeds.runs import encode_event, make_run_card, read_pages
+from bls_agent.ops.web.feeds.runs import encode_event, make_run_card, read_page
 from bls_agent.ops.web.feeds.watch import Item, SharedWatch, clock
 from bls_agent.ops.web.requests import project_in_query, read_limit, run_in_path
 from bls_agent.ops.web.state import WebState, existing_project, requester, web_state
@@ -32,9 +32,7 @@ FIRST_WAIT = 5.0  # seconds to wait for the first read of a list
 PATIENCE = 0.3  # seconds for which streams may outlive the console
 EVENT_SIZE = 256 * 1024  # bytes of one event with records
 
-ROWS: Final = 2_000  # rows of a page; streamed text of one source fills one row
-WHOLE: Final = 12_000  # events at the start of a stream, at most
-FIRST_BYTES: Final = 8 * 1024 * 1024  # bytes of these events, approximately
+WHOLE: Final = 2_000  # events at the start of a stream, at most
 LOOK: Final = 0.2  # seconds of one wait for events, less than PATIENCE
 HEAD: Final = 2.0  # seconds between two reads of the run's state
 QUIET_HEAD: Final = 5.0  # seconds between two such reads while no event arrives
@@ -51,26 +49,15 @@ class _Stream(EventSourceResponse):
             self._ending(events),
             ping=0,  # off, because HEARTBEAT is an event of ours
             send_timeout=self._state.config.limits.stall,
-            # With these two values, the library cancels after _end_with_console does.
-            shutdown_event=anyio.Event(),
-            shutdown_grace_period=10 * PATIENCE,
+            shutdown_grace_period=PATIENCE,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._state.streams.hold(self._user):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._end_with_console, tasks.cancel_scope)
-                try:
-                    await super().__call__(scope, receive, send)
-                except* SendTimeoutError:
-                    self._state.counts["streams_stalled"] += 1
-                tasks.cancel_scope.cancel()
-
-    async def _end_with_console(self, scope: anyio.CancelScope) -> None:
-        """Cancel a stream that does not end soon after the console has closed."""
-        await self._state.closing.wait()
-        await anyio.sleep(PATIENCE)
-        scope.cancel()
+            try:
+                await super().__call__(scope, receive, send)
+            except* SendTimeoutError:
+                self._state.counts["streams_stalled"] += 1
 
     async def _ending(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield RETRY
@@ -215,19 +202,10 @@ class _RunStream:
 
     async def _newest(self) -> tuple[list[bytes], str]:
         """Write the newest events, about a page; return them and the id of the last."""
-        found: list[StreamEvent] = []
-        before, size = None, 0
-        pages = read_pages(self.state.store, self.run_id, None, WHOLE, back=True)
-        async with aclosing(pages):
-            async for page in pages:
-                found = page.events + found
-                before = page.next
-                size += sum(len(event.json) for event in page.events)
-                if size > FIRST_BYTES or count_rows(found) >= ROWS:
-                    break
-        frames = [_write_event("begin", encode({"before": before}))]
-        frames += write_followed(found)
-        return frames, found[-1].id if found else BEGINNING
+        page = await read_page(self.state.store, self.run_id, None, WHOLE, back=True)
+        frames = [_write_event("begin", encode({"before": page.next}))]
+        frames += write_followed(page.events)
+        return frames, page.events[-1].id if page.events else BEGINNING
 
     async def _follow(self, follower: Follower) -> AsyncGenerator[bytes]:
         heartbeat = self.state.config.limits.heartbeat
@@ -268,18 +246,6 @@ class _RunStream:
         if run is None:
             return NO_RUN
         return _write_event("run", encode(make_run_card(run, clock(), whole=True)))
-
-
-def count_rows(events: Sequence[StreamEvent]) -> int:
-    """Count the rows that events fill; streamed text of one source fills one row."""
-    rows = 0
-    speaking: object = None
-    for event in events:
-        speaker = [event.source] if event.name == "llm.stream" else None
-        if speaker is None or speaker != speaking:
-            rows += 1
-        speaking = speaker
-    return rows
 
 
 def write_followed(found: Sequence[Followed]) -> list[bytes]:

@@ -96,12 +96,27 @@ class CommandLists:
                 return True
         return False
 
-    async def withdraw(self, command_id: str) -> Command | None:
-        """Remove the waiting commands with an id; return one that was removed."""
-        withdrawn = None
-        for payload in await self._find(self._control, command_id):
-            if await self._pool.call(self._control, "LREM", 0, payload):
-                withdrawn = Command.peek(payload)
+    async def withdraw(self, command_id: str | None) -> list[Command]:
+        """Remove the waiting commands with an id, or all; return these, oldest first.
+
+        Each command is removed by its own request, so a command that an agent takes
+        meanwhile is not returned.
+        """
+        found = (await self._find(self._control, command_id))[::-1]
+        key = encode_key(self._control)
+        withdrawn: list[Command] = []
+        async with self._pool.to(self._control) as connection:
+            for at in range(0, len(found), PAGE):
+                payloads = found[at : at + PAGE]
+                requests = [("LREM", key, 0, payload) for payload in payloads]
+                try:
+                    replies = await connection.call_many(requests)
+                    copies = [checked_reply(one, self._control) for one in replies]
+                except RedisUnavailableError as error:
+                    error.ambiguous |= bool(withdrawn)
+                    raise
+                for payload, count in zip(payloads, copies, strict=True):
+                    withdrawn += [Command.peek(payload)] * count
         return withdrawn
 
     async def settle_dead_letters(

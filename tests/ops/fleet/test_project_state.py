@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from bls_agent import Level, Status
 from bls_agent.core.codec import format_timestamp
-from bls_agent.ops.fleet import Presence, ProjectView
+from bls_agent.ops.fleet import Condition, Presence, ProjectView
 from bls_agent.ops.fleet.log_tail import MOST
 from bls_agent.ops.fleet.project_state import (
     Activity,
@@ -50,7 +50,7 @@ class Watched:
         log = self.track.log
         looked = log.is_due(now)
         last = self.items[-1] if self.items and looked else None
-        self.track.record_lengths(self.queue, len(self.items), now)
+        self.track.record_lengths(self.queue, 0, len(self.items), now)
         wanted = log.record_newest(last, at(now), 65_536) if looked else 0
         while wanted:
             window = self.items[-wanted:]
@@ -71,6 +71,17 @@ def test_the_four_presences() -> None:
     watched = Watched()
     watched.items = [b"{}"]
     assert watched.look(0.0).presence is Presence.STALE
+
+
+def test_since_when_a_status_is_what_it_is() -> None:
+    """Known from a change that was seen, as the expiry of a frozen process."""
+    watched = Watched()
+    assert watched.look(0.0, ONLINE, 60.0).turned_age is None
+    assert watched.look(50.0, ONLINE, 10.0).turned_age is None
+    assert watched.look(60.0).turned_age == 0.0
+    assert watched.look(90.0).turned_age == 30.0
+    view = watched.look(100.0, "故障".encode(), 60.0)
+    assert (view.condition, view.turned_age) == (Condition.FAULT, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +108,7 @@ def test_keys_of_other_types() -> None:
     """A status that is no string, lists that are none: told, and no fault."""
     track = ProjectState("x", at(0.0))
     track.record_status(Held.OTHER_TYPE, None, at(0.0))
-    track.record_lengths(None, None, 0.0)
+    track.record_lengths(None, None, None, 0.0)
     assert track.log.record_newest(None, at(0.0), 1_000) == 0
     view = track.view(at(0.0))
     assert (view.status, view.status_text) == (None, "WRONGTYPE")

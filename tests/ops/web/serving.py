@@ -16,7 +16,7 @@ import orjson
 from bls_agent.ops.web.app import ConsoleApp, create_app
 from bls_agent.ops.web.auth import User
 from bls_agent.ops.web.config import WebConfig
-from bls_agent.ops.web.server import make_server, open_sockets
+from bls_agent.ops.web.server import make_server, open_socket
 
 PASSWORD = "正确 horse battery"
 OWN = "http://127.0.0.1:8765"
@@ -74,10 +74,10 @@ def served(config: WebConfig) -> Iterator[Served]:
         urls.extend(found)
         up.set()
 
-    with open_sockets(config) as sockets:
+    with open_socket(config) as channel:
         app = create_app(config)
-        server = make_server(app, sockets, ready)
-        thread = threading.Thread(target=server.run, args=(sockets,))
+        server = make_server(app, channel, ready)
+        thread = threading.Thread(target=server.run, args=([channel],))
         thread.start()
         try:
             assert up.wait(10)

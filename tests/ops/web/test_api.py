@@ -184,7 +184,7 @@ async def test_a_command_over_64_kb(
     assert not await redis.exists(f"{project}_控制", log_key(project))
 
 
-async def test_what_waits_is_listed_withdrawn_and_forgotten(
+async def test_what_waits_is_listed_and_withdrawn(
     client: httpx.AsyncClient,
     redis: Redis,
     project: str,
@@ -204,16 +204,24 @@ async def test_what_waits_is_listed_withdrawn_and_forgotten(
     program = {"content-type": "application/json"}
     one = f"{path}&id={quote('命令 1')}"
     answer = await client.delete(one, headers=program)
-    assert answer.json() == {"projectName": project, **waiting}
+    assert answer.json() == {"projectName": project, "commands": [waiting]}
     assert (await client.delete(one, headers=program)).status_code == 404
-    await redis.set(status_key(project), "在线")
-    path = f"/api/projects/{quote(project)}"
-    assert (await client.delete(path, headers=program)).status_code == 409
-    answer = await client.delete(f"{path}?force=true", headers=program)
-    assert answer.json()["deleted"] == [log_key(project), status_key(project)]
-    assert (await client.delete(path, headers=program)).status_code == 404
-    listed = (await client.get("/api/projects")).json()["projects"]
-    assert project not in {one["projectName"] for one in listed}
+    for number in "34":
+        await client.post("/api/commands", json={**body, "id": number})
+    answer = await client.delete(f"{path}&all=true", headers=program)
+    assert [one["id"] for one in answer.json()["commands"]] == ["3", "4"]
+    assert (await client.delete(f"{path}&all=true", headers=program)).status_code == 200
+    assert not await redis.exists(f"{project}_控制")
+
+
+async def eventually_counted(
+    client: httpx.AsyncClient, project: str, count: int
+) -> None:
+    """Wait until the fleet has read the number of waiting commands."""
+    with anyio.fail_after(10):
+        path = f"/api/projects/{quote(project)}"
+        while (await client.get(path)).json().get("queue") != count:
+            await anyio.sleep(0.1)
 
 
 async def test_a_page_withdraws_and_forgets(
@@ -230,10 +238,18 @@ async def test_a_page_withdraws_and_forgets(
     assert "&lt;b&gt;" in shown
     assert "<b>" not in shown
     path = f"/fragments/withdraw?{query}"
-    for said in ("was withdrawn", "is no longer in the queue"):
-        answer = await client.post(path, data={"id": "<1>"}, headers=own)
-        assert f"The command &lt;1&gt; {said}" in answer.text
+    answer = await client.post(path, data={"id": "<1>"}, headers=own)
+    assert "Withdrawn: 1" in answer.text
+    answer = await client.post(path, data={"id": "<1>"}, headers=own)
+    assert "The command &lt;1&gt; is no longer in the queue" in answer.text
     assert await redis.llen(f"{project}_控制") == 1
+    await redis.rpush(f"{project}_控制", *[f'{{"id":"{n}"}}' for n in range(30)])
+    await eventually_counted(client, project, 31)
+    shown = (await client.get(f"/fragments/queue?{query}", headers=own)).text
+    assert "<small>31</small>" in shown
+    answer = await client.post(f"{path}&all=true", headers=own, data={})
+    assert "Withdrawn: 31" in answer.text
+    assert await redis.llen(f"{project}_控制") == 0
     await redis.set(status_key(project), "在线")
     path = f"/fragments/forget?{query}"
     assert "is online" in (await client.post(path, headers=own, data={})).text
@@ -338,7 +354,7 @@ async def test_a_command_may_wait_for_its_outcome(
         )
         assert answer.status_code == 200
         outcome = answer.json()["outcome"]
-        assert (outcome["kind"], outcome["result"]) == ("succeeded", 5)
+        assert (outcome["outcome"], outcome["result"]) == ("succeeded", 5)
         assert "truncated" not in outcome
         answer = await client.post(
             "/api/commands", json={**body, "command": "list_all"}
@@ -358,7 +374,7 @@ async def test_a_command_may_wait_for_its_outcome(
         assert answer.json()["id"] == "x-1"
         answer = await client.post("/api/commands", json={**body, "args": {"a": "x"}})
         assert answer.status_code == 200
-        assert answer.json()["outcome"]["kind"] == "rejected"
+        assert answer.json()["outcome"]["outcome"] == "rejected"
         assert answer.json()["outcome"]["error"]["type"] == "ArgumentError"
         slow = {**body, "command": "sleep", "wait": 0.2}
         answer = await client.post("/api/commands", json=slow)

@@ -126,7 +126,7 @@ def test_filter_and_keyboard(browser: Any, base: str, redis: Redis) -> None:
         assert page.evaluate("document.activeElement.className") == "skip"
         page.keyboard.press("/")
         page.keyboard.type("节点_0")
-        shown = page.locator(".card:visible a")
+        shown = page.locator(".card:visible .head a")
         assert shown.count() == 10
         page.keyboard.press("ArrowDown")
         assert page.evaluate("document.activeElement.textContent") == "边缘节点_07"
@@ -193,7 +193,7 @@ def test_a_command_shows_its_outcome(  # noqa: PLR0915 - one story
         assert "从文件导入订单" in page.locator("p.about").text_content()
         assert page.get_attribute("[name='arg.limit']", "placeholder") == "默认值：100"
         page.fill("[name='arg.limit']", "12x")
-        page.fill("[name='arg.numbers']", '[1, "2"]')
+        page.fill("[name='arg.numbers']", "[1, 2")
         page.locator("[name='arg.note']").focus()
         page.keyboard.type("急")
         page.keyboard.press("Enter")
@@ -201,7 +201,7 @@ def test_a_command_shows_its_outcome(  # noqa: PLR0915 - one story
         assert looked.texts(".complaint") == [
             "必填",
             "请填写整数",
-            "条目 2：请填写整数",
+            "不是合法的 JSON",
         ]
         top = page.evaluate(
             "document.querySelector('.complaint').getBoundingClientRect().top"
@@ -209,7 +209,7 @@ def test_a_command_shows_its_outcome(  # noqa: PLR0915 - one story
         assert 0 < top < 800
         assert page.locator("[name='arg.note']").input_value() == "急"
         page.keyboard.type("orders.csv")
-        assert looked.texts(".complaint") == ["请填写整数", "条目 2：请填写整数"]
+        assert looked.texts(".complaint") == ["请填写整数", "不是合法的 JSON"]
         page.fill("[name='arg.limit']", "\uff11\uff12")
         page.fill("[name='arg.numbers']", "[1, 2]")
         assert page.locator(".complaint, [aria-invalid]").count() == 0
@@ -729,7 +729,6 @@ def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
             looked.open_project(project)
             looked.page.locator("form.command").wait_for()
             assert looked.texts("#nothing-sent") == ["未知：Redis 没有应答。"]
-            assert looked.texts(".command [role=status]") == ["未知：Redis 没有应答。"]
             looked.wait("document.querySelector('#link').dataset.state === 'away'")
             assert not looked.page.locator("#cut").is_visible()
             looked.open("/workers")
@@ -740,7 +739,7 @@ def test_redis_goes_and_comes_back(browser: Any, project: str) -> None:
             looked.open_project("另一个项目")
             looked.page.locator("[data-again]").wait_for()
             looked.open("/")
-            assert looked.texts(".card a") == [project]
+            assert looked.texts(".card .head a") == [project]
             server.restart()
             looked.page.locator("#away").wait_for(state="hidden", timeout=20_000)
             looked.wait("document.querySelector('#link').dataset.state === 'live'")
@@ -866,7 +865,7 @@ def test_workers(
         assert looked.texts(".group:not([hidden]) h2") == [
             "Backtest workers 2", "Execution nodes 1",
         ]  # fmt: skip
-        assert "2 / 5" in looked.texts(".facts dd")
+        assert {"2", "5"} <= set(looked.texts(".facts dd"))
         assert page.locator(".group img, .group b:not(.badge b)").count() == 0
         beat("heartbeat:scheduler:主调度", "error", pending_tasks=7)
         state_is(looked, "主调度", "error")

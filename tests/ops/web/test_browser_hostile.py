@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import load_texts
 from bls_agent.ops.web.config import WebConfig
+from bls_agent.ops.web.forms import read_manual
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.corpus.loader import load_commands
 from tests.ops.web.browsers import Foreign, Watched, looking, record
@@ -49,7 +51,7 @@ def odd_types() -> list[bytes]:
     ]
 
 
-def manual() -> bytes:
+def manual() -> list[Any]:
     """Write an answer to help in which everything is hostile."""
     schema = {
         f"p{number}": {
@@ -60,7 +62,7 @@ def manual() -> bytes:
         }
         for number, text in enumerate(TEXTS)
     } | {"choice": {"enum": TEXTS, "description": TEXTS[0]}}
-    told = [
+    return [
         {
             "name": "all",
             "description": "\n".join(TEXTS),
@@ -75,14 +77,6 @@ def manual() -> bytes:
             for text in TEXTS
         ),
     ]
-    return record(
-        "x",
-        command="help",
-        commandId="h",
-        outcome="succeeded",
-        durationMs=1,
-        result=told,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +99,13 @@ def base(browser: Any) -> Iterator[str]:
         for item in load_commands():
             if not item.slow:
                 project.log(item.payload[:100_000])
-        project.log(manual())
         Foreign(redis, ODD).log(*odd_types())
         redis.set("订单系统_项目状态".encode("gbk"), "在线")
         redis.rpush("订单系统_项目控制台".encode("gbk"), record("GBK"))
         redis.set("../..//a?b#c_项目状态", "在线")
         with served(WebConfig(redis=server.url, port=0)) as console:
+            known = read_manual(manual())
+            console.app.web.manuals.put(NAME, known, time.monotonic())
             yield console.url
 
 
@@ -191,7 +186,7 @@ def test_every_hostile_name_has_a_page(browser: Any, base: str) -> None:
     with looking(browser, base, expected=("404",)) as looked:
         looked.open("/")
         looked.wait("(n) => document.querySelectorAll('.card').length > n", len(TEXTS))
-        links = looked.page.locator(".card a")
+        links = looked.page.locator(".card .head a")
         found = links.evaluate_all(
             "(all) => all.map((one) => [one.getAttribute('href'), one.textContent])"
         )

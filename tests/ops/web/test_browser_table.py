@@ -49,6 +49,8 @@ def test_the_table_is_sorted_grouped_and_live(  # noqa: PLR0915 - one story
     fleet["batch/结算"].log(*[record("连接被拒绝", "error", 10)] * 5)
     redis.rpush("order-2_控制", b"{}", b"{}")
     fleet["支付网关"].status("故障")
+    letter = b'{"id":"d","command":"\xe5\xaf\xbc","timestamp":"2026-01-12T04:05:06Z"}'
+    redis.rpush("bls_agent:{batch/导入_控制}:dead", letter, b"{}")
     with looking(browser, base, language="en") as looked:
         page = looked.page
 
@@ -62,20 +64,20 @@ def test_the_table_is_sorted_grouped_and_live(  # noqa: PLR0915 - one story
         looked.open("/")
         looked.wait("document.querySelectorAll('.card').length === 6")
         page.click("#view")
-        worst = ["支付网关", "batch/结算", "order-2"]
-        names_are(*worst, "batch/导入", "order-1", "order-10")
+        worst = ["支付网关", "batch/导入", "batch/结算", "order-2"]
+        names_are(*worst, "order-1", "order-10")
         assert page.locator("[data-column=queue]").get_attribute("aria-sort") == "none"
         page.click("[data-column=queue] button")
         names_are(
-            "order-2", "支付网关", "batch/结算", "batch/导入", "order-1", "order-10"
+            "order-2", "支付网关", "batch/导入", "batch/结算", "order-1", "order-10"
         )
         page.click("[data-column=name] button")
         names_are(
-            "batch/导入", "batch/结算", "order-1", "order-10", "order-2", "支付网关"
+            "batch/导入", "batch/结算", "order-1", "order-2", "order-10", "支付网关"
         )
         page.click("[data-column=name] button")
         names_are(
-            "支付网关", "order-2", "order-10", "order-1", "batch/结算", "batch/导入"
+            "支付网关", "order-10", "order-2", "order-1", "batch/结算", "batch/导入"
         )
         page.click("#group")
         heads = page.locator(".group-head:visible bdi")
@@ -86,7 +88,7 @@ def test_the_table_is_sorted_grouped_and_live(  # noqa: PLR0915 - one story
         page.fill("#search", "order")
         assert heads.all_text_contents() == ["order-*"]
         page.locator(".group-head button:visible").click()
-        names_are("order-2", "order-10", "order-1")
+        names_are("order-10", "order-2", "order-1")
         page.click(".chip[data-chip=online]")
         for part in (
             "view=table",
@@ -98,23 +100,29 @@ def test_the_table_is_sorted_grouped_and_live(  # noqa: PLR0915 - one story
             assert part in page.url
         page.click("text=中文")
         page.wait_for_url("**lang=zh**")
-        names_are("order-2", "order-10", "order-1")
+        names_are("order-10", "order-2", "order-1")
         assert page.locator("#search").input_value() == "order"
         fleet["order-10"].status("报错")
         names_are("order-2", "order-1")
         fleet["order-10"].status("在线")
         fleet["order-10"].log(record("新的错误", "error"))
-        names_are("order-2", "order-10", "order-1")
+        names_are("order-10", "order-2", "order-1")
         looked.wait(
             "() => [...document.querySelectorAll('.entry .last bdi')].some((one) => one.textContent === '新的错误')"
         )
         looked.open("/")
         names_are(
-            "支付网关", "batch/结算", "order-10", "order-2", "batch/导入", "order-1"
+            "支付网关", "batch/导入", "batch/结算", "order-10", "order-2", "order-1"
         )
         page.keyboard.press("j")
         page.keyboard.press("ArrowDown")
-        assert page.evaluate("document.activeElement.textContent") == "batch/结算"
+        assert page.evaluate("document.activeElement.textContent") == "batch/导入"
+        assert page.locator(".entry .dead a:visible").all_text_contents() == ["2"]
+        page.click("[data-view=table] #view, #view")
+        page.locator(".card .dead a:visible").click()
+        page.wait_for_url("**#dead")
+        assert "下发于" in page.locator("#dead .facts").last.text_content()
+        page.go_back()
         cases = ["order-eu-1", "order-us", "batch/a", "batch/b", "worker1", "worker22"]
         assert page.evaluate(GROUPS, [*cases, "单独"]) == [
             "order-*", "order-*", "batch/", "batch/", "worker*", "worker*", "",

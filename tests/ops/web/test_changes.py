@@ -322,20 +322,17 @@ async def test_statuses_that_vanish_together_are_no_changes() -> None:
         names = await a_fleet(server)
         app = create_app(WebConfig(redis=server.url))
         async with asking(app):
-            views = app.web.fleet.found
-            await eventually(lambda: len(views) == 5)
+
+            def conditions() -> set[Condition]:
+                return {view.condition for view in app.web.fleet.found.values()}
+
+            await eventually(lambda: len(app.web.fleet.found) == 5)
             async with Redis.from_url(server.url, protocol=2) as redis:
                 await redis.flushall()
-            await eventually(
-                lambda: {view.condition for view in views.values()} == {Condition.STALE}
-            )
+            await eventually(lambda: conditions() == {Condition.STALE})
             await anyio.sleep(2 * changes.MISSING_FOR)
             await say(server, names)
-            await eventually(
-                lambda: (
-                    {view.condition for view in views.values()} == {Condition.ONLINE}
-                )
-            )
+            await eventually(lambda: conditions() == {Condition.ONLINE})
             await anyio.sleep(4 * changes.TICK)
             assert turns(app) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,9 @@ from tests.ops.web.serving import USERS
         {},
         {"host": "::1"},
         {"host": "127.0.0.2", "port": 0},
-        {"host": "localhost"},
         {"host": "0.0.0.0", "users": USERS},
         {"host": "::", "users": USERS},
         {"host": "192.168.1.5", "users": USERS},
-        {"unix_socket": Path("/run/console.sock")},
         {"behind_proxy": True, "users": USERS, "allowed_hosts": ("console.example",)},
         {"root_path": "/console"},
         {"root_path": "/a/b", "language": "zh", "title": "生产 · 华东"},
@@ -40,8 +37,8 @@ def test_a_good_configuration(options: dict[str, Any]) -> None:
         ({"host": "::"}, "host"),
         ({"host": "192.168.1.5"}, "host"),
         ({"host": "8.8.8.8"}, "host"),
-        ({"host": "::ffff:127.0.0.1"}, "host"),  # what that means, systems disagree on
         ({"host": ""}, "host"),
+        ({"host": "localhost"}, "host"),
         ({"host": " 127.0.0.1"}, "host"),
         ({"behind_proxy": True}, "behind_proxy"),
         ({"allowed_hosts": ("console.example",)}, "allowed_hosts"),
@@ -58,8 +55,6 @@ def test_a_good_configuration(options: dict[str, Any]) -> None:
         ({"language": "de"}, "language"),
         ({"title": "x" * 61}, "title"),
         ({"title": "生\n产"}, "title"),
-        ({"certificate": Path("a.pem")}, "private_key"),
-        ({"private_key": Path("a.pem")}, "certificate"),
     ],
 )
 def test_a_wrong_configuration_is_refused(options: dict[str, Any], name: str) -> None:
@@ -85,8 +80,7 @@ def test_secrets_stay_out_of_the_repr() -> None:
 
 def test_addresses() -> None:
     """Loopback or not, and how they stand in a URL."""
-    assert is_loopback("[::1]") is True
+    assert is_loopback("::1") is True
     assert is_loopback("10.0.0.1") is False
-    assert is_loopback("localhost") is None
     assert show_host("::1") == "[::1]"
     assert show_host("127.0.0.1") == "127.0.0.1"

@@ -125,7 +125,7 @@ def test_the_documents_name_the_policy(page: str) -> None:
     limits = Limits()
     for bound in (
         f"{limits.body // 1024} KiB",
-        f"{limits.url // 1024} KiB · {limits.headers // 1024} KiB",
+        f"{limits.head // 1024} KiB",
         f"{limits.user_streams} · {limits.streams}",
         f"{limits.connections:,}",
         f"{limits.sessions:,} · 4,096",
@@ -216,26 +216,6 @@ async def test_another_site_commands_nothing(
         )
         assert answer.status_code == 403
     assert await redis.exists(f"{project}_项目状态")
-    assert await sent(redis, project) == 0
-
-
-@pytest.mark.parametrize("other", ["http://evil.example", OWN])
-@pytest.mark.parametrize("name", ["origin", "sec-fetch-site", "content-type"])
-async def test_a_header_that_decides_comes_once(
-    client: httpx.AsyncClient, redis: Redis, project: str, name: str, other: str
-) -> None:
-    """Whoever stands in front may have looked at the other one."""
-    await seed(redis, project)
-    told = {
-        "origin": OWN,
-        "sec-fetch-site": "same-origin",
-        "content-type": "application/json",
-    }
-    body = f'{{"targetProjectName": "{project}", "command": "reload"}}'.encode()
-    headers = [*told.items(), (name, told[name] if other == OWN else other)]
-    answer = await client.post("/api/commands", content=body, headers=headers)
-    assert answer.status_code == 400
-    assert answer.headers["connection"] == "close"
     assert await sent(redis, project) == 0
 
 
@@ -484,7 +464,7 @@ async def test_a_program_logs_in_with_every_request(
 
 
 async def test_a_body_has_bounds(redis_url: str, redis: Redis, project: str) -> None:
-    """By its word, and by its bytes when it gives no word or lies."""
+    """By its length, which has to be there."""
     await seed(redis, project)
     limits = Limits(body=1_000)
     async with console_of(redis_url, limits=limits) as client:
@@ -500,25 +480,15 @@ async def test_a_body_has_bounds(redis_url: str, redis: Redis, project: str) -> 
             content = body % (project.encode(), b"x" * size)
             answer = await client.post("/api/commands", content=content, headers=kind)
             assert answer.status_code == status
-            answer = await client.post(
-                "/api/commands", content=chunks(size), headers=kind
-            )
-            assert answer.status_code == status
+        answer = await client.post("/api/commands", content=chunks(10), headers=kind)
+        assert answer.status_code == 411
         headers = kind | {"content-length": "9" * 100}
         answer = await client.post("/api/commands", content=b"{}", headers=headers)
         assert answer.status_code == 413
         form = {"user": "a" * 2_000}
         answer = await client.post("/login", data=form, headers={"origin": OWN})
         assert answer.status_code == 413
-    assert await sent(redis, project) == 2
-
-
-async def test_addresses_and_headers_have_bounds(client: httpx.AsyncClient) -> None:
-    """414 and 431."""
-    assert (await client.get("/api/logs?x=" + "a" * 9_000)).status_code == 414
-    assert (await client.get("/" + "a" * 9_000)).status_code == 414
-    answer = await client.get("/api/health", headers={"x-long": "a" * 20_000})
-    assert answer.status_code == 431
+    assert await sent(redis, project) == 1
 
 
 async def test_requests_have_a_rate(redis_url: str) -> None:

@@ -13,31 +13,31 @@ from hypothesis import given, strategies as st
 from pydantic import BaseModel
 
 from bls_agent.core.codec import JSONValue, decode, encode
-from bls_agent.ops.fields import MOST_FIELDS, Field, FieldKind, list_nested
+from bls_agent.ops.fields import MOST_FIELDS, Field, FieldKind, list_nested, read_fields
 from bls_agent.ops.web.forms import (
     MOST_ROWS,
-    Form,
     change_rows,
     is_full,
     list_rows,
-    read_form,
     read_submission,
 )
 from bls_agent.ops.web.requests import FORM_FIELDS
 from bls_agent.project.commands.router import Router, add_builtins
 
 
-def form_of(properties: dict[str, Any], *required: str, **more: Any) -> Form:
+def fields_of(
+    properties: dict[str, Any], *required: str, **more: Any
+) -> tuple[Field, ...]:
     """Read a schema that is good."""
     told = {"type": "object", "properties": properties, "required": list(required)}
-    form = read_form({"additionalProperties": False, **told, **more})
-    assert form is not None
-    return form
+    fields = read_fields(told | more)
+    assert fields is not None
+    return fields
 
 
 def one(schema: Any, *, required: bool = False) -> Field:
     """Read the field of one argument."""
-    return form_of({"a": schema}, *(["a"] if required else [])).fields[0]
+    return fields_of({"a": schema}, *(["a"] if required else []))[0]
 
 
 def show_value(field: Field, value: JSONValue) -> str:
@@ -59,8 +59,8 @@ ABSENT: Any = "nothing is sent"
 
 def typed(schema: Any, text: str, *, required: bool = False, null: bool = False) -> Any:
     """Type a text into the field: its value, ABSENT, or the code of what is wrong."""
-    form = form_of({"a": schema}, *(["a"] if required else []))
-    told = read_submission(form, {"arg.a": text, "null.a": "1" if null else ""})
+    fields = fields_of({"a": schema}, *(["a"] if required else []))
+    told = read_submission(fields, {"arg.a": text, "null.a": "1" if null else ""})
     if told.errors:
         assert set(told.errors) == {"arg.a"}
         return told.errors["arg.a"].code
@@ -117,16 +117,7 @@ def test_kind_of_field(schema: Any, kind: str, nullable: bool) -> None:
         ({"type": "integer"}, "1_000", "integer"),
         ({"type": "integer"}, "一", "integer"),
         ({"type": "integer"}, "9" * 5_000, "integer"),
-        ({"type": "integer", "minimum": 1}, "0", "minimum"),
-        ({"type": "integer", "maximum": 5}, "6", "maximum"),
-        ({"type": "integer", "exclusiveMinimum": 1}, "1", "exclusiveMinimum"),
-        ({"type": "integer", "exclusiveMaximum": 5}, "5", "exclusiveMaximum"),
-        (
-            {"type": "integer", "minimum": 0, "exclusiveMinimum": 0},
-            "0",
-            "exclusiveMinimum",
-        ),
-        ({"type": "integer", "minimum": 3, "exclusiveMinimum": 0}, "2", "minimum"),
+        ({"type": "integer", "minimum": 13}, "12", 12),  # the agent's to refuse
         ({"type": "integer", "minimum": "x", "maximum": True}, "12", 12),
         ({"type": "integer", "maximum": 10**400}, "12", 12),
         ({"type": "number"}, "1.5", 1.5),
@@ -135,15 +126,12 @@ def test_kind_of_field(schema: Any, kind: str, nullable: bool) -> None:
         ({"type": "number"}, "1e999", "number"),
         ({"type": "number"}, "nan", "number"),
         ({"type": "number"}, "inf", "number"),
-        ({"type": "number", "maximum": 0.5}, "0.75", "maximum"),
         ({"type": "boolean"}, "true", True),
         ({"type": "boolean"}, "false", False),
         ({"type": "boolean"}, "yes", "choice"),
         ({"type": "string"}, "", ABSENT),
         ({"type": "string"}, "  ", "  "),
         ({"type": "string"}, "one\r\ntwo", "one\ntwo"),
-        ({"type": "string", "minLength": 3}, "ab", "minLength"),
-        ({"type": "string", "maxLength": 3}, "abcd", "maxLength"),
         ({"enum": ["a", 1, None]}, "1", 1),
         ({"enum": ["a", 1, None]}, "2", None),
         ({"enum": ["a", 1, None]}, "3", "choice"),
@@ -162,89 +150,6 @@ def test_kind_of_field(schema: Any, kind: str, nullable: bool) -> None:
 def test_what_was_typed(schema: Any, text: str, value: Any) -> None:
     """A text is read as its field says, or the fault is named."""
     assert typed(schema, text) == value
-
-
-MATRIX = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
-FLAGS = {"type": "object", "additionalProperties": {"type": "boolean"}}
-COUNTS = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
-
-
-@pytest.mark.parametrize(
-    ("items", "text", "place", "code"),
-    [
-        ({"type": "integer"}, "[1, 2]", (), ""),
-        ({"type": "integer"}, '[1, "x"]', ("2",), "integer"),
-        ({"type": "integer"}, "[true]", ("1",), "integer"),
-        ({"type": "integer", "maximum": 5}, "[1, 6]", ("2",), "maximum"),
-        ({"type": "number"}, "[1, 1.5]", (), ""),
-        ({"type": "string"}, "[1]", ("1",), "string"),
-        ({"type": "string", "minLength": 2}, '["ab", "c"]', ("2",), "minLength"),
-        (FLAGS, '[{"a": 0}]', ("1", "a"), "boolean"),
-        ({"enum": [*range(300)]}, "[300]", ("1",), "one_of"),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "[null, 1]", (), ""),
-        (MATRIX["items"], "[[1], [2, null]]", ("2", "2"), "number"),
-        (MATRIX["items"], "[[1], {}]", ("2",), "array"),
-        (COUNTS, '[{"苹果": -1}]', ("1", "苹果"), "minimum"),
-        ({"$ref": "#/$defs/Order"}, '[1, "x"]', (), ""),
-        (True, '[1, "x"]', (), ""),
-    ],
-    ids=str,
-)
-def test_items_of_lists(
-    items: Any, text: str, place: tuple[str, ...], code: str
-) -> None:
-    """Each item of a list fits its schema, or the first that does not is named."""
-    told = read_submission(
-        form_of({"a": {"type": "array", "items": items}}), {"arg.a": text}
-    )
-    found = [(fault.place, fault.code) for fault in told.errors.values()]
-    assert found == ([(place, code)] if code else [])
-
-
-DEFINED = {
-    "Mode": {"enum": ["fast", "safe"], "title": "How"},
-    "Alias": {"$ref": "#/$defs/Mode"},
-    "Address": {
-        "type": "object",
-        "properties": {"city": {"type": "string", "minLength": 2}},
-        "required": ["city"],
-        "additionalProperties": {"type": "string"},
-    },
-    "Circle": {"$ref": "#/$defs/Circle"},
-    "L9": {},
-    **{
-        f"L{n}": {"allOf": [{"$ref": f"#/$defs/L{n + 1}"}] * 9} for n in range(9)
-    },  # nine to the ninth references
-}
-
-
-@pytest.mark.parametrize(
-    ("schema", "text", "found"),
-    [
-        ({"$ref": "#/$defs/Mode"}, "1", "safe"),
-        ({"$ref": "#/$defs/Alias"}, "2", "choice"),
-        ({"anyOf": [{"$ref": "#/$defs/Mode"}, {"type": "null"}]}, "0", "fast"),
-        ({"$ref": "#/$defs/Address"}, '{"city": "Bern"}', {"city": "Bern"}),
-        ({"$ref": "#/$defs/Address"}, '{"city": "B"}', "minLength"),
-        ({"$ref": "#/$defs/Address"}, "{}", "schema"),
-        ({"$ref": "#/$defs/Address"}, "[]", "object"),
-        ({"anyOf": [{"type": "integer"}, {"type": "array"}]}, '"x"', "schema"),
-        ({"oneOf": [{"minimum": 3}, {"maximum": 5}]}, "4", "schema"),
-        ({"$ref": "#/$defs/Missing"}, "7", 7),
-        ({"$ref": "#/$defs/Circle"}, "7", 7),
-        ({"$ref": "#/$defs/L0"}, "7", 7),
-        ({"$ref": "http://127.0.0.1:1/schema"}, "7", 7),
-        ({"$ref": 7}, "7", 7),
-        ({"pattern": "(a+)+$"}, f'"{"a" * 40}!"', "a" * 40 + "!"),
-    ],
-    ids=str,
-)
-def test_references_are_followed(schema: Any, text: str, found: Any) -> None:
-    """Within the agent's own schema; one that cannot be used is the agent's to check."""
-    form = form_of({"a": schema}, **{"$defs": DEFINED})
-    told = read_submission(form, {"arg.a": text})
-    codes: list[Any] = [error.code for error in told.errors.values()]
-    assert (codes or [told.arguments.get("a")]) == [found]
 
 
 ORDER: dict[str, Any] = {
@@ -294,34 +199,24 @@ UUID_TEXT = "6f1c2a9e-0d4b-4a55-9b1e-2f7d8c3a6e10"
         ({"null.gift": "1", "arg.gift.count": "x"}, {"order": {"lines": []}, "gift": None}),
         ({"arg.gift.sku": "茶"}, {"order": {"lines": []}, "gift": {"sku": "茶"}}),
         ({"arg.a~1b~0.sku": "茶"}, {"order": {"lines": []}, "a.b~": {"sku": "茶"}}),
-        ({"arg.gift.count": "1"}, [("arg.gift.sku", "required", ())]),
-        ({"arg.order.id": "7"}, [("arg.order.id", "uuid", ())]),
-        ({"arg.order.day": "2026-02-30"}, [("arg.order.day", "date", ())]),
-        ({"arg.order.due": "2026-01-31T08:30:15"}, [("arg.order.due", "date-time", ())]),
-        ({"arg.gift.sku": "茶", "arg.gift.price": "1,5"}, [("arg.gift.price", "decimal", ())]),
-        (
-            {"rows.order.lines": "7 2", "arg.order.lines.7.sku": "茶", "arg.order.lines.2.sku": "米",
-             "arg.order.lines.2.count": "0"},
-            [("arg.order.lines.2.count", "minimum", ())],
-        ),
-        ({"rows.order.lines": "0"}, [("arg.order.lines.0.sku", "required", ())]),
-        (
-            {"rows.order.lines": "0 1 2", **{f"arg.order.lines.{n}.sku": "茶" for n in range(3)}},
-            [("arg.order.lines", "maxItems", ())],
-        ),
-        ({"rows.order.days": "0", "arg.order.days.0": "2026-01-31"}, [("arg.order.days", "minItems", ())]),
+        ({"arg.gift.count": "1"}, [("arg.gift.sku", "required")]),
+        ({"arg.order.id": "7"}, [("arg.order.id", "uuid")]),
+        ({"arg.order.day": "2026-02-30"}, [("arg.order.day", "date")]),
+        ({"arg.order.due": "2026-01-31T08:30:15"}, [("arg.order.due", "date-time")]),
+        ({"arg.gift.sku": "茶", "arg.gift.price": "1,5"}, [("arg.gift.price", "decimal")]),
+        ({"rows.order.lines": "0"}, [("arg.order.lines.0.sku", "required")]),
         (
             {"rows.order.days": "5 4", "arg.order.days.5": "2026-01-31", "arg.order.days.4": "?"},
-            [("arg.order.days.4", "date", ())],
+            [("arg.order.days.4", "date")],
         ),
     ],
     ids=str,
 )  # fmt: skip
 def test_nested_fields(texts: dict[str, str], found: Any) -> None:
     """Objects have fields, lists rows; an error stands at the input that is wrong."""
-    form = form_of(ORDER, "order", **{"$defs": ORDERS})
-    read = read_submission(form, texts)
-    errors = [(name, one.code, one.place) for name, one in read.errors.items()]
+    fields = fields_of(ORDER, "order", **{"$defs": ORDERS})
+    read = read_submission(fields, texts)
+    errors = [(name, one.code) for name, one in read.errors.items()]
     assert (errors or read.arguments) == found
 
 
@@ -335,8 +230,8 @@ def test_a_reference_that_leads_back_is_json() -> None:
             "all": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
         },
     }
-    form = form_of({"a": {"$ref": "#/$defs/Node"}}, **{"$defs": {"Node": node}})
-    kinds = [(path, field.kind.value) for path, field in list_nested(form.fields)]
+    fields = fields_of({"a": {"$ref": "#/$defs/Node"}}, **{"$defs": {"Node": node}})
+    kinds = [(path, field.kind.value) for path, field in list_nested(fields)]
     assert kinds == [
         ("a", "object"),
         ("a.name", "string"),
@@ -353,8 +248,8 @@ def test_a_schema_that_grows_is_cut() -> None:
         }
         for n in range(7)
     }
-    form = form_of({"a": {"$ref": "#/$defs/L0"}}, **{"$defs": levels})
-    assert len(list(list_nested(form.fields))) <= MOST_FIELDS
+    fields = fields_of({"a": {"$ref": "#/$defs/L0"}}, **{"$defs": levels})
+    assert len(list(list_nested(fields))) <= MOST_FIELDS
 
 
 def test_rows_come_and_go() -> None:
@@ -372,14 +267,6 @@ def test_rows_come_and_go() -> None:
     assert not is_full(inputs)
 
 
-def test_a_misfit_of_a_further_argument_stands_at_its_input() -> None:
-    """It has no field of its own; the place names it."""
-    form = form_of({"a": {}}, additionalProperties={"type": "integer"})
-    told = read_submission(form, {"more": '{"b": [1]}'})
-    assert told.errors["more"].code == "integer"
-    assert told.errors["more"].place == ("b",)
-
-
 def test_required_fields() -> None:
     """What is needed has to be there; an empty text is taken for a mistake."""
     assert typed({"type": "integer"}, " ", required=True) == "required"
@@ -388,17 +275,6 @@ def test_required_fields() -> None:
     nullable = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
     assert typed(nullable, "12", null=True) is None
     assert typed(nullable, "12") == 12
-
-
-def test_open_commands_take_more() -> None:
-    """Arguments without a field come as an object, and not under a name that has one."""
-    form = form_of({"a": {"type": "integer"}}, additionalProperties=True)
-    assert form.open
-    told = read_submission(form, {"arg.a": "1", "more": '{"b": 2}'})
-    assert told.arguments == {"a": 1, "b": 2}
-    twice = read_submission(form, {"arg.a": "1", "more": '{"a": 2}'})
-    assert twice.errors["more"].code == "twice"
-    assert twice.errors["more"].values == {"name": "a"}
 
 
 def test_plain_json() -> None:
@@ -431,7 +307,7 @@ def test_plain_json() -> None:
 )
 def test_what_is_no_form(schema: Any) -> None:
     """What is no object of few printable names gets one field for JSON."""
-    assert read_form(schema) is None
+    assert read_fields(schema) is None
 
 
 @dataclass
@@ -480,12 +356,12 @@ def test_the_forms_of_data_classes_and_of_models_are_alike() -> None:
         place.__annotations__ = {"order": kind, "tea": kind | None}
         router.add(kind.__name__, place, place)
         handler: Any = router.find(kind.__name__)
-        form = read_form(decode(encode(handler.describe()))["parameters"])  # type: ignore[index,call-overload]
-        assert form is not None
+        fields = read_fields(decode(encode(handler.describe()))["parameters"])  # type: ignore[index,call-overload]
+        assert fields is not None
         shapes.append(
             [
                 (path, one.kind, one.required, one.nullable, one.default)
-                for path, one in list_nested(form.fields)
+                for path, one in list_nested(fields)
             ]
         )
     assert shapes[0] == shapes[1]
@@ -532,10 +408,10 @@ anything = st.recursive(
 @given(schema=anything, texts=st.dictionaries(st.text(max_size=6), st.text(max_size=9)))
 def test_any_schema_gives_a_form_or_none(schema: Any, texts: dict[str, str]) -> None:
     """Whatever comes as a schema or as a text: nothing raises."""
-    form = read_form(schema)
-    names = [field.name for field in form.fields] if form else []
+    fields = read_fields(schema)
+    names = [field.name for field in fields or ()]
     filled = texts | dict(zip((f"arg.{name}" for name in names), texts.values()))  # noqa: B905 - as far as there are texts
-    told = read_submission(form, filled)
+    told = read_submission(fields, filled)
     encode(told.arguments)
 
 
@@ -588,14 +464,14 @@ def test_the_agents_own_help_gives_forms() -> None:
     told: Any = decode(
         encode([handler.describe() for handler in router.list_handlers()])
     )
-    forms = {entry["name"]: read_form(entry["parameters"]) for entry in told}
-    form = forms["ship"]
-    assert form is not None
-    kinds = [(field.name, field.kind.value, field.required) for field in form.fields]
+    forms = {entry["name"]: read_fields(entry["parameters"]) for entry in told}
+    fields = forms["ship"]
+    assert fields is not None
+    kinds = [(field.name, field.kind.value, field.required) for field in fields]
     assert kinds == [
         ("number", "integer", True),
         ("mode", "choice", False),
         ("note", "string", False),
     ]
-    assert [field.shown_default for field in form.fields] == ["", "fast", "null"]
-    assert forms["ping"] == Form(fields=())
+    assert [field.shown_default for field in fields] == ["", "fast", "null"]
+    assert forms["ping"] == ()

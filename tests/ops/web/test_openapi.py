@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
-import anyio
 import httpx2 as httpx
 import orjson
 import pytest
@@ -71,7 +69,7 @@ def test_every_reference_leads_somewhere() -> None:
     }
     assert used == defined
     schemas = components["schemas"]
-    kinds = schemas["Outcome"]["properties"]["kind"]["enum"]
+    kinds = schemas["Outcome"]["properties"]["outcome"]["enum"]
     assert kinds == [kind.value for kind in OutcomeKind]
     turned = schemas["StatusChange"]["properties"]
     assert turned["to"]["enum"] == [*Condition, None]
@@ -147,8 +145,8 @@ async def test_every_status_happens(  # noqa: PLR0915 - one story
     await look(headers={"sec-fetch-site": "cross-site"})
     await look(headers={"host": "evil.example"})
     await look(headers={"content-length": "999999"}, content=b"")
-    await look(headers={"x-long": "x" * 17_000})
-    await look(config={"limits": Limits(url=1)})
+    if op[0] != "GET":
+        await look(headers={"transfer-encoding": "chunked"})
     await look(config={"limits": Limits(request_burst=1, requests=0.01)}, times=2)
 
     with monkeypatch.context() as patch:
@@ -159,9 +157,6 @@ async def test_every_status_happens(  # noqa: PLR0915 - one story
     if op == ("POST", "/api/commands"):
         await look(json={})
         await look(content=b"x", headers={"content-type": "text/plain", "origin": OWN})
-        kind = {"content-type": "application/json"}
-        slow = {"limits": Limits(stall=0.05)}
-        await look(config=slow, content=never(), headers=kind)
         async with ProjectAgent(project, redis=redis_url) as agent:
             await agent.ready(10)
             body = {"targetProjectName": project, "command": "ping", "wait": 10}
@@ -172,9 +167,6 @@ async def test_every_status_happens(  # noqa: PLR0915 - one story
     if op[0] != "GET" and op[1] in LISTS:
         for key in (f"{project}_控制", f"bls_agent:{{{project}_控制}}:dead"):
             await redis.rpush(key, '{"id": "x", "command": "x"}')
-    if op == ("DELETE", "/api/projects/{project}"):
-        await look(rest="&force=true")
-        await redis.set(f"{project}_项目状态", "在线")
     await look()
     await redis.delete(f"{project}_项目控制台")
     await redis.set(f"{project}_项目控制台", "no list")
@@ -205,10 +197,3 @@ def be_busy(app: Any) -> None:
         raise HTTPException(503)
 
     app.web.verifier.check = busy
-
-
-async def never() -> AsyncIterator[bytes]:
-    """A body that begins and does not end."""
-    yield b"{"
-    await anyio.sleep(0.5)
-    yield b"}"

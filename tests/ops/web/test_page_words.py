@@ -20,10 +20,9 @@ from bls_agent.ops.web.feeds.assets import COLUMNS, STATES as ASSETS, SYNC_STATE
 from bls_agent.ops.web.feeds.crawl import FIGURES, STATES as QUEUES, TOTALS
 from bls_agent.ops.web.feeds.fleet import KINDS, make_card
 from bls_agent.ops.web.feeds.workers import STATES
-from bls_agent.ops.web.forms import KEPT, HelpCache, find_manual, read_manual
+from bls_agent.ops.web.forms import KEPT, HelpCache, read_manual
 from bls_agent.ops.web.pages.rendering import (
     choose_page_language,
-    in_other_language,
     say_age,
 )
 from bls_agent.ops.web.requests import (
@@ -32,7 +31,7 @@ from bls_agent.ops.web.requests import (
     project_path,
     quote_name,
 )
-from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind
+from bls_agent.project.messages import Level, LogEntry, OutcomeKind
 from bls_agent.runs import EventCategory, GapReason, RunState
 from bls_agent.workers import TaskState
 from bls_agent.workers.worker import HEARTBEATS
@@ -132,13 +131,6 @@ def test_language(
     assert choose_page_language(query, cookies, accepted, "zh") == language
 
 
-def test_the_other_language_keeps_the_page() -> None:
-    """The switch changes the language and nothing else."""
-    assert in_other_language("", "en") == "?lang=en"
-    query = "projectName=%B6%A9&lang=zh&next=%2Fa%3Fb"
-    assert in_other_language(query, "en") == "?lang=en&projectName=%B6%A9&next=%2Fa%3Fb"
-
-
 def test_catalogue_has_both_languages() -> None:
     """Both languages say the same things, with the same fields."""
     file = importlib.resources.files("bls_agent.ops") / "locale" / "web.toml"
@@ -236,24 +228,11 @@ def test_manual() -> None:
     ]
     entries = read_manual(told)
     assert [entry.name for entry in entries] == ["odd", "reload"]
-    assert entries[0].form is None
+    assert entries[0].fields is None
     assert entries[1].description == "Again."
     odd: list[Any] = [None, {}, "help", 7]
     for nonsense in odd:
         assert read_manual(nonsense) == ()
-
-
-def test_manual_in_the_log() -> None:
-    """An answer to help that stands in the log already is as good as a new one."""
-    outcome = Outcome(
-        kind=OutcomeKind.SUCCEEDED,
-        command="help",
-        command_id="c",
-        result=[{"name": "ping"}],
-    )
-    entry = record("said", Level.INFO, **outcome.metadata)
-    assert [one.name for one in find_manual([entry, record("x")])] == ["ping"]
-    assert find_manual([record("x")]) == ()
 
 
 def test_manuals_are_few_and_short_lived() -> None:

@@ -11,7 +11,6 @@ from bls_agent.ops.web.security import (
     Buckets,
     HostRule,
     StreamQuota,
-    group_address,
     refuse,
     split_host,
 )
@@ -58,10 +57,8 @@ def test_a_host_header_is_taken_apart(
         ("0.0.0.0", (), "192.168.1.6:8765", True),  # nobody rebinds an address
         ("0.0.0.0", (), "rebound.example", False),
         ("::", (), "[fe80::1]:8765", True),
-        ("wall.local", (), "wall.local:8765", True),
         ("127.0.0.1", ("console.example",), "CONSOLE.example", True),
         ("127.0.0.1", ("console.example",), "other.console.example", False),
-        ("", (), "localhost", True),
     ],
 )
 def test_only_our_names_are_allowed(
@@ -75,7 +72,6 @@ def test_only_our_names_are_allowed(
     ("headers", "good"),
     [
         ({"origin": OWN}, True),
-        ({"origin": OWN.upper()}, True),
         ({"site": "same-origin"}, True),
         ({"origin": OWN, "site": "same-origin"}, True),
         ({"origin": "http://127.0.0.1:3000"}, False),  # the same site, another origin
@@ -102,16 +98,6 @@ def test_what_changes_something_comes_from_our_pages(
     for method in ("POST", "PUT", "DELETE", "PATCH", "FROB"):
         told = refuse(method, OWN, **headers)  # type: ignore[arg-type]
         assert (told == "") is good, method
-
-
-def test_the_default_port_may_be_left_out() -> None:
-    """Browsers leave out 80 and 443, and proxies pass on what they get."""
-    for own, origin in (
-        ("https://console.example", "https://console.example:443"),
-        ("http://console.example:80", "http://console.example"),
-    ):
-        assert refuse("POST", own, origin=origin) == ""
-    assert refuse("POST", "https://console.example", origin="https://x.example")
 
 
 def test_a_bucket_empties_and_fills() -> None:
@@ -161,19 +147,3 @@ def test_streams_are_counted_for_each_and_for_all() -> None:
     with quota.hold("a"):
         pass
     assert not quota._open
-
-
-@pytest.mark.parametrize(
-    ("address", "group"),
-    [
-        ("10.0.0.5", "10.0.0.5"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
-        ("::ffff:10.0.0.5", "10.0.0.5"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("unix", "unix"),
-    ],
-)
-def test_one_customer_is_one_client(address: str, group: str) -> None:
-    """Who has a network of addresses has one budget."""
-    assert group_address(address) == group

@@ -8,8 +8,6 @@ import io
 import os
 import signal
 import socket
-import ssl
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +17,6 @@ from pathlib import Path
 import httpx2 as httpx
 import orjson
 import pytest
-import trustme
 
 from bls_agent import ConfigurationError
 from bls_agent.ops.cli import main
@@ -27,7 +24,7 @@ from bls_agent.ops.texts import load_texts
 from bls_agent.ops.web.auth import User, hash_token, parse_users
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.rights import Grants
-from bls_agent.ops.web.server import open_sockets, urls_of
+from bls_agent.ops.web.server import open_socket, urls_of
 from tests.ops.web.serving import HASH, PASSWORD, USERS, served
 
 COMMAND = [sys.executable, "-m", "bls_agent", "console"]
@@ -121,8 +118,7 @@ def test_it_says_where_it_is_and_who_may_come_in(
         ("--allowed-host", "console.example"),
         ("--users", "/nonexistent"),
         ("--root-path", "console"),
-        ("--certificate", "/nonexistent"),
-        ("--certificate", __file__, "--private-key", __file__),
+        ("--host", "localhost"),
     ],
 )
 def test_what_is_not_safe_is_refused(
@@ -133,24 +129,6 @@ def test_what_is_not_safe_is_refused(
     told = capsys.readouterr().err
     assert "error: " in told
     assert "Traceback" not in told
-
-
-def test_a_name_counts_by_what_it_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that resolves to an address that others reach needs users, too."""
-
-    def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
-        stream = socket.SOCK_STREAM
-        return [
-            (socket.AF_INET, stream, 6, "", ("127.0.0.1", 0)),
-            (socket.AF_INET, stream, 6, "", ("192.0.2.1", 0)),
-        ]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with (
-        pytest.raises(ConfigurationError, match=r"192\.0\.2\.1"),
-        open_sockets(WebConfig(host="wall.local", port=0)),
-    ):
-        pass
 
 
 def test_what_asyncio_repeats_is_said_once(redis_url: str, tmp_path: Path) -> None:
@@ -200,79 +178,33 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = taken.getsockname()[1]
         with (
             pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}.*--port"),
-            open_sockets(WebConfig(port=port)),
+            open_socket(WebConfig(port=port)),
         ):
             pass
 
 
-def test_the_urls_are_those_to_open() -> None:
-    """Of both families, of a wildcard, of a proxy, of TLS."""
-    with open_sockets(WebConfig(host="localhost", port=0)) as sockets:
-        ports = {channel.getsockname()[1] for channel in sockets}
-        assert len(ports) == 1
-        assert all("localhost" in u or "127.0.0.1" in u or "[::1]" in u
-                   for u in urls_of(WebConfig(), sockets))  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:7/"),
+        ("0.0.0.0", "http://127.0.0.1:7/"),
+        ("::1", "http://[::1]:7/"),
+    ],
+)
+def test_the_urls_are_those_to_open(host: str, url: str) -> None:
+    """Of both families, and of every address."""
+    assert urls_of(WebConfig(host=host, users=USERS), 7) == [url]
+
+
+def test_a_proxy_is_opened_by_its_name() -> None:
+    """Over TLS, because the proxy has the certificate."""
     config = WebConfig(
         users=USERS,
         behind_proxy=True,
         allowed_hosts=("console.example",),
         root_path="/bls",
     )
-    assert urls_of(config, []) == ["https://console.example/bls/"]
-
-
-def test_a_unix_socket_is_ours_alone(redis_url: str, tmp_path: Path) -> None:
-    """Mode 600; a dead one is replaced, a living one and a file are not."""
-    path = tmp_path / "console.sock"
-    config = WebConfig(redis=redis_url, unix_socket=path)
-    dead = socket.socket(socket.AF_UNIX)
-    dead.bind(str(path))
-    dead.close()
-    with served(config):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        transport = httpx.HTTPTransport(uds=str(path))
-        with httpx.Client(transport=transport, base_url="http://localhost") as client:
-            assert client.get("/api/health").status_code == 200
-        with pytest.raises(ConfigurationError, match="unix_socket"), served(config):
-            pass
-    assert not path.exists()
-    path.write_text("mine")
-    with pytest.raises(ConfigurationError, match="unix_socket"), served(config):
-        pass
-    assert path.read_text() == "mine"
-
-
-def test_a_signal_leaves_no_unix_socket(redis_url: str, tmp_path: Path) -> None:
-    """The process ends by the signal, before anything else could tidy up."""
-    path = tmp_path / "console.sock"
-    with running("--redis", redis_url, "--unix-socket", str(path)) as (process, _):
-        assert path.is_socket()
-        process.terminate()
-        assert process.wait(10) == -signal.SIGTERM
-    assert not path.exists()
-
-
-def test_it_speaks_tls(redis_url: str, tmp_path: Path) -> None:
-    """With secure cookies under their own name."""
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    issued.cert_chain_pems[0].write_to_path(chain)
-    issued.private_key_pem.write_to_path(key)
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    config = WebConfig(
-        redis=redis_url, port=0, users=USERS, certificate=chain, private_key=key
-    )
-    context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-    with served(config) as console:
-        assert console.url.startswith("https://")
-        form = {"user": "operator", "password": PASSWORD}
-        headers = {"origin": console.url.rstrip("/")}
-        with httpx.Client(verify=context, base_url=console.url) as client:
-            answer = client.post("login", data=form, headers=headers)
-            assert answer.status_code == 303
-            assert answer.headers["set-cookie"].startswith("__Host-bls_session=")
-            assert client.get("api/projects").status_code == 200
+    assert urls_of(config, 7) == ["https://console.example/bls/"]
 
 
 @pytest.mark.parametrize("announced", [False, True])

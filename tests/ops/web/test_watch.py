@@ -12,7 +12,7 @@ import pytest
 
 from bls_agent.core.codec import decode_object, encode
 from bls_agent.devserver import DevServer
-from bls_agent.ops.fleet import FleetChange, ProjectView
+from bls_agent.ops.fleet import ProjectView
 from bls_agent.ops.web.app import create_app
 from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds import watch
@@ -97,10 +97,8 @@ async def test_a_project_that_is_gone_is_told_by_its_page() -> None:
     """Whatever its name holds, and that Redis answers."""
     feed = FleetFeed(NOBODY)
     for text in HOSTILE_TEXTS.values():
-        seen = FleetChange(
-            views={text: ProjectView(project=text)}, removed=frozenset({text})
-        )
-        feed._take(seen, whole=False)
+        feed._replace({text: ProjectView(project=text)})
+        feed._replace({})
         told = decode_object(feed.ring.since(0)[0][-1].payload)
         assert (told["gone"], told["away"]) == ([project_path(text)], None)
 

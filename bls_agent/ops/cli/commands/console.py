@@ -35,13 +35,10 @@ def console(
     *,
     host: Annotated[str, Option(metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[int, Option(metavar="NUMBER")] = 8765,
-    unix_socket: Annotated[Path | None, Option(metavar="PATH")] = None,
     users: Annotated[Path | None, Option(metavar="FILE")] = None,
     allowed_host: Annotated[list[str] | None, Option(metavar="NAME")] = None,
     behind_proxy: bool = False,
     root_path: Annotated[str, Option(metavar="PATH")] = "",
-    certificate: Annotated[Path | None, Option(metavar="FILE")] = None,
-    private_key: Annotated[Path | None, Option(metavar="FILE")] = None,
     title: Annotated[str, Option(metavar="TEXT")] = "",
     webhook: Annotated[str | None, Option(metavar="URL")] = None,
     keep_changes: bool = False,
@@ -59,13 +56,10 @@ def console(
         redis=invocation.redis,
         host=host,
         port=port,
-        unix_socket=unix_socket,
         users=read_users(users) if users is not None else {},
         allowed_hosts=tuple(allowed_host or ()),
         behind_proxy=behind_proxy,
         root_path=root_path,
-        certificate=certificate,
-        private_key=private_key,
         title=title,
         webhook=None if webhook is None else WebhookTarget(webhook, secret),
         keep_changes=keep_changes,
@@ -180,12 +174,11 @@ def _say_where(invocation: Invocation, config: WebConfig, urls: Sequence[str]) -
     if config.users:
         names = ", ".join(sorted(config.users))
         invocation.hint("console_users", names=names)
-    elif config.unix_socket is None:
+    else:
         invocation.hint("console_everybody")
     if config.webhook is not None:
         invocation.hint("console_webhook", place=config.webhook.place)
-    in_clear = is_loopback(config.host) is False and not config.unix_socket
-    if in_clear and not config.tls and not config.behind_proxy:
+    if not is_loopback(config.host) and not config.behind_proxy:
         invocation.warn("console_in_clear")
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import anyio
 
 from bls_agent.assets.library import AssetLibrary
 from bls_agent.assets.records import CATEGORIES, KEPT, Asset, AssetSummary, SyncState
-from bls_agent.core.codec import JSONObject, encode, encode_lines, format_timestamp
-from bls_agent.core.errors import DecodeError, WrongTypeError
-from bls_agent.ops.terminal import visible, visible_lines
-from bls_agent.ops.web.feeds.watch import SharedWatch, clock, pause_after, shorten
+from bls_agent.core.codec import JSONObject, encode, encode_lines
+from bls_agent.core.errors import DecodeError
+from bls_agent.ops.terminal import visible_lines
+from bls_agent.ops.web.feeds.watch import (
+    SharedWatch,
+    clock,
+    pause_after,
+    shorten,
+    show_time,
+)
 from bls_agent.ops.web.requests import convert, quote_name
 
 # State of an entry of the index → its colour; unreadable entries come first.
@@ -36,15 +42,12 @@ LONGEST_REASON: Final = 2_000  # characters
 LONGEST_TEXT: Final = 65_536  # characters of one field on an asset's page
 MOST_ROWS: Final = 500
 MOST_FAULTS: Final = 100
-LATEST: Final = 253_402_300_800  # the year 10000, in Unix seconds
 INTERVAL: Final = 2.0  # seconds between two reads, at least
 SLICE: Final = 500  # cards that are made without letting other tasks run
 WHOLE: Final = 30.0  # seconds after which the index is read even if nothing changed
 
-_T = TypeVar("_T")
 
-
-def make_asset_card(one: AssetSummary, fault: str = "") -> JSONObject:
+def make_asset_card(one: AssetSummary | Asset, fault: str = "") -> JSONObject:
     if not fault and one.category not in CATEGORIES:
         fault = f"category: {one.category}"
     state = "broken" if fault else one.category
@@ -60,9 +63,7 @@ def make_asset_card(one: AssetSummary, fault: str = "") -> JSONObject:
     }
 
 
-def make_sync_sheet(
-    state: SyncState, now: float, problems: Sequence[str] = ()
-) -> JSONObject:
+def make_sync_sheet(state: SyncState, now: float) -> JSONObject:
     """Describe the last synchronisation; ``now`` is in seconds since 1970.
 
     ``said`` is the value of the status key if it is no status. ``age`` and ``time``
@@ -78,32 +79,25 @@ def make_sync_sheet(
         "kind": SYNC_STATES.get(status, "odd"),
         "said": "" if known else shorten(status),
         "age": None if at is None else max(0.0, now - at),
-        "time": _format_time(at),
+        "time": show_time(at),
         "commit": shorten(state.last_commit_sha),
         "count": state.synced_count,
         "source": "" if report is None else shorten(report.source),
         "reason": "" if failed is None else shorten(failed.reason, LONGEST_REASON),
         "faults": [shorten(str(fault), LONGEST_REASON) for fault in faults],
-        "problems": [visible(problem) for problem in problems],
     }
 
 
 def make_asset_sheet(asset: Asset) -> JSONObject:
     """Describe one asset in full: texts, a table of settings (``COLUMNS``), JSON."""
-    state = asset.category if asset.category in CATEGORIES else "broken"
-    return {
-        "id": shorten(asset.id),
-        "name": shorten(asset.name),
-        "version": shorten(asset.version),
+    return make_asset_card(asset) | {
         "category": shorten(asset.category),
-        "state": state,
-        "kind": STATES[state],
         "author": shorten(asset.author),
         "about": visible_lines(_cut(asset.description)),
         "path": shorten(asset.github_path, LONGEST_REASON),
         "sha": shorten(asset.github_sha),
-        "created": _format_time(asset.created_at),
-        "updated": _format_time(asset.updated_at),
+        "created": show_time(asset.created_at),
+        "updated": show_time(asset.updated_at),
         "config": [
             [_format(item.get(name)) for name in COLUMNS]
             for item in asset.config_schema[:MOST_ROWS]
@@ -132,12 +126,6 @@ def _cut(text: str) -> str:
     return text[:LONGEST_TEXT] + "…" * (len(text) > LONGEST_TEXT)
 
 
-def _format_time(at: int | None) -> str:
-    if at is None:
-        return ""
-    return format_timestamp(at) if at < LATEST else str(at)
-
-
 class AssetFeed(SharedWatch[JSONObject]):
     """The assets, the last synchronisation, and changes of both.
 
@@ -152,13 +140,12 @@ class AssetFeed(SharedWatch[JSONObject]):
         self.assets: list[AssetSummary] = []
         self.broken: dict[str, DecodeError] = {}  # id → what is wrong with the entry
         self.state = SyncState()
-        self.problems: list[str] = []  # keys of the library with a wrong type
 
     def sync_sheet(self) -> JSONObject | None:
         """Describe the last synchronisation; return ``None`` if it is not known."""
         if self.unavailable is not None or not self.looked:
             return None
-        return make_sync_sheet(self.state, clock(), self.problems)
+        return make_sync_sheet(self.state, clock())
 
     def _card(self, thing: JSONObject, elapsed: float) -> JSONObject:
         del elapsed  # the card shows no age
@@ -174,27 +161,15 @@ class AssetFeed(SharedWatch[JSONObject]):
         cards: list[JSONObject] = []
         while True:
             began = anyio.current_time()
-            problems: list[str] = []
-            state = await _read(self.library.sync_state(), SyncState(), problems)
-            before, ids = ids, await _read(self.library.changes(KEPT), [], problems)
-            if ids != before or began >= whole_at or problems != self.problems:
-                found = await _read(self.library.read_index(), ([], {}), problems)
-                self.assets, self.broken = found
+            self.state = await self.library.sync_state()
+            before, ids = ids, await self.library.changes(KEPT)
+            if ids != before or began >= whole_at:
+                self.assets, self.broken = await self.library.read_index()
                 cards = [
                     make_asset_card(AssetSummary(name, name, "", ""), str(fault))
                     for name, fault in self.broken.items()
                 ]
                 cards += await convert(self.assets, make_asset_card, SLICE)
                 whole_at = began + WHOLE
-            self.state, self.problems = state, problems
             self._replace({card["key"]: card for card in cards})
             await anyio.sleep(pause_after(began, INTERVAL))
-
-
-async def _read(reading: Awaitable[_T], otherwise: _T, problems: list[str]) -> _T:
-    """Read one key; if its type is wrong, note that and return ``otherwise``."""
-    try:
-        return await reading
-    except WrongTypeError as error:
-        problems.append(str(error))
-        return otherwise

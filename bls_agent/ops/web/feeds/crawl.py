@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import anyio
 
-from bls_agent.core.codec import JSONObject, format_timestamp
+from bls_agent.core.codec import JSONObject
 from bls_agent.core.redaction import redact
 from bls_agent.crawl.overview import (
     FailedRequest,
@@ -19,7 +19,12 @@ from bls_agent.crawl.overview import (
     QueueView,
 )
 from bls_agent.ops.terminal import visible
-from bls_agent.ops.web.feeds.watch import SharedWatch, pause_after, shorten
+from bls_agent.ops.web.feeds.watch import (
+    SharedWatch,
+    pause_after,
+    shorten,
+    show_time,
+)
 from bls_agent.ops.web.requests import convert, quote_name
 
 # State of a queue, the worst first → the name of its colour and shape.
@@ -94,20 +99,13 @@ def make_failure(one: FailedRequest) -> JSONObject:
     request = one.request
     url = "" if request is None else f"{request.method} {request.url}"
     return {
-        "time": _format_time(one.failed_at),
+        "time": show_time(one.failed_at) or UNKNOWN,
         "attempts": f"{one.attempts:,}",
         "priority": f"{one.priority:g}",
         "request": shorten(redact(url), LONGEST_TEXT),
         "reason": shorten(redact(one.reason), LONGEST_TEXT),
         "readable": request is not None,
     }
-
-
-def _format_time(seconds: float) -> str:
-    try:
-        return format_timestamp(seconds)
-    except (ValueError, OverflowError, OSError):
-        return UNKNOWN
 
 
 class SeenQueue(NamedTuple):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Final
 
-import anyio
-
-from bls_agent.core.codec import JSONObject, JSONValue
+from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import RedisUnavailableError
-from bls_agent.ops.fleet import Condition, Fleet, FleetChange, ProjectView
+from bls_agent.ops.fleet import Condition, Fleet, ProjectView
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
 from bls_agent.ops.web.requests import project_of_path, project_path
@@ -23,28 +20,32 @@ KINDS: Final = tuple(condition.value for condition in Condition)
 def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
     """Make the card of a project that was read ``elapsed`` seconds ago.
 
-    ``odd`` is the value of the status key if it is no status. ``intake`` has the
-    processes that take no commands. ``queue`` is ``None`` if
-    the key of the queue has a wrong type.
+    ``odd`` is the value of the status key if it is no status. ``turned`` are the seconds
+    since the status became what it is. ``intake`` has the processes that take no
+    commands. A bad status without a reason has the text of the newest error instead.
     """
+    error = shorten(view.last_error.message) if view.last_error else ""
+    is_bad = view.condition in {Condition.FAULT, Condition.ERROR}
     return {
         "path": project_path(view.project),
         "name": visible(view.project),
         "kind": view.condition.value,
         "presence": view.presence.value,
         "odd": visible(view.status_text[:LONGEST_STATUS]),
-        "reason": shorten(view.reason),
+        "reason": shorten(view.reason) or (error if is_bad else ""),
+        "turned": later(view.turned_age, elapsed),
         "age": later(view.age, elapsed),
         "age_known": view.age_exact,
         "ttl": later(view.ttl, -elapsed),
         "last": later(view.last_record_age, elapsed),
         "queue": view.queue,
+        "dead_letters": view.dead_letters,
         "intake": [_show_intake(one, elapsed) for one in describe_reports(view.intake)],
         "errors": view.errors,
         "rate": round(view.rate, 1),
         "rates": list(view.rates),
         "atLeast": view.at_least,
-        "error": shorten(view.last_error.message) if view.last_error else "",
+        "error": error,
         "error_age": later(view.last_error_age, elapsed),
     }
 
@@ -60,6 +61,7 @@ class FleetFeed(SharedWatch[ProjectView]):
 
     kind = "cards"
     card_key = "path"
+    card_key_of = staticmethod(project_path)
     project_of = staticmethod(project_of_path)
 
     def __init__(self, fleet: Fleet) -> None:
@@ -80,30 +82,16 @@ class FleetFeed(SharedWatch[ProjectView]):
 
     async def forget(self, project: str) -> None:
         await self._fleet.forget(project)
-        self._publish_all({}, {project})
+        left = {name: one for name, one in self.found.items() if name != project}
+        self._replace(left, read_at=self.read_at)
 
     async def _watch_once(self) -> None:
-        complete = False  # the first change without an outage holds all projects
+        views: dict[str, ProjectView] = {}  # the first change holds all projects
         async for change in self._fleet.watch():
-            self._take(change, whole=not complete)
-            complete = complete or change.unavailable is None
-
-    def _take(self, change: FleetChange, *, whole: bool) -> None:
-        removed = change.removed
-        if whole and change.unavailable is None:
-            removed = frozenset(self.found.keys() - change.views.keys())
-        self._record(change.unavailable, change.read_at)
-        self._publish_all(change.views, removed, whole=whole)
-
-    def _publish_all(
-        self,
-        views: Mapping[str, ProjectView],
-        removed: Collection[str],
-        **more: JSONValue,
-    ) -> None:
-        self.found.update(views)
-        self._seen_at.update(dict.fromkeys(views, anyio.current_time()))
-        for name in removed:
-            self.found.pop(name, None)
-            self._seen_at.pop(name, None)
-        self._publish(views, map(project_path, removed), **more)
+            if change.unavailable is not None:
+                self._take_outage(change.unavailable)
+                continue
+            views.update(change.views)
+            for name in change.removed:
+                views.pop(name, None)
+            self._replace(views, read_at=change.read_at)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ import anyio
 from bls_agent.core.codec import JSONObject, JSONValue
 from bls_agent.ops.terminal import visible_lines
 from bls_agent.ops.web.feeds.watch import SharedWatch, clock, pause_after, shorten
-from bls_agent.ops.web.requests import convert, encode_cut
+from bls_agent.ops.web.requests import encode_cut
 from bls_agent.runs import EventPage, EventStore, RunState, RunSummary, StreamEvent
 from bls_agent.runs.reading import PageSize
 
@@ -32,7 +31,6 @@ LONGEST_NAME: Final = 60  # characters
 INTERVAL: Final = 2.0  # seconds between two reads, at least
 MOST: Final = 500  # runs that are shown
 LONGEST_EVENT: Final = 65_536  # bytes of one event; longer ones are shortened
-SLICE: Final = 50  # events that are written without letting other tasks run
 PORTION: Final = 250  # events that are read at once
 FIRST_PORTION: Final = 50  # events of the first read, whose size is unknown
 PAGE_BYTES: Final = 4 * 1024 * 1024  # bytes of events on one page
@@ -131,36 +129,23 @@ def encode_event(event: StreamEvent) -> bytes:
     return encode_cut(fields, LONGEST_EVENT)
 
 
-async def read_pages(
+async def read_page(
     store: EventStore, run_id: int, place: str | None, limit: int, *, back: bool
-) -> AsyncGenerator[EventPage]:
-    left, size = limit, PageSize(FIRST_PORTION, PORTION, PAGE_BYTES // 4)
-    while left > 0:
-        count = min(size.count, left)
+) -> EventPage:
+    """Read at most ``limit`` events and about ``PAGE_BYTES``, in several portions."""
+    events: list[StreamEvent] = []
+    held, size = 0, PageSize(FIRST_PORTION, PORTION, PAGE_BYTES // 4)
+    while True:
+        count = min(size.count, limit - len(events))
         page = await (
             store.page_back(run_id, before=place, limit=count)
             if back
             else store.page(run_id, after=place, limit=count)
         )
-        yield page
-        if page.next is None:
-            return
-        left, place = left - len(page.events), page.next
-        held = sum(len(event.json) for event in page.events)
-        size.record(len(page.events), held, took=0.0)
-
-
-async def write_page(
-    store: EventStore, run_id: int, place: str | None, limit: int, *, back: bool
-) -> tuple[list[bytes], str | None]:
-    written: list[bytes] = []
-    size = 0
-    async with aclosing(read_pages(store, run_id, place, limit, back=back)) as pages:
-        async for page in pages:
-            found = await convert(page.events, encode_event, SLICE)
-            written = found + written if back else written + found
-            place = page.next
-            size += sum(map(len, found))
-            if size >= PAGE_BYTES:
-                break
-    return written, place
+        events = page.events + events if back else events + page.events
+        place = page.next
+        portion = sum(len(event.json) for event in page.events)
+        held += portion
+        if place is None or len(events) >= limit or held >= PAGE_BYTES:
+            return EventPage(events, place)
+        size.record(len(page.events), portion, took=0.0)

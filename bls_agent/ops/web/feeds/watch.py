@@ -16,10 +16,10 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -31,7 +31,11 @@ from bls_agent.core.codec import (
     encode,
     format_timestamp,
 )
-from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
+from bls_agent.core.errors import (
+    RedisRefusedError,
+    RedisUnavailableError,
+    WrongTypeError,
+)
 from bls_agent.ops.terminal import visible
 
 if TYPE_CHECKING:
@@ -138,7 +142,6 @@ class Shared(ABC):
         self._tasks = tasks
 
     def close(self) -> None:
-        """End every follower."""
         self.closed = True
         self.ring.wake()
 
@@ -202,6 +205,10 @@ class SharedWatch(Shared, Generic[_Thing]):
     @abstractmethod
     def place_of(card: JSONObject) -> tuple[JSONValue, ...]:
         """Return the sort key of a card on the page."""
+
+    @staticmethod
+    def card_key_of(name: str) -> str:
+        return name
 
     @staticmethod
     def project_of(card_key: str) -> str:
@@ -311,7 +318,13 @@ class SharedWatch(Shared, Generic[_Thing]):
     def _encode(self, fields: JSONObject) -> bytes:
         return encode({**fields, **self.describe()})
 
-    def _replace(self, found: Mapping[str, _Thing], *, turned: bool = False) -> None:
+    def _replace(
+        self,
+        found: Mapping[str, _Thing],
+        *,
+        turned: bool = False,
+        read_at: float | None = None,
+    ) -> None:
         """Store a complete read; publish it if a card changed or ``turned`` is set."""
         before, self.found = self.found, {**found}
         now = anyio.current_time()
@@ -322,12 +335,13 @@ class SharedWatch(Shared, Generic[_Thing]):
         changed = [
             key
             for key, one in found.items()
-            if key not in before or self._differs(one, before[key])
+            if key not in before
+            or (one is not before[key] and self._differs(one, before[key]))
         ]
         removed = before.keys() - found.keys()
         whole = self.reading or not self.looked
         turned = turned or whole or self.unavailable is not None
-        self._record(None, clock())
+        self._record(None, clock() if read_at is None else read_at)
         if changed or removed or turned:
             self._publish(found if whole else changed, removed, whole=whole)
 
@@ -339,7 +353,12 @@ class SharedWatch(Shared, Generic[_Thing]):
     ) -> None:
         """Send the changed cards, and the keys of removed ones, to every follower."""
         cards = [*filter(None, map(self.card_of, changed))]
-        fields = {self.kind: cards, **self._more(), "gone": sorted(removed), **more}
+        fields = {
+            self.kind: cards,
+            **self._more(),
+            "gone": sorted(map(self.card_key_of, removed)),
+            **more,
+        }
         self.ring.add(Item(self._encode(fields)))
 
     def _take_outage(self, error: RedisUnavailableError) -> None:
@@ -347,7 +366,6 @@ class SharedWatch(Shared, Generic[_Thing]):
         self._publish()
 
     def _record(self, fault: RedisUnavailableError | None, read_at: float) -> None:
-        """Record whether Redis answers, and when it was read last."""
         if fault is not None and self.unavailable is None:
             self.away_since = read_at or clock()
         self.looked = self.looked or fault is None
@@ -361,6 +379,9 @@ class SharedWatch(Shared, Generic[_Thing]):
                     await self._watch_once()
                 except RedisUnavailableError as error:
                     self._take_outage(error)
+                except WrongTypeError as error:
+                    fault = RedisUnavailableError("wrong_type", str(error))
+                    self._take_outage(fault)
                 except Exception:  # the console runs on; its log has the cause
                     logger.exception("a watch of the console broke; it begins anew")
                 await anyio.sleep(AGAIN)
@@ -369,7 +390,6 @@ class SharedWatch(Shared, Generic[_Thing]):
 
 
 def pause_after(began: float, least: float) -> float:
-    """Decide the pause after a read, in proportion to the read's duration."""
     return max(least, REST * (anyio.current_time() - began))
 
 
@@ -380,6 +400,13 @@ def clock() -> float:
 def shorten(text: str, longest: int = LONGEST) -> str:
     """Shorten a text to ``longest`` characters, and make it one line for a card."""
     return visible(text[:longest]) + "…" * (len(text) > longest)
+
+
+def show_time(seconds: float | None) -> str:
+    """Write a Unix time, ``""`` if it is none."""
+    with suppress(TypeError, ValueError, OverflowError, OSError):
+        return format_timestamp(cast("float", seconds))
+    return ""
 
 
 def later(seconds: float | None, elapsed: float, digits: int = 1) -> float | None:

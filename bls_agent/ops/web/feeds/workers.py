@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
@@ -29,7 +29,6 @@ from bls_agent.workers import (
     WorkerChange,
     WorkerRegistry,
 )
-from bls_agent.workers.heartbeat_fields import KINDS
 from bls_agent.workers.worker import GENERIC, HEARTBEATS, WorkerDiff
 
 GROUPS: Final = tuple(HEARTBEATS)
@@ -81,7 +80,7 @@ def make_worker_card(worker: Worker, elapsed: float = 0.0) -> JSONObject:
         "figures": [
             [shorten(part, LONGEST_FIGURE) for part in pair] for pair in figures
         ],
-        "said": "" if figures else _unread_text(worker),
+        "said": "" if figures else shorten(_text(worker.raw.get("raw", ""))),
     }
 
 
@@ -94,34 +93,16 @@ def _state_of(worker: Worker) -> str:
 
 
 def _figures_of(worker: Worker) -> list[tuple[str, str]]:
-    if worker.row not in KINDS and "raw" not in worker.raw:
-        apart = {"timestamp", "status" if worker.status else ""}
-        raw = worker.raw.items()
-        return [(name, _text(value)) for name, value in raw if name not in apart]
-    if worker.heartbeat is None:
+    """List the fields of a heartbeat; those of ``stats`` stand for themselves."""
+    if "raw" in worker.raw:
         return []
-    read: dict[str, Any] = worker.heartbeat.to_dict()
-    fields = {name: value for name, value in read.items() if name in worker.raw}
     found: list[tuple[str, str]] = []
-    if "running_tasks" in fields:
-        most = f" / {fields['max_tasks']}" if "max_tasks" in fields else ""
-        found.append(("running_tasks", f"{fields['running_tasks']}{most}"))
-    counts = ("pending_tasks", "jobs_count", "active_strategies")
-    found += [(name, str(fields[name])) for name in counts if name in fields]
-    if fields.get("host"):
-        port = f":{fields['port']}" if fields.get("port") else ""
-        found.append(("host", f"{fields['host']}{port}"))
-    if fields.get("task_uuids"):
-        found.append(("task_uuids", ", ".join(fields["task_uuids"][:MOST_FIGURES])))
-    stats: dict[str, Any] = fields.get("stats") or {}
-    return found + [(name, _text(value)) for name, value in stats.items()]
-
-
-def _unread_text(worker: Worker) -> str:
-    if worker.heartbeat is not None or not worker.raw:
-        return ""
-    raw: Any = worker.raw.get("raw") if worker.raw.keys() == {"raw"} else worker.raw
-    return shorten(_text(raw))
+    for name, value in worker.raw.items():
+        if name == "stats" and isinstance(value, dict):
+            found += [(one, _text(count)) for one, count in value.items()]
+        elif name not in {"timestamp", "status" if worker.status else ""}:
+            found.append((name, _text(value)))
+    return found
 
 
 def _text(value: object) -> str:

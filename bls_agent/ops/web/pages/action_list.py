@@ -64,10 +64,19 @@ class ActionList:
     title: str
     rows: Sequence[Row] = ()
     limit: int = SHOWN  # the largest number of rows that are shown
+    total: int | None = None  # number of all rows, if it is known
     empty: str = ""  # shown if there are no rows
     problem: str = ""  # why the rows cannot be read
     actions: Sequence[Action] = ()  # of each row
     head: Sequence[Action] = ()  # beside the title
+
+    @property
+    def count(self) -> str:
+        """The number of all rows; ``20+`` if only a part of the rows was read."""
+        if len(self.rows) <= self.limit:
+            return f"{len(self.rows):,}"
+        known = self.total is not None and self.total > self.limit
+        return f"{self.total:,}" if known else f"{self.limit:,}+"
 
 
 def make_action(texts: Texts, name: str, path: str, /, **values: str) -> Action:

@@ -193,10 +193,15 @@ def _failed_row(texts: Texts, one: FailedRequest) -> Row:
 
 
 async def _show_tasks(request: Request) -> Response:
-    lists = await _list_tasks(request)
-    worker = request.query_params.get("worker", "")
+    lists, query = await _list_tasks(request), request.query_params
     return render(
-        request, "tasks.html", here="/tasks", lists=lists, note="", worker=worker
+        request,
+        "tasks.html",
+        here="/tasks",
+        lists=lists,
+        note="",
+        worker=query.get("worker", ""),
+        sought=query.get("q", ""),
     )
 
 
@@ -213,8 +218,10 @@ async def _list_tasks(request: Request) -> list[ActionList]:
     """
     feed, texts = web_state(request).workers, texts_of(request)
     await feed.ready()
-    worker = request.query_params.get("worker", "")
-    known = [one for one in feed.tasks.tasks if worker in ("", one.worker)]
+    worker, sought = map(request.query_params.get, ("worker", "q"))
+    known = [one for one in feed.tasks.tasks if not worker or worker == one.worker]
+    if words := (sought or "").strip().casefold():
+        known = [one for one in known if words in _task_words(one)]
     lists: list[ActionList] = []
     counts: list[str] = []
     for state in workers.TASK_STATES:
@@ -226,7 +233,8 @@ async def _list_tasks(request: Request) -> list[ActionList]:
             lists.append(ActionList(key=state, title=title, rows=rows, limit=SHOWN))
     if not feed.tasks.complete:
         counts.append(texts["tasks_cut"].format(count=f"{MOST:,}"))
-    text = " · ".join(counts) or texts["no_tasks"]
+    nothing = texts["no_task_matches" if words else "no_tasks"]
+    text = " · ".join(counts) or nothing
     away = feed.away or feed.tasks_away
     problem = f"{texts['js_not_known']} {visible(away)}" if away else ""
     if away == "no_permission":
@@ -239,6 +247,11 @@ async def _list_tasks(request: Request) -> list[ActionList]:
         problem=problem,
     )
     return [head, *lists]
+
+
+def _task_words(task: Task) -> str:
+    words = task.id, task.worker, task.status, task.message
+    return "\n".join(filter(None, words)).casefold()
 
 
 def _task_row(texts: Texts, task: Task) -> Row:

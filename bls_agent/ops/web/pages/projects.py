@@ -21,7 +21,6 @@ from bls_agent.core.codec import JSONObject, JSONValue, decode_object, encode
 from bls_agent.core.errors import (
     BlsError,
     CommandError,
-    ContractError,
     RedisUnavailableError,
 )
 from bls_agent.ops.fields import Field, FieldKind
@@ -32,9 +31,7 @@ from bls_agent.ops.web.feeds.watch import shorten
 from bls_agent.ops.web.forms import (
     Entry,
     Manual,
-    MisfitError,
     change_rows,
-    find_manual,
     is_full,
     list_rows,
     path_of,
@@ -60,11 +57,9 @@ from bls_agent.ops.web.state import (
 )
 from bls_agent.project.messages import Command
 
-LOOKED_AT: Final = 300  # newest records that are searched for an answer to help
 HELP_TIMEOUT: Final = 3.0
 LONGEST_COMMAND: Final = 1_000  # characters
 LONGEST_DEFAULT: Final = 60  # characters in a placeholder
-LONGEST_VALUE: Final = 200  # characters of a value in an error
 LONGEST_SHOWN: Final = 20_000  # characters of the command that is to be confirmed
 OTHER: Final = "other"
 
@@ -114,28 +109,14 @@ _NOT_ASKED: Final = Manual(entries=(), answered_at=0.0, asked=False)
 async def _show_commands(request: Request) -> Response:
     project = project_in_query(request.scope)
     texts = texts_of(request)
-    note = ""
-    try:
-        manual = await _find_manual(request, project)
-    except RedisUnavailableError:
-        manual, note = _NOT_ASKED, texts["js_not_known"]
+    manual = _find_manual(request, project)
     chosen = request.query_params.get("chosen", "")
-    note = note or _note(manual, texts)
-    return _render_form(request, project, manual, chosen, note=note)
+    return _render_form(request, project, manual, chosen, note=_note(manual, texts))
 
 
-async def _find_manual(request: Request, project: str) -> Manual:
-    """Return the cached answer to ``help``, or the one in the log; ask no agent."""
-    state = web_state(request)
-    if manual := state.manuals.get(project, time.monotonic()):
-        return manual
-    try:
-        log = await state.console.logs(project, LOOKED_AT)
-    except ContractError:
-        log = []
-    if entries := find_manual(log):
-        return state.manuals.put(project, entries, time.monotonic())
-    return _NOT_ASKED
+def _find_manual(request: Request, project: str) -> Manual:
+    manuals = web_state(request).manuals
+    return manuals.get(project, time.monotonic()) or _NOT_ASKED
 
 
 def _note(manual: Manual, texts: Texts) -> str:
@@ -181,7 +162,7 @@ async def _review(request: Request) -> Response:
     project = project_in_query(request.scope)
     texts = texts_of(request)
     typed = await read_form(request)
-    manual = await _find_manual(request, project)
+    manual = _find_manual(request, project)
     chosen = typed.get("chosen", OTHER)
     _, entry = _find_chosen(manual, chosen)
     query = request.query_params
@@ -189,12 +170,12 @@ async def _review(request: Request) -> Response:
         typed, focus = change_rows(typed, **change)
         return _render_form(request, project, manual, chosen, typed=typed, focus=focus)
     command = entry.name if entry else typed.get("command", "")
-    submission = read_submission(entry.form if entry else None, typed)
+    submission = read_submission(entry.fields if entry else None, typed)
     errors: dict[str, str] = {}  # in the order of the form
     if not command.strip() or len(command) > LONGEST_COMMAND:
         errors["command"] = texts["field_command"]
     errors |= {
-        name: _format_misfit(error, texts) for name, error in submission.errors.items()
+        name: texts[f"field_{error.code}"] for name, error in submission.errors.items()
     }
     if errors:
         focus = next(iter(errors))
@@ -202,17 +183,6 @@ async def _review(request: Request) -> Response:
             request, project, manual, chosen, typed=typed, errors=errors, focus=focus
         )
     return _show_review(request, project, command, submission.arguments)
-
-
-def _format_misfit(error: MisfitError, texts: Texts) -> str:
-    values = {
-        name: visible(text[:LONGEST_VALUE]) for name, text in error.values.items()
-    }
-    fault = texts[f"field_{error.code}"].format(**values)
-    if not error.place:
-        return fault
-    place = visible(".".join(error.place)[:LONGEST_VALUE])
-    return texts["field_item"].format(place=place, fault=fault)
 
 
 def _show_review(
@@ -297,7 +267,7 @@ def _render_form(
         chosen=place,
         by_hand=not manual.entries or chosen == OTHER,
         entry=entry,
-        form=entry.form if entry else None,
+        arguments=entry.fields if entry else None,
         folded=not manual.asked and not errors,
         typed=values,
         errors=errors,

@@ -105,12 +105,13 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
 
     def row(command: Command, fact: str = "") -> Row:
         args = console.redactor.tree(command.args)
-        facts = (command.timestamp, command.source)
+        sent_at = texts["sent_at"].format(time=shorten(command.timestamp))
+        facts = (sent_at if command.timestamp else "", shorten(command.source))
         return Row(
             name=shorten(command.command) or texts["no_command"],
             id=command.id,
             about=shorten(command.id),
-            facts=" · ".join(filter(None, (fact, *map(shorten, facts)))),
+            facts=" · ".join(filter(None, (fact, *facts))),
             text=shorten(encode(args).decode(), LONGEST_ARGS) if args else "",
         )
 
@@ -120,17 +121,21 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
 
     forget = action("forget", "forget")
     offline = status in (None, Status.OFFLINE) and may_post(request, forget.path)
+    every = "&all=true"
     for_all = [
-        action("rerun_all", "dead/requeue", "&all=true"),
-        action("discard_all", "dead/discard", "&all=true"),
+        action("rerun_all", "dead/requeue", every),
+        action("discard_all", "dead/discard", every),
     ]
+    for_waiting = [action("withdraw_all", "withdraw", every)] if waiting else []
+    view = web_state(request).fleet.found.get(project)
     lists = (
         ActionList(
             key="waiting",
             title=texts["waiting_commands"],
             rows=[row(command) for command in waiting],
+            total=view.queue if view else None,
             actions=[action("withdraw", "withdraw")],
-            head=[forget] if offline else [],
+            head=[*for_waiting, *([forget] if offline else ())],
         ),
         ActionList(
             key="in-hand",
@@ -145,6 +150,7 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
             key="dead",
             title=texts["dead_letters"],
             rows=[row(letter) for letter in letters],
+            total=view.dead_letters if view else None,
             problem=problem,
             actions=[
                 action("rerun_one", "dead/requeue"),

@@ -12,7 +12,6 @@ from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 LANGUAGE_TAGS: Final = {"zh": "zh-CN", "en": "en"}
 MOST_RANGES: Final = 20  # languages of an Accept-Language header that are read
-MOST_FIELDS: Final = 50
 MINUTE: Final = 60
 HOUR: Final = 3_600
 DAY: Final = 86_400
@@ -63,13 +61,6 @@ def _by_header(accepted: str) -> str:
     return next((language for language in spoken if language in LANGUAGES), "")
 
 
-def in_other_language(query: str, language: str) -> str:
-    pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
-    kept = [(name, value) for name, value in pairs[:MOST_FIELDS] if name != "lang"]
-    fields = [("lang", language), *kept]
-    return f"?{urlencode(fields, errors='surrogateescape')}"
-
-
 def say_age(texts: Texts, seconds: float) -> str:
     """Write an age in words, as the scripts of the pages do."""
     if seconds < 1:
@@ -89,11 +80,6 @@ class CachedFiles(StaticFiles):
         return answer
 
 
-_LISTS: Final = {
-    "/runs": "to_runs",
-    "/assets": "to_assets",
-    "/crawl": "to_queues",
-}
 _WITH_HEADLINE: Final = frozenset({400, 403, 404, 405, 413, 429, 500, 503})
 
 
@@ -173,7 +159,6 @@ def _context(request: Request) -> dict[str, Any]:
     root: str = scope.get("app_root_path", scope.get("root_path", ""))
     texts = _texts(language)
     other = next(known for known in LANGUAGES if known != language)
-    query = scope["query_string"].decode("ascii", "replace")
     state: WebState = request.app.state.web
     user, title = request.state.user, visible(state.config.title)
     # Not on the login page, because only users may see the address of Redis.
@@ -187,7 +172,7 @@ def _context(request: Request) -> dict[str, Any]:
         "texts": texts,
         "language_tag": LANGUAGE_TAGS[language],
         "script_texts": _script_texts(language),
-        "other_language": in_other_language(query, other),
+        "other_language": f"?lang={other}",  # the scripts add the other fields
         "theme": theme if theme in THEMES else "",
         "root": root,
         "here": "",
@@ -213,7 +198,6 @@ def error_page(
         hint, again = texts["error_503_hint"], AGAIN
     elif status == HTTPStatus.NOT_FOUND and name:
         headline, hint = texts["error_404_project"], texts["error_404_hint"]
-    place, back = _find_list(request)
     return render(
         request,
         "trouble.html" if "hx-request" in request.headers else "error.html",
@@ -225,15 +209,7 @@ def error_page(
         name=visible(name),
         detail=visible(detail[:LONGEST_DETAIL]),
         again=again,
-        list=place,
-        back=back,
     )
-
-
-def _find_list(request: Request) -> tuple[str, str]:
-    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    first = f"/{path.split('/')[1]}" if path.startswith("/") else "/"
-    return (first, _LISTS[first]) if first in _LISTS else ("/", "to_wallboard")
 
 
 def refuse_with(

@@ -42,7 +42,9 @@ export class StateCard {
   }
 }
 
-export const compare = (one, other) => (one < other ? -1 : one > other ? 1 : 0);
+// Texts are in the order of the page's language, Chinese by pinyin.
+const words = new Intl.Collator(document.documentElement.lang, { numeric: true });
+export const compare = (one, other) => (typeof one === "string" ? words.compare(one, other) : one - other);
 
 // Take the snapshot that the page contains, then each change from the stream. Only a message of the stream shows the page as live.
 export function begin(path, kind, take) {

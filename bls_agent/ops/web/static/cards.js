@@ -18,12 +18,15 @@ const BEFORE = { untimed: "no_expiry", stale: "expired", never: "only_commands" 
 
 // Write how fresh a status is; since is the number of seconds since the card was made.
 function sayFreshness(card, since) {
+  const turned = card.turned === null ? "" : sayAge(card.turned + since);
   if (card.presence === "fresh") {
     const about = card.age_known ? "" : "≈";
-    return card.age === null ? say("will_expire") : say("refreshed", { age: about + sayAge(card.age + since) });
+    const age = card.age === null ? say("will_expire") : say("refreshed", { age: about + sayAge(card.age + since) });
+    return turned && ["fault", "error"].includes(card.kind) ? `${say("turned", { age: turned })} · ${age}` : age;
   }
   const last = card.last === null ? say("no_record") : say("last_record", { age: sayAge(card.last + since) });
-  return `${say(BEFORE[card.presence])} · ${last}`;
+  const before = turned && card.presence === "stale" ? say("expired_since", { age: turned }) : say(BEFORE[card.presence]);
+  return `${before} · ${last}`;
 }
 
 // Write a figure of the log; a lower bound has ≥, and one of 0 tells nothing.
@@ -63,6 +66,7 @@ export class Card extends StateCard {
     this.intakes = find(".intakes"); // null in a row
     this.queue = find(".queue > :last-child");
     this.errors = find(".errors > :last-child");
+    this.dead = find(".dead");
     this.rate = find(".rate > :last-child");
     this.spark = find(".spark path");
     this.last = find(".last bdi");
@@ -108,6 +112,12 @@ export class Card extends StateCard {
     }
     element.toggleAttribute("data-waits", Boolean(told.queue));
     element.toggleAttribute("data-errs", told.errors > 0);
+    const letters = told.dead_letters > 0;
+    if (this.dead.matches("div")) this.dead.hidden = !letters;
+    const toLetters = this.dead.querySelector("a");
+    toLetters.href = `${root}${told.path}#dead`;
+    toLetters.hidden = !letters;
+    setText(toLetters, letters ? String(told.dead_letters) : "");
     setText(this.odd, told.odd || told.reason);
     this.odd.title = told.reason;
     const states = [...new Set(told.intake.map(({ state }) => say(`intake_${state}`)))];

@@ -14,8 +14,9 @@ const deck = new Deck({
   sought: (card) => `${card.name}\n${card.told?.reason ?? ""}\n${card.told?.error ?? ""}`,
   shown: (cards) => table.head(cards),
 });
-// The worst first: a bad status, then errors in the last minutes, then the other statuses.
-const severity = (card) => (isBad(card) || !card.told.errors ? deck.ranks.get(card.state) : deck.ranks.get("error") + 0.5);
+// The worst first: a bad status, then dead letters or errors in the last minutes, then the other statuses.
+const isIll = ({ told }) => told.dead_letters > 0 || told.errors > 0;
+const severity = (card) => (isBad(card) || !isIll(card) ? deck.ranks.get(card.state) : deck.ranks.get("error") + 0.5);
 const total = (cards, figure) => cards.reduce((sum, { told }) => sum + (told[figure] ?? 0), 0);
 
 const table = new Table({
@@ -23,6 +24,7 @@ const table = new Table({
     state: { value: (card) => deck.ranks.get(card.state) },
     name: { value: (card) => card.name },
     errors: { value: ({ told }) => told.errors, falling: true },
+    dead: { value: ({ told }) => told.dead_letters, falling: true },
     queue: { value: ({ told }) => told.queue, falling: true },
     rate: { value: ({ told }) => told.rate, falling: true },
     fresh: { value: ({ told }) => told.age ?? told.last, falling: true },
@@ -30,10 +32,11 @@ const table = new Table({
   },
   before: (one, other) =>
     severity(one) - severity(other) ||
+    (other.told.dead_letters > 0) - (one.told.dead_letters > 0) ||
     other.told.errors - one.told.errors ||
     (other.told.queue ?? 0) - (one.told.queue ?? 0) ||
     compare(one.name, other.name),
-  sum: (cards) => say("group_sum", { n: cards.length, bad: cards.filter(isBad).length, errors: sayBound(String(total(cards, "errors")), cards.some(({ told }) => told.atLeast)), queue: total(cards, "queue") }),
+  sum: (cards) => say("group_sum", { n: cards.length, bad: cards.filter(isBad).length, errors: sayBound(String(total(cards, "errors")), cards.some(({ told }) => told.atLeast)), dead: total(cards, "dead_letters"), queue: total(cards, "queue") }),
 });
 
 const cards = () => [...deck.cards.values()];
