@@ -36,6 +36,7 @@ PROGRAMS = [
     "ops.fields",
     "devserver",
     "testing",
+    "ops.conformance",
     "ops.fleet",
     "ops.doctor",
     "ops.web",

@@ -62,6 +62,7 @@ COMMANDS: Final = {
     "keys": "keys",
     "doctor": "doctor",
     "acl": "keys",
+    "conformance": "conformance",
     "console": "console",
     "demo": "run",
 }

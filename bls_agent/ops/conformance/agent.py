@@ -1,0 +1,367 @@
+"""Judges an agent of the console protocol: plays the console and a broken network.
+
+The program has to run the command ``echo``: a record that it writes then contains the
+argument ``word``. The function of each check returns ``None`` if the program passes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+
+from bls_agent.core.codec import JSONObject, parse_timestamp
+from bls_agent.ops.conformance.judge import (
+    WORD,
+    Check,
+    Fault,
+    Verdict,
+    Wire,
+    happens,
+    make_command,
+    make_word,
+    read_record,
+)
+from bls_agent.ops.conformance.link import Link, LinkState
+from bls_agent.ops.conformance.program import Program
+from bls_agent.ops.conformance.vectors import Vector
+from bls_agent.project.messages import Level, Status
+
+STATUSES: Final = frozenset(status.value.encode() for status in Status)
+LEVELS: Final = frozenset(level.value for level in Level)
+LONGEST_RECORD: Final = 65_536  # bytes; 002 §4
+LONGEST_LIFE: Final = 300  # seconds that a status may live without a refresh
+REFRESH: Final = 7  # times the patience in which a status is written again; 002 §2.1
+START: Final = 20.0  # seconds in which a program has to connect
+AWAY: Final = 3.0  # seconds for which the link is broken
+RECOVERY: Final = 12  # times the patience in which a dead connection is noticed
+MANY: Final = 20  # commands whose order is checked
+ALIKE: Final = 5  # faults of one check after which the rest of the check is skipped
+
+
+class AgentJudge:
+    """Judges one program by vectors."""
+
+    def __init__(self, wire: Wire, program: Program, link: Link) -> None:
+        self.wire = wire
+        self.program = program
+        self.link = link
+        self._faults: Counter[str] = Counter()
+
+    async def judge(self, vectors: Sequence[Vector]) -> AsyncIterator[Verdict]:
+        """Start the program, and yield a verdict for each vector, in a useful order."""
+        ranks = [*CHECKS]
+        await self._restart()
+        for vector in sorted(vectors, key=lambda one: ranks.index(one.check)):
+            if self._faults[vector.check] >= ALIKE:
+                yield Verdict(vector, Fault("alike", {"count": ALIKE}), skipped=True)
+                continue
+            if self.program.exit_code is not None:
+                await self._restart()
+            fault = await CHECKS[vector.check](self, vector)
+            if fault is not None:
+                self._faults[vector.check] += 1
+                await self._restart()
+            yield Verdict(vector, fault)
+
+    async def _restart(self) -> None:
+        self.link.set_state(LinkState.OPEN)
+        await self.program.kill()
+        await self.wire.clear()
+        await self.program.start()
+        await happens(self.has_connected, START)
+        await happens(self.is_shown, self.wire.patience)
+
+    async def has_connected(self) -> bool:
+        return self.link.carries or self.program.exit_code is not None
+
+    async def is_shown(self) -> bool:
+        return (
+            await self.wire.status() in STATUSES or self.program.exit_code is not None
+        )
+
+    def ended(self) -> Fault | None:
+        """Return a fault if the program has ended by itself."""
+        code = self.program.exit_code
+        return None if code is None else Fault("ended", {"code": code})
+
+    async def runs(self, word: str, within: float | None = None) -> Fault | None:
+        """Return a fault if the command ``echo`` with this word has no effect."""
+        patience = self.wire.patience if within is None else within
+        if await self.wire.sees(word, patience):
+            return None
+        return self.ended() or Fault("not_run", {"seconds": f"{patience:g}"})
+
+
+async def check_status_written(judge: AgentJudge, _: Vector) -> Fault | None:
+    if await happens(judge.is_shown, 2 * judge.wire.patience):
+        return judge.ended()
+    kind = await judge.wire.type_of(judge.wire.status_key)
+    if kind not in ("none", "string"):
+        return Fault("wrong_type", {"key": judge.wire.status_key, "type": kind})
+    status = await judge.wire.status()
+    shown = "" if status is None else status.decode("utf-8", "replace")
+    return Fault("no_status", {"key": judge.wire.status_key, "value": shown})
+
+
+async def check_echo(judge: AgentJudge, vector: Vector) -> Fault | None:
+    """Push one message that is a good ``echo``, in the form of the vector."""
+    word = make_word()
+    await judge.wire.push(vector.message.replace(WORD, word.encode()))
+    return await judge.runs(word)
+
+
+async def check_log(judge: AgentJudge, _: Vector) -> Fault | None:
+    first = await judge.wire.echo()
+    if fault := await judge.runs(first):
+        return fault
+    second = await judge.wire.echo()
+    if fault := await judge.runs(second):
+        return fault
+    before, after = [await judge.wire.positions(one) for one in (first, second)]
+    return None if before[0] < after[0] else Fault("newest_not_last")
+
+
+async def check_order(judge: AgentJudge, _: Vector) -> Fault | None:
+    alone = await judge.wire.echo()
+    if fault := await judge.runs(alone):
+        return fault
+    words = [make_word() for _ in range(MANY)]
+    await judge.wire.push(*(make_command("echo", {"word": one}) for one in words))
+    last = await judge.wire.echo()
+    if fault := await judge.runs(last):
+        return fault
+    often = len(await judge.wire.positions(alone))
+    found = [await judge.wire.positions(one) for one in words]
+    for at, places in enumerate(found):
+        if len(places) != often:
+            text = "lost" if len(places) < often else "repeated"
+            return Fault(text, {"number": at + 1, "count": MANY})
+    first = [places[0] for places in found]
+    return None if first == sorted(first) else Fault("out_of_order")
+
+
+async def check_emptied(judge: AgentJudge, _: Vector) -> Fault | None:
+    if fault := await judge.runs(await judge.wire.echo()):
+        return fault
+
+    async def is_empty() -> bool:
+        return await judge.wire.waiting() == 0
+
+    if await happens(is_empty, judge.wire.patience):
+        return None
+    return Fault("still_waiting", {"key": judge.wire.control_key})
+
+
+async def check_message(judge: AgentJudge, vector: Vector) -> Fault | None:
+    """Push a message and a good command, which has to run."""
+    await judge.wire.push(vector.message)
+    if fault := await judge.runs(await judge.wire.echo()):
+        return fault
+    return await check_emptied(judge, vector)
+
+
+async def check_recorded(judge: AgentJudge, vector: Vector) -> Fault | None:
+    """Push a malformed message, of which an error has to be logged."""
+    before = set(await judge.wire.records())
+    await judge.wire.push(vector.message)
+
+    async def is_recorded() -> bool:
+        new = [
+            read_record(one) for one in await judge.wire.records() if one not in before
+        ]
+        return any(one is not None and one.get("level") == "error" for one in new)
+
+    if await happens(is_recorded, judge.wire.patience):
+        return None
+    return judge.ended() or Fault("not_recorded")
+
+
+async def check_outcome(judge: AgentJudge, vector: Vector) -> Fault | None:
+    """Push a message, of which an outcome record has to have the vector's fields."""
+    await judge.wire.call("DEL", judge.wire.log_key)
+    await judge.wire.push(vector.message)
+    if fault := await judge.runs(await judge.wire.echo()):
+        return fault
+    expected: JSONObject = vector.values["outcome"]
+    outcomes = [
+        found
+        for record in map(read_record, await judge.wire.records())
+        if record is not None and "outcome" in (found := _metadata(record))
+    ]
+    if not outcomes:
+        return Fault("no_outcome")
+    error = outcomes[0].get("error") or {}
+    seen = {"outcome": outcomes[0]["outcome"]}
+    if "reason" in expected:
+        seen["reason"] = error.get("reason")
+    if "fields" in expected:
+        seen["fields"] = sorted(error.get("fields") or ())
+    return None if seen == expected else Fault("other_outcome", {"seen": seen})
+
+
+def _metadata(record: JSONObject) -> JSONObject:
+    found = record.get("metadata")
+    return found if isinstance(found, dict) else {}
+
+
+async def check_builtin(judge: AgentJudge, vector: Vector) -> Fault | None:
+    """Send a built-in command, whose outcome record has to report success."""
+    command_id = make_word()
+    await judge.wire.push(make_command(vector.values["command"], {}, command_id))
+    if fault := await judge.runs(command_id):
+        return fault
+    for record in map(read_record, await judge.wire.records()):
+        found = {} if record is None else _metadata(record)
+        if found.get("commandId") == command_id:
+            seen = {"outcome": found.get("outcome")}
+            good = seen["outcome"] == "succeeded"
+            return None if good else Fault("other_outcome", {"seen": seen})
+    return Fault("no_outcome")
+
+
+async def check_records(judge: AgentJudge, _: Vector) -> Fault | None:
+    """Check the form of every record of the log."""
+    if fault := await judge.runs(await judge.wire.echo()):
+        return fault
+    for payload in await judge.wire.records():
+        if problem := _problem_of(payload):
+            shown = payload[:200].decode("utf-8", "replace")
+            return Fault("bad_record", {"problem": problem, "record": shown})
+    return None
+
+
+def _problem_of(payload: bytes) -> str:
+    """Return the field of a record that is wrong; ``""`` if the record is good."""
+    record = read_record(payload)
+    if record is None:
+        return "JSON"
+    rules: dict[str, Any] = {
+        "timestamp": parse_timestamp(record.get("timestamp")) is not None,
+        "level": record.get("level") in LEVELS,
+        "message": isinstance(record.get("message"), str),
+        "metadata": isinstance(record.get("metadata", {}), dict),
+    }
+    return next((name for name, good in rules.items() if not good), "")
+
+
+async def check_record_size(judge: AgentJudge, _: Vector) -> Fault | None:
+    word = await judge.wire.echo(padding="é" * LONGEST_RECORD)
+    if fault := await judge.runs(word):
+        return fault
+    longest = max(map(len, await judge.wire.records()))
+    return Fault("long_record", {"size": longest}) if longest > LONGEST_RECORD else None
+
+
+async def check_expires(judge: AgentJudge, _: Vector) -> Fault | None:
+    life: int = await judge.wire.call("TTL", judge.wire.status_key)
+    return None if 0 < life <= LONGEST_LIFE else Fault("no_ttl", {"ttl": life})
+
+
+async def check_refreshed(judge: AgentJudge, _: Vector) -> Fault | None:
+    await judge.wire.call("DEL", judge.wire.status_key)
+    within = REFRESH * judge.wire.patience
+    if await happens(judge.is_shown, within):
+        return judge.ended()
+    return Fault("not_refreshed", {"seconds": f"{within:g}"})
+
+
+async def check_cut(judge: AgentJudge, _: Vector) -> Fault | None:
+    judge.link.cut()
+    return await _recovers(judge, RECOVERY / 2 * judge.wire.patience)
+
+
+async def check_silent(judge: AgentJudge, _: Vector) -> Fault | None:
+    judge.link.set_state(LinkState.SILENT)
+    return await _recovers(judge, RECOVERY * judge.wire.patience)
+
+
+async def _recovers(judge: AgentJudge, within: float) -> Fault | None:
+    """Send a command each second until one runs.
+
+    One command is not enough, because the server may deliver the command over the
+    connection that is dead.
+    """
+    words: list[str] = []
+    with anyio.move_on_after(within):
+        while True:
+            words.append(await judge.wire.echo())
+            for word in words:
+                if await judge.wire.sees(word, 1 / len(words)):
+                    return None
+    return judge.ended() or Fault("not_run", {"seconds": f"{within:g}"})
+
+
+async def check_away(judge: AgentJudge, _: Vector) -> Fault | None:
+    judge.link.set_state(LinkState.AWAY)
+    await anyio.sleep(AWAY)
+    word = await judge.wire.echo()
+    judge.link.set_state(LinkState.OPEN)
+    return await judge.runs(word, RECOVERY / 2 * judge.wire.patience)
+
+
+async def check_waits(judge: AgentJudge, _: Vector) -> Fault | None:
+    """Push a command while the program does not run; the program then runs it."""
+    await judge.program.stop()
+
+    async def is_gone() -> (
+        bool
+    ):  # else a connection of the dead program gets the command
+        return not judge.link.carries
+
+    await happens(is_gone, judge.wire.patience)
+    word = await judge.wire.echo()
+    await judge.program.start()
+    await happens(judge.has_connected, START)
+    return await judge.runs(word, 2 * judge.wire.patience)
+
+
+async def check_final(judge: AgentJudge, _: Vector) -> Fault | None:
+    code = await judge.program.stop()
+    if code is None:
+        return Fault("not_ended", {"seconds": "10"})
+    status = await judge.wire.status()
+    shown = "" if status is None else status.decode("utf-8", "replace")
+    fault = Fault("not_offline", {"value": shown, "key": judge.wire.status_key})
+    return None if shown == Status.OFFLINE.value else fault
+
+
+# Each check, in the order in which vectors are tried.
+CHECKS: Final[dict[str, Check]] = {
+    "status_written": check_status_written,
+    "expires": check_expires,
+    "echo": check_echo,
+    "log": check_log,
+    "order": check_order,
+    "emptied": check_emptied,
+    "message": check_message,
+    "recorded": check_recorded,
+    "outcome": check_outcome,
+    "builtin": check_builtin,
+    "records": check_records,
+    "record_size": check_record_size,
+    "refreshed": check_refreshed,
+    "cut": check_cut,
+    "away": check_away,
+    "silent": check_silent,
+    "waits": check_waits,
+    "final": check_final,
+}
+
+
+@asynccontextmanager
+async def open_judge(wire: Wire, url: str, command: str) -> AsyncIterator[AgentJudge]:
+    """Yield a judge of the program of a command line, and end the program."""
+    async with anyio.create_task_group() as tasks, Link(url, tasks) as link:
+        values = {"redis": link.url, "project": wire.project}
+        program = Program(command, values, tasks)
+        try:
+            yield AgentJudge(wire, program, link)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await program.kill()
+                await wire.clear()
+            tasks.cancel_scope.cancel()

@@ -1,0 +1,113 @@
+"""Judges a console of the console protocol: plays the agent that gets its commands.
+
+The program is a command line that sends one command and ends. It gets the placeholders
+``{redis}``, ``{project}``, ``{command}`` and ``{args}`` (a JSON object).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
+
+import anyio
+
+from bls_agent.core.codec import decode, encode, parse_timestamp
+from bls_agent.ops.conformance.judge import Check, Fault, Verdict, Wire, read_record
+from bls_agent.ops.conformance.program import Program
+from bls_agent.ops.conformance.vectors import Vector
+
+BEFORE: Final = b'{"command":"waiting"}'  # a command that is in the list already
+
+
+class ConsoleJudge:
+    """Judges one program by vectors; each vector starts the program."""
+
+    def __init__(self, wire: Wire, redis: str, command: str) -> None:
+        self.wire = wire
+        self._redis = redis
+        self._command = command
+
+    async def judge(self, vectors: Sequence[Vector]) -> AsyncIterator[Verdict]:
+        """Yield a verdict for each vector."""
+        for vector in vectors:
+            await self.wire.clear()
+            yield Verdict(vector, await CHECKS[vector.check](self, vector))
+        await self.wire.clear()
+
+    async def send(self, vector: Vector) -> list[bytes] | Fault:
+        """Let the program send the vector's command; return what was pushed."""
+        await self.wire.push(BEFORE)
+        values = {
+            "redis": self._redis,
+            "project": self.wire.project,
+            "command": vector.values["command"],
+            "args": encode(vector.values["args"]).decode(),
+        }
+        async with anyio.create_task_group() as tasks:
+            program = Program(self._command, values, tasks)
+            await program.start()
+            code = await program.wait()
+            if code is None:
+                await program.kill()
+        if code != 0:
+            return Fault("send_failed", {"code": code, "output": program.output})
+        kind = await self.wire.type_of(self.wire.control_key)
+        if kind != "list":
+            return Fault("wrong_type", {"key": self.wire.control_key, "type": kind})
+        found: list[bytes] = await self.wire.call(
+            "LRANGE", self.wire.control_key, 0, -1
+        )
+        if found[:1] != [BEFORE] or len(found) != 2:  # noqa: PLR2004 - and the new one
+            return Fault("not_at_the_tail", {"key": self.wire.control_key})
+        return found[1:]
+
+
+async def check_sent(judge: ConsoleJudge, vector: Vector) -> Fault | None:
+    sent = await judge.send(vector)
+    if isinstance(sent, Fault):
+        return sent
+    record = read_record(sent[0])
+    wanted: dict[str, Any] = {
+        "command": vector.values["command"],
+        "args": vector.values["args"],
+    }
+    if record is None:
+        return Fault("bad_record", {"problem": "JSON", "record": repr(sent[0])})
+    seen = {"command": record.get("command"), "args": record.get("args") or {}}
+    return None if seen == wanted else Fault("other_command", {"seen": seen})
+
+
+async def check_fields(judge: ConsoleJudge, vector: Vector) -> Fault | None:
+    """Send two commands, which have to differ in their ids."""
+    ids: list[object] = []
+    for _ in range(2):
+        await judge.wire.clear()
+        sent = await judge.send(vector)
+        if isinstance(sent, Fault):
+            return sent
+        record: Any = decode(sent[0])
+        good = {
+            "id": isinstance(record.get("id"), str) and bool(record["id"]),
+            "timestamp": parse_timestamp(record.get("timestamp")) is not None,
+            "source": isinstance(record.get("source"), str),
+        }
+        if problem := next((name for name, fine in good.items() if not fine), ""):
+            return Fault("bad_record", {"problem": problem, "record": repr(sent[0])})
+        ids.append(record["id"])
+    return Fault("same_id") if ids[0] == ids[1] else None
+
+
+async def check_short(judge: ConsoleJudge, vector: Vector) -> Fault | None:
+    sent = await judge.send(vector)
+    if isinstance(sent, Fault):
+        return sent
+    record: Any = decode(sent[0])
+    compact = encode(record)
+    return None if sent[0] == compact else Fault("not_compact")
+
+
+CHECKS: Final[dict[str, Check]] = {
+    "sent": check_sent,
+    "sent_fields": check_fields,
+    "sent_compact": check_short,
+}

@@ -1,0 +1,153 @@
+"""What a judge of any program shares: the keys of a project, and the verdicts."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import anyio
+
+from bls_agent.connection.pool import ConnectionPool
+from bls_agent.core.codec import JSONObject, decode_object, encode
+from bls_agent.core.errors import DecodeError
+from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.ops.conformance.vectors import Level, Vector
+
+POLL: Final = 0.02  # seconds between two looks
+RECENT: Final = 500  # newest records in which a word is searched
+WORD: Final = b"$WORD"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a program fails: the key of a text in the catalogue, and its values."""
+
+    text: str
+    values: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a program was judged by one vector."""
+
+    vector: Vector
+    fault: Fault | None = None
+    skipped: bool = False  # the fault is then why the vector could not be tried
+
+    @property
+    def passed(self) -> bool:
+        return self.fault is None
+
+    @property
+    def breaks(self) -> bool:
+        """Whether the program is not part of the contract because of this."""
+        return not (self.passed or self.skipped) and self.vector.level is Level.MUST
+
+
+class Wire:
+    """The keys of one project, seen from outside."""
+
+    def __init__(self, pool: ConnectionPool, project: str, patience: float) -> None:
+        self._pool = pool
+        self.project = project
+        self.patience = patience  # seconds in which a program has to react
+        self.status_key = PROJECT_STATUS.locate(project=project)
+        self.log_key = PROJECT_CONSOLE.locate(project=project)
+        self.control_key = CONTROL.locate(project=project)
+
+    async def call(self, command: str, key: str, *arguments: Any) -> Any:
+        return await self._pool.call(key, command, *arguments)
+
+    async def clear(self) -> None:
+        for key in (self.status_key, self.log_key, self.control_key):
+            await self.call("DEL", key)
+
+    async def exists(self) -> bool:
+        """Return whether a service of this name is or was there."""
+        keys = (self.status_key, self.log_key, self.control_key)
+        return any([await self.call("EXISTS", key) for key in keys])
+
+    async def type_of(self, key: str) -> str:
+        reply: bytes = await self.call("TYPE", key)
+        return reply.decode()
+
+    async def status(self) -> bytes | None:
+        if await self.type_of(self.status_key) != "string":
+            return None
+        reply: bytes | None = await self.call("GET", self.status_key)
+        return reply
+
+    async def push(self, *messages: bytes) -> None:
+        await self.call("RPUSH", self.control_key, *messages)
+
+    async def waiting(self) -> int:
+        length: int = await self.call("LLEN", self.control_key)
+        return length
+
+    async def records(self) -> list[bytes]:
+        """Return the newest records, oldest first."""
+        if await self.type_of(self.log_key) != "list":
+            return []
+        found: list[bytes] = await self.call("LRANGE", self.log_key, -RECENT, -1)
+        return found
+
+    async def echo(self, **arguments: str) -> str:
+        """Send a command ``echo`` with a fresh word, and return the word."""
+        word = make_word()
+        await self.push(make_command("echo", {"word": word, **arguments}))
+        return word
+
+    async def positions(self, word: str) -> list[int]:
+        """Return the positions of the newest records in which a word stands.
+
+        A record that reports an error with the word is no effect of the command.
+        """
+        return [
+            at
+            for at, payload in enumerate(await self.records())
+            if word.encode() in payload
+            and (read_record(payload) or {}).get("level") != "error"
+        ]
+
+    async def sees(self, word: str, within: float) -> bool:
+        async def seen() -> bool:
+            return bool(await self.positions(word))
+
+        return await happens(seen, within)
+
+
+async def happens(condition: Callable[[], Awaitable[bool]], within: float) -> bool:
+    """Return whether a condition becomes true within some seconds."""
+    with anyio.move_on_after(within):
+        while not await condition():  # noqa: ASYNC110 - what Redis holds
+            await anyio.sleep(POLL)
+        return True
+    return False
+
+
+def make_word() -> str:
+    return f"t{secrets.token_hex(8)}"
+
+
+def make_command(name: str, arguments: JSONObject, command_id: str = "") -> bytes:
+    fields = {
+        "id": command_id or f"cmd-{secrets.token_hex(6)}",
+        "timestamp": "2026-01-12T12:35:00.000Z",
+        "source": "BLS Project Console",
+        "command": name,
+        "args": arguments,
+    }
+    return encode(fields)
+
+
+def read_record(payload: bytes) -> JSONObject | None:
+    """Return a JSON object; ``None`` for anything else."""
+    try:
+        return decode_object(payload)
+    except DecodeError:
+        return None
+
+
+Check: TypeAlias = Callable[..., Awaitable["Fault | None"]]

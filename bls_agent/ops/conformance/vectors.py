@@ -1,0 +1,91 @@
+"""Reads the vectors: what a program must, should and may do, with the exact bytes.
+
+A file holds the vectors of one level, with the fields that they share beside them. The
+folder is `docs/vectors` in a checkout, and `bls_agent/vectors` in an installed package.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from bls_agent.core.codec import JSONObject, decode_object
+
+PACKAGE: Final = Path(__file__).parents[2]
+FOLDERS: Final = (PACKAGE / "vectors", PACKAGE.parent / "docs" / "vectors")
+LARGEST: Final = 4 * 1024 * 1024  # bytes of a file
+
+
+class Level(StrEnum):
+    """How strictly a vector is meant."""
+
+    MUST = "must"  # a program that fails is not part of the contract
+    SHOULD = "should"  # the contract recommends it
+    MAY = "may"  # this package does it, and says how
+
+
+class Side(StrEnum):
+    """The program that is judged."""
+
+    AGENT = "agent"
+    CONSOLE = "console"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vector:
+    """One thing that is judged, under an id that never changes."""
+
+    id: str
+    level: Level
+    side: Side
+    heading: str  # anchor of docs/protocol.md
+    check: str  # name of the function that judges
+    name: str  # of a message; empty for a behaviour
+    titles: Mapping[str, str]  # of a behaviour, by language
+    message: bytes  # the element of the list; `WORD` stands for a fresh word
+    values: JSONObject  # the other fields, which the check knows
+
+    def title(self, language: str) -> str:
+        return self.titles.get(language) or self.name
+
+
+def load_vectors(folder: Path | None = None) -> list[Vector]:
+    """Return all vectors, in the order of files and of their lines."""
+    if folder is None:
+        folder = next(one for one in FOLDERS if one.is_dir())
+    files = [
+        file for level in Level for file in sorted(folder.glob(f"*/{level}/*.json"))
+    ]
+    return [vector for file in files for vector in _read(file)]
+
+
+def _read(file: Path) -> Iterator[Vector]:
+    document = decode_object(file.read_bytes(), limit=LARGEST)
+    for case in document["cases"]:
+        values = {**document, **case}
+        yield Vector(
+            id=values.pop("id"),
+            level=Level(values.pop("level")),
+            side=Side(values.pop("side")),
+            heading=values.pop("heading"),
+            check=values.pop("check"),
+            name=values.pop("name", ""),
+            titles=values.pop("title", {}),
+            message=read_message(values.pop("message", {"text": ""})),
+            values=values,
+        )
+
+
+def read_message(written: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a message: a text, bytes in base64, or a repeated unit."""
+    if "text" in written:
+        return str(written["text"]).encode()
+    if "base64" in written:
+        return base64.b64decode(written["base64"])
+    build = written["build"]
+    text: str = build["prefix"] + build["unit"] * build["times"] + build["suffix"]
+    return text.encode(build.get("encoding", "utf-8"))

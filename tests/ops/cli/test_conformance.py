@@ -1,0 +1,127 @@
+"""Each flaw of an agent is found under its id; good agents pass, ours pass everything."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import pytest
+
+from bls_agent.ops.conformance.agent import CHECKS as AGENT_CHECKS
+from bls_agent.ops.conformance.console import CHECKS as CONSOLE_CHECKS
+from bls_agent.ops.conformance.vectors import Level, Side, load_vectors
+from tests.ops.cli.conftest import Bls
+
+HERE = Path(__file__).parent
+FLAWED = (
+    f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'agents' / 'flawed.py'))}"
+)
+OURS = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'agents' / 'ours.py'))}"
+FLAWED_CONSOLE = FLAWED.replace("flawed.py", "flawed_console.py")
+# Flaw → the cases to try, and the one that finds it.
+FLAWS = {
+    "no status": "002/status/written",
+    "status in English": "002/status/written",
+    "status without TTL": "002/status/expires",
+    "status once": "002/status/refreshed",
+    "newest first": "002/log/list",
+    "log as a string": "002/log/list",
+    "records that are no JSON": "002/log/record",
+    "levels in capitals": "002/log/record",
+    "odd timestamps": "002/log/record",
+    "long records": "002/log/size",
+    "takes the newest": "002/commands/order",
+    "runs twice": "002/commands/order",
+    "loses commands": "002/commands/order",
+    "reads and never trims": "002/commands/emptied",
+    "stumbles over malformed messages": "002/commands/malformed/1",
+    "dies of malformed messages": "002/commands/malformed/1",
+    "hides malformed messages": "002/log/malformed",
+    "reads ASCII": "002/commands/valid/5",
+    "refuses unknown fields": "002/commands/valid/6",
+    "dies of unknown commands": "002/commands/unknown/1",
+    "dies of a lost connection": "002/network/cut",
+    "tries to reconnect once": "002/network/away",
+    "waits for ever": "002/network/silent",
+    "clears its commands": "002/commands/waits",
+    "leaves without a word": "002/status/final",
+}
+
+
+async def judge(bls: Bls, program: str, *words: str) -> dict[str, str]:
+    """Return the result of each vector."""
+    ran = await bls("conformance", "agent", "--json", "--cmd", program, *words)
+    assert ran.code in (0, 3), ran.err
+    found = [json.loads(line) for line in ran.out.splitlines()]
+    return {one["id"]: one["result"] for one in found}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+async def test_a_flaw_is_found(bls: Bls, flaw: str) -> None:
+    vector_id = FLAWS[flaw]
+    program = f"{FLAWED} {shlex.quote(flaw)}"
+    found = await judge(bls, program, "--case", vector_id, "--patience", "0.6")
+    assert found == {vector_id: "failed"}
+
+
+async def test_the_agent_without_a_flaw_passes(bls: Bls) -> None:
+    """So no flaw is found for another reason."""
+    ids = sorted(set(FLAWS.values()))
+    cases = [word for vector_id in ids for word in ("--case", vector_id)]
+    assert await judge(bls, FLAWED, *cases) == dict.fromkeys(ids, "passed")
+
+
+async def test_ours_passes_everything(bls: Bls, tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    words = ["--case", "002/[cls]*", "--junit", str(report)]
+    found = await judge(bls, OURS, *words)
+    assert len(found) > 250
+    assert set(found.values()) == {"passed"}
+    suite = ET.parse(report).getroot()
+    assert [case.get("name") for case in suite] == list(found)
+
+
+async def test_a_console_is_judged(bls: Bls) -> None:
+    ours = (
+        f"{shlex.quote(sys.executable)} -m bls_agent send {{project}} {{command}}"
+        " --json-args {args} --force --redis {redis}"
+    )
+    cases = ["--case", "002/console/sent/3", "--case", "002/console/[cf]*"]
+    ran = await bls("conformance", "console", "--cmd", ours, *cases)
+    assert (ran.code, ran.err) == (0, b""), ran.out
+    ran = await bls("conformance", "console", "--cmd", f"{FLAWED_CONSOLE} {{command}}")
+    assert ran.code == 3
+    assert b"MUST: 0 of 4 passed" in ran.out
+
+
+async def test_a_project_in_use_is_left_alone(bls: Bls, project: str) -> None:
+    await bls("send", project, "reload", "--force")
+    ran = await bls("conformance", "agent", "--cmd", FLAWED, "--project", project)
+    assert ran.code == 2
+    assert b"exists in this Redis" in ran.err
+
+
+def test_the_vectors_are_sound() -> None:
+    """Ids are unique; each vector has a check, a text, and a heading of the page."""
+    folder = HERE.parents[2] / "docs" / "vectors"
+    schema = json.loads((folder / "schema.json").read_text("utf-8"))
+    for file in folder.glob("*/*/*.json"):
+        jsonschema.validate(json.loads(file.read_text("utf-8")), schema)
+    vectors = load_vectors()
+    assert len({vector.id for vector in vectors}) == len(vectors)
+    page = (HERE.parents[2] / "docs" / "protocol.md").read_text("utf-8")
+    heads = {
+        line.strip("# ").lower().replace("`", "").replace(" ", "-")
+        for line in page.splitlines()
+        if line.startswith("#")
+    }
+    checks = {Side.AGENT: AGENT_CHECKS, Side.CONSOLE: CONSOLE_CHECKS}
+    for vector in vectors:
+        assert vector.check in checks[vector.side], vector.id
+        assert vector.name or set(vector.titles) == {"zh", "en"}, vector.id
+        assert vector.heading in heads, vector.heading
+    assert {vector.level for vector in vectors} == set(Level)
