@@ -201,7 +201,9 @@ async def test_fastapi_and_flask(
         assert (await service.get("/prices/咖啡")).status_code == 404
         if any("fastapi" in word for word in command):
             metrics = (await service.get("/metrics/")).text
-            labels = f'command="set_price",outcome="succeeded",project="{stage.project}"'
+            labels = (
+                f'command="set_price",outcome="succeeded",project="{stage.project}"'
+            )
             assert f"bls_commands_total{{{labels}}} 1.0" in metrics
         assert await service.stop() == code
     await assert_offline(console, redis, stage.project)

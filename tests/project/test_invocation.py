@@ -29,7 +29,9 @@ from bls_agent import (
     UnknownCommandError,
 )
 from bls_agent.core.redaction import REDACTED
+from bls_agent.project.agent_state import state_of
 from bls_agent.project.commands import runner as runner_module
+from bls_agent.project.commands.observer import OnEnd, TakenCommand
 from bls_agent.testing import CheckResult, make_context
 from tests.harness import records, until
 
@@ -355,6 +357,22 @@ async def test_a_call_beside_an_open_agent_runs_in_its_loop() -> None:
     assert inside.result != threading.current_thread().name
     outside = await agent.invoke("where")
     assert outside.result == threading.current_thread().name
+
+
+async def test_observers_of_the_agent_see_a_call() -> None:
+    """A test of tracing or metrics finds the spans of the command."""
+    agent = make_agent()
+    seen: list[str] = []
+
+    class Observer:
+        def begin(self, taken: TakenCommand) -> OnEnd:
+            seen.append(taken.command)
+            return lambda outcome, _: seen.append(outcome.kind)
+
+    state_of(agent).observers.add(Observer())
+    await agent.invoke("ping")
+    assert seen == ["ping", "succeeded"]
+    assert len(state_of(agent).observers.all) == 1
 
 
 async def test_each_health_check_is_called_once() -> None:
