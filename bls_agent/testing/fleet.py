@@ -136,9 +136,11 @@ def open_server(environ: Mapping[str, str]) -> Generator[FleetServer]:
     if url := environ.get("BLS_REDIS_URL"):
         parts = urlsplit(url)
         worker = environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-        database = int(parts.path.strip("/") or 0) + int(worker)
-        chosen = urlunsplit(parts._replace(path=f"/{database}"))
-        with FleetServer(chosen, is_ours=False) as server:
+        database = parts.path.strip("/") or "0"
+        if database.isdecimal() and worker.isdecimal():
+            path = f"/{int(database) + int(worker)}"
+            url = urlunsplit(parts._replace(path=path))
+        with FleetServer(url, is_ours=False) as server:
             yield server
     else:
         with DevServer() as own, FleetServer(own.url, is_ours=True) as server:

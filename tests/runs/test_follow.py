@@ -23,8 +23,8 @@ from bls_agent.runs import (
 )
 from bls_agent.runs.follower import BATCH
 from bls_agent.runs.reading import FIRST_PAGE, RunKeys
+from bls_agent.testing import Delay, FaultProxy
 from tests.harness import eventually, execute
-from tests.kit import Delay, FaultProxy
 from tests.runs.writing import write
 
 

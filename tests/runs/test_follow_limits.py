@@ -15,8 +15,8 @@ from bls_agent.runs.hub import COUNT, StreamReader
 from bls_agent.runs.reading import RunReader
 from bls_agent.runs.sse import _write_chunks, event_frames
 from bls_agent.runs.topic import MOST, RunTopic
+from bls_agent.testing import Delay, FaultProxy
 from tests.harness import eventually
-from tests.kit import Delay, FaultProxy
 
 
 async def test_waits_shorter_than_a_read(own_server: DevServer) -> None:

@@ -26,11 +26,11 @@ from bls_agent.runs.reading import (
     PageSize,
     RunReader,
 )
+from bls_agent.testing import FaultProxy, Rate
 from tests.harness import (
     are_blocked,
     eventually,
 )
-from tests.kit import FaultProxy, Rate
 from tests.runs.writing import write
 
 

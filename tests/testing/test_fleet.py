@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bls_agent import ConfigurationError
 from bls_agent.devserver import DevServer
 from bls_agent.testing.fleet import FleetServer, open_server
 
@@ -334,3 +335,13 @@ def test_workers_of_xdist_share_a_chosen_server(other_server: FleetServer) -> No
     with open_server({**environ, "PYTEST_XDIST_WORKER": "gw3"}) as server:
         assert server.server_url == other_server.server_url[:-1] + "3"
         assert not server.is_ours
+
+
+@pytest.mark.parametrize("url", ["rediss://127.0.0.1/0", "unix:///run/redis.sock"])
+def test_a_chosen_server_is_reached_through_a_proxy(url: str) -> None:
+    """A URL that a proxy cannot forward is refused, with the reason."""
+    with (
+        pytest.raises(ConfigurationError, match="because a proxy reads it"),
+        open_server({"BLS_REDIS_URL": url}),
+    ):
+        pass
