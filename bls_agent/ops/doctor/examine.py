@@ -29,7 +29,6 @@ from bls_agent.core.keys import (
     encode_key,
 )
 from bls_agent.core.settings import check_seconds
-from bls_agent.ops.doctor.access import Access, check_access, roles_of, trials
 from bls_agent.ops.doctor.reading import Kind, Look, kind_of, project_of
 from bls_agent.ops.doctor.report import Report
 from bls_agent.ops.doctor.rule import (
@@ -39,7 +38,7 @@ from bls_agent.ops.doctor.rule import (
     Severity,
     Unanswered,
 )
-from bls_agent.ops.doctor.rules.project import find_meant, name_fault
+from bls_agent.ops.doctor.rules.project import find_meant
 from bls_agent.ops.doctor.rules.table import RULES_OF
 from bls_agent.ops.doctor.server import SERVER_RULES, Facts, Server, answered
 
@@ -51,14 +50,12 @@ SCAN_COUNT: Final = 1_000
 TOGETHER: Final = 250  # keys that are read at once; of each at most 256 KiB
 NAME: Final = "bls-doctor"
 WRONG_TYPE: Final = "wrong-type"
-PROJECTS: Final = 10  # projects whose rights are tried at most if none was named
 
 
 async def examine(
     redis: object = None,
     *,
     project: str = "",
-    user: str = "",
     progress: Progress | None = None,
     timeout: float = 10.0,
     clock: Callable[[], float] = time.time,  # noqa: TID251 - the outermost place
@@ -68,9 +65,7 @@ async def examine(
     Args:
         redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
             Default: ``BLS_REDIS_URL``.
-        project: Check the keys of this project alone, and try the rights for it.
-        user: The user of Redis whose rights are tried. Default: the user that the
-            doctor logs in as. Only an administrator may try rights of another user.
+        project: Check the keys of this project alone.
         progress: Called after each batch with the number of keys seen and the total
             number of keys. The total is an estimate; both numbers never shrink.
         timeout: Deadline of one round trip in seconds.
@@ -86,7 +81,7 @@ async def examine(
     endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
     pool = ConnectionPool(endpoint, NAME, timeout=timeout)
     try:
-        return await _Examination(pool, project, user, progress, clock).run()
+        return await _Examination(pool, project, progress, clock).run()
     finally:
         await pool.aclose()
 
@@ -95,12 +90,10 @@ async def examine(
 class _Examination:
     pool: ConnectionPool
     project: str
-    user: str
     progress: Progress | None
     clock: Callable[[], float]
     report: Report = field(default_factory=Report)
     unread: Counter[str] = field(default_factory=Counter[str])  # by reason
-    projects: dict[str, None] = field(default_factory=dict[str, None])
     seen: int = 0
     total: int = 0
     connected: frozenset[str] | None = frozenset()
@@ -125,10 +118,8 @@ class _Examination:
             counts = sorted(self.unread.items())
             counted = ", ".join(f"{why}: {count:,}" for why, count in counts)
             self._add("keys-unread", Severity.WARNING, counted)
-        # With a named user an absent project is no fault: its agent may run later.
-        if self.project and not report.keys and not self.user:
+        if self.project and not report.keys:
             self._add("project-absent", Severity.WARNING, self.project)
-        report.user, report.tried, report.roles = await self._try_rights()
         report.seconds = anyio.current_time() - began
         return report
 
@@ -175,11 +166,7 @@ class _Examination:
                 continue
             self.report.keys[kind.row] += 1
             if kind.row:
-                found = Sample(key=key, row=kind.row, fields=kind.fields)
-                looks.append(Look(found))
-                if kind.row == "project_status" and len(self.projects) < PROJECTS:
-                    name = kind.fields.get("project", "")
-                    self.projects |= {} if name_fault(name) else {name: None}
+                looks.append(Look(Sample(key=key, row=kind.row, fields=kind.fields)))
             else:
                 foreign = Sample(key=key, now=self.clock() + self.offset)
                 for rule in RULES_OF[""]:
@@ -231,28 +218,3 @@ class _Examination:
             key = row.locate(project=self.project)
             async with self.pool.to(key) as connection:
                 await self._examine_keys(Server(connection), [encode_key(key)])
-
-    async def _try_rights(self) -> Access:
-        """Try the user's rights in the named project, or else in up to 10 found projects.
-
-        Only one server is asked, because all servers of a cluster have the same users.
-        """
-        async with self.pool.to("") as connection:
-            server = Server(connection)
-            user: bytes = encode_key(self.user)
-            user = user or await server.one("ACL", "WHOAMI") or b""
-            best = Access(user.decode("utf-8", "replace"))
-            names = [self.project] if self.project else list(self.projects)
-            for name in names if best.user else ():
-                tried = trials(name)
-                requests = {trial.request for some in tried.values() for trial in some}
-                answers, refusal = await server.dry_run(best.user, requests)
-                if not answers:
-                    severity = Severity.WARNING if self.user else Severity.NOTE
-                    self._add("rights-untried", severity, best.user, why=refusal)
-                    break
-                access = Access(best.user, name, roles_of(tried, answers))
-                best = max(best, access, key=Access.worth)  # the first of equals
-        for finding in check_access(best):
-            self.report.add(finding)
-        return best

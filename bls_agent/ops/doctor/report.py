@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from bls_agent.core.codec import cut_text
 from bls_agent.core.keys import encode_key
-from bls_agent.ops.doctor.access import Role
 from bls_agent.ops.doctor.rule import Finding, Severity
 from bls_agent.ops.doctor.server import Facts
 from bls_agent.ops.texts import Texts
@@ -43,10 +41,7 @@ class Report:
     """All findings; the first 20 findings of each rule and severity are kept."""
 
     servers: list[Facts] = field(default_factory=list[Facts])
-    user: str = ""  # the user whose rights were tried; empty if ACL WHOAMI is refused
     project: str = ""  # the only project that was checked; empty for all
-    tried: str = ""  # the project in which the rights were tried; empty if none
-    roles: Sequence[Role] = ()  # what the user's rights allow in that project
     keys: Counter[str] = field(default_factory=Counter[str])  # by row; "": no contract
     seconds: float = 0.0
     _groups: dict[tuple[str, Severity], Group] = field(
@@ -113,19 +108,7 @@ class Report:
                 }
                 for facts in self.servers
             ],
-            "user": self.user,
             "project": self.project,
-            "rights": {
-                "project": self.tried,
-                "roles": {
-                    role.name: {
-                        "possible": role.possible,
-                        "tried": role.tried,
-                        "missing": [trial.shown for trial in role.missing],
-                    }
-                    for role in self.roles
-                },
-            },
             "seconds": round(self.seconds, 3),
         }
 
@@ -152,10 +135,5 @@ class Words(NamedTuple):
 
 def word(finding: Finding, texts: Texts) -> Words:
     """Return the texts of a finding from the catalogue ``doctor``."""
-    values = dict(finding.values)
-    if weaker := values.get("weaker"):  # a sentence that is in the catalogue, too
-        values["weaker"] = texts[weaker]
-    sentences = (
-        texts[f"{finding.rule}_{part}"].format_map(values) for part in Words._fields
-    )
-    return Words(*sentences)
+    names = (f"{finding.rule}_{part}" for part in Words._fields)
+    return Words(*(texts[name].format_map(finding.values) for name in names))

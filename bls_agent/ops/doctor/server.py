@@ -13,7 +13,6 @@ import anyio
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.core.errors import RedisUnavailableError
-from bls_agent.core.keys import encode_key
 from bls_agent.ops.doctor.reading import Look
 from bls_agent.ops.doctor.rule import Finding, Question, Severity, Values, show
 
@@ -150,20 +149,6 @@ class Server:
             replies = iter(await self.ask(asked))
             for look, requests in zip(looks, plans, strict=True):
                 record(look, [next(replies) for _ in requests])
-
-    async def dry_run(
-        self, user: str, requests: Iterable[tuple[str, ...]]
-    ) -> tuple[dict[tuple[str, ...], Reply], str]:
-        """Try requests as a user with ACL DRYRUN.
-
-        Returns the replies that are no errors, and the reason of the first error or ``""``.
-        """
-        asked = list(requests)
-        dry = "ACL", "DRYRUN", user
-        trials: list[Request] = [(*dry, *map(encode_key, one)) for one in asked]
-        replies = await self.ask(trials)
-        reasons = [one.reason for one in replies if _refusal(one)]
-        return answered(asked, replies), show(reasons[0]) if reasons else ""
 
 
 def _refusal(reply: Reply) -> str:

@@ -15,12 +15,9 @@ from bls_agent.core.keys import KEYS, RedisType
 from bls_agent.ops.doctor.rules.table import FAR, TTL_ADVISED, TTL_OPEN
 from bls_agent.workers.heartbeat_fields import KINDS
 from tests.corpus.heartbeats import SOUND
-from tests.harness import server_version
 
 Words: TypeAlias = tuple[object, ...]
 
-# Before Redis 7 nobody tells the rights of a user.
-UNAVOIDABLE = {"rights-untried"} if server_version() < (7,) else set[str]()
 
 PROJECT = "订单系统"
 STATUS, CONSOLE, CONTROL = (

@@ -9,7 +9,6 @@ import orjson
 import pytest
 from redis import Redis
 
-from bls_agent.core.acl import CONSOLE_RIGHTS, RIGHTS, acl_rules
 from bls_agent.devserver import DevServer
 from bls_agent.ops.cli import main
 from bls_agent.ops.doctor.rules.table import KEY_RULES
@@ -26,9 +25,6 @@ OTHERS = {
     "project-absent",
     "keys-unread",
     "scan-refused",
-    "rights-untried",
-    "rights-none",
-    "right-missing",
 }
 
 
@@ -115,11 +111,6 @@ def test_json(own: DevServer, client: Redis, capsys: Any) -> None:
     assert shown["remedy"]
     assert told["keys"]["foreign"] == 1
     assert told["keys"]["seen"] == 28
-    assert told["rights"]["roles"]["blocking"] == {
-        "possible": True,
-        "tried": 21,
-        "missing": [],
-    }
 
 
 def test_one_project(own: DevServer, client: Redis, capsys: Any) -> None:
@@ -132,18 +123,6 @@ def test_one_project(own: DevServer, client: Redis, capsys: Any) -> None:
         "status-unknown", "库存系统_项目状态"
     ]  # fmt: skip
     assert "订单系统" not in out
-
-
-@needs_selectors
-def test_the_rights_of_another_user(own: DevServer, client: Redis, capsys: Any) -> None:
-    """With `--as` a user with the rights of `acl` is healthy, and named in the summary."""
-    rules = acl_rules("订单系统")
-    client.execute_command("ACL", "SETUSER", "order-agent", *rules)  # type: ignore[no-untyped-call]
-    words = ["--project", "订单系统", "--as", "order-agent", "--lang", "en"]
-    assert run(own, *words) == 0
-    _, err = capsys.readouterr()
-    assert "Rights of order-agent for 订单系统:" in err
-    assert "Nothing is wrong." in err
 
 
 @pytest.mark.parametrize(
@@ -201,6 +180,3 @@ def test_the_catalogue_has_three_texts_for_every_rule() -> None:
     parts = ("wrong", "contract", "remedy")
     of_rules = {name for name in english if name.rpartition("_")[2] in parts}
     assert of_rules == {f"{code}_{part}" for code in codes for part in parts}
-    weaker = {right.weaker for right in (*RIGHTS, *CONSOLE_RIGHTS)}
-    assert weaker <= set(english)
-    assert all(english[sentence] == sentence for sentence in weaker)

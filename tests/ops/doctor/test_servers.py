@@ -12,15 +12,6 @@ from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
-from bls_agent.core.acl import (
-    ASSET_RIGHTS,
-    CONSOLE_RIGHTS,
-    CRAWL_LOOKING,
-    CRAWL_REQUEUE,
-    RUN_RIGHTS,
-    acl_rules,
-    console_acl_rules,
-)
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
@@ -32,10 +23,9 @@ from tests.harness import (
     eventually,
     execute,
     needs_selectors,
-    server_version,
     url_with_rights,
 )
-from tests.ops.doctor.plants import UNAVOIDABLE, record
+from tests.ops.doctor.plants import record
 
 SAVING = ("--save", "3600", "1")
 GOOD = {
@@ -113,7 +103,7 @@ def test_family_and_version(info: dict[str, str], family: str, version: str) -> 
 
 def rules_of(report: Report) -> set[str]:
     """What is found, but for what an old server does not tell."""
-    return {finding.rule for finding in report.findings} - UNAVOIDABLE
+    return {finding.rule for finding in report.findings}
 
 
 LIVE = [
@@ -176,113 +166,8 @@ async def test_a_wrong_password(admin: Redis, own_server: DevServer) -> None:
         await examine(url.replace(PASSWORD, "other"))
 
 
-READING = ("+@read", "+@connection", "+info", "+config|get", "+time", "+dbsize", "+scan",
-           "+memory|usage", "~*", "+acl|whoami", "+acl|dryrun")  # fmt: skip
-SETTLING = (("LREM", "dead"), ("HDEL", "deliveries"))
 PROJECT = "订单系统"
 STATUS = f"{PROJECT}_项目状态"
-
-
-@needs_selectors
-async def test_a_user_who_may_only_read(admin: Redis, own_server: DevServer) -> None:
-    """It can be a console that only looks on: what it may not is noted."""
-    await admin.set(STATUS, "在线", ex=60)
-    url = await url_with_rights(admin, own_server, "-@all", *READING)
-    report = await examine(url)
-    assert (report.user, report.tried) == ("agent", PROJECT)
-    found = {f.values["right"] for f in report.findings if f.rule == "right-missing"}
-    assert found == {
-        f"{name} {PROJECT}_{suffix}"
-        for name, suffix in (
-            ("RPUSH", "控制"),
-            ("LREM", "控制"),
-            ("EVALSHA", "控制"),
-            ("EVAL", "控制"),
-            ("RPUSH", "项目控制台"),
-            ("LTRIM", "项目控制台"),
-        )
-    } | {f"{name} bls_agent:{{{PROJECT}_控制}}:{key}" for name, key in SETTLING}
-    assert rules_of(report) == {"right-missing"}
-    assert report.healthy
-
-
-@needs_selectors
-async def test_a_user_who_can_be_nobody(admin: Redis, own_server: DevServer) -> None:
-    """Neither agent nor console: what an agent lacks is named."""
-    rights = [word.replace("~*", "~别的*") for word in READING]
-    url = await url_with_rights(admin, own_server, "-@all", *rights)
-    report = await examine(url, project=PROJECT)
-    found = [f for f in report.findings if f.rule == "rights-none"]
-    assert f"SET {STATUS}" in found[0].values["missing"]
-    assert f"BLPOP {PROJECT}_控制" in found[0].values["missing"]
-    assert not report.healthy
-
-
-@needs_selectors
-@pytest.mark.parametrize("mode", ["blocking", "compat", "reliable"])
-async def test_the_rights_of_an_agent_are_enough(
-    mode: Any, admin: Redis, own_server: DevServer
-) -> None:
-    """What acl_line() gives is all that is asked for: nothing is missing in that mode."""
-    await admin.set(STATUS, "在线", ex=60)
-    rules = acl_rules(PROJECT, mode, replicas=True)
-    url = await url_with_rights(admin, own_server, *rules, *READING[1:])
-    report = await examine(url, project=PROJECT)
-    roles = {role.name: role for role in report.roles}
-    assert not roles[mode].missing
-    assert not roles["replicas"].missing
-    assert roles["console"].possible is False
-    faults = {group.rule for group in report.groups if group.severity.is_fault}
-    assert faults == {"keys-unread"}  # an agent may not read all of its keys
-
-
-@needs_selectors
-async def test_the_rights_of_a_console_are_enough(
-    admin: Redis, own_server: DevServer
-) -> None:
-    """What console_acl_rules() gives is all that is asked for, one by one."""
-    await admin.set(STATUS, "在线", ex=60)
-    rules = console_acl_rules()
-    url = await url_with_rights(admin, own_server, *rules, "+acl|whoami", "+acl|dryrun")
-    report = await examine(url, project=PROJECT)
-    roles = {role.name: role for role in report.roles}
-    assert roles["console"].missing == []
-    assert not roles["blocking"].possible
-    granted = {word.strip("()") for rule in rules for word in rule.split()}
-    tried = {word for right in CONSOLE_RIGHTS for word in right.command.split()}
-    beyond = (*RUN_RIGHTS, *ASSET_RIGHTS, CRAWL_LOOKING, CRAWL_REQUEUE)
-    others = {word for right in beyond for word in right.commands.split()}
-    asked = {word[1:] for word in granted if word.startswith("+")}
-    assert tried <= asked
-    assert asked - tried <= others  # runs, assets and crawls are nobody's project's
-
-
-@needs_selectors
-async def test_a_right_that_is_missing_is_named(
-    admin: Redis, own_server: DevServer
-) -> None:
-    """Without a right that is not essential an agent is weaker: a note."""
-    await admin.set(STATUS, "在线", ex=60)
-    rules = [rule.replace("+expire ", "") for rule in acl_rules(PROJECT, "blocking")]
-    url = await url_with_rights(admin, own_server, *rules, *READING[1:])
-    report = await examine(url, project=PROJECT)
-    found = [f for f in report.findings if f.rule == "right-missing"]
-    assert [(f.key, f.values["right"]) for f in found] == [(STATUS, f"EXPIRE {STATUS}")]
-    assert "内存不足时状态会过期" in word(found[0], load_texts("doctor", "zh")).wrong
-    faults = {group.rule for group in report.groups if group.severity.is_fault}
-    assert faults == {"keys-unread"}
-
-
-@needs_selectors
-async def test_the_rights_of_another_project(
-    admin: Redis, own_server: DevServer
-) -> None:
-    """An agent of one project can be nobody in another."""
-    url = await url_with_rights(
-        admin, own_server, *acl_rules("库存系统", "blocking"), *READING[1:]
-    )
-    assert "rights-none" in rules_of(await examine(url, project=PROJECT))
-    assert "rights-none" not in rules_of(await examine(url, project="库存系统"))
 
 
 async def test_an_agents_own_user(admin: Redis, own_server: DevServer) -> None:
@@ -323,48 +208,6 @@ async def test_keys_that_may_not_be_read(admin: Redis, own_server: DevServer) ->
     found = [f for f in report.findings if f.rule == "keys-unread"]
     assert [f.values["what"] for f in found] == ["no_permission: 2"]
     assert not report.healthy  # nobody knows what stands there: one is broken
-
-
-@needs_selectors
-async def test_an_administrator_tries_the_rights_of_an_agents_user(
-    admin: Redis, own_server: DevServer
-) -> None:
-    """A user with the line of `acl` is healthy before and after its agent has written."""
-    await url_with_rights(admin, own_server, *acl_rules(PROJECT))
-    for _ in range(2):
-        report = await examine(own_server.url, project=PROJECT, user="agent")
-        assert report.healthy, report.findings
-        roles = {role.name: role.possible for role in report.roles}
-        assert (report.user, report.tried) == ("agent", PROJECT)
-        assert roles["blocking"]
-        assert not roles["reliable"]
-        await admin.set(STATUS, "在线", ex=60)
-
-
-@needs_selectors
-async def test_an_administrator_finds_what_an_agents_user_lacks(
-    admin: Redis, own_server: DevServer
-) -> None:
-    """Not the administrator's rights are judged, and a user that does not exist is no healthy one."""
-    await url_with_rights(admin, own_server, *acl_rules("库存系统"))
-    report = await examine(own_server.url, project=PROJECT, user="agent")
-    assert rules_of(report) == {"rights-none"}
-    report = await examine(own_server.url, project=PROJECT, user="niemand")
-    (finding,) = report.findings
-    assert finding.rule == "rights-untried"
-    assert "niemand" in finding.values["why"]
-    assert not report.healthy
-
-
-async def test_rights_that_cannot_be_tried(admin: Redis, own_server: DevServer) -> None:
-    """Said, and no crash: refused, or before Redis 7."""
-    await admin.set(STATUS, "在线", ex=60)
-    without = "-acl|dryrun" if server_version() >= (7,) else "-acl"
-    url = await url_with_rights(
-        admin, own_server, "+@all", without, "+acl|whoami", "~*"
-    )
-    found = {finding.rule for finding in (await examine(url)).findings}
-    assert found == {"rights-untried"}
 
 
 INTERLEAVED = [record(metadata={"agent": agent}) for agent in ("a#1", "b#1", "a#2")]

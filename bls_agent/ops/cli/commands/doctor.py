@@ -28,7 +28,6 @@ STYLES: Final = {
 async def doctor(
     invocation: Invocation,
     project: Annotated[str, Option(metavar="NAME", show_default=False)] = "",
-    user: Annotated[str, Option("--as", metavar="USER", show_default=False)] = "",
 ) -> Exit:
     """Check a live Redis against the contracts."""
     texts = load_texts("doctor", invocation.language)
@@ -37,9 +36,7 @@ async def doctor(
         def tell(seen: int, total: int) -> None:
             progress.tell(texts["looking"].format(seen=f"{seen:,}", total=f"{total:,}"))
 
-        report = await examine(
-            invocation.redis, project=project, user=user, progress=tell
-        )
+        report = await examine(invocation.redis, project=project, progress=tell)
     if invocation.json:
         invocation.out.json(_in_words(report, texts))
     elif invocation.out.terminal:
@@ -137,8 +134,6 @@ def _summary(report: Report, texts: Texts) -> Iterator[tuple[str, str]]:
         seen=f"{report.seen:,}", foreign=f"{report.foreign:,}",
         seconds=f"{report.seconds:.1f}",
     ), ""  # fmt: skip
-    if report.roles:
-        yield from _rights(report, texts)
     errors, warnings, notes = map(report.count, Severity)
     if not report.healthy:
         sentence = texts["unhealthy"].format(
@@ -149,13 +144,3 @@ def _summary(report: Report, texts: Texts) -> Iterator[tuple[str, str]]:
         yield texts["healthy_notes"].format(notes=f"{notes:,}"), "bold green"
     else:
         yield texts["healthy"], "bold green"
-
-
-def _rights(report: Report, texts: Texts) -> Iterator[tuple[str, str]]:
-    yield texts["rights"].format(user=report.user, project=report.tried), ""
-    for role in report.roles:
-        name = "rights_some" if role.possible else "rights_no"
-        sentence = texts[name if role.missing else "rights_all"].format(
-            role=role.name, count=len(role.missing), tried=role.tried
-        )
-        yield f"  {sentence}", "" if role.possible else "dim"
