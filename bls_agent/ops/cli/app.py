@@ -27,7 +27,7 @@ from typer.main import get_command
 import bls_agent
 from bls_agent.ops.cli.errors import Exit, misspelt, report_failure
 from bls_agent.ops.cli.interrupts import interrupts_end_the_process
-from bls_agent.ops.cli.options import JsonOption, LangOption, RedisOption, arrange
+from bls_agent.ops.cli.options import JsonOption, LangOption, RedisOption
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import Screen, count_columns, wrap
 from bls_agent.ops.texts import Texts, find_language, find_value, load_texts
@@ -313,7 +313,7 @@ def run_program(arguments: Sequence[str]) -> int:
     _localise(program, invocation.texts, "program")
     try:
         code = program.main(
-            args=arrange(arguments),
+            args=list(arguments),
             prog_name=NAME,
             standalone_mode=False,
             obj=invocation,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import (
     TYPE_CHECKING,
@@ -23,30 +23,7 @@ RECORDS: Final = 1_000  # records of a log that are searched for commands
 # Seconds for a completion, because a slow completion is worse than none.
 DEADLINE: Final = 0.5
 
-_BEGINS_JSON: Final = ("{", "[", '"', "")  # an empty text is reported later
-
 T = TypeVar("T")
-
-
-def arrange(arguments: Sequence[str]) -> list[str]:
-    """Rename ``--json`` to ``--json-args`` if a value follows that begins like JSON.
-
-    For ``send`` and ``call``, ``--json`` means either the arguments of the command or
-    the format of the output. The parser supports only one meaning of an option.
-    """
-    arranged = list(arguments)
-    if not {"send", "call"}.intersection(arguments):
-        return arranged
-    for index, word in enumerate(arguments):
-        if word == "--":  # no option follows
-            break
-        name, equals, value = word.partition("=")
-        if not equals:
-            value = next(iter(arguments[index + 1 :]), "none")
-        begins = value.lstrip()[:1]
-        if name == "--json" and begins in _BEGINS_JSON:
-            arranged[index] = word.replace("--json", "--json-args", 1)
-    return arranged
 
 
 def complete_project(context: Context, incomplete: str) -> list[str]:

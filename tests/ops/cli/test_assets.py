@@ -42,7 +42,7 @@ async def test_from_a_folder(bls: Bls, own_server: DevServer, folder: Path) -> N
     """The plan, the sync, nothing more to do, then what changed and what is broken."""
     url, source = own_server.url, str(folder)
     created = "created\treport\ncreated\tsummary\ncreated\twriter\n"
-    plan = await bls("assets", "diff", source, url=url)
+    plan = await bls("assets", "sync", source, "--dry-run", url=url)
     assert (plan.code, plan.text) == (0, created)
     assert "3 created" in plan.said
     assert (await bls("assets", url=url)).text == ""
@@ -53,7 +53,7 @@ async def test_from_a_folder(bls: Bls, own_server: DevServer, folder: Path) -> N
     assert "没有变化" in again.said
     (folder / "prompts/writer.yaml").write_bytes(BROKEN)
     (folder / "prompts/summary.yaml").write_bytes(manifest("summary", "2.0.0"))
-    plan = await bls("assets", "diff", source, url=url)
+    plan = await bls("assets", "sync", source, "--dry-run", url=url)
     ran = await bls("assets", "sync", source, "--wait", "5", url=url)
     assert (plan.code, ran.code) == (3, 1)
     assert "would end as failed" in plan.said

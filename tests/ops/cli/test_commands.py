@@ -9,7 +9,6 @@ import unicodedata
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -239,7 +238,7 @@ async def test_send(bls: Bls, redis: Redis, project: str) -> None:
     await redis.set(f"{project}_项目状态", "在线")
     ran = await bls(
         "send", project, "reload", "--arg", "force=true", "--arg", "名=李", "--arg", 'n="3"',
-        "--json", '{"force": false, "x": 12345678901234567890123}',
+        "--args", '{"force": false, "x": 12345678901234567890123}',
     )  # fmt: skip
     assert (ran.code, ran.said) == (0, "")
     payload = await first_command(redis, project)
@@ -258,7 +257,7 @@ async def test_send_with_its_options(bls: Bls, redis: Redis, project: str) -> No
     """An id of one's own, a broadcast; JSON output tells what was sent."""
     await redis.set(f"{project}_项目状态", "在线")
     ran = await bls(
-        "send", project, "reload", "--json", "--json-args", "{}", "--id", "mine", "--broadcast",
+        "send", project, "reload", "--json", "--args", "{}", "--id", "mine", "--broadcast",
     )  # fmt: skip
     told = orjson.loads(ran.out)
     assert told == {
@@ -366,12 +365,10 @@ async def test_send_to_a_name_like_another(
         (["--arg", "x"], "x is no argument"),
         (["--arg", "=3"], "=3 is no argument"),
         (["--arg", "a=1", "--arg", "a=2"], "given twice"),
-        (["--json", "[1]"], "no JSON object"),
-        (["--json", "{'a': 1}"], "no JSON object"),
-        (["--json", ""], "no JSON object"),
-        (["--json", '{"a":NaN}'], "no JSON object"),
-        (["--args-file", "/nowhere/x"], "cannot be read"),
-        (["--args-file", "/"], "cannot be read"),
+        (["--args", "[1]"], "no JSON object"),
+        (["--args", "{'a': 1}"], "no JSON object"),
+        (["--args", ""], "no JSON object"),
+        (["--args", '{"a":NaN}'], "no JSON object"),
         (["surplus"], "surplus"),
     ],
 )
@@ -392,7 +389,7 @@ async def test_call(bls: Bls, redis_url: str, redis: Redis, project: str) -> Non
     async with make_agent(project, redis_url) as agent:
         await agent.ready(5)
         ran = await bls(
-            "call", project, "reload", "--json", '{"n":3}', "--arg", "force=true"
+            "call", project, "reload", "--args", '{"n":3}', "--arg", "force=true"
         )
         kind, took, result = ran.text.rstrip("\n").split("\t")
         assert (ran.code, kind) == (0, "succeeded")
@@ -448,28 +445,6 @@ async def test_call_of_all_replicas(bls: Bls, redis_url: str, project: str) -> N
         assert [line.split("\t")[:2] for line in ran.text.splitlines()] == [
             ["一", "succeeded"], ["二", "succeeded"],
         ]  # fmt: skip
-
-
-async def test_arguments_from_a_file(
-    bls: Bls, redis: Redis, project: str, tmp_path: Path
-) -> None:
-    """The file first, then the object, then the pairs."""
-    await redis.set(f"{project}_项目状态", "在线")
-    file = tmp_path / "参数.json"
-    file.write_text('{"a":1,"b":1,"c":1}', "utf-8")
-    await bls(
-        "send",
-        project,
-        "x",
-        "--args-file",
-        str(file),
-        "--json",
-        '{"b":2,"c":2}',
-        "-a",
-        "c=3",
-    )
-    sent = orjson.loads(await first_command(redis, project))
-    assert sent["args"] == {"a": 1, "b": 2, "c": 3}
 
 
 async def test_top_in_a_pipe(bls: Bls, redis: Redis, project: str) -> None:
@@ -543,7 +518,7 @@ async def test_following_a_log(own_server: DevServer, project: str) -> None:
 async def test_texts_that_look_like_numbers(
     bls: Bls, redis_url: str, project: str
 ) -> None:
-    """-s is text whatever it looks like, and is named where a number was refused."""
+    """-s is text whatever it looks like."""
     async with make_agent(project, redis_url) as agent:
 
         @agent.command
@@ -552,10 +527,7 @@ async def test_texts_that_look_like_numbers(
 
         ran = await bls("call", project, "say", "-s", "text=123", "--json")
         assert orjson.loads(ran.out)["result"] == "123"
-        ran = await bls("call", project, "say", "--arg", "text=123")
-        assert (ran.code, "-s text=123" in ran.said) == (1, True)
-        ran = await bls("call", project, "reload", "--arg", "n=x")
-        assert (ran.code, "-s " in ran.said) == (1, False)
+        assert (await bls("call", project, "say", "--arg", "text=123")).code == 1
 
 
 async def test_wait_for_a_command_that_was_sent(
@@ -567,7 +539,7 @@ async def test_wait_for_a_command_that_was_sent(
     waiting = await first_command(redis, project)
     assert orjson.loads(waiting)["source"] == "bls-agent cli"
     ran = await bls("wait", project, identity, "-t", "0.1")
-    assert (ran.code, f"wait {project} {identity}" in ran.said) == (1, True)
+    assert (ran.code, f"wait '{project}' {identity}" in ran.said) == (1, True)
     async with make_agent(project, redis_url):
         told: dict[str, Any] = {}
         for _ in range(2):
@@ -581,7 +553,7 @@ async def test_wait_for_a_command_that_was_sent(
 
 
 async def test_a_failure_at_a_terminal(redis_url: str, project: str) -> None:
-    """Message and traceback in lines, without the frames of this package."""
+    """Message and traceback in lines."""
     async with make_agent(project, redis_url):
         words = ["call", project, "fail", "--redis", redis_url, "--lang", "en"]
         ran = await anyio.to_thread.run_sync(lambda: show(*words))
@@ -589,11 +561,7 @@ async def test_a_failure_at_a_terminal(redis_url: str, project: str) -> None:
         assert ran.code == 1
         assert lines[1].endswith("ValueError: 坏了")
         assert '"traceback"' not in ran.text
-        assert any("frames of bls-agent" in line for line in lines)
-        assert sum("File " in line for line in lines) == 1
-        assert "runner.py" not in ran.text
-        piped = await anyio.to_thread.run_sync(lambda: show(*words, "--json"))
-        assert "runner.py" in orjson.loads(piped.out)["error"]["traceback"]
+        assert sum("  File " in line for line in lines) > 1
 
 
 @pytest.mark.parametrize("words", [[], ["call"], ["runs", "follow"], ["console"]])

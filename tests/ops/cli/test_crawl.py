@@ -12,7 +12,6 @@ from bls_agent.crawl import CrawlRequest, RequestQueue, SeenFilter
 from bls_agent.devserver import DevServer
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import start_at_terminal
-from tests.ops.cli.test_options import offered
 
 SECRET = "https://user:geheim@news.example/1"
 
@@ -143,32 +142,6 @@ async def test_cleanup(
     told = await bls("crawl", "cleanup", "新闻", "-y", "--json", url=url)
     assert orjson.loads(told.out)["removed"] == 1
     assert await admin.dbsize() == 0
-
-
-@pytest.mark.parametrize(("answer", "code"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)])
-async def test_cleanup_asks_at_a_terminal(
-    answer: bytes, code: int, own_server: DevServer, admin: Redis
-) -> None:
-    """And does it only after a yes."""
-    await admin.sadd("crawlo:p:filter:fingerprint", "a")
-    words = ("crawl", "cleanup", "p", "--redis", own_server.url)
-    process, user = start_at_terminal(words, 100, {"LANG": "C.UTF-8"})
-    shown = b""
-    while b"[y/N]" not in shown:
-        shown += os.read(user, 4_096)
-    os.write(user, answer)
-    assert process.wait(30) == code
-    os.close(user)
-    assert await admin.dbsize() == (0 if code == 0 else 1)
-
-
-async def test_completion(own_server: DevServer, news: RequestQueue) -> None:
-    """Projects that have queues, and the spiders of one."""
-    async with news:
-        await news.push(CrawlRequest(SECRET))
-    env = {"BLS_REDIS_URL": own_server.url}
-    assert offered("crawl", "failed", "新", **env) == ["新闻"]
-    assert offered("crawl", "failed", "新闻", "--spider", "d", **env) == ["daily"]
 
 
 async def test_a_live_table(own_server: DevServer, news: RequestQueue) -> None:

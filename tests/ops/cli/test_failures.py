@@ -200,16 +200,6 @@ async def test_wrong_usage(bls: Bls, words: list[str], said: str) -> None:
     assert ran.out == b""
 
 
-@pytest.mark.parametrize("name", ["call", "send"])
-async def test_arguments_without_their_option(bls: Bls, name: str) -> None:
-    """`n=3` behind a command is meant as `--arg n=3`, and so are several of them."""
-    ran = await bls(name, "订单系统", "reload", "n=3", "text=a b")
-    assert ran.code == 2
-    assert "Did you mean --arg n=3 --arg 'text=a b'?" in ran.said
-    for words in ([name, "订单系统", "reload", "more"], ["top", "n=3"]):
-        assert "Did you mean" not in (await bls(*words)).said
-
-
 async def test_common_options_that_are_none(bls: Bls) -> None:
     """Exit code 2, and which."""
     for words in (["projects", "--lang", "fr"], ["projects", "--redis"]):
@@ -381,7 +371,7 @@ def test_ctrl_c_while_texts_are_read(tmp_path: Path) -> None:
 
 
 async def test_ctrl_c_while_a_command_runs(own_server: DevServer, admin: Redis) -> None:
-    """Said that it may still run: nothing takes it back."""
+    """It ends with 130, and without a traceback."""
     await admin.set(PROJECT_STATUS.build(project="订单系统"), "在线")
     process = start_piped("call", "订单系统", "reload", "--redis", own_server.url)
 
@@ -392,7 +382,6 @@ async def test_ctrl_c_while_a_command_runs(own_server: DevServer, admin: Redis) 
     process.send_signal(signal.SIGINT)
     _, err = await anyio.to_thread.run_sync(process.communicate)
     assert process.returncode == 130
-    assert "may still run" in err.decode()
     assert "Traceback" not in err.decode()
 
 

@@ -120,7 +120,7 @@ async def test_names_and_commands_of_the_user(
             assert ran.code in (1, 2)
             assert obeyed(ran.text.replace("\t", "") + ran.said) == set()
             args = orjson.dumps({"text": text}).decode()
-            ran = await bls("call", project, "echo", "--json", args)
+            ran = await bls("call", project, "echo", "--args", args)
             assert ran.code == 0
             assert orjson.loads(ran.text.split("\t")[2]) == text
             assert obeyed(ran.text.replace("\t", "")) == set()

@@ -17,50 +17,8 @@ from bls_agent import Console, ProjectAgent
 from bls_agent.core.settings import BUILTINS
 from bls_agent.devserver import DevServer
 from bls_agent.ops.cli import main
-from bls_agent.ops.cli.options import arrange
 from bls_agent.ops.texts import find_language, find_value
 from tests.ops.cli.terminal import run_piped
-
-
-@pytest.mark.parametrize(
-    ("given", "arranged"),
-    [
-        (["send", "订单系统", "reload", "--json"], None),
-        (["send", "--json", "订单系统", "reload"], None),
-        (
-            ["send", "订单系统", "reload", "--arg", "force=true", "--json", '{"n":3}'],
-            [
-                "send",
-                "订单系统",
-                "reload",
-                "--arg",
-                "force=true",
-                "--json-args",
-                '{"n":3}',
-            ],
-        ),
-        (
-            ["call", "a", "b", "--json", " {}", "--json"],
-            ["call", "a", "b", "--json-args", " {}", "--json"],
-        ),
-        (["call", "a", "b", "--json=x"], None),
-        (["call", "a", "b", "--json={}"], ["call", "a", "b", "--json-args={}"]),
-        (["call", "a", "b", "--json", "[1]"], ["call", "a", "b", "--json-args", "[1]"]),
-        (["call", "a", "b", "--json", ""], ["call", "a", "b", "--json-args", ""]),
-        (["call", "--", "--json", "{}"], None),
-        (["logs", "a", "--json", "{b}"], None),
-        (
-            ["--lang", "zh", "--redis=x", "send", "a", "b", "--json", "{}"],
-            ["--lang", "zh", "--redis=x", "send", "a", "b", "--json-args", "{}"],
-        ),
-        ([], None),
-    ],
-)
-def test_json_has_two_meanings_for_send_and_call(
-    given: list[str], arranged: list[str] | None
-) -> None:
-    """With a value that begins like JSON it is the arguments, else the output."""
-    assert arrange(given) == (given if arranged is None else arranged)
 
 
 @pytest.mark.parametrize(

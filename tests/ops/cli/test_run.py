@@ -157,10 +157,10 @@ async def test_a_second_signal_hurries(
 @pytest.mark.parametrize(
     ("target", "code", "said"),
     [
-        ("servce:agent", 2, "Did you mean service?"),
+        ("servce:agent", 2, "There is no module servce"),
         ("nowhere.at.all:agent", 2, "There is no module nowhere.at.all"),
-        ("service:agnet", 2, "Did you mean service:agent?"),
-        ("service:Holder.x", 2, "There is no x in service.Holder"),
+        ("service:agnet", 2, "There is no agnet in service"),
+        ("service:Holder.x", 2, "There is no Holder.x in service"),
         ("service:make", 2, "write service:make()"),
         ("service:number", 2, "no ProjectAgent but a int"),
         ("service:number()", 2, "no ProjectAgent but a int"),

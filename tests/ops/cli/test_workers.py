@@ -114,8 +114,8 @@ def test_who_is_well() -> None:
 
 def test_the_cells_for_people() -> None:
     """Kinds, statuses and problems in words; what else it says, cut."""
-    assert cells_of(WELL, later=64.0) == [
-        "回测-1", ("running", "green"), "", "1m05s", "backtest worker", "2/5", "task_uuids=[]",
+    assert cells_of(WELL) == [
+        "回测-1", ("running", "green"), "", "1s", "backtest worker", "2/5", "task_uuids=[]",
     ]  # fmt: skip
     assert cells_of(ERROR)[1:3] == [("error", "bold red"), ""]
     assert cells_of(STALE)[2:4] == [("stale", "bold yellow"), "21s"]

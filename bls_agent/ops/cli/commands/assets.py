@@ -172,38 +172,10 @@ async def sync(
     *,
     force: bool = False,
     wait: Annotated[float, Option(metavar="SECONDS", min=0)] = 0.0,
-) -> Exit:
-    where = _open_source(source, branch, base_path, base_url)
-    report = await _synchronise(invocation, where, wait, force=force)
-    return Exit.FAILED if report.status == "failed" else Exit.DONE
-
-
-@command("assets diff")
-async def diff(
-    invocation: Invocation,
-    source: _SourceArgument,
-    branch: _NameOption = "",
-    base_path: _PathOption = "",
-    base_url: _UrlOption = "",
-    *,
-    force: bool = False,
-) -> Exit:
-    """Show what a synchronisation would change; writes nothing."""
-    where = _open_source(source, branch, base_path, base_url)
-    report = await _synchronise(invocation, where, 0.0, force=force, dry_run=True)
-    if report.status == "failed":
-        return Exit.FAILED
-    return Exit.UNHEALTHY if report.reason else Exit.DONE
-
-
-async def _synchronise(
-    invocation: Invocation,
-    source: Source,
-    wait: float,
-    *,
-    force: bool,
     dry_run: bool = False,
-) -> SyncReport:
+) -> Exit:
+    """Synchronise; exit 1 if that failed, and 3 if a dry run could not do everything."""
+    where = _open_source(source, branch, base_path, base_url)
     from bls_agent.assets import AssetSync
 
     with _show_warnings(invocation), invocation.waiting("asset_waiting") as progress:
@@ -213,12 +185,19 @@ async def _synchronise(
             progress.tell(invocation.err.encodable(text))
 
         async with AssetSync(
-            invocation.redis, source, wait=wait, on_progress=tell
+            invocation.redis, where, wait=0.0 if dry_run else wait, on_progress=tell
         ) as syncing:
             report = await syncing.run(force=force, dry_run=dry_run)
     if invocation.json:
         invocation.out.json(asdict(report))
-        return report
+    else:
+        _show_sync(invocation, report, dry_run=dry_run)
+    if report.status == "failed":
+        return Exit.FAILED
+    return Exit.UNHEALTHY if dry_run and report.reason else Exit.DONE
+
+
+def _show_sync(invocation: Invocation, report: SyncReport, *, dry_run: bool) -> None:
     for name, (mark, style) in MARKS.items():
         for asset_id in getattr(report, name):
             _line(invocation, name, (mark, style), asset_id)
@@ -230,7 +209,6 @@ async def _synchronise(
     if report.reason:
         name = "asset_plan_reason" if dry_run else "asset_sync_reason"
         invocation.warn(name, reason=report.reason)
-    return report
 
 
 def _line(invocation: Invocation, name: str, mark: Cell, *cells: str) -> None:

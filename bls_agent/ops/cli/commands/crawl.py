@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -10,8 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
-import anyio
-from typer import Argument, Context, Option
+from typer import Argument, Option
 
 from bls_agent.core.redaction import redact
 from bls_agent.crawl.overview import (
@@ -25,11 +23,7 @@ from bls_agent.crawl.overview import (
 from bls_agent.crawl.queue import RequestQueue
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt, normalise
-from bls_agent.ops.cli.options import (
-    LimitOption,
-    WatchOption,
-    offer,
-)
+from bls_agent.ops.cli.options import LimitOption, WatchOption
 from bls_agent.ops.cli.output import Invocation, span
 from bls_agent.ops.cli.tables import Layout, Table
 from bls_agent.ops.terminal import Cell
@@ -43,28 +37,8 @@ UNKNOWN: Final = "-"
 SHOWN: Final = 3  # spiders that are suggested
 
 
-def _complete_project(context: Context, incomplete: str) -> list[str]:
-    async def find(overview: QueueOverview) -> list[str]:
-        return [one.project for one in await overview.find()]
-
-    return offer(context, incomplete, QueueOverview, find)
-
-
-def _complete_spider(context: Context, incomplete: str) -> list[str]:
-    """Return all projects' spiders, because typer drops the words before --spider."""
-
-    async def find(overview: QueueOverview) -> list[str]:
-        return [one.spider for one in await overview.find() if one.spider]
-
-    return offer(context, incomplete, QueueOverview, find)
-
-
-_CrawlArgument: TypeAlias = Annotated[
-    str, Argument(metavar="PROJECT", autocompletion=_complete_project)
-]
-_SpiderOption: TypeAlias = Annotated[
-    str, Option(metavar="NAME", autocompletion=_complete_spider)
-]
+_CrawlArgument: TypeAlias = Annotated[str, Argument(metavar="PROJECT")]
+_SpiderOption: TypeAlias = Annotated[str, Option(metavar="NAME")]
 
 
 @command("crawl stats", default=True)
@@ -227,7 +201,7 @@ async def cleanup(
     spider: _SpiderOption = "",
     yes: Annotated[bool, Option("--yes", "-y")] = False,
 ) -> Exit:
-    """Show which keys of a queue and its filters would be deleted, then delete them."""
+    """Show which keys of a queue and its filters would be deleted; delete with ``--yes``."""
     project = normalise(invocation, project)
     names = invocation.redis, project, spider or None
     with invocation.waiting("waiting_redis"):
@@ -239,9 +213,8 @@ async def cleanup(
         _show_report(invocation, plan)
     if plan.in_flight:
         invocation.warn("cleanup_in_flight", count=plan.in_flight)
-    if not yes and not await _is_sure(invocation, plan):
-        invocation.hint("cleanup_nothing")
-        return Exit.FAILED
+    if not yes:
+        raise Failure("cleanup_unsure", Exit.USAGE, hint="hint_yes")
     with invocation.waiting("waiting_redis"):
         report = await clean(*names, dry_run=False)
     if invocation.json:
@@ -260,14 +233,3 @@ def _show_report(invocation: Invocation, report: CleanupReport) -> None:
     invocation.out.table(rows, titles)
     for key in report.odd:
         invocation.warn("cleanup_odd", key=key)
-
-
-async def _is_sure(invocation: Invocation, plan: CleanupReport) -> bool:
-    """Ask at a terminal whether to delete; fail as wrong usage without a terminal."""
-    if invocation.json or not (invocation.err.terminal and sys.stdin.isatty()):
-        raise Failure("cleanup_unsure", Exit.USAGE, hint="hint_yes")
-    invocation.err.draw(invocation.say("cleanup_sure", count=plan.found) + " ")
-    if sys.platform != "win32":
-        await anyio.wait_readable(sys.stdin)  # because readline() blocks Ctrl-C
-    answer = sys.stdin.readline().strip().casefold()
-    return answer in invocation.texts["cleanup_yes"].split()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -25,9 +24,6 @@ from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, normalise
 from bls_agent.ops.cli.output import Invocation
 
-NEAREST: Final = 3  # rows that are suggested for an unknown key
-LIKENESS: Final = 0.3
-TWIN: Final = "gbk"  # an encoding that clients on Chinese systems use by mistake
 _ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
 USERS: Final = {  # names for users in hints, by their rights
     "agent": "order-agent",
@@ -96,26 +92,14 @@ def key_bytes(text: str) -> bytes:
     return _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), raw)
 
 
-def find_nearest(raw: bytes) -> list[str]:
-    """Return the templates of keys that an unknown key resembles."""
-    text = raw.decode("utf-8", "replace")
-    forms = {row.template: row.template for row in KEYS.values()}
-    forms |= {re.sub(r"\{[^{}]*\}", "", form): form for form in [*forms]}
-    found = get_close_matches(text, forms, n=2 * NEAREST, cutoff=LIKENESS)
-    return [*dict.fromkeys(forms[form] for form in found)][:NEAREST]
-
-
 def _no_key(raw: bytes) -> Failure:
+    from bls_agent.ops.doctor.rules.project import find_meant
+
     shown = raw.decode("utf-8", "backslashreplace")
-    try:
-        twin = raw.decode(TWIN)
-    except UnicodeDecodeError:
-        twin = ""
-    if twin and twin != shown and find_templates(twin):
-        return Failure("key_gbk", key=shown, twin=twin, encoding=TWIN.upper())
-    nearest = find_nearest(raw)
-    hint = "hint_nearest" if nearest else "hint_keys"
-    return Failure("key_unknown", hint=hint, key=shown, names=", ".join(nearest))
+    meant = find_meant(raw.decode("utf-8", "surrogateescape"))
+    if meant:
+        return Failure("key_other_bytes", key=shown, meant=meant)
+    return Failure("key_unknown", hint="hint_keys", key=shown)
 
 
 def _describe(invocation: Invocation, name: str) -> dict[str, Any]:
@@ -178,13 +162,20 @@ def acl(
     selectors, send = not no_selectors, not read_only
     rooms = {"workers": workers, "runs": runs, "assets": assets, "crawl": crawl}
     asked = [room for room, wanted in rooms.items() if wanted]
-    _check_place(read_only, console or bool(asked), "acl_read_only", "hint_read_only")
-    _check_place(forget, console, "acl_forget", "hint_forget")
     nameless = asked and asked[0] not in OF_ONE
-    if asked and (console or (project and nameless) or replicas or asked[1:]):
-        option = f"--{asked[0]}"
-        text = "acl_crawl_alone" if crawl else "acl_alone"
-        raise Failure(text, Exit.USAGE, hint="hint_acl_alone", option=option)
+    for is_wrong, text, hint in (
+        (read_only and not (console or asked), "acl_read_only", "hint_read_only"),
+        (forget and not console, "acl_forget", "hint_forget"),
+        (
+            asked and (console or replicas or asked[1:] or (project and nameless)),
+            "acl_alone",
+            "hint_acl_alone",
+        ),
+        (not (asked or console or project), "acl_for_whom", "hint_acl"),
+    ):
+        if is_wrong:
+            option = f"--{asked[0]}" if asked else ""
+            raise Failure(text, Exit.USAGE, hint=hint, option=option)
     if asked:
         names = [project] if project else []
         rules = RULES[asked[0]](*names, write=send, selectors=selectors)
@@ -192,8 +183,6 @@ def acl(
         rules = console_acl_rules(
             project or None, send=send, forget=forget, selectors=selectors
         )
-    elif not project:
-        raise Failure("acl_for_whom", Exit.USAGE, hint="hint_acl")
     else:
         rules = acl_rules(project, mode, replicas=replicas, selectors=selectors)
     if any(letter.isspace() or not letter.isprintable() for letter in user):
@@ -201,17 +190,9 @@ def acl(
     name = user or USERS[[*asked, *["console"] * console, "agent"][0]]
     line = _line(rules, user, name if shell else "", selectors=selectors)
     invocation.record({"rules": rules, "line": line}, line)
-    if not user and not shell:
-        invocation.hint("hint_acl_use", user=name)
-    else:
-        invocation.hint("hint_acl_password", user=name)
+    alone = not user and not shell
+    invocation.hint("hint_acl_use" if alone else "hint_acl_password", user=name)
     return Exit.DONE
-
-
-def _check_place(given: bool, fits: bool, text: str, hint: str) -> None:  # noqa: FBT001 - one line each
-    """Refuse an option that belongs to other rights and would have no effect."""
-    if given and not fits:
-        raise Failure(text, Exit.USAGE, hint=hint)
 
 
 def _line(rules: Sequence[str], user: str, shell: str, *, selectors: bool) -> str:

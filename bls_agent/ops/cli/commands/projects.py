@@ -323,16 +323,6 @@ async def forget(
                 raise Failure(
                     "still_online", hint="hint_still_online", project=project
                 ) from error
-            except RedisRefusedError as error:
-                if error.kind != "no_permission":
-                    raise
-                raise Failure(
-                    "refused",
-                    hint="hint_rights_forget",
-                    address=error.address,
-                    kind=error.kind,
-                    reason=error.reason,
-                ) from error
             if not deleted:
                 raise await unknown_project(console, project)
     if invocation.json:

@@ -7,11 +7,10 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Callable
-from difflib import get_close_matches
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Annotated, Any, Final, NamedTuple
 
 from typer import Argument
@@ -20,7 +19,7 @@ import bls_agent
 from bls_agent.agent import ProjectAgent
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.ops.cli.app import command
-from bls_agent.ops.cli.errors import Exit, Failure, misspelt
+from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.output import Invocation
 
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -86,16 +85,25 @@ async def _load_agent(target: Target, directory: Path) -> ProjectAgent:
     """
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
-    found: Any = _import(target, directory)
     shown = f"{target.module}:{target.path}"
-    for number, name in enumerate(target.path.split(".")):
-        if not hasattr(found, name):
-            within = ".".join([target.module, *target.path.split(".")[:number]])
-            raise _no_attribute(found, name, within)
-        found = getattr(found, name)
+    found = _import(target, directory)
+    try:
+        found = attrgetter(target.path)(found)
+    except AttributeError:
+        raise Failure(
+            "no_attribute",
+            Exit.USAGE,
+            hint="hint_target",
+            name=target.path,
+            module=target.module,
+        ) from None
     hint = "hint_target"
     if target.call and callable(found):
-        found = await _call(found, f"{shown}()")
+        try:
+            found = found()
+            found = await found if inspect.isawaitable(found) else found
+        except Exception as error:
+            raise _own_failure(error, f"{shown}()") from error
     elif inspect.isfunction(found):
         hint = "hint_factory"
     if isinstance(found, ProjectAgent):
@@ -104,43 +112,24 @@ async def _load_agent(target: Target, directory: Path) -> ProjectAgent:
     raise Failure("no_agent", Exit.USAGE, hint=hint, target=shown, kind=kind)
 
 
-async def _call(factory: Callable[[], Any], name: str) -> Any:
-    """Call a function, which may be a coroutine function."""
-    try:
-        made = factory()
-        return await made if inspect.isawaitable(made) else made
-    except Exception as error:
-        raise _own_failure(error, name) from error
-
-
-def _import(target: Target, directory: Path) -> ModuleType:
+def _import(target: Target, directory: Path) -> Any:
     try:
         return import_module(target.module)
-    except ModuleNotFoundError as error:
-        if not f"{target.module}.".startswith(f"{error.name}."):
+    except Exception as error:
+        name = (
+            getattr(error, "name", None)
+            if isinstance(error, ModuleNotFoundError)
+            else None
+        )
+        if not name or not f"{target.module}.".startswith(f"{name}."):
             raise _own_failure(error, target.module) from error
-        names = [one.stem for one in directory.glob("*.py")]
-        likely = get_close_matches(target.module, names)
-        raise misspelt(
+        raise Failure(
             "no_module",
-            likely,
-            "hint_directory",
             Exit.USAGE,
+            hint="hint_directory",
             module=target.module,
             directory=directory,
         ) from None
-    except Exception as error:
-        raise _own_failure(error, target.module) from error
-
-
-def _no_attribute(found: Any, name: str, within: str) -> Failure:
-    public = [one for one in dir(found) if not one.startswith("_")]
-    agents = [o for o in public if isinstance(getattr(found, o, None), ProjectAgent)]
-    likely = agents or get_close_matches(name, public)
-    likely = [f"{within}:{one}" for one in likely]
-    return misspelt(
-        "no_attribute", likely, "hint_target", Exit.USAGE, name=name, module=within
-    )
 
 
 def _own_failure(error: BaseException, name: str) -> Failure:
@@ -163,15 +152,10 @@ def _is_ours(filename: str) -> bool:
 
 
 @command("demo")
-def demo(
-    invocation: Invocation,
-    *,
-    console: bool = False,
-) -> Exit:
+def demo(invocation: Invocation) -> Exit:
     """Run ``python -m bls_agent.ops.demo``."""
     from bls_agent.ops.demo import main
 
     if invocation.json:
         raise Failure("no_json", Exit.USAGE, command="demo")
-    wanted = ["--console"] if console else []
-    return Exit(main(["--lang", invocation.language, *wanted]))
+    return Exit(main(["--lang", invocation.language]))

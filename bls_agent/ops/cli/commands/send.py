@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-import sys
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Annotated, Any, Final, TypeAlias, cast
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any, Final, TypeAlias
 
 import anyio
 from typer import Argument, Option
@@ -41,10 +39,7 @@ from bls_agent.ops.terminal import json_text
 from bls_agent.project.messages import Outcome, Status
 
 SOURCE: Final = "bls-agent cli"  # the `source` of a command
-LONGEST_FILE: Final = 64 * 1024 * 1024
 NEWEST: Final = 10_000  # records that are searched for an outcome
-WORD: Final = re.compile(r"[\w.-]+")  # text that needs no quotes in a shell
-FRAME: Final = re.compile(r'  File ".*?([/\\]bls_agent[/\\][^"]*)?", line ')
 
 _Schema: TypeAlias = Mapping[str, Any]
 _ArgOption: TypeAlias = Annotated[
@@ -53,8 +48,7 @@ _ArgOption: TypeAlias = Annotated[
 _TextOption: TypeAlias = Annotated[
     list[str] | None, Option("--string", "-s", metavar="NAME=TEXT")
 ]
-_JsonArgsOption: TypeAlias = Annotated[str | None, Option(metavar="{…}")]
-_ArgsFileOption: TypeAlias = Annotated[str, Option(metavar="FILE")]
+_ArgsOption: TypeAlias = Annotated[str | None, Option(metavar="{…}")]
 
 
 @command("commands")
@@ -68,7 +62,10 @@ async def commands(
 ) -> Exit:
     """Ask the agent for ``help`` and print the signatures, or one command in full."""
     project = normalise(invocation, project)
-    outcome = await _ask(invocation, project, timeout, record=not no_record)
+    seconds = check_seconds("timeout", timeout)
+    how: Any = {"timeout": seconds, "source": SOURCE, "record": not no_record}
+    async with _asking(invocation, project, seconds) as console:
+        outcome = await console.call(project, "help", **how)
     if not outcome.succeeded or outcome.truncated:
         _show_outcome(invocation, outcome)
         return Exit.FAILED
@@ -91,16 +88,6 @@ async def commands(
         ]
         invocation.out.table(rows, titles)
     return Exit.DONE
-
-
-async def _ask(
-    invocation: Invocation, project: str, timeout: float, *, record: bool
-) -> Outcome:
-    seconds = check_seconds("timeout", timeout)
-    async with _asking(invocation, project, seconds) as console:
-        return await console.call(
-            project, "help", timeout=seconds, source=SOURCE, record=record
-        )
 
 
 def _show_one(invocation: Invocation, command: _Schema) -> None:
@@ -151,21 +138,20 @@ async def send(
     name: CommandArgument,
     arg: _ArgOption = None,
     string: _TextOption = None,
-    json_args: _JsonArgsOption = None,
-    args_file: _ArgsFileOption = "",
+    args: _ArgsOption = None,
     *,
     id: Annotated[str, Option(metavar="ID")] = "",  # noqa: A002 - the contract's name
     broadcast: bool = False,
     no_record: bool = False,
     force: bool = False,
 ) -> Exit:
-    args = _gather_args(arg or (), json_args, args_file, string or ())
+    gathered = _gather_args(args, arg or (), string or ())
     project = normalise(invocation, project)
     async with _asking(invocation, project) as console:
         sent = await console.send(
             project,
             name,
-            args,
+            gathered,
             id=id or None,
             broadcast=broadcast,
             create=force,
@@ -182,21 +168,13 @@ async def send(
 
 
 def _gather_args(
-    pairs: Sequence[str],
-    text: str | None,
-    file: str = "",
-    strings: Sequence[str] = (),
+    text: str | None, pairs: Sequence[str], strings: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Merge a command's arguments; pairs override the object, the object the file.
+    """Merge a command's arguments; pairs override the object in ``text``.
 
     A value of ``name=value`` is JSON if it parses as JSON, else text; ``strings`` are
     never read as JSON.
     """
-    found: dict[str, Any] = {}
-    if file:
-        found |= _read_object(_read_file(file), "--args-file")
-    if text is not None:
-        found |= _read_object(text.encode("utf-8", "surrogateescape"), "--json")
     single: dict[str, Any] = {}
     for read, given in ((_read_value, pairs), (str, strings)):
         for pair in given:
@@ -206,38 +184,25 @@ def _gather_args(
             if name in single:
                 raise Failure("pair_twice", Exit.USAGE, hint="hint_list", name=name)
             single[name] = read(value)
+    try:
+        found = {} if text is None else decode_object(_encode(text))
+    except DecodeError as error:
+        reason = error.detail or error.reason
+        raise Failure(
+            "bad_object", Exit.USAGE, hint="hint_object", reason=reason
+        ) from None
     return found | single
 
 
 def _read_value(text: str) -> Any:
     try:
-        return decode(text.encode("utf-8", "surrogateescape"))
+        return decode(_encode(text))
     except DecodeError:
         return text
 
 
-def _read_object(payload: bytes, origin: str) -> dict[str, Any]:
-    try:
-        return decode_object(payload)
-    except DecodeError as error:
-        raise Failure(
-            "bad_object",
-            Exit.USAGE,
-            hint="hint_object",
-            origin=origin,
-            reason=error.detail or error.reason,
-        ) from None
-
-
-def _read_file(name: str) -> bytes:
-    try:
-        if name == "-":
-            return sys.stdin.buffer.read(LONGEST_FILE)
-        with open(name, "rb") as file:  # noqa: PTH123 - as it was typed
-            return file.read(LONGEST_FILE)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise Failure("no_file", Exit.USAGE, file=name, reason=reason) from None
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 @asynccontextmanager
@@ -270,8 +235,7 @@ async def call(
     name: CommandArgument,
     arg: _ArgOption = None,
     string: _TextOption = None,
-    json_args: _JsonArgsOption = None,
-    args_file: _ArgsFileOption = "",
+    args: _ArgsOption = None,
     timeout: TimeoutOption = 10.0,
     *,
     broadcast: bool = False,
@@ -279,22 +243,20 @@ async def call(
     force: bool = False,
 ) -> Exit:
     """Send a command and print its outcome; exit 0 if it succeeded, otherwise 1."""
-    args = _gather_args(arg or (), json_args, args_file, string or ())
+    gathered = _gather_args(args, arg or (), string or ())
     project = normalise(invocation, project)
     options: dict[str, Any] = {
-        "args": args,
+        "args": gathered,
         "timeout": check_seconds("timeout", timeout),
         "create": force,
         "record": not no_record,
         "source": SOURCE,
     }
     async with _asking(invocation, project, options["timeout"]) as console:
-        with _interrupted(invocation):
-            if broadcast:
-                return await _call_all(invocation, console, project, name, options)
-            outcome = await console.call(project, name, **options)
+        if broadcast:
+            return await _call_all(invocation, console, project, name, options)
+        outcome = await console.call(project, name, **options)
     _show_outcome(invocation, outcome)
-    _hint_text(invocation, args, outcome)
     return Exit.DONE if outcome.succeeded else Exit.FAILED
 
 
@@ -307,19 +269,9 @@ def _no_outcome(
         hint="" if error.state == "offline" else "hint_wait_longer",
         id=error.command_id,
         since=since,
-        project=project if WORD.fullmatch(project) else shlex.quote(project),
+        project=shlex.quote(project),
         seconds=f"{max(60.0, 6 * waited):g}",
     )
-
-
-@contextmanager
-def _interrupted(invocation: Invocation) -> Generator[None]:
-    """Warn a user who interrupts the wait that the command may still run."""
-    try:
-        yield
-    except anyio.get_cancelled_exc_class():
-        invocation.hint("perhaps_running")
-        raise
 
 
 async def _call_all(
@@ -340,17 +292,6 @@ async def _call_all(
         invocation.warn("no_answer", instance=instance)
     well = not missing and all(outcome.succeeded for outcome in outcomes.values())
     return Exit.DONE if well else Exit.FAILED
-
-
-def _hint_text(invocation: Invocation, args: dict[str, Any], outcome: Outcome) -> None:
-    """If the agent refused a number, explain how to send the digits as text."""
-    fields = outcome.error.get("fields")
-    wrongs = cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
-    for name, wrong in wrongs.items():
-        sent = args.get(name)
-        scalar = sent is None or isinstance(sent, bool | int | float)
-        if scalar and name in args and str(wrong).startswith("must be a string"):
-            invocation.hint("hint_string", name=name, value=json_text(sent))
 
 
 def _show_outcome(invocation: Invocation, outcome: Outcome, instance: str = "") -> None:
@@ -383,28 +324,10 @@ def _show_failure(invocation: Invocation, error: Mapping[str, Any]) -> None:
     out.paragraph(f"{error.get('type', '')}: {error['message']}".removeprefix(": "))
     for name, value in error.items():
         if name == "traceback":
-            for line in _folded(str(value), invocation.texts["frames_folded"]):
+            for line in str(value).splitlines():
                 out.line((line, "dim"))
         elif name not in {"type", "message", "fields"}:  # the message names the fields
             out.line((f"{name}: ", "dim"), json_text(value))
-
-
-def _folded(trace: str, text: str) -> Generator[str]:
-    """Replace the frames of this package in a traceback by their number."""
-    left_out = 0
-    ours = False
-    for line in trace.splitlines():
-        if frame := FRAME.match(line):
-            ours = frame[1] is not None
-            left_out += ours
-        elif not line.startswith("    "):  # the frame has ended
-            ours = False
-        if ours:
-            continue
-        if left_out:
-            yield text.format(count=left_out)
-            left_out = 0
-        yield line
 
 
 @command("wait")

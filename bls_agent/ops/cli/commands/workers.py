@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final
 
-import anyio
 from typer import Argument
 
 from bls_agent.core.codec import JSONObject, cut_text
-from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit
 from bls_agent.ops.cli.options import WatchOption
@@ -94,15 +91,21 @@ async def workers(
     row = find_kind(kind)
     cells = partial(worker_cells, texts=texts, people=people)
     table = Table[Worker](invocation, WORKERS, Worker.describe, cells)
+
+    def fill(found: Iterable[Worker]) -> None:
+        workers = arrange_workers(found)
+        table.fill(workers, count_workers(workers, texts))
+
     async with WorkerRegistry(invocation.redis) as registry:
+        look = partial(registry.alive, row)
         if watch and wants_live(invocation):
-            await _show_live(table, registry, row)
+            await table.watch(look, fill, lambda worker: (worker.key, worker))
             return Exit.DONE
         if watch:
             await _print_changes(table, registry, row)
         with invocation.waiting("waiting_redis"):
-            found = arrange_workers(await registry.alive(row))
-    table.fill(found, count_workers(found, texts))
+            found = await look()
+    fill(found)
     empty = "no_workers_of" if kind else "no_workers"
     table.write(empty=empty, kind=kind, names=", ".join(KIND_NAMES))
     return Exit.DONE if all(worker.healthy for worker in found) else Exit.UNHEALTHY
@@ -133,42 +136,6 @@ async def _print_changes(
         table.write_change(worker, record, (now_clock(iso=not people), "dim"), word)
 
 
-async def _show_live(
-    table: Table[Worker], registry: WorkerRegistry, row: str | None
-) -> None:
-    """Draw the table once a second, and at once when Redis becomes unavailable."""
-    texts = table.invocation.texts
-    seen: dict[str, tuple[Worker, float]] = {}  # worker, time of the change
-
-    def cells(worker: Worker) -> Mapping[str, Cell]:
-        later = anyio.current_time() - seen[worker.key][1]
-        return worker_cells(worker, texts, later=later)
-
-    def fill() -> None:
-        found = arrange_workers(worker for worker, _ in seen.values())
-        table.fill(found, count_workers(found, texts))
-
-    async def follow(redraw: Callable[[], None]) -> None:
-        fill()
-        with suppress(RedisUnavailableError):  # the watch reports it
-            await registry.alive(row)  # without workers, the watch yields nothing
-            table.known = True
-        async for change in registry.watch(row, refreshes=True):
-            table.record(change.error)
-            worker = change.worker
-            if worker is None:
-                redraw()
-                continue
-            if change.what == "left":
-                seen.pop(worker.key, None)
-            else:
-                seen[worker.key] = worker, anyio.current_time()
-            fill()
-
-    table.cells = cells
-    await table.show(follow)
-
-
 def _place(worker: Worker) -> int:
     if worker.problem:
         return 0
@@ -188,12 +155,9 @@ def count_workers(workers: Sequence[Worker], texts: Texts) -> str:
 
 
 def worker_cells(
-    worker: Worker, texts: Texts, *, people: bool = True, later: float = 0.0
+    worker: Worker, texts: Texts, *, people: bool = True
 ) -> Mapping[str, Cell]:
-    """Return the cells of a worker that was read ``later`` seconds ago.
-
-    For people, the cells are in their language, and long ones are shortened.
-    """
+    """Return the cells of a worker; for people, in their language and shortened."""
     kind = _kind_name(worker.kind)
     raw = worker.raw
     running, most = raw.get("running_tasks"), raw.get("max_tasks")
@@ -202,7 +166,7 @@ def worker_cells(
         "id": worker.id,
         "status": _status_cell(worker, texts, people=people),
         "problem": _problem_cell(worker, texts, people=people),
-        "age": span(None if worker.age is None else worker.age + later),
+        "age": span(worker.age),
         "kind": texts.get(f"worker_kind_{kind}", kind) if people else kind,
         "tasks": "-" if running is None else _short(tasks),
         "says": _says(raw, people=people),
