@@ -317,7 +317,7 @@ async def test_a_doctor_examines_every_node(
     untaken = {g.rule: g.count for g in report.groups}["commands-untaken"]
     assert untaken == 30
     alone = await examine(topology.url, project=names[7])
-    assert (alone.seen, alone.tried) == (2, names[7])
+    assert alone.seen == 2
     one = await examine(topology.nodes[0].url)
     assert "one-node" in {group.rule for group in one.groups}
     assert one.seen < report.seen
