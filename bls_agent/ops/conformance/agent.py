@@ -7,11 +7,12 @@ argument ``word``. The function of each check returns ``None`` if the program pa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
+from anyio.abc import TaskGroup
 
 from bls_agent.core.codec import JSONObject, parse_timestamp
 from bls_agent.ops.conformance.judge import (
@@ -25,10 +26,10 @@ from bls_agent.ops.conformance.judge import (
     make_word,
     read_record,
 )
-from bls_agent.ops.conformance.link import Link, LinkState
 from bls_agent.ops.conformance.program import Program
 from bls_agent.ops.conformance.vectors import Vector
 from bls_agent.project.messages import Level, Status
+from bls_agent.testing.link import Direction, FaultProxy, Refuse
 
 STATUSES: Final = frozenset(status.value.encode() for status in Status)
 LEVELS: Final = frozenset(level.value for level in Level)
@@ -45,10 +46,13 @@ ALIKE: Final = 5  # faults of one check after which the rest of the check is ski
 class AgentJudge:
     """Judges one program by vectors."""
 
-    def __init__(self, wire: Wire, program: Program, link: Link) -> None:
+    def __init__(
+        self, wire: Wire, program: Program, link: FaultProxy, tasks: TaskGroup
+    ) -> None:
         self.wire = wire
         self.program = program
         self.link = link
+        self._tasks = tasks
         self._faults: Counter[str] = Counter()
 
     async def judge(self, vectors: Sequence[Vector]) -> AsyncIterator[Verdict]:
@@ -68,15 +72,19 @@ class AgentJudge:
             yield Verdict(vector, fault)
 
     async def _restart(self) -> None:
-        self.link.set_state(LinkState.OPEN)
+        await self.link.heal()
         await self.program.kill()
         await self.wire.clear()
-        await self.program.start()
-        await happens(self.has_connected, START)
+        await self.start()
         await happens(self.is_shown, self.wire.patience)
 
-    async def has_connected(self) -> bool:
-        return self.link.carries or self.program.exit_code is not None
+    async def start(self) -> None:
+        """Start the program, and wait until it has connected or ended."""
+        await self.program.start(self._tasks)
+        await happens(self._has_connected, START)
+
+    async def _has_connected(self) -> bool:
+        return bool(self.link.connections) or self.program.exit_code is not None
 
     async def is_shown(self) -> bool:
         return (
@@ -194,7 +202,7 @@ async def check_outcome(judge: AgentJudge, vector: Vector) -> Fault | None:
     ]
     if not outcomes:
         return Fault("no_outcome")
-    error = outcomes[0].get("error") or {}
+    error: JSONObject = outcomes[0].get("error") or {}
     seen = {"outcome": outcomes[0]["outcome"]}
     if "reason" in expected:
         seen["reason"] = error.get("reason")
@@ -205,7 +213,7 @@ async def check_outcome(judge: AgentJudge, vector: Vector) -> Fault | None:
 
 def _metadata(record: JSONObject) -> JSONObject:
     found = record.get("metadata")
-    return found if isinstance(found, dict) else {}
+    return cast("JSONObject", found) if isinstance(found, dict) else {}
 
 
 async def check_builtin(judge: AgentJudge, vector: Vector) -> Fault | None:
@@ -270,12 +278,12 @@ async def check_refreshed(judge: AgentJudge, _: Vector) -> Fault | None:
 
 
 async def check_cut(judge: AgentJudge, _: Vector) -> Fault | None:
-    judge.link.cut()
+    judge.link.break_all()
     return await _recovers(judge, RECOVERY / 2 * judge.wire.patience)
 
 
 async def check_silent(judge: AgentJudge, _: Vector) -> Fault | None:
-    judge.link.set_state(LinkState.SILENT)
+    judge.link.deafen(*Direction)
     return await _recovers(judge, RECOVERY * judge.wire.patience)
 
 
@@ -296,10 +304,10 @@ async def _recovers(judge: AgentJudge, within: float) -> Fault | None:
 
 
 async def check_away(judge: AgentJudge, _: Vector) -> Fault | None:
-    judge.link.set_state(LinkState.AWAY)
-    await anyio.sleep(AWAY)
-    word = await judge.wire.echo()
-    judge.link.set_state(LinkState.OPEN)
+    judge.link.break_all()
+    async with judge.link.during(Refuse()):
+        await anyio.sleep(AWAY)
+        word = await judge.wire.echo()
     return await judge.runs(word, RECOVERY / 2 * judge.wire.patience)
 
 
@@ -310,12 +318,11 @@ async def check_waits(judge: AgentJudge, _: Vector) -> Fault | None:
     async def is_gone() -> (
         bool
     ):  # else a connection of the dead program gets the command
-        return not judge.link.carries
+        return not judge.link.connections
 
     await happens(is_gone, judge.wire.patience)
     word = await judge.wire.echo()
-    await judge.program.start()
-    await happens(judge.has_connected, START)
+    await judge.start()
     return await judge.runs(word, 2 * judge.wire.patience)
 
 
@@ -353,13 +360,13 @@ CHECKS: Final[dict[str, Check]] = {
 
 
 @asynccontextmanager
-async def open_judge(wire: Wire, url: str, command: str) -> AsyncIterator[AgentJudge]:
+async def open_judge(wire: Wire, url: str, command: str) -> AsyncGenerator[AgentJudge]:
     """Yield a judge of the program of a command line, and end the program."""
-    async with anyio.create_task_group() as tasks, Link(url, tasks) as link:
+    async with anyio.create_task_group() as tasks, FaultProxy(url) as link:
         values = {"redis": link.url, "project": wire.project}
-        program = Program(command, values, tasks)
+        program = Program(command, values)
         try:
-            yield AgentJudge(wire, program, link)
+            yield AgentJudge(wire, program, link, tasks)
         finally:
             with anyio.CancelScope(shield=True):
                 await program.kill()

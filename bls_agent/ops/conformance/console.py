@@ -43,14 +43,8 @@ class ConsoleJudge:
             "command": vector.values["command"],
             "args": encode(vector.values["args"]).decode(),
         }
-        async with anyio.create_task_group() as tasks:
-            program = Program(self._command, values, tasks)
-            await program.start()
-            code = await program.wait()
-            if code is None:
-                await program.kill()
-        if code != 0:
-            return Fault("send_failed", {"code": code, "output": program.output})
+        if fault := await self._run(values):
+            return fault
         kind = await self.wire.type_of(self.wire.control_key)
         if kind != "list":
             return Fault("wrong_type", {"key": self.wire.control_key, "type": kind})
@@ -60,6 +54,18 @@ class ConsoleJudge:
         if found[:1] != [BEFORE] or len(found) != 2:  # noqa: PLR2004 - and the new one
             return Fault("not_at_the_tail", {"key": self.wire.control_key})
         return found[1:]
+
+    async def _run(self, values: dict[str, str]) -> Fault | None:
+        """Run the program to its end."""
+        program = Program(self._command, values)
+        async with anyio.create_task_group() as tasks:
+            await program.start(tasks)
+            if await program.wait() is None:
+                await program.kill()
+        if program.exit_code == 0:
+            return None
+        shown = {"code": program.exit_code, "output": program.output}
+        return Fault("send_failed", shown)
 
 
 async def check_sent(judge: ConsoleJudge, vector: Vector) -> Fault | None:
@@ -73,7 +79,8 @@ async def check_sent(judge: ConsoleJudge, vector: Vector) -> Fault | None:
     }
     if record is None:
         return Fault("bad_record", {"problem": "JSON", "record": repr(sent[0])})
-    seen = {"command": record.get("command"), "args": record.get("args") or {}}
+    arguments: Any = record.get("args") or {}
+    seen = {"command": record.get("command"), "args": arguments}
     return None if seen == wanted else Fault("other_command", {"seen": seen})
 
 

@@ -24,12 +24,9 @@ class Program:
         command: The command line, with the placeholders ``{redis}``, ``{project}``.
         values: The values of the placeholders, which the program also gets as
             variables of its environment: ``BLS_REDIS_URL`` and ``BLS_PROJECT``.
-        tasks: The tasks that read the program's output.
     """
 
-    def __init__(
-        self, command: str, values: Mapping[str, str], tasks: TaskGroup
-    ) -> None:
+    def __init__(self, command: str, values: Mapping[str, str]) -> None:
         self._words = [_fill(word, values) for word in shlex.split(command)]
         self._environ = {
             **os.environ,
@@ -37,7 +34,6 @@ class Program:
             "BLS_PROJECT": values["project"],
             "PYTHONUNBUFFERED": "1",
         }
-        self._tasks = tasks
         self._process: Process | None = None
         self._output: deque[bytes] = deque(maxlen=64)
 
@@ -51,14 +47,17 @@ class Program:
         """The end of what the program has written."""
         return b"".join(self._output)[-KEPT:].decode("utf-8", "replace").strip()
 
-    async def start(self) -> None:
-        """Start the program; raises OSError if this is not possible."""
+    async def start(self, tasks: TaskGroup) -> None:
+        """Start the program, and a task for each stream of its output.
+
+        Raises OSError if the program cannot be started.
+        """
         self._process = await anyio.open_process(
             self._words, env=self._environ, start_new_session=True
         )
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
-                self._tasks.start_soon(self._read, stream)
+                tasks.start_soon(self._read, stream)
 
     async def _read(self, stream: ByteReceiveStream) -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):

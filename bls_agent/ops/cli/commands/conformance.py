@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, NamedTuple
@@ -112,7 +112,7 @@ async def _judge(
 @asynccontextmanager
 async def _open(
     invocation: Invocation, choice: Choice
-) -> AsyncIterator[AgentJudge | ConsoleJudge]:
+) -> AsyncGenerator[AgentJudge | ConsoleJudge]:
     given = invocation.redis
     endpoint = Endpoint.of(given) if given else default_endpoint(os.environ)
     url = given or Settings.from_env(os.environ).redis_url
