@@ -170,8 +170,9 @@ class _Scrape:
     def _add_project(self, view: ProjectView) -> None:
         add, project = self.out.add, label_of(view.project)
         elapsed = self.state.fleet.seconds_since(view.project)
+        condition = view.condition
         for state in Condition:
-            add("bls_project_status", view.condition is state, project, state)
+            add("bls_project_status", condition is state, project, state)
         up = view.status not in (None, Status.OFFLINE)
         add("bls_project_up", up, project)
         add("bls_project_status_age_seconds", later(view.age, elapsed, 3), project)

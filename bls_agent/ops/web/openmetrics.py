@@ -56,8 +56,9 @@ class Exposition:
         lines: list[str] = []
         for name, samples in self._samples.items():
             if samples:
-                lines += _head_of(self._families[name], openmetrics=openmetrics)
-                lines += _write_samples(name, self._families[name].labels, samples)
+                family = self._families[name]
+                lines += _head_of(family, openmetrics=openmetrics)
+                lines += _write_samples(family, samples)
         if openmetrics:
             lines.append("# EOF")
         return "".join(f"{line}\n" for line in lines).encode()
@@ -73,12 +74,13 @@ def _head_of(family: Family, *, openmetrics: bool) -> list[str]:
 
 
 def _write_samples(
-    name: str, labels: tuple[str, ...], samples: Mapping[tuple[str, ...], float]
+    family: Family, samples: Mapping[tuple[str, ...], float]
 ) -> Iterable[str]:
+    pairs = ",".join(f'{label}="%s"' for label in family.labels)
+    labels = f"{{{pairs}}}" if pairs else ""
+    line = f"{family.sample_name}{labels} %.16g"
     for values, value in samples.items():
-        pairs = zip(labels, values, strict=True)
-        inside = ",".join(f'{label}="{_escape(text)}"' for label, text in pairs)
-        yield f"{name}{{{inside}}} {value:.16g}" if inside else f"{name} {value:.16g}"
+        yield line % (*map(_escape, values), value)
 
 
 def wants_openmetrics(accept: str) -> bool:
