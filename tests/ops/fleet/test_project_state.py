@@ -234,6 +234,7 @@ def test_the_age_of_the_queue_is_that_of_its_oldest_command() -> None:
     assert watched.look(2.0).queue_age == pytest.approx(92.0)
     for oldest in (b"no JSON", b'{"timestamp": 5}', b'{"timestamp": "2999-01-01"}'):
         track.head.record([oldest], at(3.0))
+        track.head.record([oldest], at(4.0))
         assert watched.look(5.0).queue_age == 2.0
     track.head.record([b"x" * 20_000], at(6.0))  # seldom read, because it is long
     assert [track.wants_head(9.0), track.wants_head(10.0)] == [False, True]
