@@ -180,7 +180,7 @@ class _Scrape:
         age = 0.0 if view.queue == 0 else later(view.queue_age, elapsed, 3)
         add("bls_project_queue_age_seconds", age, project)
         add("bls_project_errors_total", view.errors_total, project)
-        add("bls_dead_letters", getattr(view, "dead_letters", None), project)
+        add("bls_dead_letters", view.dead_letters, project)
 
     def add_crawl_queues(self) -> None:
         queues = [
