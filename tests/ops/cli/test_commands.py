@@ -127,8 +127,11 @@ async def test_status_tells_replicas(bls: Bls, redis_url: str, project: str) -> 
         assert told["instances"] == {"一号": "在线"}
 
 
-async def test_a_paused_project(bls: Bls, redis_url: str, project: str) -> None:
-    """Which process is paused, since when and why: in the list and in the status."""
+async def test_a_paused_project(
+    bls: Bls, redis_url: str, redis: Redis, project: str
+) -> None:
+    """Which process is paused, since when and why, in list, status and top; and dead letters."""
+    await redis.rpush(f"bls_agent:{{{project}_控制}}:dead", "{}", "{}")
     async with make_agent(project, redis_url, instance="一号") as agent:
         await agent.ready(5)
         await agent.pause("发布")
@@ -140,7 +143,12 @@ async def test_a_paused_project(bls: Bls, redis_url: str, project: str) -> None:
         ran = await bls("status", project)
         assert "intake\t一号: paused for " in ran.text
         assert ran.text.count("s, 0 in hand: 发布\n") == 1
+        assert "dead letters\t2\n" in ran.text
+        top = (await bls("top")).text.splitlines()
+        (row,) = [line.split("\t") for line in top if line.startswith(project)]
+        assert (row[2], row[5]) == ("paused", "2")
         told = orjson.loads((await bls("status", project, "--json")).out)
+        assert told["deadLetters"] == 2
         (one,) = told["intake"]
         assert (one["instance"], one["state"], one["reason"]) == (
             "一号",

@@ -27,10 +27,15 @@ from bls_agent.ops.cli.output import span
 from bls_agent.ops.fleet import Presence, ProjectView
 from bls_agent.ops.texts import load_texts
 from bls_agent.project.messages import Level
+from bls_agent.project.status.intake import IntakeReport, IntakeState
 from tests.harness import url_with_rights
 from tests.ops.cli.terminal import read_all, start_at_terminal
 
 TEXTS = load_texts("cli", "en")
+PAUSED = {
+    name: IntakeReport(state=IntakeState(state), since=1.0, in_hand=0)
+    for name, state in (("一", "paused"), ("二", "paused"), ("三", "drained"))
+}
 
 
 def view(project: str, status: Status | None = None, **more: Any) -> ProjectView:
@@ -40,13 +45,14 @@ def view(project: str, status: Status | None = None, **more: Any) -> ProjectView
 
 
 def test_the_worst_comes_first() -> None:
-    """As on the wallboard; among equals who has more errors, then by name."""
+    """As on the wallboard: bad statuses, dead letters, errors, the others; then by queue, name."""
     views = [
         view("离", Status.OFFLINE), view("乙", Status.ONLINE), view("甲", Status.ONLINE), view("在", Status.ONLINE, errors=2),
         view("无"), view("新", presence=Presence.NEVER), view("报", Status.ERROR), view("故", Status.FAULT),
+        view("死", Status.ONLINE, dead_letters=1), view("等", Status.ONLINE, queue=3),
     ]  # fmt: skip
-    assert [one.project for one in arrange(views)] == [*"故报无离在乙甲新"]
-    told = "Projects: 8, with a fault or error: 2, without a status: 2"
+    assert [one.project for one in arrange(views)] == [*"故报死在无离等乙甲新"]
+    told = "Projects: 10, with a fault or error: 2, without a status: 2"
     assert summary(views, TEXTS) == told
 
 
@@ -61,22 +67,27 @@ def test_the_cells() -> None:
     """Lower bounds are marked, what nobody knows is said."""
     error = LogEntry(timestamp="", level=Level.ERROR, message="坏了")
     shown = project_cells(
-        view("甲", Status.FAULT, age=65.0, queue=3, rate=0.25, records=9, errors=2, last_error=error, at_least=True),
+        view("甲", Status.FAULT, age=65.0, queue=3, dead_letters=2, intake=PAUSED, rate=0.25, records=9, errors=2, last_error=error, at_least=True),
         TEXTS,
     )  # fmt: skip
     assert [*shown] == list(TOP.fields)
     unknown = project_cells(view("丙", records=9, at_least=True), TEXTS)
     assert (unknown["rate"], unknown["errors"]) == ("?/s", ("?", ""))
     assert [*shown.values()] == [
-        "甲", ("故障 fault", "bold red"), "~1m05s", ("3", "yellow"), "≥ 0.2/s", ("≥ 2", "red"), "坏了",
+        "甲", ("故障 fault", "bold red"), ("2 paused, drained", "yellow"), "~1m05s", ("3", "yellow"), ("2", "red"), "≥ 0.2/s", ("≥ 2", "red"), "坏了",
     ]  # fmt: skip
     other = project_cells(
-        view("乙", queue=None, records=None, status_text="WRONGTYPE"), TEXTS
+        view(
+            "乙", queue=None, dead_letters=None, records=None, status_text="WRONGTYPE"
+        ),
+        TEXTS,
     )
     assert [*other.values()] == [
         "乙",
         ("invalid: WRONGTYPE", "bold red"),
+        ("", "yellow"),
         ("-", "dim"),
+        "?",
         "?",
         "-",
         ("0", ""),

@@ -45,8 +45,10 @@ TOP: Final = Layout(
     {
         "project": 0,
         "status": 0,
+        "intake": 70,
         "age": 40,
         "queue": 50,
+        "dead": 70,
         "rate": 60,
         "errors": 60,
         "last_error": 90,
@@ -138,6 +140,7 @@ def _status_rows(
         [texts["freshness"], freshness(view, texts)],
         *_intake_rows(view, texts),
         [texts["queue"], other if view.queue is None else str(view.queue)],
+        *([[texts["dead"], _dead_letters(view)]] if view.dead_letters != 0 else ()),
         [texts["log"], log],
     ]
     for name, entry in (("last", view.last_record), ("error", view.last_error)):
@@ -218,7 +221,15 @@ async def top(invocation: Invocation, *, once: bool = False) -> Exit:
 
 
 def arrange(views: Iterable[ProjectView]) -> list[ProjectView]:
-    return sorted(views, key=lambda v: (v.condition.place, -v.errors, v.project))
+    """Sort as the wallboard: bad statuses, dead letters or errors, other statuses."""
+
+    def place(view: ProjectView) -> tuple[object, ...]:
+        is_ill = view.condition not in ALARMS and (view.dead_letters or view.errors)
+        severity = Condition.ERROR.place + 0.5 if is_ill else view.condition.place
+        queue = view.queue or 0
+        return severity, not view.dead_letters, -view.errors, -queue, view.project
+
+    return sorted(views, key=place)
 
 
 def summary(views: Collection[ProjectView], texts: Texts) -> str:
@@ -240,13 +251,20 @@ def project_cells(
     return {
         "project": view.project,
         "status": _shown_status(view, texts, meaning_too=people),
+        "intake": _sum_up(view.intake, texts),
         "age": age,
         "queue": (queue, "yellow") if view.queue else queue,
+        "dead": _dead_letters(view),
         "rate": f"{rate}/s" if view.records else "-",
         "errors": (errors, "red" if view.errors else ""),
         "last_error": view.reason
         or (view.last_error.message if view.last_error else ""),
     }
+
+
+def _dead_letters(view: ProjectView) -> Cell:
+    count = "?" if view.dead_letters is None else str(view.dead_letters)
+    return (count, "red") if view.dead_letters else count
 
 
 def log_figures(view: ProjectView) -> tuple[str, str]:
@@ -295,6 +313,7 @@ def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
         "ageExact": view.age_exact,
         "ttl": rounded(view.ttl),
         "queue": view.queue,
+        "deadLetters": view.dead_letters,
         "intake": describe_reports(view.intake),
         "records": view.records,
         "rate": round(view.rate, 3),
