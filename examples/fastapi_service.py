@@ -8,7 +8,7 @@ Needs: ``pip install '.[prometheus]' fastapi uvicorn`` and a Redis at ``BLS_REDI
 Run:   ``python examples/fastapi_service.py``, or ``uvicorn fastapi_service:app`` in that
 folder; Ctrl-C or ``kill`` ends it in order. The variables PROJECT and PORT name another
 project and port. Ask it with ``curl http://127.0.0.1:8000/prices/茶``, and for its
-metrics with ``curl http://127.0.0.1:8000/metrics/``.
+metrics with ``curl http://127.0.0.1:8000/metrics``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import uvicorn
-from fastapi import FastAPI, HTTPException
-from prometheus_client import REGISTRY, make_asgi_app
+from fastapi import FastAPI, HTTPException, Response
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from bls_agent import ProjectAgent
 from bls_agent.integrations.prometheus import AgentCollector
@@ -41,7 +41,6 @@ async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
 
 
 app = FastAPI(lifespan=lifespan)
-app.mount("/metrics", make_asgi_app())
 REGISTRY.register(AgentCollector(agent))
 
 
@@ -52,6 +51,11 @@ async def show_price(goods: str) -> Prices:
         raise HTTPException(404)
     agent.log.info("price shown", goods=goods, price=prices[goods])  # never waits
     return {"price": prices[goods]}
+
+
+@app.get("/metrics")
+def show_metrics() -> Response:
+    return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
 
 @agent.command

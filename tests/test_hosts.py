@@ -200,7 +200,7 @@ async def test_fastapi_and_flask(
         assert (await service.get("/prices/茶")).json() == {"price": 15.0}
         assert (await service.get("/prices/咖啡")).status_code == 404
         if any("fastapi" in word for word in command):
-            metrics = (await service.get("/metrics/")).text
+            metrics = (await service.get("/metrics")).text
             labels = (
                 f'command="set_price",outcome="succeeded",project="{stage.project}"'
             )
