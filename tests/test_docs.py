@@ -41,6 +41,7 @@ TWO_LANGUAGES = (
     "docs/embedding",
     "docs/service",
     "docs/testing",
+    "docs/tracing",
     "docs/troubleshooting",
     "docs/tutorial",
 )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import orjson
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -29,12 +32,16 @@ from bls_agent import (
     SyncConsole,
 )
 from bls_agent.core.settings import Settings
+from bls_agent.integrations import otel
 from bls_agent.integrations.otel import instrument
 from bls_agent.project.agent_state import state_of
 from bls_agent.project.commands.runner import CommandRunner
 from bls_agent.project.messages import Command, OutcomeKind
 from bls_agent.project.receive.receiver import Message
+from tests.documents import blocks, run_block
 from tests.harness import eventually, records
+
+PAGE = Path(__file__).parents[2] / "docs/tracing.md"
 
 SECRET = "geheim-4711"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -467,3 +474,25 @@ def test_what_cannot_be_instrumented(telemetry: Telemetry) -> None:
             telemetry.instrument(target)
     with pytest.raises(ConfigurationError, match="a ProjectAgent, a Console or"):
         telemetry.instrument("订单系统")
+
+
+# --- the page
+
+
+async def test_the_code_of_the_page_runs(
+    monkeypatch: pytest.MonkeyPatch, telemetry: Telemetry
+) -> None:
+    """The blocks as they stand; only the global provider is set for this test alone."""
+    monkeypatch.setattr(
+        trace, "set_tracer_provider", lambda provider: provider.shutdown()
+    )
+    for block in blocks(PAGE):
+        await run_block(block, {"__name__": "shop"})
+
+
+def test_the_page_names_what_there_is() -> None:
+    """Each attribute and metric in the code has its place in a table, and the reverse."""
+    source = Path(otel.__file__).read_text("utf-8")
+    made = set(re.findall(r'"((?:messaging|bls|error)\.[a-z_.]+)"', source))
+    tables = "".join(re.findall(r"^\|.*\|$", PAGE.read_text("utf-8"), re.MULTILINE))
+    assert made == set(re.findall(r"`((?:messaging|bls|error)\.[a-z_.]+)`", tables))

@@ -23,6 +23,7 @@ KEY_PREFIX: Final = "whsec_"
 LEAST_KEY: Final = 24  # bytes
 LARGEST_PORT: Final = 65_535
 LONGEST_TITLE: Final = 60
+TRACE_ID: Final = "{trace_id}"
 NEEDS_USERS: Final = "whoever reaches it commands the fleet, so that it needs users"
 MAKE_USERS: Final = (
     "Make a file with `bls-agent console password NAME` and pass it with --users."
@@ -146,6 +147,8 @@ class WebConfig:
     keep_changes: bool = False
     language: str = ""  # zh, en, or "" for the browser's preference
     title: str = ""  # the console's name in header and tab, such as 生产
+    # The address of a trace, with {trace_id}, to which log records are linked.
+    trace_url: str = ""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -161,6 +164,7 @@ class WebConfig:
             ) from None
         self._check_exposure()
         self._check_names()
+        self._check_trace_url()
         if self.language and self.language not in LANGUAGES:
             rule = f"one of {', '.join(LANGUAGES)}, or empty"
             raise ConfigurationError("language", self.language, rule)
@@ -194,6 +198,25 @@ class WebConfig:
         if path and (not plain or not ends or set(path) & set("?#\\ %\"'<>")):
             rule = "it begins with a slash, ends without one, and is plain ASCII"
             raise ConfigurationError("root_path", path, rule, "Try /console.")
+
+    def _check_trace_url(self) -> None:
+        text = self.trace_url
+        try:
+            parts = urlsplit(text)
+            behind_host = f"{parts.path}?{parts.query}#{parts.fragment}"
+            sound = parts.scheme in {"http", "https"} and bool(parts.hostname)
+            sound = sound and parts.port != 0 and "@" not in parts.netloc
+            sound = sound and TRACE_ID in behind_host
+        except ValueError:
+            sound = False
+        plain = text.isascii() and text.isprintable() and not set(text) & set(" \\")
+        if text and not (sound and plain):
+            rule = (
+                f"http:// or https:// in plain ASCII, without a user, and with "
+                f"{TRACE_ID} behind the host"
+            )
+            remedy = f"Try https://jaeger.example/trace/{TRACE_ID}."
+            raise ConfigurationError("trace_url", text, rule, remedy)
 
 
 def is_loopback(host: str) -> bool:

@@ -468,6 +468,38 @@ def test_details_of_a_record(browser: Any, base: str, foreign: Foreign) -> None:
         assert '"sku": "A7"' in sku
 
 
+@pytest.mark.parametrize(
+    "quoted", ["https://trace.example/?a=\"'<b>&id={trace_id}", ""]
+)
+def test_a_record_links_to_its_trace(
+    browser: Any, server: DevServer, foreign: Foreign, quoted: str
+) -> None:
+    """If the console knows where; a hostile id makes no link, and no address is obeyed."""
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    foreign.status("在线")
+    foreign.log(
+        record("伪造", trace_id="javascript:alert(1)"),
+        record("伪造", trace_id=[trace_id]),
+        record(
+            "规则已重新加载", trace_id=trace_id, span_id="b7ad6b7169203331", sku="A7"
+        ),
+    )
+    config = WebConfig(redis=server.url, port=0, trace_url=quoted)
+    with served(config) as console, looking(browser, console.url) as looked:
+        looked.open_project(foreign.name)
+        last_is(looked, "规则已重新加载")
+        shown = (
+            looked.page.locator("#records .row").last.locator(".text").text_content()
+        )
+        assert "sku=A7" in shown
+        assert "trace_id" not in shown
+        links = looked.page.locator("#records a.trace")
+        assert links.count() == (1 if quoted else 0)
+        if quoted:
+            assert links.get_attribute("href") == quoted.replace("{trace_id}", trace_id)
+            assert links.get_attribute("rel") == "noopener noreferrer"
+
+
 def test_the_newest_record_unfolds_in_sight(
     browser: Any, base: str, foreign: Foreign
 ) -> None:

@@ -22,6 +22,9 @@ from tests.ops.web.serving import USERS
         {"host": "192.168.1.5", "users": USERS},
         {"behind_proxy": True, "users": USERS, "allowed_hosts": ("console.example",)},
         {"root_path": "/console"},
+        {
+            "trace_url": "https://grafana.example:3000/a/tempo#/{trace_id}?x=1&y={trace_id}"
+        },
         {"root_path": "/a/b", "language": "zh", "title": "生产 · 华东"},
     ],
 )
@@ -52,6 +55,13 @@ def test_a_good_configuration(options: dict[str, Any]) -> None:
         ({"root_path": "//evil.example"}, "root_path"),
         ({"root_path": "/a b"}, "root_path"),
         ({"root_path": "/控制台"}, "root_path"),
+        ({"trace_url": "https://jaeger.example/trace"}, "trace_url"),
+        ({"trace_url": "https://{trace_id}.example/"}, "trace_url"),
+        ({"trace_url": "javascript:alert('{trace_id}')"}, "trace_url"),
+        ({"trace_url": "//jaeger.example/{trace_id}"}, "trace_url"),
+        ({"trace_url": "https://a:b@jaeger.example/{trace_id}"}, "trace_url"),
+        ({"trace_url": "https://jaeger.example/ {trace_id}"}, "trace_url"),
+        ({"trace_url": "https://[jaeger/{trace_id}"}, "trace_url"),
         ({"language": "de"}, "language"),
         ({"title": "x" * 61}, "title"),
         ({"title": "生\n产"}, "title"),

@@ -42,6 +42,7 @@ def console(
     title: Annotated[str, Option(metavar="TEXT")] = "",
     webhook: Annotated[str | None, Option(metavar="URL")] = None,
     keep_changes: bool = False,
+    trace_url: Annotated[str, Option(metavar="URL")] = "",
 ) -> Exit:
     """Serve the console until SIGINT or SIGTERM."""
     with interrupts_end_the_process():
@@ -63,6 +64,7 @@ def console(
         title=title,
         webhook=None if webhook is None else WebhookTarget(webhook, secret),
         keep_changes=keep_changes,
+        trace_url=trace_url,
         language=_wanted_language(),
     )
     _log_to_stderr()

@@ -78,6 +78,7 @@ async def _show_project(request: Request) -> Response:
         query=f"{FIELD}={quote_name(project)}",
         kinds=KINDS,
         away=look["away"],
+        trace_url=web_state(request).config.trace_url,
     )
 
 

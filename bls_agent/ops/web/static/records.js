@@ -5,7 +5,8 @@ import { sayTime, timeOf } from "./clock.js";
 import { sayDuration } from "./sent.js";
 
 const NOT_TOLD = new Set(["agent"]);
-const NOT_BESIDE = new Set([...NOT_TOLD, "commandId", "statusReason"]); // useful only to programs
+const NOT_BESIDE = new Set([...NOT_TOLD, "commandId", "statusReason", "trace_id", "span_id"]); // useful only to programs
+const TRACE_ID = /^[0-9a-f]{32}$/;
 const FRAME = /^  File ".*?([/\\]bls_agent[/\\][^"]*)?", line /;
 const LONGEST_ANSWER = 110; // characters of a result or of arguments beside their command
 const LONGEST_FIELDS = 160; // characters of metadata beside a message
@@ -56,6 +57,8 @@ export class Entry {
     if (record.valid === false) notes.append(part("span", "from", say("not_contract")));
     if (Number.isInteger(metadata.truncated)) notes.append(part("span", "from", say("cut_from", { n: metadata.truncated.toLocaleString(document.documentElement.lang) })));
     else if (record.cut) notes.append(part("span", "from", say("cut_record")));
+    const id = metadata.trace_id;
+    if (traceUrl() && typeof id === "string" && TRACE_ID.test(id)) notes.append(traceLink(row, id));
     if (hasDetails(record)) notes.append(unfolder(row, () => details(this.exactly())));
     row.append(time, part("span", "level", record.level), text, notes);
     return (this.element = row);
@@ -65,6 +68,19 @@ export class Entry {
     const read = exactly(this.batch);
     return read ? (read.logs ?? read)[this.place] : this.record;
   }
+}
+
+const traceUrl = () => document.querySelector("#log")?.dataset.traceUrl;
+
+// Make the link to a record's trace; Tab reaches the link when the record is unfolded.
+function traceLink(row, id) {
+  const link = part("a", "trace", say("trace"));
+  link.href = traceUrl().replaceAll("{trace_id}", id);
+  link.target = "_blank";
+  link.rel = "noopener noreferrer";
+  link.tabIndex = -1;
+  row.addEventListener("unfold", () => (link.tabIndex = 0));
+  return link;
 }
 
 // Make the button that unfolds the details of a row.
