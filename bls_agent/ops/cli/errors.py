@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -162,9 +163,21 @@ def _usage_text(error: Any, texts: Texts) -> str:
             bare = {word: value.replace("'", "") for word, value in values.items()}
             text = texts[key].format(**bare)
             likely = ", ".join(sorted(getattr(error, "possibilities", None) or ()))
+            if key == "usage_extra":
+                likely = _pairs_as_options(error, bare["word"])
             advice = texts["did_you_mean"].format(names=likely) if likely else ""
             return f"{text} {advice}".rstrip()
     return message.replace("Value error, ", "")
+
+
+def _pairs_as_options(error: Any, words: str) -> str:
+    """Write ``n=3 force=true`` as options ``--arg``, if the command has this option."""
+    pairs = re.split(r" (?=[^\s=]+=)", words)
+    params = getattr(getattr(error, "ctx", None), "command", None)
+    takes_pairs = any(one.name == "arg" for one in getattr(params, "params", ()))
+    if not takes_pairs or not all("=" in pair.partition(" ")[0] for pair in pairs):
+        return ""
+    return " ".join(f"--arg {shlex.quote(pair)}" for pair in pairs)
 
 
 # Patterns of the parser's messages, and the keys of the sentences that replace them.

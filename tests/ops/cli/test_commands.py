@@ -462,7 +462,7 @@ async def test_top_in_a_pipe(bls: Bls, redis: Redis, project: str) -> None:
     lines = [line.split("\t") for line in (await bls("top")).text.splitlines()]
     mine = [line[:2] for line in lines if line[0].startswith(project)]
     assert mine == [[f"{project}坏", "故障"], [f"{project}好", "在线"]]
-    assert all(len(line) == 7 for line in lines)
+    assert all(len(line) == 9 for line in lines)
     told = [
         orjson.loads(line) for line in (await bls("top", "--json")).out.splitlines()
     ]
@@ -561,7 +561,7 @@ async def test_wait_for_a_command_that_was_sent(
 
 
 async def test_a_failure_at_a_terminal(redis_url: str, project: str) -> None:
-    """Message and traceback in lines."""
+    """Message and traceback in lines, without the frames of this package."""
     async with make_agent(project, redis_url):
         words = ["call", project, "fail", "--redis", redis_url, "--lang", "en"]
         ran = await anyio.to_thread.run_sync(lambda: show(*words))
@@ -569,7 +569,11 @@ async def test_a_failure_at_a_terminal(redis_url: str, project: str) -> None:
         assert ran.code == 1
         assert lines[1].endswith("ValueError: 坏了")
         assert '"traceback"' not in ran.text
-        assert sum("  File " in line for line in lines) > 1
+        assert any("frames of bls-agent" in line for line in lines)
+        assert sum("File " in line for line in lines) == 1
+        assert "runner.py" not in ran.text
+        piped = await anyio.to_thread.run_sync(lambda: show(*words, "--json"))
+        assert "runner.py" in orjson.loads(piped.out)["error"]["traceback"]
 
 
 @pytest.mark.parametrize("words", [[], ["call"], ["runs", "follow"], ["console"]])

@@ -200,6 +200,16 @@ async def test_wrong_usage(bls: Bls, words: list[str], said: str) -> None:
     assert ran.out == b""
 
 
+@pytest.mark.parametrize("name", ["call", "send"])
+async def test_arguments_without_their_option(bls: Bls, name: str) -> None:
+    """`n=3` behind a command is meant as `--arg n=3`, and so are several of them."""
+    ran = await bls(name, "订单系统", "reload", "n=3", "text=a b")
+    assert ran.code == 2
+    assert "Did you mean --arg n=3 --arg 'text=a b'?" in ran.said
+    for words in ([name, "订单系统", "reload", "more"], ["top", "n=3"]):
+        assert "Did you mean" not in (await bls(*words)).said
+
+
 async def test_common_options_that_are_none(bls: Bls) -> None:
     """Exit code 2, and which."""
     for words in (["projects", "--lang", "fr"], ["projects", "--redis"]):

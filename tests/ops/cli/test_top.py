@@ -26,8 +26,8 @@ from bls_agent.ops.cli.commands.projects import (
 from bls_agent.ops.cli.output import span
 from bls_agent.ops.fleet import Presence, ProjectView
 from bls_agent.ops.texts import load_texts
-from bls_agent.project.messages import Level
-from bls_agent.project.status.intake import IntakeReport, IntakeState
+from bls_agent.project.messages import IntakeState, Level
+from bls_agent.project.status.intake import IntakeReport
 from tests.harness import url_with_rights
 from tests.ops.cli.terminal import read_all, start_at_terminal
 

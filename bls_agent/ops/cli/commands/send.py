@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -40,6 +41,11 @@ from bls_agent.project.messages import Outcome, Status
 
 SOURCE: Final = "bls-agent cli"  # the `source` of a command
 NEWEST: Final = 10_000  # records that are searched for an outcome
+
+# Consecutive frames of this package in a traceback.
+OWN_FRAMES: Final = re.compile(
+    r'(?m)(?:^  File "[^"]*[/\\]bls_agent[/\\][^"]*", line .*\n(?:    .*\n?)*)+'
+)
 
 _Schema: TypeAlias = Mapping[str, Any]
 _ArgOption: TypeAlias = Annotated[
@@ -324,10 +330,20 @@ def _show_failure(invocation: Invocation, error: Mapping[str, Any]) -> None:
     out.paragraph(f"{error.get('type', '')}: {error['message']}".removeprefix(": "))
     for name, value in error.items():
         if name == "traceback":
-            for line in str(value).splitlines():
+            folded = invocation.texts["frames_folded"]
+            for line in _fold_frames(str(value), folded).splitlines():
                 out.line((line, "dim"))
         elif name not in {"type", "message", "fields"}:  # the message names the fields
             out.line((f"{name}: ", "dim"), json_text(value))
+
+
+def _fold_frames(trace: str, text: str) -> str:
+    """Replace the frames of this package in a traceback by their number."""
+
+    def fold(found: re.Match[str]) -> str:
+        return text.format(count=found[0].count('  File "')) + "\n"
+
+    return OWN_FRAMES.sub(fold, trace)
 
 
 @command("wait")
