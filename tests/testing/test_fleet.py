@@ -61,8 +61,8 @@ def shop(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.P
     pytester.makepyfile(stock=SERVICE)
     pytester.makeconftest(CONFTEST)
     pytester.makepyprojecttoml(
-        '[tool.pytest]\nstrict = true\nanyio_mode = "auto"\nfilterwarnings = ["error"]\n'
-        'pythonpath = ["."]'
+        '[tool.pytest]\nstrict = true\nanyio_mode = "auto"\npythonpath = ["."]\n'
+        'filterwarnings = ["error", "ignore:_pytest.python.CallSpec2"]'
     )
     return pytester
 
