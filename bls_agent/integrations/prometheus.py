@@ -269,8 +269,11 @@ class AgentCollector(Collector):
                 yield _OF_CACHES, (), counters | {"calls": calls}
             case Heartbeat():
                 counters = vars(source.stats())
-                names = ("writes", "refreshes", "failures")
-                beats = {name: counters[name] for name in names}
+                beats = {
+                    "written": counters["writes"],
+                    "refreshed": counters["refreshes"],
+                    "failed": counters["failures"],
+                }
                 yield _OF_HEARTBEATS, (counters["key"],), counters | {"beats": beats}
             case _:
                 failed = {"failed_writes": source.failed_writes}

@@ -130,7 +130,9 @@ async def test_everything_else(redis_url: str, project: str, run_id: int) -> Non
     assert values["bls_function_cache_calls_total{result=hit}"] == 1
     assert values["bls_function_cache_calls_total{result=miss}"] == 1
     assert values["bls_function_cache_computed_total{}"] == 1
-    assert values[f"bls_heartbeat_owned{{key={beat.stats().key}}}"] == 1
+    key = beat.stats().key
+    assert values[f"bls_heartbeat_owned{{key={key}}}"] == 1
+    assert values[f"bls_heartbeat_beats_total{{key={key},result=written}}"] >= 1
     assert values["bls_store_failed_writes_total{store=TaskStatus}"] == 1
     assert values["bls_run_writers_open{}"] == 0
     assert values["bls_run_writer_events_total{result=written}"] == 4
