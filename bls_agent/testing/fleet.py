@@ -26,9 +26,9 @@ from bls_agent.testing.link import (
     CutAfter,
     Delay,
     FaultProxy,
+    Hold,
     Rate,
     Refuse,
-    Swallow,
 )
 from bls_agent.testing.recording import Recording
 from bls_agent.testing.running_agent import RunningAgent
@@ -115,8 +115,9 @@ class FleetServer:
             raise self.refusal(rule, remedy)
 
     def empty(self) -> None:
-        """Delete all data of the database, after a test."""
-        self.ask("FLUSHDB")
+        """Delete the data of a database that is not ours, after a test."""
+        if not self.is_ours:
+            self.ask("FLUSHDB")
 
     def refusal(self, rule: str, remedy: str) -> ConfigurationError:
         url = mask_url(self.server_url)
@@ -266,11 +267,12 @@ class AgentFleet:
 
         Args:
             seconds: How long the outage lasts at least; the end of the block waits.
-            silent: Whether connections stay open and nothing arrives, as behind a broken
-                router. By default connections are reset, and new ones are refused.
+            silent: Whether connections stay open and bytes arrive after the outage, as
+                behind a broken router. By default connections are reset, and new ones
+                are refused.
         """
         until = anyio.current_time() + seconds
-        condition = Swallow() if silent else Refuse()
+        condition = Hold() if silent else Refuse()
         async with self.during(condition, breaks=not silent):
             yield
             await anyio.sleep_until(until)

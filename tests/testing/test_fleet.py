@@ -39,10 +39,11 @@ HEAD = """
 import re
 import subprocess
 import sys
+import time
 import pytest
 from contextlib import asynccontextmanager
 from unittest.mock import ANY
-from bls_agent import ArgumentError, Console, EventStore, ProjectAgent, Status
+from bls_agent import ArgumentError, Console, EventStore, ProjectAgent, RedisRefusedError, Status
 from bls_agent.testing import Hold, eventually
 from stock import OutOfStock, agent
 
@@ -155,7 +156,7 @@ async def test_redis_is_silent(bls_fleet):
     async with bls_fleet.run(quick) as running:
         async with bls_fleet.redis_away(silent=True):
             quick.log.info("kept")
-            await eventually(lambda: not all(quick.stats().connections.values()))
+            assert not await quick.flush(0.1)
         await eventually(lambda: quick.stats().logs_queued == 0)
 
 async def test_a_full_server_refuses_writes(bls_fleet):
@@ -171,6 +172,11 @@ async def test_a_right_is_missing(bls_fleet):
         async with bls_fleet.deny("BLPOP"):
             await eventually(lambda: agent.stats().mode == "compat")
             assert await running.call("take", **TEA)
+    async with Console() as console:
+        async with bls_fleet.deny("rpush", "@scripting"):
+            with pytest.raises(RedisRefusedError):
+                await console.send("库存系统", "take", TEA)
+        await console.send("库存系统", "take", TEA)
         with pytest.raises(ValueError, match="commands or categories of Redis"):
             async with bls_fleet.deny("nonsense"):
                 pass
@@ -185,8 +191,9 @@ async def test_a_command_whose_reply_is_cut_is_not_lost(bls_fleet):
 async def test_a_slow_link(bls_fleet):
     async with bls_fleet.run(agent) as running:
         async with bls_fleet.slow(0.05, bytes_per_second=100_000):
+            began = time.monotonic()
             outcome = await running.call("take", check=False, **TEA)
-            assert outcome.succeeded
+            assert outcome.succeeded and time.monotonic() - began > 0.09
 
 async def test_another_condition(bls_fleet):
     async with bls_fleet.run(agent) as running:
