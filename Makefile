@@ -21,13 +21,14 @@ COMPILED := test -d tests/__pycache__ || { echo 'compiling the tests ...'; \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint docs bench load chaos screenshots clean
+.PHONY: help demo test lint docs dist bench load chaos screenshots clean
 
 help:
 	@echo 'make demo    a small fleet, and its console in the browser, on a server of its own'
 	@echo 'make test    run the tests, six at once (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
 	@echo 'make docs    the site of the documents and the API, in two languages, into site/'
+	@echo 'make dist    wheel, sdist and the list of what they need, built twice and tried'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'
 	@echo 'make load    the doctor, the registry, and the console for ten minutes, under a large fleet'
 	@echo 'make chaos   every fault in every mode, and docs/ledger.md (25 minutes at most)'
@@ -54,6 +55,10 @@ lint: $(VENV)/.lint
 # BLS_SITE_URL is the address at which the site will stand.
 docs: $(VENV)/.docs
 	@$(BIN)/python docs/site/build.py
+
+# BLS_PROJECT_URL is the address of the repository, BLS_TAG the tag of the release.
+dist: $(VENV)/.dist
+	@BLS_TAG='$(BLS_TAG)' $(BIN)/python .ci/dist.py
 
 bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -94,6 +99,11 @@ $(VENV)/.lint: $(VENV)/.created pyproject.toml
 $(VENV)/.docs: $(VENV)/.created pyproject.toml
 	@echo 'installing what the site needs ...'
 	@$(PIP) --group docs
+	@touch $@
+
+$(VENV)/.dist: $(VENV)/.created pyproject.toml
+	@echo 'installing what builds the distributions ...'
+	@$(PIP) --group dist
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.created pyproject.toml

@@ -22,7 +22,8 @@ def test_the_navigation_names_each_page_once() -> None:
     ]
     named = Counter(build.flatten(project["nav"]))
     pages = {page.name for page in DOCS.glob("*.md")} - {page.name for page in CHINESE}
-    others = {"index.md", "examples/index.md", "contributing.md", "changelog.md", "api"}
+    others = {"index.md", "examples/index.md", "api"}
+    others |= {"repository/contributing.md", "repository/changelog.md"}
     assert named == Counter(pages | others)
     english, chinese = project["plugins"]["i18n"]["languages"]
     titles = {title for section in project["nav"] for title in section}
@@ -75,8 +76,8 @@ def test_links_lead_to_the_page_in_the_same_language(
         "index.md": "[a](a.md#x)\n",
         "a.md": "# A\n## X y\n[home](index.md)\n",
         "a.zh-CN.md": '# 甲\n## 乙 <a id="x-y"></a>\n'
-        "[源](x.py.md) [甲](a.md#乙)\n```\n[a](a.md)\n```",
-        "x.py.md": "# x.py\n\n`x.py` in the repository:\n\n````python\nx = 1\n````\n",
+        "[源](repository/x.py.md) [甲](a.md#乙)\n```\n[a](a.md)\n```",
+        "repository/x.py.md": "# x.py\n\n`x.py` in the repository:\n\n````python\nx = 1\n````\n",
     }
 
 

@@ -150,8 +150,8 @@ def place(source: str) -> str:
     match posixpath.split(source):
         case ("", name) if name.startswith("README."):
             return name.replace("README", "index")
-        case ("", name):
-            return name.lower() if name.endswith(".md") else f"{name.lower()}.md"
+        case ("", name):  # docs/security.md and SECURITY.md are two pages
+            return f"repository/{name.removesuffix('.md').lower()}.md"
         case ("docs", name):
             return name
         case (folder, "README.md"):
@@ -310,15 +310,18 @@ def build() -> Iterator[str]:
         [*command, "-f", str(WORK / "zensical.toml")],
         check=False,
         encoding="utf-8",
-        env={**os.environ, "NO_COLOR": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    print(done.stdout, end="")
-    if done.returncode:
-        yield "zensical has failed: see above"
+    output = COLOUR.sub("", done.stdout)
+    for warning in WARNING.finditer(output):
+        place = int(warning["column"]) - 1
+        text = warning["text"][place : place + 60]
+        yield f"{warning['file']}:{warning['line']}: {warning['fault']}: {text}"
+    if done.returncode and not WARNING.search(output):
+        yield output
     # Faults of docstrings, such as a section that cannot be read, are no warnings of zensical.
-    yield from re.findall("^griffe: .*", done.stdout, re.MULTILINE)
+    yield from re.findall("^griffe: .*", output, re.MULTILINE)
 
 
 def finish(site: Path) -> None:
@@ -354,6 +357,13 @@ def main() -> int:
     return 0
 
 
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+# zensical prints a picture of each warning: where it is, and the line of the page.
+WARNING = re.compile(
+    r"^Warning: (?P<fault>.*)\n.*\[ (?P<file>\S+):(?P<line>\d+):(?P<column>\d+) \]\n"
+    r".*\n *\d+ │ (?P<text>.*)",
+    re.MULTILINE,
+)
 CANONICAL = re.compile(r'<link rel="canonical"[^>]*>')
 ID = re.compile(r'\s(?:id|name)="?([^"\s>]+)')
 HREF = re.compile(r'<a\b[^>]*?\shref="?([^"\s>]+)')
