@@ -7,6 +7,7 @@ Names follow the semantic conventions for messaging. The program brings its own 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,7 +30,7 @@ from bls_agent.sync_console import SyncConsole
 try:
     from opentelemetry import context as contexts, metrics, trace
     from opentelemetry.context import Context
-    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import (
         Link,
         Span,
@@ -132,17 +133,20 @@ class _Instruments:
             "messaging.client.operation.duration",
             description="Duration of sending and acknowledging commands.",
         )
-        self.wait = seconds(
-            "bls.command.wait", description="Time from sending a command to its start."
-        )
         self.sent = meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Commands that were sent."
         )
-        self.consumed = meter.create_counter(
+        # Observed when metrics are collected, because a record costs as much as a span.
+        self.consumed: Counter[tuple[tuple[str, str], ...]] = Counter()
+        meter.create_observable_counter(
             "messaging.client.consumed.messages",
+            [self._observe_consumed],
             "{message}",
             "Commands that were taken.",
         )
+
+    def _observe_consumed(self, _: CallbackOptions) -> list[Observation]:
+        return [Observation(n, dict(each)) for each, n in self.consumed.copy().items()]
 
 
 def _operation(name: str, project: str) -> dict[str, str]:
@@ -207,8 +211,11 @@ class _CommandObserver:
 
     def begin(self, taken: TakenCommand) -> OnEnd:
         message = taken.message
-        parent = _W3C.extract(_trace_fields(message.fields), _NOTHING)
-        origin = trace.get_current_span(parent).get_span_context()
+        parent, links = _NOTHING, None
+        if fields := _trace_fields(message.fields):
+            parent = _W3C.extract(fields, _NOTHING)
+            origin = trace.get_current_span(parent).get_span_context()
+            links = [Link(origin)] if origin.is_valid else None
         attributes: dict[str, AnyValue] = {
             **self._process,
             "messaging.message.id": cut_text(taken.id, LONGEST_TEXT),
@@ -223,7 +230,7 @@ class _CommandObserver:
             parent,
             SpanKind.CONSUMER,
             attributes,
-            [Link(origin)] if origin.is_valid else None,
+            links,
         )
         contexts.attach(trace.set_span_in_context(span, parent))
         if message.mode == "reliable":
@@ -248,9 +255,7 @@ class _CommandObserver:
             shared["error.type"] = str(outcome.error.get("type"))
             _fail(span, shared["error.type"])
         instruments.process_duration.record(outcome.duration_ms / 1000, shared)
-        instruments.consumed.add(1, shared)
-        if taken.waited is not None:
-            instruments.wait.record(taken.waited, shared)
+        instruments.consumed[tuple(shared.items())] += 1
         span.end()
 
     def settled(self, messages: Sequence[Message], seconds: float) -> None:
