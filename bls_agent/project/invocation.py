@@ -1,8 +1,8 @@
-"""Runs one command, or every health check, of an agent that needs no server for it.
+"""Runs one command, or every health check, of an agent without a server.
 
-Handlers, middleware, time limits and threads are those of the agent, and the command is
-run by the runner that an open agent uses. For each call the log records go to a list of
-the call, and no record of it gets into the buffer from which an agent writes to Redis.
+Handlers, middleware, time limits and threads are those of the agent. The runner is the
+class that an open agent uses. The log records of a call are put into a list of the call,
+and never into the buffer from which the agent writes to Redis.
 """
 
 from __future__ import annotations
@@ -203,7 +203,11 @@ class _KeptError:
 
 
 class Alone:
-    """Runs what belongs to an agent without its session; beside the session if it is open."""
+    """Runs commands and health checks of an agent outside of its queue and schedule.
+
+    The agent may be closed, so that there is no session. Otherwise the commands run in
+    the event loop of the session.
+    """
 
     def __init__(
         self, state: AgentState, settings: Settings, session: AgentSession | None

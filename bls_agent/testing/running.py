@@ -39,16 +39,8 @@ def running_commands() -> Generator[RunCommand[Any]]:
     """Provide the function of the fixture, and close its event loop at the end."""
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
-    def run(
-        agent: ProjectAgent,
-        command: str | Command,
-        args: Mapping[str, Any] | None = None,
-        /,
-        *,
-        delivery: int | None = None,
-        **arguments: Any,
-    ) -> object:
-        coroutine = agent.invoke(command, args, delivery=delivery, **arguments)
+    def run(agent: ProjectAgent, /, *command: Any, **arguments: Any) -> object:
+        coroutine = agent.invoke(*command, **arguments)
         if asyncio._get_running_loop() is not None:  # noqa: SLF001 - documented
             return coroutine
         return runner.run(coroutine, context=copy_context())
