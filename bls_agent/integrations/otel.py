@@ -216,20 +216,11 @@ class _CommandObserver:
             parent = _W3C.extract(fields, _NOTHING)
             origin = trace.get_current_span(parent).get_span_context()
             links = [Link(origin)] if origin.is_valid else None
-        attributes: dict[str, AnyValue] = {
-            **self._process,
-            "messaging.message.id": cut_text(taken.id, LONGEST_TEXT),
-            "messaging.message.body.size": len(message.payload),
-            "bls.command.name": cut_text(taken.command, LONGEST_TEXT),
-            "bls.delivery": message.delivery,
-        }
-        if taken.waited is not None:
-            attributes["bls.command.wait"] = taken.waited
         span = self._instruments.tracer.start_span(
             f"process {taken.registered}" if taken.registered else "process",
             parent,
             SpanKind.CONSUMER,
-            attributes,
+            self._process,  # a sampler may ask for these; the others follow at the end
             links,
         )
         contexts.attach(trace.set_span_in_context(span, parent))
@@ -250,10 +241,12 @@ class _CommandObserver:
             "bls.command.name": taken.registered or UNREGISTERED,
             "bls.command.outcome": kind.value,
         }
-        span.set_attribute("bls.command.outcome", kind.value)
         if kind.level is Level.ERROR:
             shared["error.type"] = str(outcome.error.get("type"))
             _fail(span, shared["error.type"])
+        if span.is_recording():
+            span.set_attributes(_describe(taken))
+            span.set_attribute("bls.command.outcome", kind.value)
         instruments.process_duration.record(outcome.duration_ms / 1000, shared)
         instruments.consumed[tuple(shared.items())] += 1
         span.end()
@@ -287,6 +280,19 @@ class _CommandObserver:
             links,
             start_time=now - int(seconds * 1e9),
         ).end(now)
+
+
+def _describe(taken: TakenCommand) -> dict[str, AnyValue]:
+    message = taken.message
+    attributes: dict[str, AnyValue] = {
+        "messaging.message.id": cut_text(taken.id, LONGEST_TEXT),
+        "messaging.message.body.size": len(message.payload),
+        "bls.command.name": cut_text(taken.command, LONGEST_TEXT),
+        "bls.delivery": message.delivery,
+    }
+    if taken.waited is not None:
+        attributes["bls.command.wait"] = taken.waited
+    return attributes
 
 
 def _fail(span: Span, error_type: str) -> None:
