@@ -268,7 +268,6 @@ async def _get_changes(request: Request) -> Response:
         "since": format_timestamp(journal.since),
         "unavailable": state.fleet.away or None,
         "unavailableSince": state.fleet.describe()["awaySince"],
-        "forgotten": journal.forgotten,
         "before": found[0].number if more else None,
         "changes": [change.to_dict() for change in found],
     }
@@ -364,16 +363,10 @@ async def _get_health(request: Request) -> Response:
     content: dict[str, Any] = {"status": "up" if kind is None else "down"}
     if request.state.user or not state.config.users:
         content |= {
-            "redis": {
-                "reachable": kind is None,
-                "kind": kind,
-            },
+            "redis": {"reachable": kind is None, "kind": kind},
             "version": bls_agent.__version__,
             "uptimeSeconds": round(state.now() - state.started, 3),
             "streams": state.streams.open,
-            "followedLists": len(state.logs),
-            "watching": state.fleet.running,
-            "sessions": len(state.sessions),
             "counts": dict(state.counts),
         }
     headers = {} if kind is None else {"retry-after": "2"}

@@ -29,13 +29,11 @@ from bls_agent.core.errors import DecodeError
 from bls_agent.core.values import TEXT_FORMS
 from bls_agent.ops.fields import (
     LONGEST_NAME,
-    MOST_FIELDS,
     Field,
     FieldKind,
     read_commands,
     read_fields,
 )
-from bls_agent.ops.web.requests import FORM_FIELDS
 
 HELP: Final = "help"
 MOST_ENTRIES: Final = 300
@@ -60,11 +58,6 @@ def list_rows(typed: Mapping[str, str], path: str) -> list[str]:
     """Return the numbers of a list's rows, in their order."""
     numbers = typed.get(f"rows.{path}", "").split()
     return [one for one in dict.fromkeys(numbers) if _ROW.fullmatch(one)][:MOST_ROWS]
-
-
-def is_full(typed: Mapping[str, str]) -> bool:
-    """Return whether a form has no room for the inputs of another row."""
-    return len(typed) > FORM_FIELDS - 2 * MOST_FIELDS
 
 
 def change_rows(

@@ -20,12 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.auth import cookie_name, hash_token
 from bls_agent.ops.web.pages.rendering import error_page, refuse_with, render, texts_of
-from bls_agent.ops.web.requests import (
-    error_answer,
-    is_data,
-    media_type,
-    read_form,
-)
+from bls_agent.ops.web.requests import error_answer, is_data, media_type, read_form
 from bls_agent.ops.web.rights import (
     EVERY_ROLE,
     NO_ROLE,
@@ -35,18 +30,8 @@ from bls_agent.ops.web.rights import (
     authorize,
     find_right,
 )
-from bls_agent.ops.web.security import (
-    NOT_JSON,
-    SAFE_METHODS,
-    local_target,
-    refuse,
-)
-from bls_agent.ops.web.state import (
-    WebState,
-    is_secure,
-    requester,
-    web_state,
-)
+from bls_agent.ops.web.security import NOT_JSON, SAFE_METHODS, local_target, refuse
+from bls_agent.ops.web.state import WebState, is_secure, requester, web_state
 
 logger = logging.getLogger(__name__)
 

@@ -19,12 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bls_agent.core.codec import (
-    decode,
-    encode,
-    encode_within,
-    parse_timestamp,
-)
+from bls_agent.core.codec import decode, encode, encode_within, parse_timestamp
 from bls_agent.core.errors import (
     BlsError,
     CommandTooLargeError,

@@ -158,6 +158,8 @@ def write_fleet(redis: Redis) -> None:
         for place in range(waiting):
             command = {"id": f"cmd-{place}", "command": "reload"}
             redis.rpush(f"{name}_控制", orjson.dumps(command))
+    dead = DEAD_LETTERS.locate(place=place_beside("清算中心_控制"))
+    redis.rpush(dead, *(orjson.dumps({"id": f"d-{n}"}) for n in range(3)))
 
 
 async def write_run(url: str) -> None:
@@ -517,11 +519,12 @@ Picture = tuple[str, Show, str, str, tuple[int, int]]
 PICTURES: list[Picture] = [
     ("console-wallboard-zh.png", page_at("/"), "zh", "light", (1280, 760)),
     ("console-wallboard-en.png", page_at("/"), "en", "dark", (1280, 760)),
+    ("console-table-en.png", page_at("/?view=table"), "en", "light", (1280, 700)),
+    ("console-narrow-wallboard.png", page_at("/"), "zh", "dark", (360, 740)),
     ("console-project-zh.png", show_project, "zh", "dark", (1280, 900)),
     ("console-project-en.png", show_details, "en", "light", (1280, 860)),
     ("console-form-zh.png", show_form, "zh", "light", (1280, 900)),
     ("console-form-en.png", show_form, "en", "dark", (1280, 900)),
-    ("console-narrow-wallboard.png", page_at("/"), "zh", "dark", (360, 740)),
     ("console-narrow-project.png", show_narrow_project, "en", "light", (360, 740)),
     ("console-workers-zh.png", page_at("/workers"), "zh", "light", (1280, 760)),
     ("console-workers-en.png", page_at("/workers"), "en", "dark", (1280, 760)),
@@ -529,7 +532,7 @@ PICTURES: list[Picture] = [
     ("console-queues-zh.png", page_at("/crawl"), "zh", "light", (1280, 420)),
     ("console-run-en.png", show_run, "en", "light", (1280, 800)),
     ("console-tasks-zh.png", page_at("/tasks"), "zh", "light", (1280, 720)),
-    ("console-table-en.png", page_at("/?view=table"), "en", "light", (1280, 700)),
+    ("console-tasks-en.png", page_at("/tasks"), "en", "dark", (1280, 720)),
 ]
 FIRST_HOUR: list[Picture] = [
     ("console-first-hour-zh.png", page_at("/"), "zh", "light", (1280, 500)),

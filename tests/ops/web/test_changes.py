@@ -119,7 +119,7 @@ def test_the_journal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         view: Any = ProjectView(project=f"p{number}", status=Status.FAULT)
         noted._record(f"p{number}", None, view)
     assert [one.number for one in noted.changes("", 0, 10)] == [3, 4, 5]
-    assert (noted.forgotten, len(told)) == (2, 5)
+    assert len(told) == 5
 
 
 def test_changes_are_filtered_and_paged() -> None:

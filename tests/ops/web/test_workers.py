@@ -52,7 +52,7 @@ def test_figures() -> None:
     assert card["figures"] == [
         ["running_tasks", "2"],
         ["max_tasks", "5"],
-        ["task_uuids", '["均线","b"]'],
+        ["task_uuids", "均线, b"],
     ]
     assert (card["age"], card["ttl"], card["said"]) == (8.0, 22.0, "")
     assert make_worker_card(read(beat()))["figures"] == []  # what nobody said is no 0

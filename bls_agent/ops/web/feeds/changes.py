@@ -12,11 +12,10 @@ import hmac
 import logging
 import math
 import secrets
-import socket
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection, HTTPSConnection
@@ -168,10 +167,6 @@ class Journal:
         self._count = 0
         self._changes: deque[StatusChange] = deque(maxlen=KEPT)
         self.since = clock()  # when the console began
-
-    @property
-    def forgotten(self) -> int:
-        return self._count - len(self._changes)
 
     def changes(
         self,
@@ -447,9 +442,5 @@ class Webhook:
                 content = answer.read(ANSWER) if self._target.chat else b""
                 return answer.status, content
 
-        try:
-            return await anyio.to_thread.run_sync(send, abandon_on_cancel=True)
-        finally:
-            if connection.sock is not None:  # end the thread of an abandoned post
-                with suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
+        # The thread of an abandoned post ends by the timeout of its connection.
+        return await anyio.to_thread.run_sync(send, abandon_on_cancel=True)

@@ -19,12 +19,7 @@ from bls_agent.crawl.overview import (
     QueueView,
 )
 from bls_agent.ops.terminal import visible
-from bls_agent.ops.web.feeds.watch import (
-    SharedWatch,
-    pause_after,
-    shorten,
-    show_time,
-)
+from bls_agent.ops.web.feeds.watch import SharedWatch, pause_after, shorten, show_time
 from bls_agent.ops.web.requests import convert, quote_name
 
 # State of a queue, the worst first → the name of its colour and shape.

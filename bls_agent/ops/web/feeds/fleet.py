@@ -22,17 +22,15 @@ def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
 
     ``odd`` is the value of the status key if it is no status. ``turned`` are the seconds
     since the status became what it is. ``intake`` has the processes that take no
-    commands. A bad status without a reason has the text of the newest error instead.
+    commands.
     """
-    error = shorten(view.last_error.message) if view.last_error else ""
-    is_bad = view.condition in {Condition.FAULT, Condition.ERROR}
     return {
         "path": project_path(view.project),
         "name": visible(view.project),
         "kind": view.condition.value,
         "presence": view.presence.value,
         "odd": visible(view.status_text[:LONGEST_STATUS]),
-        "reason": shorten(view.reason) or (error if is_bad else ""),
+        "reason": shorten(view.reason),
         "turned": later(view.turned_age, elapsed),
         "age": later(view.age, elapsed),
         "age_known": view.age_exact,
@@ -45,7 +43,7 @@ def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
         "rate": round(view.rate, 1),
         "rates": list(view.rates),
         "atLeast": view.at_least,
-        "error": error,
+        "error": shorten(view.last_error.message) if view.last_error else "",
         "error_age": later(view.last_error_age, elapsed),
     }
 

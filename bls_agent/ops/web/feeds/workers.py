@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -93,19 +93,25 @@ def _state_of(worker: Worker) -> str:
 
 
 def _figures_of(worker: Worker) -> list[tuple[str, str]]:
-    """List the fields of a heartbeat; those of ``stats`` stand for themselves."""
+    """List the fields of a heartbeat that the card does not show otherwise."""
     if "raw" in worker.raw:
         return []
+    apart = {"timestamp", "last_heartbeat", "started_at", "worker_id", "node_id"}
+    apart |= {"status"} if worker.status else set()
     found: list[tuple[str, str]] = []
     for name, value in worker.raw.items():
         if name == "stats" and isinstance(value, dict):
-            found += [(one, _text(count)) for one, count in value.items()]
-        elif name not in {"timestamp", "status" if worker.status else ""}:
+            stats: dict[str, Any] = value
+            found += [(one, _text(count)) for one, count in stats.items()]
+        elif name not in apart:
             found.append((name, _text(value)))
     return found
 
 
-def _text(value: object) -> str:
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        items: list[Any] = value
+        return ", ".join(map(_text, items)) or "—"
     return value if isinstance(value, str) else encode(value).decode()
 
 

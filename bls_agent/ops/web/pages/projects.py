@@ -18,11 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bls_agent.core.codec import JSONObject, JSONValue, decode_object, encode
-from bls_agent.core.errors import (
-    BlsError,
-    CommandError,
-    RedisUnavailableError,
-)
+from bls_agent.core.errors import BlsError, CommandError, RedisUnavailableError
 from bls_agent.ops.fields import Field, FieldKind
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
@@ -32,7 +28,6 @@ from bls_agent.ops.web.forms import (
     Entry,
     Manual,
     change_rows,
-    is_full,
     list_rows,
     path_of,
     read_manual,
@@ -49,12 +44,7 @@ from bls_agent.ops.web.requests import (
     quote_name,
     read_form,
 )
-from bls_agent.ops.web.state import (
-    ask_help,
-    existing_project,
-    send_command,
-    web_state,
-)
+from bls_agent.ops.web.state import ask_help, existing_project, send_command, web_state
 from bls_agent.project.messages import Command
 
 HELP_TIMEOUT: Final = 3.0
@@ -278,7 +268,6 @@ def _render_form(
         shorten=partial(shorten, longest=LONGEST_DEFAULT),
         options=_options,
         rows=partial(list_rows, typed),
-        is_full=is_full(typed),
         path_of=path_of,
         shapes={"array": "[]", "object": "{}"},
     )

@@ -142,7 +142,8 @@ export class Card extends StateCard {
     if (this.intakes) setText(this.intakes, intakes);
     const error = this.told.error_age === null ? null : this.told.error_age + since;
     setText(this.ago, error === null ? "" : sayAge(error));
-    this.ago.parentElement.toggleAttribute("data-old", error > OLD);
+    const explains = isBad(this) && !this.told.reason; // the likely cause stays red
+    this.ago.parentElement.toggleAttribute("data-old", error > OLD && !explains);
   }
 }
 
