@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 
@@ -110,7 +110,7 @@ def _figures_of(worker: Worker) -> list[tuple[str, str]]:
 
 def _text(value: Any) -> str:
     if isinstance(value, list):
-        items: list[Any] = value
+        items = cast("list[Any]", value)
         return ", ".join(map(_text, items)) or "—"
     return value if isinstance(value, str) else encode(value).decode()
 
