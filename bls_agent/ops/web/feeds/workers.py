@@ -101,17 +101,16 @@ def _figures_of(worker: Worker) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for name, value in worker.raw.items():
         if name == "stats" and isinstance(value, dict):
-            stats: dict[str, Any] = value
-            found += [(one, _text(count)) for one, count in stats.items()]
+            stats = cast("Any", value).items()
+            found += [(one, _text(count)) for one, count in stats]
         elif name not in apart:
             found.append((name, _text(value)))
     return found
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, list):
-        items = cast("list[Any]", value)
-        return ", ".join(map(_text, items)) or "—"
+        return ", ".join(map(_text, cast("Any", value))) or "—"
     return value if isinstance(value, str) else encode(value).decode()
 
 
