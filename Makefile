@@ -108,7 +108,7 @@ $(VENV)/.dist: $(VENV)/.created pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.created pyproject.toml
 	@echo 'installing what the benchmarks need ...'
-	@$(PIP) --editable '.[assets,server,web]' --group bench
+	@$(PIP) --editable '.[assets,otel,prometheus,server,web]' --group bench-ours
 	@# Each package that we stand beside gets an environment of its own: they need
 	@# different versions of the client.
 	@for peer in $(PEERS); do \

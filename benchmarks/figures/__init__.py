@@ -12,11 +12,13 @@ from benchmarks.figures import (
     idle,
     latency,
     log_calls,
+    observed,
     peers,
     runs_crowd,
     runs_following,
     runs_streaming,
     runs_writing,
+    service,
     shipping,
 )
 from benchmarks.figures.figure import Figure
@@ -29,6 +31,8 @@ FIGURES = {
         log_calls.FIGURE,
         shipping.FIGURE,
         commands.FIGURE,
+        observed.FIGURE,
+        service.FIGURE,
         latency.FIGURE,
         idle.FIGURE,
         fleet.FIGURE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +12,7 @@ from benchmarks.stage import BenchmarkError, Stage
 from benchmarks.summary import Goal, Round
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE
 
-__all__ = ["FIGURE", "check_outcomes", "make_commands"]
+__all__ = ["FIGURE", "Parts", "check_outcomes", "make_commands", "take_turns"]
 
 RATE = "commands/s"
 PIECES, COUNT = 6, 1_500  # the console list holds all of their outcomes
@@ -54,11 +55,12 @@ def check_outcomes(stage: Stage, project: str, count: int) -> None:
         raise BenchmarkError(message)
 
 
+Parts = Mapping[str, tuple[str, dict[str, Any]]]  # name → subject and its options
+
+
 def play(stage: Stage) -> Round:
     """Let the subjects empty their lists in turn, piece by piece."""
-    pieces, count = (1, 1_000) if stage.quick else (PIECES, COUNT)
-    commands = make_commands(count * pieces)
-    parts: dict[str, tuple[str, dict[str, Any]]] = {
+    parts: Parts = {
         ONE: ("commands_agent", {"prefetch": 1}),
         BARE: ("commands_bare", {"outcomes": False}),
         EIGHT: ("commands_agent", {"prefetch": 8}),
@@ -67,6 +69,16 @@ def play(stage: Stage) -> Round:
         RELIABLE_MANY: ("commands_agent", {"prefetch": 32, "mode": "reliable"}),
         BARE_WITH_OUTCOMES: ("commands_bare", {"outcomes": True}),
     }
+    return {
+        name: {RATE: each["count"] / each["seconds"]}
+        for name, each in take_turns(stage, parts).items()
+    }
+
+
+def take_turns(stage: Stage, parts: Parts) -> Round:
+    """Give each subject its commands in turn; return what each has measured."""
+    pieces, count = (1, 1_000) if stage.quick else (PIECES, COUNT)
+    commands = make_commands(count * pieces)
     with ExitStack() as stack:
         projects = {name: stack.enter_context(stage.project()) for name in parts}
         subjects = {
@@ -92,9 +104,7 @@ def play(stage: Stage) -> Round:
         measured = {name: each.result() for name, each in subjects.items()}
         for name in set(parts) - {BARE}:
             check_outcomes(stage, projects[name], len(commands))
-    return {
-        name: {RATE: len(commands) / each["seconds"]} for name, each in measured.items()
-    }
+    return {name: {**each, "count": len(commands)} for name, each in measured.items()}
 
 
 FIGURE = Figure(

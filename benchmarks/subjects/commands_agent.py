@@ -21,19 +21,24 @@ async def run(options: Options) -> dict[str, float]:
         prefetch=options["prefetch"],
         mode=options.get("mode", "auto"),
     )
-    count, handled, began = options["count"], 0, 0.0
+    count, handled, began, busy = options["count"], 0, 0.0, 0.0
     all_handled = asyncio.Event()
 
     @agent.command
     async def nothing() -> None:
-        nonlocal handled, began
+        nonlocal handled, began, busy
         if not handled % count:
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.process_time()
         handled += 1
         if not handled % count:
             all_handled.set()
 
-    async def piece() -> float:
+    if options.get("observed"):
+        from benchmarks.subjects.observing import observe  # noqa: PLC0415 - needs extras
+
+        observe(agent, options["observed"])
+
+    async def piece() -> tuple[float, float]:
         await all_handled.wait()
         all_handled.clear()
         # The last outcome is put after its handler has returned; no event tells.
@@ -42,11 +47,13 @@ async def run(options: Options) -> dict[str, float]:
         flushed = await agent.flush(30)
         if not flushed:
             raise RuntimeError(flushed)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - busy
 
     async with agent:
         await agent.ready(10)
-        return {"seconds": sum(await on_cue(piece, options["pieces"]))}
+        pieces = await on_cue(piece, options["pieces"])
+        seconds, busy_seconds = map(sum, zip(*pieces, strict=True))
+        return {"seconds": seconds, "busy": busy_seconds}
 
 
 if __name__ == "__main__":
