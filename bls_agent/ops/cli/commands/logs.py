@@ -74,7 +74,10 @@ async def logs(
         with invocation.waiting("waiting_redis"):
             found = await _search(console, project, lines, wanted)
             if not found.entries and not await console.logs(project, 1):
-                await _refuse_unknown(invocation, console, project)
+                async with Fleet(invocation.redis) as fleet:
+                    if not (await fleet.look_at(project)).exists:
+                        raise await unknown_project(console, project)
+                invocation.hint("no_records", project=project)
             elif not found.entries and lines:
                 invocation.hint("none_fit")
     for entry in found.entries:
@@ -107,15 +110,6 @@ async def _search(
         if not before:
             break
     return LogSearch(entries=entries, searched=searched, back_to=back_to)
-
-
-async def _refuse_unknown(
-    invocation: Invocation, console: Console, project: str
-) -> None:
-    async with Fleet(invocation.redis) as fleet:
-        if not (await fleet.look_at(project)).exists:
-            raise await unknown_project(console, project)
-    invocation.hint("no_records", project=project)
 
 
 async def _follow(

@@ -62,24 +62,23 @@ async def projects(invocation: Invocation) -> Exit:
         async with invocation.console() as console:
             found = await console.projects()
             intakes = await console.intakes(found)
-    if invocation.json:
-        for name, status in found.items():
-            record: JSONObject = {"projectName": name, "status": status}
-            paused = describe_reports(intakes.get(name, {}))
-            record |= {"statusName": status_name(status), "intake": paused}
-            invocation.out.json(record)
-        return Exit.DONE
     texts, people = invocation.texts, invocation.out.terminal
-    rows = [
-        (
-            name,
-            status_cell(status, texts, meaning_too=people),
-            *([_sum_up(intakes.get(name, {}), texts)] if intakes else ()),
-        )
-        for name, status in found.items()
-    ]
-    headings = ["project", "status", *(["intake"] if intakes else ())]
-    invocation.out.table(rows, [texts[heading] for heading in headings])
+
+    def describe(name: str) -> JSONObject:
+        paused = describe_reports(intakes.get(name, {}))
+        record: JSONObject = {"projectName": name, "status": found[name]}
+        return record | {"statusName": status_name(found[name]), "intake": paused}
+
+    def cells(name: str) -> Mapping[str, Cell]:
+        return {
+            "project": name,
+            "status": status_cell(found[name], texts, meaning_too=people),
+            "intake": _sum_up(intakes.get(name, {}), texts),
+        }
+
+    names = ["project", "status", *(["intake"] if intakes else ())]
+    layout = Layout("top", dict.fromkeys(names, 0))
+    Table(invocation, layout, describe, cells, [*found]).write()
     if not found:
         given = invocation.redis
         where = Endpoint.of(given) if given else default_endpoint(os.environ)
