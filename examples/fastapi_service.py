@@ -1,14 +1,12 @@
 """An HTTP service that has an event loop of its own: FastAPI.
 
 Shows: the agent inside of the application's lifespan, a route that logs, a command on
-the application's state, metrics for Prometheus. Handlers run in the event loop of the
-routes.
-Needs: ``pip install '.[prometheus]' fastapi uvicorn`` and a Redis at ``BLS_REDIS_URL``
+the application's state. Handlers run in the event loop of the routes.
+Needs: ``pip install . fastapi uvicorn`` and a Redis at ``BLS_REDIS_URL``
 (default redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one).
 Run:   ``python examples/fastapi_service.py``, or ``uvicorn fastapi_service:app`` in that
 folder; Ctrl-C or ``kill`` ends it in order. The variables PROJECT and PORT name another
-project and port. Ask it with ``curl http://127.0.0.1:8000/prices/茶``, and for its
-metrics with ``curl http://127.0.0.1:8000/metrics``.
+project and port. Ask it with ``curl http://127.0.0.1:8000/prices/茶``.
 """
 
 from __future__ import annotations
@@ -18,11 +16,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Response
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from fastapi import FastAPI, HTTPException
 
 from bls_agent import ProjectAgent
-from bls_agent.integrations.prometheus import AgentCollector
 
 Prices = dict[str, float]
 agent = ProjectAgent(os.environ.get("PROJECT", "订单系统"))
@@ -41,7 +37,6 @@ async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
 
 
 app = FastAPI(lifespan=lifespan)
-REGISTRY.register(AgentCollector(agent))
 
 
 @app.get("/prices/{goods}")
@@ -51,11 +46,6 @@ async def show_price(goods: str) -> Prices:
         raise HTTPException(404)
     agent.log.info("price shown", goods=goods, price=prices[goods])  # never waits
     return {"price": prices[goods]}
-
-
-@app.get("/metrics")
-def show_metrics() -> Response:
-    return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
 
 @agent.command

@@ -199,12 +199,6 @@ async def test_fastapi_and_flask(
         )
         assert (await service.get("/prices/茶")).json() == {"price": 15.0}
         assert (await service.get("/prices/咖啡")).status_code == 404
-        if any("fastapi" in word for word in command):
-            metrics = (await service.get("/metrics")).text
-            labels = (
-                f'command="set_price",outcome="succeeded",project="{stage.project}"'
-            )
-            assert f"bls_commands_total{{{labels}}} 1.0" in metrics
         assert await service.stop() == code
     await assert_offline(console, redis, stage.project)
     before, _, after = await console.logs(stage.project)
@@ -212,6 +206,17 @@ async def test_fastapi_and_flask(
     assert fields(before) == {"goods": "茶", "price": 12.5}
     assert fields(after) == {"goods": "茶", "price": 15.0}
     assert [entry.number for entry in (before, after)] == [1, 3]
+
+
+async def test_metrics(stage: Stage, console: Console) -> None:
+    """A command that has ended is in the next scrape."""
+    command = (sys.executable, "fastapi_metrics.py")
+    async with stage.serve(command, console) as service:
+        await console.call(stage.project, "take", {"goods": "茶"})
+        metrics = (await service.get("/metrics")).text
+        labels = f'command="take",outcome="succeeded",project="{stage.project}"'
+        assert f"bls_commands_total{{{labels}}} 1.0" in metrics
+        assert await service.stop() == -signal.SIGTERM
 
 
 async def test_django(stage: Stage, console: Console, redis: Redis) -> None:
