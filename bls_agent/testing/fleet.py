@@ -206,8 +206,8 @@ class AgentFleet:
     ) -> AsyncGenerator[RunningAgent]:
         """Open an agent on the server for the block, and wait until it is ready.
 
-        The agent's own URL, its log level and the status that its program has set are
-        restored after the block.
+        The agent's own URL and the status that its program has set are restored after
+        the block.
 
         Args:
             agent: The agent, closed; its URL does not matter.

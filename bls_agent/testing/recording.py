@@ -84,7 +84,7 @@ class Recording:
         """Let the agent use an endpoint and record it, and restore the agent at the end."""
         state, fields = state_of(self._agent), vars(self._agent)
         stream, board = state.stream, state.board
-        before, put, level = fields["_endpoint"], stream.put, stream.level
+        before, put = fields["_endpoint"], stream.put
         status = board.list_sources(time.monotonic())[board.HOST]
 
         def record(item: AnyRecord) -> None:
@@ -98,7 +98,6 @@ class Recording:
         finally:
             fields["_endpoint"], stream.put = before, put
             state.observers.all = [o for o in state.observers.all if o is not self]
-            stream.set_level(level)
             board.forget_sources()
             board.set(board.HOST, status)
             self.count(faults=self._newest.faults)

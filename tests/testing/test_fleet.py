@@ -74,6 +74,13 @@ def run(shop: pytest.Pytester, tests: str, *options: str) -> pytest.RunResult:
 
 
 COMMANDS = """
+async def test_dropped_records_that_were_looked_at(bls_fleet):
+    small = ProjectAgent("库存系统", log_buffer=10)
+    async with bls_fleet.run(small) as running:
+        for number in range(30):
+            small.log.info("much", number=number)
+        assert running.stats().logs_dropped
+
 async def test_a_command_comes_back(bls_fleet):
     async with bls_fleet.run(agent) as running:
         assert await running.call("take", **TEA) == {"茶": 8}
@@ -100,7 +107,6 @@ async def test_no_data_and_no_state_of_the_tests_before(bls_fleet):
     async with bls_fleet.run(agent) as running:
         assert running.commands == [] and running.logs == []
         agent.set_status(Status.FAULT)
-        agent._state.stream.set_level(agent._state.stream.level.ERROR)
         await eventually(lambda: running.status is Status.FAULT)
 
 async def test_the_status_is_restored(bls_fleet):
@@ -123,6 +129,7 @@ async def test_readers_and_stores_use_the_server(bls_fleet):
         assert await running.workers.alive() == []
         assert await running.assets.list() == []
         assert await running.crawl_queue("新闻").size() == 0
+    assert not running.events._access._by_loop.values()
 
 async def test_an_application_opens_the_agent(bls_fleet):
     async with bls_fleet.run(agent, lifespan=agent.lifespan(None)) as running:
@@ -225,6 +232,17 @@ async def test_other_arguments(bls_fleet):
         await running.call("take", **TEA)
         running.assert_called_once_with("take", goods="米")
 
+async def test_twice(bls_fleet):
+    async with bls_fleet.run(agent) as running:
+        await running.call("take", **TEA)
+        await running.call("take", **TEA)
+        running.assert_called_once_with("take", count=4)
+
+async def test_called_after_all(bls_fleet):
+    async with bls_fleet.run(agent) as running:
+        await running.call("take", **TEA)
+        running.assert_not_called("take")
+
 async def test_other_record(bls_fleet):
     async with bls_fleet.run(agent) as running:
         await running.call("take", **TEA)
@@ -267,11 +285,14 @@ async def test_faulty(bls_fleet):
 def test_a_failing_test_says_why(shop: pytest.Pytester) -> None:
     """The message has what was expected and what came; teardown names what was not seen."""
     result = run(shop, FAILING)
-    result.assert_outcomes(failed=6, passed=3, errors=3)
+    result.assert_outcomes(failed=8, passed=3, errors=3)
     result.stdout.fnmatch_lines_random(
         [
             "E * expected one command take(goods='米'), perhaps with more arguments",
             "E * take(goods='茶', count=4): succeeded",
+            "E * expected one command take(count=4), perhaps with more arguments",
+            "E * got 2 commands:",
+            "E * expected no command take",
             "E * expected a record warn 'stock is low' left=7",
             "E * warn 'stock is low' *left=8",
             "E * expected a command take that failed with type='OutOfStock'",
