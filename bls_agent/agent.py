@@ -112,7 +112,7 @@ class ProjectAgent:
         validate: Literal["core", "pydantic"] = "core",
         **options: Unpack[Options],
     ) -> None:
-        self.project = check_name("project", project)
+        self.project: str = check_name("project", project)
         options = check_options(options, settings)
         if validate not in ("core", "pydantic"):
             raise ConfigurationError("validate", validate, "'core' or 'pydantic'")
@@ -141,7 +141,7 @@ class ProjectAgent:
         )
         self._session: AgentSession | None = None
         self._builtins_added = False
-        self.log = Log(stream)
+        self.log: Log = Log(stream)
 
     def __repr__(self) -> str:
         stats = self.stats()

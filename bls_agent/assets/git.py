@@ -84,7 +84,8 @@ class GitSource:
         self, url: str, *, branch: str = "", base_path: str = "", timeout: float = 30.0
     ) -> None:
         self._url, self._password = url, _check_url(url)
-        self.branch, self.base_path = check_branch(branch), check_base_path(base_path)
+        self.branch: str = check_branch(branch)
+        self.base_path: str = check_base_path(base_path)
         self._ref = f"refs/heads/{branch}".encode() if branch else b"HEAD"
         self._timeout = check_seconds("timeout", timeout)
         self._threads = HandlerThreads()

@@ -187,8 +187,9 @@ class GitHubSource:
         max_wait: float = 60.0,
         pause: float = 0.5,
     ) -> None:
-        self.repo, self.branch = repo, check_branch(branch)
-        self.base_path = check_base_path(base_path)
+        self.repo: str = repo
+        self.branch: str = check_branch(branch)
+        self.base_path: str = check_base_path(base_path)
         if not _REPO.fullmatch(repo) or repo.endswith(("/.", "/..")):
             raise ConfigurationError("repo", repo, "it is written owner/name")
         self._token = token or ""

@@ -130,7 +130,7 @@ class AssetSync:
         lease: float = 15.0,
         timeout: float = 5.0,
     ) -> None:
-        self.library = AssetLibrary(redis, timeout=timeout)
+        self.library: AssetLibrary = AssetLibrary(redis, timeout=timeout)
         self.source = source
         self._wait = wait
         self._lease_ttl = check_seconds("lease", lease)

@@ -85,7 +85,7 @@ class ConfigurationError(BlsError, ValueError):
 
     def __init__(self, name: str, value: object, rule: str, remedy: str = "") -> None:
         self.name = name
-        self.value = redact(value if isinstance(value, str) else _shown(value))
+        self.value: str = redact(value if isinstance(value, str) else _shown(value))
         self.rule = rule
         self.remedy = remedy
         shown = self.value[:SHOWN] + "..." * (len(self.value) > SHOWN)
@@ -104,7 +104,8 @@ class MissingExtraError(ConfigurationError):
     """An optional dependency is not installed; the message names the extra."""
 
     def __init__(self, extra: str, purpose: str) -> None:
-        self.extra, self.purpose = extra, purpose
+        self.extra: str = extra
+        self.purpose: str = purpose
         rule = f"{purpose} needs the extra {extra!r}, which is not installed"
         remedy = f"In the checkout of bls-agent: pip install '.[{extra}]'"
         super().__init__("extra", extra, rule, remedy)
@@ -120,7 +121,8 @@ class CommandTooLargeError(ConfigurationError):
     """
 
     def __init__(self, size: int, limit: int) -> None:
-        self.size, self.limit = size, limit
+        self.size: int = size
+        self.limit: int = limit
         rule = f"it may have {limit:,} bytes, with its arguments"
         remedy = (
             "Send a reference to the data; or pass size_limit=, where every agent of "
@@ -155,7 +157,7 @@ class RedisUnavailableError(BlsError):
         connecting: bool = False,
     ) -> None:
         self.kind = kind
-        self.reason = redact(reason)
+        self.reason: str = redact(reason)
         self.address = address
         self.ambiguous = ambiguous
         self.connecting = connecting
@@ -228,8 +230,8 @@ class DecodeError(ContractError):
 
     def __init__(self, reason: str, payload: bytes, detail: str = "") -> None:
         self.reason = reason
-        self.size = len(payload)
-        self.payload = bytes(payload[:PREVIEW_BYTES])
+        self.size: int = len(payload)
+        self.payload: bytes = bytes(payload[:PREVIEW_BYTES])
         self.detail = detail
         shown = f" ({detail})" if detail else ""
         super().__init__(
@@ -272,7 +274,7 @@ class ManifestError(ContractError):
     """
 
     def __init__(self, faults: Sequence[ManifestFault]) -> None:
-        self.faults = tuple(faults)
+        self.faults: tuple[ManifestFault, ...] = tuple(faults)
         super().__init__("\n".join(map(str, self.faults)))
 
 
@@ -289,7 +291,7 @@ class SourceError(BlsError):
         self, source: str, reason: str, *, retry_after: float | None = None
     ) -> None:
         self.source = source
-        self.reason = redact(reason)
+        self.reason: str = redact(reason)
         self.retry_after = retry_after
         wait = "" if retry_after is None else f"; try again in {retry_after:.0f} s"
         super().__init__(redact(f"{source}: {reason}{wait}"))
@@ -309,7 +311,7 @@ class UnknownCommandError(CommandError):
 
     def __init__(self, command: str, known: Iterable[str] = ()) -> None:
         self.command = command
-        self.likely = _most_similar(command[:100], known, 0.6)
+        self.likely: str = _most_similar(command[:100], known, 0.6)
         advice = f"; did you mean {self.likely[:100]!r}?" if self.likely else ""
         super().__init__(f"no handler is registered for {command[:100]!r}{advice}")
 
@@ -324,7 +326,7 @@ class ArgumentError(CommandError):
 
     def __init__(self, command: str, fields: Mapping[str, str]) -> None:
         self.command = command
-        self.fields = dict(fields)
+        self.fields: dict[str, str] = dict(fields)
         shown = "; ".join(f"{name[:60]!r} {what}" for name, what in self.fields.items())
         super().__init__(redact(f"arguments of {command[:100]!r}: {shown}"))
 

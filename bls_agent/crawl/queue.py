@@ -80,9 +80,9 @@ class TakenRequest:
 
     def __init__(self, exchange: Exchange, held: Held, request: CrawlRequest) -> None:
         self.request = request
-        self.attempt = held.attempt
-        self.priority = held.priority
-        self.settled = False
+        self.attempt: int = held.attempt
+        self.priority: float = held.priority
+        self.settled: bool = False
         self._exchange = exchange
         self._held = held
 
@@ -202,7 +202,8 @@ class RequestQueue(Store):
     ) -> None:
         super().__init__(redis, timeout=timeout)
         manager = RedisKeyManager(project, spider)
-        self.project, self.spider = manager.project_name, manager.spider_name
+        self.project: str = manager.project_name
+        self.spider: str | None = manager.spider_name
         self._namespace = manager.namespace
         rule = "between 0.5 seconds and a day"
         if not SHORTEST_LEASE <= check_seconds("lease", lease, rule) <= LONGEST_LEASE:

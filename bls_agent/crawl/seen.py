@@ -86,7 +86,7 @@ class SeenFilter(Store):
         self._bloom = bloom
         manager = RedisKeyManager(project, spider)
         if bloom:
-            self.key = manager.get_own_key("crawl_bloom", _ROWS[kind])
+            self.key: str = manager.get_own_key("crawl_bloom", _ROWS[kind])
         elif kind == "item":
             self.key = manager.get_item_fingerprint_key()
         else:

@@ -101,9 +101,9 @@ class EventStore(WritingStore):
             ConfigurationError: An argument breaks its rule.
         """
         super().__init__(redis, on_error=on_error, timeout=timeout)
-        self.maxlen = check_count("maxlen", maxlen)
-        self.ttl = check_count("ttl", ttl)
-        self.event_size_limit = check_count(
+        self.maxlen: int = check_count("maxlen", maxlen)
+        self.ttl: int = check_count("ttl", ttl)
+        self.event_size_limit: int = check_count(
             "event_size_limit", event_size_limit, least=LEAST_LIMIT
         )
         self._marks = HighWaterMarks()

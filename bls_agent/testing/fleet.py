@@ -193,8 +193,8 @@ class AgentFleet:
     def __init__(self, server: FleetServer) -> None:
         self._server = server
         self._recordings: list[Recording] = []
-        self.url = server.proxy.url
-        self.server_url = server.server_url
+        self.url: str = server.proxy.url
+        self.server_url: str = server.server_url
 
     @asynccontextmanager
     async def run(

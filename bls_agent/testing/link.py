@@ -142,7 +142,7 @@ class FaultProxy:
             rule = "a URL like redis://host:port/database, because a proxy reads it"
             raise ConfigurationError("redis", mask_url(target), rule)
         self._target = parts
-        self.server = (parts.hostname, parts.port or 6379)
+        self.server: tuple[str, int] = (parts.hostname, parts.port or 6379)
         self._port = 0
         self._conditions: list[Condition] = []
         self._changed = asyncio.Event()  # replaced when a condition ends

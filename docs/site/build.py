@@ -117,7 +117,8 @@ def api_pages() -> list[ApiPage]:
     pages.append(ApiPage("values", "Status, log and figures", "bls_agent", values))
     for module, names in lists.items():
         file = module.removeprefix("bls_agent.").replace(".", "-").replace("_", "-")
-        pages.append(ApiPage(file, f"`{module}`", module, names))
+        title = module.removeprefix("bls_agent.").removeprefix("integrations.")
+        pages.append(ApiPage(file, f"`{title}`", module, names))
     return pages
 
 
