@@ -62,6 +62,7 @@ COMMANDS: Final = {
     "doctor": "doctor",
     "acl": "keys",
     "conformance": "conformance",
+    "brief": "conformance",
     "console": "console",
     "demo": "run",
 }

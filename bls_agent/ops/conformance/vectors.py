@@ -1,7 +1,6 @@
 """Reads the vectors: what a program must, should and may do, with the exact bytes.
 
-A file holds the vectors of one level, with the fields that they share beside them. The
-folder is `docs/vectors` in a checkout, and `bls_agent/vectors` in an installed package.
+A file holds the vectors of one level, with the fields that they share beside them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Final
 from bls_agent.core.codec import JSONObject, decode_object
 
 PACKAGE: Final = Path(__file__).parents[2]
-FOLDERS: Final = (PACKAGE / "vectors", PACKAGE.parent / "docs" / "vectors")
+FOLDERS: Final = (PACKAGE / "docs", PACKAGE.parent / "docs")  # installed, or a checkout
 LARGEST: Final = 4 * 1024 * 1024  # bytes of a file
 
 
@@ -53,10 +52,15 @@ class Vector:
         return self.titles.get(language) or self.name
 
 
+def find_document(name: str) -> Path:
+    """Return the path of a file or folder of `docs` that the package brings along."""
+    folder = next(one for one in FOLDERS if one.is_dir())
+    return folder / name
+
+
 def load_vectors(folder: Path | None = None) -> list[Vector]:
     """Return all vectors, in the order of files and of their lines."""
-    if folder is None:
-        folder = next(one for one in FOLDERS if one.is_dir())
+    folder = folder or find_document("vectors")
     files = [
         file for level in Level for file in sorted(folder.glob(f"*/{level}/*.json"))
     ]

@@ -23,7 +23,13 @@ from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.conformance.agent import AgentJudge, open_judge
 from bls_agent.ops.conformance.console import ConsoleJudge
 from bls_agent.ops.conformance.judge import Verdict, Wire
-from bls_agent.ops.conformance.vectors import Level, Side, Vector, load_vectors
+from bls_agent.ops.conformance.vectors import (
+    Level,
+    Side,
+    Vector,
+    find_document,
+    load_vectors,
+)
 from bls_agent.ops.terminal import Cell
 from bls_agent.ops.texts import Texts, load_texts
 
@@ -67,6 +73,18 @@ async def console(
     """Start a program that sends commands, and judge it."""
     choice = Choice(Side.CONSOLE, cmd, project, patience)
     return await _judge(invocation, choice, case or (), junit, listing=listing)
+
+
+@command("brief")
+def brief(invocation: Invocation) -> Exit:
+    """Print the page for code generators."""
+    name = "for-ai.zh-CN.md" if invocation.language == "zh" else "for-ai.md"
+    page = find_document(name).read_text("utf-8")
+    if invocation.json:
+        invocation.out.json({"page": page})
+    else:
+        invocation.out.write(page.rstrip())
+    return Exit.DONE
 
 
 class Choice(NamedTuple):
