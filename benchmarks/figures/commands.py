@@ -75,9 +75,9 @@ def play(stage: Stage) -> Round:
     }
 
 
-def take_turns(stage: Stage, parts: Parts) -> Round:
+def take_turns(stage: Stage, parts: Parts, pieces: int = PIECES) -> Round:
     """Give each subject its commands in turn; return what each has measured."""
-    pieces, count = (1, 1_000) if stage.quick else (PIECES, COUNT)
+    pieces, count = (1, 1_000) if stage.quick else (pieces, COUNT)
     commands = make_commands(count * pieces)
     with ExitStack() as stack:
         projects = {name: stack.enter_context(stage.project()) for name in parts}
