@@ -24,6 +24,8 @@ from bls_agent.ops.cli import main
 
 ROOT = Path(bls_agent.__file__).parents[1]
 SGR = re.compile(r"\x1b\[[0-9;]*m")
+# Drawn and removed by a command that waits for over a second, on a busy machine.
+PROGRESS = re.compile(r"\r(?:waiting for|正在等待)[^\r\n]*\r *\r")
 NOT_OURS = (
     "PYTHON",
     "COVERAGE",
@@ -179,8 +181,8 @@ def read_all(user: int) -> list[bytes]:
 
 
 def obeyed(shown: str) -> set[str]:
-    """What a terminal would obey, beyond colours and the ends of lines."""
-    plain = SGR.sub("", shown).replace("\r\n", "").replace("\n", "")
+    """What a terminal would obey, beyond colours, ends of lines, and a line of progress."""
+    plain = PROGRESS.sub("", SGR.sub("", shown)).replace("\r\n", "").replace("\n", "")
     return {
         letter
         for letter in plain
