@@ -57,8 +57,11 @@ def bls_fleet(
 
     marker = request.node.get_closest_marker("bls")
     allow_failed = marker is not None and bool(marker.kwargs.get("allow_failed"))
+    found = ""
     try:
         with open_fleet(bls_server, allow_failed=allow_failed) as fleet:
             yield fleet
     except AssertionError as error:
-        pytest.fail(str(error), pytrace=False)
+        found = str(error)
+    if found:  # not in the except block, so that pytest shows the text once
+        pytest.fail(found, pytrace=False)

@@ -307,6 +307,7 @@ def test_a_failing_test_says_why(shop: pytest.Pytester) -> None:
             "*@pytest.mark.bls(allow_failed=True)*",
         ]
     )
+    result.stdout.no_fnmatch_line("During handling of the above exception*")
 
 
 TOGETHER = """
