@@ -3,6 +3,7 @@
 Run: ``BLS_PROJECT=订单系统 BLS_REDIS_URL=redis://127.0.0.1:6379/0 python agent.py``
 """
 
+# pyright: basic, reportUnknownMemberType=false
 from __future__ import annotations
 
 import json
@@ -10,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -36,12 +38,16 @@ def reload(force: bool = False) -> dict[str, int]:
     return {"rules": 42}
 
 
-HANDLERS = {"echo": echo, "reload": reload}
+HANDLERS: dict[str, Callable[..., Any]] = {"echo": echo, "reload": reload}
 
 
 def log(level: str, message: str, metadata: dict[str, Any] | None = None) -> None:
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    record = {"timestamp": now, "level": level, "message": message[:4000]}
+    record: dict[str, Any] = {
+        "timestamp": now,
+        "level": level,
+        "message": message[:4000],
+    }
     if metadata:
         record["metadata"] = metadata
     with client.pipeline(transaction=True) as pipe:
@@ -54,10 +60,11 @@ def log(level: str, message: str, metadata: dict[str, Any] | None = None) -> Non
 
 
 def decode(payload: bytes) -> dict[str, Any]:
-    command = json.loads(payload)
-    if not isinstance(command, dict) or not isinstance(command.get("command"), str):
+    command: Any = json.loads(payload)
+    if not isinstance(command, dict) or not isinstance(command["command"], str):
         raise TypeError("no command")
-    if not isinstance(command.setdefault("args", {}) or {}, dict):
+    command["args"] = args = command.get("args") or {}
+    if not isinstance(args, dict):
         raise TypeError("bad args")
     return command
 
@@ -75,7 +82,7 @@ def run(payload: bytes) -> None:
     }
     try:
         if name in HANDLERS:
-            result = HANDLERS[name](**(command["args"] or {}))
+            result = HANDLERS[name](**command["args"])
             end = {"outcome": "succeeded", "result": result}
     except redis.RedisError:
         raise
@@ -96,8 +103,12 @@ def refresh() -> None:
             client.set(STATUS, "在线", ex=60)
 
 
+def stop(*_: object) -> None:
+    stopping.set()
+
+
 for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda *_: stopping.set())
+    signal.signal(number, stop)
 threading.Thread(target=refresh, daemon=True).start()
 client.set(STATUS, "在线", ex=60)
 while not stopping.is_set():
