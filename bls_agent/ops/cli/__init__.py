@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Final
 
-INTERRUPTED: Final = 130  # the exit code after Ctrl-C
+from bls_agent.ops.cli.interrupts import INTERRUPTED, interrupts_end_the_process
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +32,8 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"bls-agent {bls_agent.__version__}")
         return 0
     try:
-        from bls_agent.ops.cli.app import run_program
+        with interrupts_end_the_process():
+            from bls_agent.ops.cli.app import run_program
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("bls_agent"):
             raise

@@ -26,6 +26,7 @@ from typer.main import get_command
 
 import bls_agent
 from bls_agent.ops.cli.errors import Exit, misspelt, report_failure
+from bls_agent.ops.cli.interrupts import interrupts_end_the_process
 from bls_agent.ops.cli.options import JsonOption, LangOption, RedisOption
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import Screen, count_columns, wrap
@@ -261,7 +262,8 @@ class _Program(_Group):
         if cmd_name not in COMMANDS:
             return None
         if cmd_name not in self.commands:
-            import_module(f"bls_agent.ops.cli.commands.{COMMANDS[cmd_name]}")
+            with interrupts_end_the_process():
+                import_module(f"bls_agent.ops.cli.commands.{COMMANDS[cmd_name]}")
             found = get_command(_REGISTERED[cmd_name])
             _localise(found, ctx.find_root().obj.texts, cmd_name)
             self.commands[cmd_name] = found

@@ -327,13 +327,19 @@ def test_ctrl_c_while_it_waits() -> None:
 
 
 INTERRUPTER = """
-import os, signal, sys
+import os, signal, sys, weakref
+
+class Thing:
+    pass
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == os.environ["INTERRUPT_AT"]:
             sys.meta_path.remove(self)
-            os.kill(os.getpid(), signal.SIGINT)
+            thing = Thing()
+            # An exception of a weak reference's callback is printed and ignored.
+            kept = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+            del thing
 
 sys.meta_path.insert(0, Finder())
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -352,7 +358,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def test_ctrl_c_while_modules_load(
     module: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Exit code 130, and nothing printed."""
+    """Exit code 130, and nothing printed, also where Python would ignore it."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTER)
     process = start_piped(*words, PYTHONPATH=str(tmp_path), INTERRUPT_AT=module)
     out, err = process.communicate(timeout=60)
