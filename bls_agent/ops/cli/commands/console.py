@@ -15,6 +15,7 @@ from typer import Argument, Option
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
+from bls_agent.ops.cli.interrupts import interrupts_end_the_process
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import LANGUAGES, find_value
@@ -44,11 +45,12 @@ def console(
     trace_url: Annotated[str, Option(metavar="URL")] = "",
 ) -> Exit:
     """Serve the console until SIGINT or SIGTERM."""
-    need_web()
-    from bls_agent.ops.web.app import create_app
-    from bls_agent.ops.web.auth import read_users
-    from bls_agent.ops.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
-    from bls_agent.ops.web.server import serve
+    with interrupts_end_the_process():
+        need_web()
+        from bls_agent.ops.web.app import create_app
+        from bls_agent.ops.web.auth import read_users
+        from bls_agent.ops.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
+        from bls_agent.ops.web.server import serve
 
     secret = os.environ.get(WEBHOOK_SECRET, "")
     config = WebConfig(
