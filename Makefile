@@ -24,7 +24,8 @@ COMPILED := test -d tests/__pycache__ || { echo 'compiling the tests ...'; \
 .PHONY: help demo test lint docs dist bench load chaos screenshots clean
 
 help:
-	@echo 'make demo    a small fleet, and its console in the browser, on a server of its own'
+	@echo 'make demo    see an agent and a console at work, on a server of its own'
+	@echo 'make demo ARGS=--console   a small fleet, and the console in the browser'
 	@echo 'make test    run the tests, six at once (ARGS="-k heartbeat" goes to pytest)'
 	@echo 'make lint    ruff, mypy and pyright'
 	@echo 'make docs    the site of the documents and the API, in two languages, into site/'
@@ -37,7 +38,8 @@ help:
 	@echo
 	@echo 'PYTHON=/path/to/python3 chooses the interpreter of a new .venv (3.11 or newer).'
 
-demo: $(VENV)/.demo
+# The console in the browser needs more than the demo alone.
+demo: $(if $(findstring --console,$(ARGS)),$(VENV)/.demo-console,$(VENV)/.demo)
 	@$(BIN)/python -m bls_agent.ops.demo $(ARGS)
 
 test: $(VENV)/.test
@@ -83,6 +85,11 @@ clean:
 
 $(VENV)/.demo: $(VENV)/.created pyproject.toml
 	@echo 'installing what the demo needs ...'
+	@$(PIP) --editable '.[server]'
+	@touch $@
+
+$(VENV)/.demo-console: $(VENV)/.created pyproject.toml
+	@echo 'installing what the demo and the console in the browser need ...'
 	@$(PIP) --editable '.[cli,server,web]'
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""The demo as people start it."""
+"""The demo as people start it: the story, its verdict, and the fleet in the browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ import pytest
 from anyio.streams.text import TextReceiveStream
 
 from bls_agent import Console, RedisUnavailableError
+from bls_agent.devserver import DevServer
+from bls_agent.ops.demo import STEPS, Screen, Story, attempt
+from bls_agent.ops.terminal import count_columns
 from bls_agent.ops.texts import load_texts
+from bls_agent.project.messages import Status
 
 REPOSITORY = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "bls_agent.ops.demo"]
@@ -34,6 +38,48 @@ def environment(changes: Mapping[str, str]) -> dict[str, str]:
         if name == "BLS_SERVER_BINARY" or not name.startswith(TERMINAL)
     }
     return {**kept, "PYTHONPATH": str(REPOSITORY), **changes}
+
+
+@pytest.mark.parametrize(
+    ("language", "columns", "encoding"),
+    [("en", 80, "ascii"), ("zh", 40, "gbk")],
+)
+def test_everything_happens(language: str, columns: int, encoding: str) -> None:
+    """The whole story, in both languages, on any terminal; nothing in it is obeyed there."""
+    done = subprocess.run(
+        [*DEMO, "--lang", language],
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE,
+        env=environment({"COLUMNS": str(columns), "PYTHONIOENCODING": encoding}),
+    )
+    shown = done.stdout.decode(encoding)
+    assert (done.returncode, done.stderr) == (0, b""), shown
+    texts = load_texts("demo", language)
+    titles = re.findall(r"^\d/6 (.+)$", shown, re.MULTILINE)
+    if encoding != "ascii":
+        assert titles == [texts[f"step_{name}"] for name in STEPS]
+        assert texts["all_shown"].partition("{")[0] in shown
+    assert max(map(count_columns, shown.splitlines())) <= columns
+    assert all(letter == "\n" or letter.isprintable() for letter in shown)
+
+
+async def test_a_step_that_does_not_happen(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the console does not see has failed at a deadline; a surprise fails at once."""
+    monkeypatch.setattr("bls_agent.ops.demo.STEP_DEADLINE", 0.2)
+    async with Console(own_server.url) as console:
+        story = Story(own_server, console, Screen(load_texts("demo", "zh")))
+
+        async def wait(story: Story) -> None:
+            await story.shows(Status.ONLINE)
+
+        async def be_surprised(story: Story) -> None:
+            story.expect("茶", holds=False)
+
+        assert "没有看到：在线" in await attempt(wait, story)
+        assert await attempt(be_surprised, story) == "与预期不符：茶"
 
 
 def test_no_server_to_start() -> None:
@@ -95,9 +141,18 @@ async def started(*arguments: str) -> AsyncIterator[Demo]:
         yield Demo(process)
 
 
-async def test_the_fleet_in_the_browser() -> None:
-    """The console shows services, workers and runs until Ctrl-C."""
+async def test_control_c() -> None:
+    """Ctrl-C ends the story in order: 130, and no traceback."""
     async with started() as demo:
+        await demo.until("4/6")
+        assert await demo.end(signal.SIGINT) == 130
+        assert demo.process.stderr is not None
+        assert b"".join([part async for part in demo.process.stderr]) == b""
+
+
+async def test_the_fleet_in_the_browser() -> None:
+    """With --console the console shows services, workers and runs until Ctrl-C."""
+    async with started("--console") as demo:
         await demo.until("Ctrl-C ends")
         page = re.findall(r"http://127\.0\.0\.1:\d+/", demo.shown)[0]
         async with httpx2.AsyncClient(base_url=page) as browser:
@@ -118,11 +173,14 @@ async def items(browser: httpx2.AsyncClient, room: str) -> list[object]:
 
 
 def test_the_catalogue_has_no_more_than_is_used() -> None:
-    """No text is of something that is gone."""
+    """Every step and every status has a text, and no text is of something that is gone."""
     texts = load_texts("demo", "zh")
+    steps = {name.removeprefix("step_") for name in texts if name.startswith("step_")}
+    assert steps == set(STEPS)
+    assert [texts[f"status_{status.name}"] for status in Status] == list(Status)
     programs = ("ops/demo.py", "devserver.py", "ops/texts.py")
     code = "".join((REPOSITORY / "bls_agent" / one).read_text() for one in programs)
-    made = re.compile(r"fleet_")  # these are put together from names
+    made = re.compile(r"(step|status|fleet)_")  # these are put together from names
     assert [
         one for one in texts if f'"{one}"' not in code and not made.match(one)
     ] == []
