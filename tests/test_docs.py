@@ -216,6 +216,7 @@ async def run_tests(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text, "utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    environment.pop("BLS_REDIS_URL", None)  # which another test may have exported
     done = await anyio.run_process(
         command, cwd=folder, env=environment, check=False, stderr=subprocess.STDOUT
     )

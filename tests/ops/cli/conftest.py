@@ -21,7 +21,10 @@ def _nothing_left() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the environment that a developer has set."""
+    """Nothing of the environment that a developer has set, and nothing for later tests."""
+    monkeypatch.setenv(
+        "BLS_REDIS_URL", ""
+    )  # a command may export it; undone at the end
     for name in list(os.environ):
         if name.startswith(NOT_OURS) and not name.startswith(("PYTHON", "COV")):
             monkeypatch.delenv(name)

@@ -25,7 +25,7 @@ FLAWED = (
 OURS = f"{shlex.quote(sys.executable)} {shlex.quote(str(HERE / 'agents' / 'ours.py'))}"
 FLAWED_CONSOLE = FLAWED.replace("flawed.py", "flawed_console.py")
 LANGUAGES = HERE.parents[2] / "examples" / "other_languages"
-MODULES = os.environ.get("BLS_NODE_MODULES", "")
+MODULES = os.environ.get("TEST_NODE_MODULES", "")
 NODE = MODULES if shutil.which("node") and Path(MODULES, "redis").is_dir() else None
 # Every MUST and SHOULD, without the MAY of this package alone.
 STRICT = [
@@ -105,7 +105,7 @@ async def test_the_agent_in_plain_python_passes(bls: Bls) -> None:
     assert [one for one, result in found.items() if result != "passed"] == []
 
 
-@pytest.mark.skipif(NODE is None, reason="BLS_NODE_MODULES has no package redis")
+@pytest.mark.skipif(NODE is None, reason="TEST_NODE_MODULES has no package redis")
 async def test_the_agent_in_javascript_passes(bls: Bls, tmp_path: Path) -> None:
     shutil.copy(LANGUAGES / "agent.mjs", tmp_path)
     (tmp_path / "node_modules").symlink_to(str(NODE))
