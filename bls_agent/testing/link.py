@@ -323,8 +323,10 @@ class _Link:
             queue: _Queue = asyncio.Queue(QUEUED_READS)
             tasks.append(asyncio.create_task(self._read(direction, queue)))
             tasks.append(asyncio.create_task(self._write(direction, queue)))
+        complete = False
         try:
             await asyncio.gather(*tasks)
+            complete = True
         except OSError:  # a side has closed its connection, or an act breaks the link
             pass
         finally:
@@ -333,6 +335,9 @@ class _Link:
             for _, writer in self._ways.values():
                 with suppress(RuntimeError):  # the event loop is closed
                     writer.close()
+                    # A side that reads no more would keep the socket open for ever.
+                    if not complete and writer.transport.get_write_buffer_size():
+                        writer.transport.abort()
 
     def reset(self) -> None:
         for _, writer in self._ways.values():

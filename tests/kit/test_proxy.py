@@ -15,6 +15,7 @@ import pytest
 
 from bls_agent import Console, ProjectAgent
 from bls_agent.connection.endpoint import packer
+from bls_agent.testing import FaultProxy as PublicProxy
 from tests.harness import eventually
 from tests.kit import (
     Cut,
@@ -38,7 +39,7 @@ REQUESTS, REPLIES = Direction.REQUESTS, Direction.REPLIES
 class Peer:
     """A bare connection: what is sent and what comes back, byte for byte."""
 
-    def __init__(self, proxy: FaultProxy) -> None:
+    def __init__(self, proxy: PublicProxy) -> None:
         self.proxy = proxy
 
     async def __aenter__(self) -> Self:
@@ -235,6 +236,22 @@ async def test_the_server_keeps_a_zombie(proxy: FaultProxy, project: str) -> Non
         other.send("RPUSH", project, "x")
         other.send("EXISTS", project)
         assert await other.read(8) == b":1\r\n:0\r\n"
+
+
+async def test_a_side_that_reads_no_more_keeps_no_socket_open() -> None:
+    """The link breaks while bytes wait for a server that does not read them."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        target = f"redis://127.0.0.1:{deaf.getsockname()[1]}/0"
+        async with PublicProxy(target) as proxy, Peer(proxy) as other:
+            await eventually(lambda: bool(proxy._links))
+            (link,) = proxy._links.values()
+            transport = link._ways[REQUESTS][1].transport
+            other.writer.write(bytes(16 * 1024 * 1024))
+            await eventually(lambda: transport.get_write_buffer_size() > 0)
+            proxy.break_all()
+            await eventually(lambda: not proxy._links)
+            await asyncio.sleep(0)  # asyncio closes a socket in the next turn
+            assert transport.get_extra_info("socket").fileno() == -1
 
 
 async def test_new_connections_are_refused(proxy: FaultProxy, peer: Peer) -> None:
