@@ -12,7 +12,14 @@ from typing import Any, Final
 import anyio
 
 from bls_agent.core.codec import decode, encode, parse_timestamp
-from bls_agent.ops.conformance.judge import Check, Fault, Verdict, Wire, read_record
+from bls_agent.ops.conformance.judge import (
+    Check,
+    Fault,
+    Result,
+    Verdict,
+    Wire,
+    read_record,
+)
 from bls_agent.ops.conformance.program import Program
 from bls_agent.ops.conformance.vectors import Vector
 
@@ -31,10 +38,11 @@ class ConsoleJudge:
         """Yield a verdict for each vector."""
         for vector in vectors:
             await self.wire.clear()
-            yield Verdict(vector, await CHECKS[vector.check](self, vector))
+            fault = await CHECKS[vector.check](self, vector)
+            yield Verdict(vector, Result.FAILED if fault else Result.PASSED, fault)
         await self.wire.clear()
 
-    async def send(self, vector: Vector) -> list[bytes] | Fault:
+    async def send(self, vector: Vector) -> bytes | Fault:
         """Let the program send the vector's command; return what was pushed."""
         await self.wire.push(BEFORE)
         values = {
@@ -53,7 +61,7 @@ class ConsoleJudge:
         )
         if found[:1] != [BEFORE] or len(found) != 2:  # noqa: PLR2004 - and the new one
             return Fault("not_at_the_tail", {"key": self.wire.control_key})
-        return found[1:]
+        return found[1]
 
     async def _run(self, values: dict[str, str]) -> Fault | None:
         """Run the program to its end."""
@@ -72,13 +80,13 @@ async def check_sent(judge: ConsoleJudge, vector: Vector) -> Fault | None:
     sent = await judge.send(vector)
     if isinstance(sent, Fault):
         return sent
-    record = read_record(sent[0])
+    record = read_record(sent)
     wanted: dict[str, Any] = {
         "command": vector.values["command"],
         "args": vector.values["args"],
     }
     if record is None:
-        return Fault("bad_record", {"problem": "JSON", "record": repr(sent[0])})
+        return Fault("bad_record", {"problem": "JSON", "record": repr(sent)})
     arguments: Any = record.get("args") or {}
     seen = {"command": record.get("command"), "args": arguments}
     return None if seen == wanted else Fault("other_command", {"seen": seen})
@@ -92,29 +100,29 @@ async def check_fields(judge: ConsoleJudge, vector: Vector) -> Fault | None:
         sent = await judge.send(vector)
         if isinstance(sent, Fault):
             return sent
-        record: Any = decode(sent[0])
+        record: Any = decode(sent)
         good = {
             "id": isinstance(record.get("id"), str) and bool(record["id"]),
             "timestamp": parse_timestamp(record.get("timestamp")) is not None,
             "source": isinstance(record.get("source"), str),
         }
         if problem := next((name for name, fine in good.items() if not fine), ""):
-            return Fault("bad_record", {"problem": problem, "record": repr(sent[0])})
+            return Fault("bad_record", {"problem": problem, "record": repr(sent)})
         ids.append(record["id"])
     return Fault("same_id") if ids[0] == ids[1] else None
 
 
-async def check_short(judge: ConsoleJudge, vector: Vector) -> Fault | None:
+async def check_compact(judge: ConsoleJudge, vector: Vector) -> Fault | None:
     sent = await judge.send(vector)
     if isinstance(sent, Fault):
         return sent
-    record: Any = decode(sent[0])
+    record: Any = decode(sent)
     compact = encode(record)
-    return None if sent[0] == compact else Fault("not_compact")
+    return None if sent == compact else Fault("not_compact")
 
 
 CHECKS: Final[dict[str, Check]] = {
     "sent": check_sent,
     "sent_fields": check_fields,
-    "sent_compact": check_short,
+    "sent_compact": check_compact,
 }

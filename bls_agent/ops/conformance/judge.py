@@ -5,19 +5,22 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 import anyio
 
 from bls_agent.connection.pool import ConnectionPool
-from bls_agent.core.codec import JSONObject, decode_object, encode
+from bls_agent.core.codec import JSONObject, decode_object
 from bls_agent.core.errors import DecodeError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.ops.conformance.vectors import Level, Vector
+from bls_agent.project.messages import Command
 
 POLL: Final = 0.02  # seconds between two looks
 RECENT: Final = 500  # newest records in which a word is searched
 WORD: Final = b"$WORD"
+SENT_AT: Final = 1_768_221_300.0  # Unix seconds: 2026-01-12T12:35:00Z
 
 
 @dataclass(frozen=True)
@@ -28,22 +31,29 @@ class Fault:
     values: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
-@dataclass(frozen=True)
-class Verdict:
+Check: TypeAlias = Callable[..., Awaitable[Fault | None]]
+
+
+class Result(StrEnum):
     """How a program was judged by one vector."""
 
-    vector: Vector
-    fault: Fault | None = None
-    skipped: bool = False  # the fault is then why the vector could not be tried
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"  # the vector was not tried; the fault says why
 
-    @property
-    def passed(self) -> bool:
-        return self.fault is None
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of one vector, with the fault unless the program has passed."""
+
+    vector: Vector
+    result: Result
+    fault: Fault | None = None
 
     @property
     def breaks(self) -> bool:
         """Whether the program is not part of the contract because of this."""
-        return not (self.passed or self.skipped) and self.vector.level is Level.MUST
+        return self.result is Result.FAILED and self.vector.level is Level.MUST
 
 
 class Wire:
@@ -73,11 +83,12 @@ class Wire:
         reply: bytes = await self.call("TYPE", key)
         return reply.decode()
 
-    async def status(self) -> bytes | None:
+    async def status(self) -> str:
+        """Return the status as it is written; ``""`` if there is none."""
         if await self.type_of(self.status_key) != "string":
-            return None
+            return ""
         reply: bytes | None = await self.call("GET", self.status_key)
-        return reply
+        return (reply or b"").decode("utf-8", "replace")
 
     async def push(self, *messages: bytes) -> None:
         await self.call("RPUSH", self.control_key, *messages)
@@ -132,14 +143,8 @@ def make_word() -> str:
 
 
 def make_command(name: str, arguments: JSONObject, command_id: str = "") -> bytes:
-    fields = {
-        "id": command_id or f"cmd-{secrets.token_hex(6)}",
-        "timestamp": "2026-01-12T12:35:00.000Z",
-        "source": "BLS Project Console",
-        "command": name,
-        "args": arguments,
-    }
-    return encode(fields)
+    given = command_id or None
+    return Command.create(name, arguments, now=SENT_AT, id=given).encode()
 
 
 def read_record(payload: bytes) -> JSONObject | None:
@@ -148,6 +153,3 @@ def read_record(payload: bytes) -> JSONObject | None:
         return decode_object(payload)
     except DecodeError:
         return None
-
-
-Check: TypeAlias = Callable[..., Awaitable["Fault | None"]]

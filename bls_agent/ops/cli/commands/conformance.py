@@ -22,7 +22,7 @@ from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.conformance.agent import AgentJudge, open_judge
 from bls_agent.ops.conformance.console import ConsoleJudge
-from bls_agent.ops.conformance.judge import Verdict, Wire
+from bls_agent.ops.conformance.judge import Result, Verdict, Wire
 from bls_agent.ops.conformance.vectors import (
     Level,
     Side,
@@ -117,7 +117,7 @@ async def _judge(
             async for verdict in judge.judge(vectors):
                 verdicts.append(verdict)
                 progress.tell(f"{len(verdicts)}/{len(vectors)} {verdict.vector.id}")
-                if invocation.json or not verdict.passed:
+                if invocation.json or verdict.fault:
                     _write(invocation, verdict, texts)
     if junit:
         report = write_junit(verdicts, texts, invocation.language)
@@ -188,11 +188,8 @@ def _write(invocation: Invocation, verdict: Verdict, texts: Texts) -> None:
     vector, language = verdict.vector, invocation.language
     reason = explain(verdict, texts)
     if invocation.json:
-        result = "passed" if verdict.passed else "failed"
         record = _describe(vector, language)
-        record["result"] = "skipped" if verdict.skipped else result
-        record["reason"] = reason
-        invocation.out.json(record)
+        invocation.out.json(record | {"result": verdict.result, "reason": reason})
         return
     head = (f"{vector.level.upper():<6} {vector.id}", STYLES[vector.level])
     invocation.out.line(head, f"  {vector.title(language)}")
@@ -211,7 +208,7 @@ def _summarise(invocation: Invocation, verdicts: Sequence[Verdict]) -> None:
     for level in Level:
         of_level = [one for one in verdicts if one.vector.level is level]
         if of_level:
-            passed = sum(one.passed for one in of_level)
+            passed = sum(one.result is Result.PASSED for one in of_level)
             style = "bold green" if passed == len(of_level) else STYLES[level]
             sentence = invocation.say(
                 "judged", level=level.upper(), passed=passed, count=len(of_level)
@@ -226,8 +223,9 @@ def write_junit(verdicts: Sequence[Verdict], texts: Texts, language: str) -> byt
         vector = one.vector
         attributes = {"classname": f"{vector.level}", "name": vector.id}
         case = SubElement(suite, "testcase", attributes)
-        if not one.passed:
-            kind = "skipped" if one.skipped or vector.level is Level.MAY else "failure"
+        if one.fault:
+            fails = one.result is Result.FAILED and vector.level is not Level.MAY
+            kind = "failure" if fails else "skipped"
             SubElement(case, kind, message=explain(one, texts))
         SubElement(case, "system-out").text = vector.title(language)
     report: bytes = tostring(suite, encoding="utf-8", xml_declaration=True)
