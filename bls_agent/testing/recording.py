@@ -97,7 +97,7 @@ class Recording:
             yield
         finally:
             fields["_endpoint"], stream.put = before, put
-            state.observers.all = [o for o in state.observers.all if o is not self]
+            state.observers.remove(self)
             board.forget_sources()
             board.set(board.HOST, status)
             self.count(faults=self._newest.faults)

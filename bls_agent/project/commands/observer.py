@@ -95,10 +95,15 @@ class Observers:
             self._log(self.on_settled, fault)
             self.on_settled = None
 
-    def drop(self, observer: Observer, fault: Exception) -> None:
+    def remove(self, observer: Observer) -> bool:
+        """Remove an observer; return whether it was there."""
         others = tuple(one for one in self.all if one is not observer)
-        if len(others) < len(self.all):
-            self.all = others
+        is_removed = len(others) < len(self.all)
+        self.all = others
+        return is_removed
+
+    def drop(self, observer: Observer, fault: Exception) -> None:
+        if self.remove(observer):
             self._log(observer, fault)
 
     def _log(self, observer: object, fault: Exception) -> None:

@@ -188,7 +188,9 @@ class CommandRunner:
             return outcome.kind
         observation = self._observed.pop(message, None)
         if observation is None:  # the command was not started
-            observation = self._observe(message, outcome.command_id, outcome.command)
+            handler = self._router.find(outcome.command)
+            taken = outcome.command_id, outcome.command, handler
+            observation = self._observe(message, *taken)
         observation.context.run(self._stream.report, outcome)
         observation.end(outcome)
         return outcome.kind
@@ -198,11 +200,11 @@ class CommandRunner:
         message: Message,
         id: str,  # noqa: A002 - the protocol's name
         command: str,
+        handler: Handler | None,
     ) -> Observation:
         timestamp = message.fields.get("timestamp")
         sent = parse_timestamp(timestamp) if isinstance(timestamp, str) else None
         waited = None if sent is None else max(0.0, self._clock() - sent.timestamp())
-        handler = self._router.find(command)
         registered = None if handler is None else handler.name
         taken = TakenCommand(message, id, command, registered, waited)
         return Observation(self._observers, taken, self._context.copy())
@@ -260,7 +262,7 @@ class CommandRunner:
 
         variables, on_error = self._context.copy(), _ignore
         if self._observers.all:
-            observation = self._observe(message, command.id, command.command)
+            observation = self._observe(message, command.id, command.command, handler)
             self._observed[message] = observation
             variables, on_error = observation.context, observation.set_error
         try:

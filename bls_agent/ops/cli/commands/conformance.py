@@ -68,10 +68,9 @@ async def console(
     case: Cases = None,
     listing: Listing = False,
     junit: Junit = "",
-    patience: Patience = 5.0,
 ) -> Exit:
     """Start a program that sends commands, and judge it."""
-    choice = Choice(Side.CONSOLE, cmd, project, patience)
+    choice = Choice(Side.CONSOLE, cmd, project)
     return await _judge(invocation, choice, case or (), junit, listing=listing)
 
 
@@ -93,7 +92,7 @@ class Choice(NamedTuple):
     side: Side
     cmd: str
     project: str
-    patience: float
+    patience: float = 0.0  # of the judge of an agent
 
 
 async def _judge(
