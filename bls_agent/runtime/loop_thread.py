@@ -85,7 +85,11 @@ class LoopThread:
             with self._lock:
                 if not self._ending:
                     coroutine = function(*args, **kwargs)
-                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+                    try:
+                        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+                    except BaseException:  # a full stack, or a signal handler raised
+                        coroutine.close()  # otherwise Python warns: never awaited
+                        raise
         never: Future[T] = Future()
         never.cancel()
         return never

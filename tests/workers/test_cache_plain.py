@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -223,6 +224,35 @@ def test_a_function_that_calls_itself_for_ever(cache: FunctionCache, name: str) 
         again()
     ends = True
     assert again() == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_recursion_that_ends_inside_of_a_call(cache: FunctionCache, name: str) -> None:
+    """Wherever the stack is full, no coroutine is left that was never awaited."""
+
+    @cache.cached(ttl=60, name=name)
+    def again(count: int) -> int:
+        return again(count + 1)
+
+    def descend(frames: int) -> None:
+        if frames:
+            descend(frames - 1)
+            return
+        with pytest.raises(RecursionError):
+            again(0)
+
+    unraisable: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", unraisable.append)
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(len(traceback.extract_stack()) + 200)
+        try:
+            for frames in range(60):  # one call adds fewer frames than that
+                descend(frames)
+        finally:
+            sys.setrecursionlimit(limit)
+        gc.collect()
+    assert unraisable == []
 
 
 def test_the_lock_is_free_when_the_call_is_over(
