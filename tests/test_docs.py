@@ -39,6 +39,8 @@ TWO_LANGUAGES = (
     "docs/console-python",
     "docs/crawl",
     "docs/embedding",
+    "docs/health",
+    "docs/replicas",
     "docs/service",
     "docs/testing",
     "docs/tracing",
@@ -144,6 +146,45 @@ async def test_the_code_about_services_runs(
             said = await anyio.to_thread.run_sync(run_as_script, block)
             printed = re.search(r"\d records|'pong': True", said)
             assert printed or "print(" not in block
+
+
+async def test_the_page_about_health_runs(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's checks are called, its statuses are set, and its command finds them."""
+    monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    page = both("docs/health")[0]
+    service, *rest = blocks(page)
+    names: dict[str, Any] = {"__name__": "orders"}
+    exec(compile(service, "orders.py", "exec"), names)
+    results = await names["agent"].run_checks()
+    assert results.keys() == {"database", "disk"}
+    for block in rest:
+        run_as_script(block)
+    async with names["agent"] as agent:
+        await agent.ready(5)
+        assert await run_commands(page, redis_url, monkeypatch) == 1
+
+
+async def test_the_page_about_replicas_runs(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both replicas of the page run its broadcast, and its second program drains both."""
+    monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    page = both("docs/replicas")[0]
+    service, broadcast, deployment = blocks(page)
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(2):
+            names: dict[str, Any] = {"__name__": "orders"}
+            exec(compile(service, "orders.py", "exec"), names)
+            agent = await stack.enter_async_context(names["agent"])
+            await agent.ready(5)
+        assert await run_commands(page, redis_url, monkeypatch) == 3
+        printed = await anyio.to_thread.run_sync(run_as_script, broadcast)
+        assert printed.count("在线") == 2
+        assert printed.count("succeeded {'rules': 42}") == 2
+        printed = await anyio.to_thread.run_sync(run_as_script, deployment)
+        assert printed.count("succeeded") == printed.count("DRAINED") == 2
 
 
 def run_as_script(code: str) -> str:

@@ -516,7 +516,7 @@ RIGHTS = """
 async def test_the_documented_rights_are_enough(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
-    """Two replicas with exactly the rights of docs/replicas.md: nothing is refused."""
+    """Two replicas with exactly these rights: nothing is refused."""
     rules = RIGHTS.format(p=project).replace("\n(", "|(").replace("\n", " ").split("|(")
     selectors = [f"({rule.strip()}" for rule in rules[1:]]
     root = RIGHTS.strip().splitlines()[0].split()
