@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from codeop import CommandCompiler
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ def blocks(page: Path, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
+def typed(page: Path) -> list[str]:
+    """What a reader types into a terminal; the output that a page shows is translated."""
+    lines = "".join(blocks(page, "console")).splitlines()
+    return [line for line in lines if line.startswith("$ ")]
+
+
 async def run_block(block: str, names: dict[str, Any]) -> None:
     """Run a block with the names that those before it have left."""
     mode = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -31,13 +38,43 @@ async def run_block(block: str, names: dict[str, Any]) -> None:
             await result
 
 
+async def run_alone(block: str) -> None:
+    """Run a block that needs no other: a whole program in a thread, as from a file."""
+    if not is_program(block):
+        await run_block(block, {"__name__": "document"})
+        return
+    code = compile(block, "program.py", "exec")
+    with anyio.fail_after(20):
+        await anyio.to_thread.run_sync(exec, code, {"__name__": "__main__"})
+
+
+def is_program(block: str) -> bool:
+    """A program is saved as a file; any other block is pasted into ``python -m asyncio``."""
+    return 'if __name__ == "__main__":' in block
+
+
+def unfinished_paste(block: str) -> str:
+    """Paste a block line by line, where an empty line ends what is indented.
+
+    Return the lines that wait for more, or raise SyntaxError as the interpreter does.
+    """
+    compiler, lines = CommandCompiler(), list[str]()
+    compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for line in [*block.splitlines(), ""]:
+        lines.append(line)
+        if compiler("\n".join(lines)) is not None:
+            lines.clear()
+    return "".join(lines)
+
+
 async def run_commands(page: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Run the commands of a page: each ends as one that has looked; say how many."""
     for name in [name for name in os.environ if name.startswith("BLS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("BLS_REDIS_URL", url)
-    lines = "".join(blocks(page, "console")).splitlines()
-    known = [line.split()[2:] for line in lines if line.startswith("$ bls-agent ")]
+    known = [
+        line.split()[2:] for line in typed(page) if line.startswith("$ bls-agent ")
+    ]
     for words in known:
         with anyio.fail_after(60):
             code = await anyio.to_thread.run_sync(main, words, abandon_on_cancel=True)

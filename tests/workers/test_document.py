@@ -14,7 +14,15 @@ from redis.asyncio import Redis
 from bls_agent.devserver import DevServer
 from bls_agent.workers import TaskStatus, WorkerRegistry
 from bls_agent.workers.schema import ROWS
-from tests.documents import blocks, run_block, run_commands
+from tests.documents import (
+    blocks,
+    is_program,
+    run_alone,
+    run_block,
+    run_commands,
+    typed,
+    unfinished_paste,
+)
 from tests.harness import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -30,26 +38,30 @@ def test_both_pages_show_the_same() -> None:
     ]
     assert code[0] == code[1]
     assert len(code[0]) > 6
-    assert blocks(PAGES[0], "console") == blocks(PAGES[1], "console")
+    assert typed(PAGES[0]) == typed(PAGES[1])
 
 
 @each_page
-async def test_the_code_runs(
+async def test_each_block_runs_alone(
     page: Path, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The blocks run as they stand, one after the other; what they began has ended."""
+    """Each block runs as it stands, also the program that the page begins with."""
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
     await redis.set("backtest:worker:对端", '{"status":"running"}', ex=30)
-    names: dict[str, Any] = {"__name__": "document"}
-    for block in blocks(page, "python"):
-        await run_block(block, names)
-        if main := names.pop("main", None):
-            with anyio.fail_after(20):
-                await main()
-            await names["cache"].aclose()
-    assert not await redis.exists(
-        "backtest:worker:回测-1", "heartbeat:scheduler:主调度"
-    )
+    for block in blocks(page):
+        await run_alone(block.replace("anyio.sleep(1)", "anyio.sleep(0)"))
+    async with TaskStatus(redis_url) as tasks:
+        task = await tasks.get("新闻-7")
+        assert task is not None
+        assert task.status == "done"
+    assert not [key async for key in redis.scan_iter("heartbeat:下载:*")]
+    assert not await redis.exists("backtest:worker:回测-1")
+
+
+def test_the_blocks_may_be_pasted() -> None:
+    """Into ``python -m asyncio``, unless they are programs."""
+    shown = [block for block in blocks(PAGES[0]) if not is_program(block)]
+    assert [unfinished_paste(block) for block in shown] == [""] * len(shown)
 
 
 async def test_the_commands_run(
