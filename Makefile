@@ -53,6 +53,7 @@ lint: $(VENV)/.lint
 	$(BIN)/python -m mypy
 	@# Node's warnings about itself are no findings.
 	NODE_NO_WARNINGS=1 $(BIN)/python -m pyright --pythonpath $(BIN)/python
+	@$(BIN)/python .ci/public_types.py
 
 # BLS_SITE_URL is the address at which the site will stand.
 docs: $(VENV)/.docs

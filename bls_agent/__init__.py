@@ -114,4 +114,5 @@ _HOMES = {
     "SyncConsole": "sync_console",
 }
 
-__getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "core.errors")
+if not TYPE_CHECKING:  # checkers see the imports above, and refuse other names
+    __getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "core.errors")

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from bls_agent.project.session import AgentSession
     from bls_agent.project.stats import AgentStats
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -27,8 +27,12 @@ T = TypeVar("T")
 
 def _blocking(
     method: Callable[Concatenate[Console, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[SyncConsole, P], T]:
-    """Make a method that runs a method of Console in the thread and waits for it."""
+) -> Callable[[Callable[..., Any]], Callable[Concatenate[SyncConsole, P], T]]:
+    """Replace a method by one that runs Console's method in the thread and waits for it.
+
+    The replaced method only declares the name: type checkers take its parameters and its
+    result from ``method``.
+    """
 
     @wraps(method)
     def call(self: SyncConsole, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -36,7 +40,7 @@ def _blocking(
         return result_of(thread.begin(method, console, *args, **kwargs))
 
     call.__qualname__ = f"SyncConsole.{method.__name__}"
-    return call
+    return lambda _: call
 
 
 class SyncConsole:
@@ -122,25 +126,81 @@ class SyncConsole:
             thread.stop()
         return winner
 
-    send = _blocking(Console.send)
-    call = _blocking(Console.call)
-    call_all = _blocking(Console.call_all)
-    instances = _blocking(Console.instances)
-    intakes = _blocking(Console.intakes)
-    status = _blocking(Console.status)
-    exists = _blocking(Console.exists)
-    projects = _blocking(Console.projects)
-    logs = _blocking(Console.logs)
-    log_page = _blocking(Console.log_page)
-    search_logs = _blocking(Console.search_logs)
-    queue = _blocking(Console.queue)
-    withdraw = _blocking(Console.withdraw)
-    withdraw_all = _blocking(Console.withdraw_all)
-    in_hand = _blocking(Console.in_hand)
-    dead_letters = _blocking(Console.dead_letters)
-    requeue = _blocking(Console.requeue)
-    discard = _blocking(Console.discard)
-    forget = _blocking(Console.forget)
+    @_blocking(Console.send)
+    def send(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.send`, whose result this method returns."""
+
+    @_blocking(Console.call)
+    def call(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.call`, whose result this method returns."""
+
+    @_blocking(Console.call_all)
+    def call_all(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.call_all`, whose result this method returns."""
+
+    @_blocking(Console.instances)
+    def instances(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.instances`, whose result this method returns."""
+
+    @_blocking(Console.intakes)
+    def intakes(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.intakes`, whose result this method returns."""
+
+    @_blocking(Console.status)
+    def status(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.status`, whose result this method returns."""
+
+    @_blocking(Console.exists)
+    def exists(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.exists`, whose result this method returns."""
+
+    @_blocking(Console.projects)
+    def projects(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.projects`, whose result this method returns."""
+
+    @_blocking(Console.logs)
+    def logs(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.logs`, whose result this method returns."""
+
+    @_blocking(Console.log_page)
+    def log_page(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.log_page`, whose result this method returns."""
+
+    @_blocking(Console.search_logs)
+    def search_logs(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.search_logs`, whose result this method returns."""
+
+    @_blocking(Console.queue)
+    def queue(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.queue`, whose result this method returns."""
+
+    @_blocking(Console.withdraw)
+    def withdraw(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.withdraw`, whose result this method returns."""
+
+    @_blocking(Console.withdraw_all)
+    def withdraw_all(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.withdraw_all`, whose result this method returns."""
+
+    @_blocking(Console.in_hand)
+    def in_hand(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.in_hand`, whose result this method returns."""
+
+    @_blocking(Console.dead_letters)
+    def dead_letters(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.dead_letters`, whose result this method returns."""
+
+    @_blocking(Console.requeue)
+    def requeue(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.requeue`, whose result this method returns."""
+
+    @_blocking(Console.discard)
+    def discard(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.discard`, whose result this method returns."""
+
+    @_blocking(Console.forget)
+    def forget(self, *_: Any, **__: Any) -> Any:
+        """See :meth:`Console.forget`, whose result this method returns."""
 
     def follow_logs(
         self, project: str, *, last: int = 0, interval: float = 0.25

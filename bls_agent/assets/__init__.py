@@ -70,4 +70,5 @@ _HOMES = {
     "SyncStep": "sync",
 }
 
-__getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "manifest")
+if not TYPE_CHECKING:  # checkers see the imports above, and refuse other names
+    __getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "manifest")

@@ -74,7 +74,7 @@ _T = TypeVar("_T")
 
 _make_tls: Final = cache(httpx2.create_ssl_context)  # cached, because it takes 50 ms
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class _PassingError(SourceError):

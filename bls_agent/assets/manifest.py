@@ -6,7 +6,7 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, NoReturn, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, NoReturn, cast
 
 from bls_agent.assets.yaml_reader import UNFIT, Place, YamlFault, YamlReader
 from bls_agent.core.codec import JSONObject, encode_strictly
@@ -110,7 +110,9 @@ _Text = Annotated[str, Field(min_length=1, max_length=500)]
 class _Part(BaseModel):
     """A part of a manifest. Unknown fields are kept unchanged."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        strict=True, frozen=True, extra="allow"
+    )
 
 
 class SelectOption(_Part):
@@ -212,7 +214,9 @@ class AssetManifest(BaseModel):
         pydantic.ValidationError: A value breaks a rule.
     """
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        strict=True, frozen=True, extra="forbid"
+    )
 
     id: Annotated[
         str,

@@ -72,7 +72,7 @@ from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import Lease
 from bls_agent.runtime.tasks import start_background
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SHOWN_FAULTS: Final = 100  # faults in the report that Redis keeps
 COMPARED: Final = (*SUMMARY, "github_path", "github_sha", *JSON_FIELDS, *TIMES)

@@ -50,7 +50,9 @@ class YamlFault(Exception):  # noqa: N818 - becomes a ManifestError
 
     def __init__(self, reason: str, remedy: str, line: int) -> None:
         super().__init__(reason)
-        self.reason, self.remedy, self.line = reason, remedy, line
+        self.reason: str = reason
+        self.remedy: str = remedy
+        self.line: int = line
 
 
 def _reject(

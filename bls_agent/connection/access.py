@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
     from bls_agent.connection.reconnect import Reminders
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class Access:
         if redis is not None and self._agent is None:
             self._given = Endpoint.of(redis)
         self._name = name
-        self.timeout = check_seconds("timeout", timeout)
+        self.timeout: float = check_seconds("timeout", timeout)
         self._strict = strict
         self._by_loop: LoopLocal[ConnectionPool] = LoopLocal(lambda pool: pool.detach())
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class ForkAware(Protocol):

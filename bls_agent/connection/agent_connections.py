@@ -13,12 +13,12 @@ import anyio
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.reconnect import ReconnectGate
+from bls_agent.connection.reconnect import ReconnectGate, ThrottledLog
 from bls_agent.connection.route import Route
 from bls_agent.connection.topology import Routes
 from bls_agent.core.backoff import Backoff, jittered
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # Seconds between two checks whether another server has taken over. With Sentinel a
 # check is one request. On a cluster a check fetches the map of slots over a new
@@ -53,23 +53,23 @@ class AgentConnections:
         ``data``, ``liveness``) to its key, which on a cluster decides about the node.
         """
         self.endpoint = endpoint
-        self.gate = ReconnectGate(Backoff(cap=reconnect_max))
-        self.throttled_log = self.gate.throttled_log
+        self.gate: ReconnectGate = ReconnectGate(Backoff(cap=reconnect_max))
+        self.throttled_log: ThrottledLog = self.gate.throttled_log
         self._name = name
         self._timeout = timeout
         self._keys = keys
-        self.routes = Routes(endpoint)
+        self.routes: Routes = Routes(endpoint)
         # data: console list, log batches, all large requests. liveness: the status; it
         # carries no large requests. blocking: the receiver waits on this connection.
-        self.data = self._connection("data")
-        self.liveness = self._connection("liveness")
-        self.blocking = self._connection("blocking", "control")
+        self.data: Connection = self._connection("data")
+        self.liveness: Connection = self._connection("liveness")
+        self.blocking: Connection = self._connection("blocking", "control")
         # Both lead to the control list. control: small, urgent requests. intake: reads
         # and trims commands without blocking.
+        self.control: Connection = self.liveness
+        self.intake: Connection = self.data
         if endpoint.is_cluster:
             self.control = self.intake = self._connection("control")
-        else:
-            self.control, self.intake = self.liveness, self.data
         for note in endpoint.notes:
             logger.warning("%s: %s", endpoint.address, note)
 

@@ -39,7 +39,7 @@ from bls_agent.connection.route import Route
 from bls_agent.connection.transport import Channel, ChannelState, Pace, abort
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 REDIRECTS: Final = 3  # redirections that a request follows without a pause
 ASK_AGAIN: Final = 0.25  # seconds before a request to a moving slot is sent again
@@ -78,11 +78,11 @@ class Connection:
         has more time. Without a ``gate`` a failure to connect is raised at once; such
         connections may share an ``outage``.
         """
-        self.route = Route(where) if isinstance(where, Endpoint) else where
-        self.name = client_name(name)
+        self.route: Route = Route(where) if isinstance(where, Endpoint) else where
+        self.name: str = client_name(name)
         self.server: Endpoint | None = None  # current server, or last one tried
-        self.orphans = OrphanedConnections()
-        self.generation = 0  # how often the connection was opened
+        self.orphans: OrphanedConnections = OrphanedConnections()
+        self.generation: int = 0  # how often the connection was opened
         self.retired = False  # if true, it never connects again: callers wait forever
         self._patience = patience
         self._pace = Pace(timeout, strict=strict)

@@ -25,7 +25,7 @@ from bls_agent.core.errors import (
 if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Reply, Request
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -103,8 +103,8 @@ class ThrottledLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._reminders = Reminders(clock)
         self._weaker: set[str] = set()  # effects of missing rights, already logged
-        self.outage = Outage(clock)
-        self.quiet = False  # whether it logs nothing at all
+        self.outage: Outage = Outage(clock)
+        self.quiet: bool = False  # whether it logs nothing at all
 
     def silence(self) -> None:
         self.quiet = self.outage.quiet = True
@@ -189,11 +189,11 @@ class ReconnectGate:
         self._backoff = backoff
         self._lock = anyio.Lock()
         self._retry_at = 0.0
-        self.throttled_log = ThrottledLog()
-        self.outage = self.throttled_log.outage
-        self.connect_time = 0.0  # seconds that the last successful try took
-        self.failures = 0  # number of tries that failed
-        self.last_error = "nothing went wrong so far"
+        self.throttled_log: ThrottledLog = ThrottledLog()
+        self.outage: Outage = self.throttled_log.outage
+        self.connect_time: float = 0.0  # seconds that the last successful try took
+        self.failures: int = 0  # number of tries that failed
+        self.last_error: str = "nothing went wrong so far"
         self.on_connected: Callable[[], object] = lambda: None
 
     async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:

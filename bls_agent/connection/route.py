@@ -30,7 +30,7 @@ class Route:
     follows = False
 
     def __init__(self, endpoint: Endpoint, *, of_cluster: bool = False) -> None:
-        self.address = endpoint.address
+        self.address: str = endpoint.address
         self._endpoint = endpoint
         self._of_cluster = of_cluster
 

@@ -176,7 +176,7 @@ class ClusterMap:
 
     def __init__(self, endpoint: Endpoint, topology: Topology) -> None:
         self.endpoint = endpoint
-        self.node = topology.node
+        self.node: Callable[[str, int], Endpoint] = topology.node
         self._seeds = topology.seeds
         self._ranges: list[SlotRange] = []
         self._last: Endpoint | None = None  # node that answered last; asked first

@@ -58,7 +58,8 @@ class Pace:
     def __init__(self, timeout: float, *, strict: bool = False) -> None:
         self.timeout = timeout
         self.strict = strict
-        self.long = math.inf if strict else SLOWEST * timeout  # bytes of a long request
+        # Bytes of a long request.
+        self.long: float = math.inf if strict else SLOWEST * timeout
         self._rate = FAST
 
     def time_for(self, size: int) -> float:
@@ -107,17 +108,21 @@ class Batch:
         *,
         posted: bool = False,
     ) -> None:
-        self.requests = requests
-        self.size = size
-        self.left = len(requests)  # number of replies that have not come
-        self.future = future  # gets all replies at once, unless posted
-        self.posted = posted  # no deadline; collect() returns the replies one by one
+        self.requests: Sequence[Request] = requests
+        self.size: int = size
+        self.left: int = len(requests)  # number of replies that have not come
+        # Gets all replies at once, unless posted.
+        self.future: asyncio.Future[list[Reply]] = future
+        # No deadline; collect() returns the replies one by one.
+        self.posted: bool = posted
         # refused: a reply is an error. unsent: the requests are not written yet.
-        self.refused = self.unsent = False
+        self.refused: bool = False
+        self.unsent: bool = False
         self.replies: list[Reply] = []
-        self.began = self.sent_at = 0.0  # when it became the oldest; when sent
+        self.began: float = 0.0  # when it became the oldest
+        self.sent_at: float = 0.0
         self.extended: float | None = None  # new deadline after the first one
-        self.received = 0  # bytes that the channel had received at ``began``
+        self.received: int = 0  # bytes that the channel had received at ``began``
 
 
 # A reply to a posted request, and the request.
@@ -170,16 +175,16 @@ class Channel:
         self._outbox: list[bytes] = []
         self._outbox_size = 0
         self._timer: asyncio.TimerHandle | None = None
-        self.received = 0  # bytes that arrived; with TLS only complete records
+        self.received: int = 0  # bytes that arrived; with TLS only complete records
         self._waiter: asyncio.Future[None] | None = None
-        self.state = ChannelState.GREETING
+        self.state: ChannelState = ChannelState.GREETING
         self._left = asyncio.Event()  # set when congestion ends
         self.error: Exception | None = None  # why the channel ended
-        self.pending = 0  # replies to posted requests that are not collected yet
+        self.pending: int = 0  # replies to posted requests that are not collected yet
         self._arrived: deque[Collected] = deque()
         self.client_id: int | None = None  # reply to CLIENT ID, if known
         self.server: Endpoint | None = None
-        self.ended_at = 0.0  # on the clock of the event loop
+        self.ended_at: float = 0.0  # on the clock of the event loop
         self._transport.set_protocol(cast("Any", self))
         self._left_over = unread
         self._ended = stream.at_eof() or self._transport.is_closing()

@@ -109,7 +109,7 @@ class MissingExtraError(ConfigurationError):
         rule = f"{purpose} needs the extra {extra!r}, which is not installed"
         remedy = f"In the checkout of bls-agent: pip install '.[{extra}]'"
         super().__init__("extra", extra, rule, remedy)
-        self.args = (f"{rule}. {remedy}",)
+        self.args: tuple[object, ...] = (f"{rule}. {remedy}",)
 
 
 class CommandTooLargeError(ConfigurationError):

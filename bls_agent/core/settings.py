@@ -123,7 +123,7 @@ def _setting(default: Any, meaning: str, kind: type = float, **limits: Any) -> A
 
 
 _HUGE: Final = 10**300
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _WHERE: Final = "where Redis is"
 _SECONDS: Final[dict[str, Any]] = {"unit": "seconds", "maximum": 86_400.0}

@@ -154,7 +154,7 @@ class Exchange:
         # element of the wake list. The script adds a new element while requests wait.
         self._must_look = False
         self._renew_at = math.inf
-        self.pusher = Pusher(pool, keys)
+        self.pusher: Pusher = Pusher(pool, keys)
         register(self)
 
     def reset_after_fork(self) -> None:

@@ -28,7 +28,7 @@ from bls_agent.crawl.overview import STATS, FailedRequest, QueueStats
 from bls_agent.crawl.pusher import MOST_BYTES, MOST_PUSHES, Push
 from bls_agent.runtime.lease import boot_seconds
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SHORTEST_LEASE: Final = 0.5  # seconds
 LONGEST_LEASE: Final = 86_400.0

@@ -50,7 +50,7 @@ except ModuleNotFoundError:
 
 __all__ = ["Authorize", "RunEventsApp", "RunEventsResponse", "allow_all"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 RETRY_AFTER: Final = "2"  # seconds
 CROWDED: Final = 10_000  # milliseconds until a client above the limit reconnects

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast
 
 from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.core.backoff import Backoff
@@ -101,7 +101,7 @@ class CrawlDedupPipeline(DedupPipeline):
     the scheduler also forgets the items.
     """
 
-    dropped = DropItem
+    dropped: ClassVar[type[Exception]] = DropItem
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:

@@ -92,15 +92,16 @@ class Story:
         self.server = server
         self.console = console
         self.screen = screen
-        self.texts = screen.texts
-        self.project = screen.texts["project"]
-        self.packed = anyio.Event()  # lets the handler of `pack` return
-        self.agent = make_orders(server.url, screen.texts, self.packed)
-        self.life = AsyncExitStack()  # when it is closed, it closes the agent
+        self.texts: Texts = screen.texts
+        self.project: str = screen.texts["project"]
+        self.packed: anyio.Event = anyio.Event()  # lets the handler of `pack` return
+        self.agent: ProjectAgent = make_orders(server.url, screen.texts, self.packed)
+        # When it is closed, it closes the agent.
+        self.life: AsyncExitStack[bool | None] = AsyncExitStack()
         self.entries: list[LogEntry] = []
         self.status: Status | None = None
-        self.reachable = True  # whether Redis answered the last request
-        self.awaited = ""  # what the current step waits for
+        self.reachable: bool = True  # whether Redis answered the last request
+        self.awaited: str = ""  # what the current step waits for
 
     async def follow_log(self) -> None:
         async for entry in self.console.follow_logs(

@@ -162,10 +162,10 @@ class Screen:
         if reconfigure := getattr(self._stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
         dumb = environ.get("TERM") == "dumb"
-        self.terminal = self._stream.isatty()
+        self.terminal: bool = self._stream.isatty()
         wanted = bool(environ.get("FORCE_COLOR")) or (self.terminal and not dumb)
-        self.colours = wanted and not environ.get("NO_COLOR")
-        self.columns = max(shutil.get_terminal_size().columns, LEAST_COLUMNS)
+        self.colours: bool = wanted and not environ.get("NO_COLOR")
+        self.columns: int = max(shutil.get_terminal_size().columns, LEAST_COLUMNS)
 
     def line(self, *pieces: Cell, between: str = "") -> None:
         """Write one line at full length; a piece is a text, or a text with a style."""

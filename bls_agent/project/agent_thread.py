@@ -25,7 +25,7 @@ from bls_agent.runtime.loop_thread import (
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LEAVE_GRACE: Final = 1.95  # seconds after shutdown_timeout, 1.9 of them for the agent
 EXIT_PATIENCE: Final = 0.9  # seconds for running handlers when the interpreter exits

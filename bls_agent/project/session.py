@@ -58,7 +58,7 @@ from bls_agent.runtime.watchdog import LoopWatch
 if TYPE_CHECKING:
     import asyncio
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -89,12 +89,13 @@ class AgentSession:
     ) -> None:
         self._state = state
         self._settings = settings
-        self.state = SessionState.OPENING
+        self.state: SessionState = SessionState.OPENING
         self._final_status = Status.OFFLINE
-        self.stop_requested = anyio.Event()  # set when stopping has begun
+        self.stop_requested: anyio.Event = anyio.Event()  # set when stopping has begun
         self._forced = anyio.Event()
-        self.faults = 0  # failures of the agent's own code, each in the host's log
-        self.ended_unasked = False  # whether the session was cancelled from outside
+        self.faults: int = 0  # failures of the agent's own code, each in the host's log
+        # Whether the session was cancelled from outside.
+        self.ended_unasked: bool = False
         self.loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self.signal: signal.Signals | None = None  # the signal that stopped the session
@@ -106,18 +107,18 @@ class AgentSession:
                 "refresh is enough to show a living service as gone"
             )
             logger.warning(text, settings.status_interval, settings.status_ttl)
-        self.opened = anyio.Event()  # set when the background tasks run
-        self.closed = anyio.Event()  # set when the session has ended
+        self.opened: anyio.Event = anyio.Event()  # set when the background tasks run
+        self.closed: anyio.Event = anyio.Event()  # set when the session has ended
         self._status_key = PROJECT_STATUS.build(project=state.project)
         self._reminders = Reminders()
         self._control_key = CONTROL.build(project=state.project)
         self._console_key = PROJECT_CONSOLE.build(project=state.project)
-        self.connections = self._connect(endpoint)
+        self.connections: AgentConnections = self._connect(endpoint)
         self.connections.gate.on_connected = self._rewrite_status
         self._broadcasts = Broadcasts(
             self.connections, state.project, state.instance, self._warn
         )
-        self.sink = LogSink(
+        self.sink: LogSink = LogSink(
             self.connections,
             state.stream,
             key=self._console_key,
@@ -126,7 +127,7 @@ class AgentSession:
             numbers=state.numbers,
         )
         writer = self._build_status_writer()
-        self.status = StatusReporter(
+        self.status: StatusReporter = StatusReporter(
             writer,
             state.board,
             interval=settings.status_interval,
@@ -134,8 +135,8 @@ class AgentSession:
             throttled_log=self.connections.throttled_log,
             counts=state.status_counts,
         )
-        self.watch = self._build_watch(endpoint, writer)
-        self.health = HealthMonitor(
+        self.watch: LoopWatch | None = self._build_watch(endpoint, writer)
+        self.health: HealthMonitor = HealthMonitor(
             state.checks,
             state.board,
             state.stream,
@@ -151,8 +152,8 @@ class AgentSession:
             pass_on=self._broadcasts.pass_on if settings.replicas else None,
             observers=state.observers,
         )
-        self.receiver = self._build_receiver(runner)
-        self.dispatcher = Dispatcher(
+        self.receiver: Receiver = self._build_receiver(runner)
+        self.dispatcher: Dispatcher = Dispatcher(
             self.receiver,
             runner,
             state.threads,
@@ -160,7 +161,7 @@ class AgentSession:
             backoff=self._backoff(),
             throttled_log=self.connections.throttled_log,
         )
-        self.switch = self._build_switch()
+        self.switch: IntakeSwitch = self._build_switch()
         self._write_log = partial(state.stream.delivery.run, self.sink, self._backoff())
 
     def _connect(self, endpoint: Endpoint, use: str = "") -> AgentConnections:

@@ -61,4 +61,5 @@ _HOMES = {
     "RunWriterStats": "writer",
 }
 
-__getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "events")
+if not TYPE_CHECKING:  # checkers see the imports above, and refuse other names
+    __getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "events")

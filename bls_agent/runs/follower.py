@@ -68,13 +68,14 @@ class Cursor:
     """The position in a run after which a follower continues."""
 
     def __init__(self, last_id: EventId) -> None:
-        self.id = last_id  # ``$`` until the id of the last event is known
+        self.id: EventId = last_id  # ``$`` until the id of the last event is known
         # the sequence at the position; ``None`` if unknown
         self.known: int | None = 0 if last_id == BEGINNING else None
-        self.is_event = True  # whether the id surely belongs or belonged to an event
-        self.closes = False  # whether the event at the position has ended the run
+        # Whether the id surely belongs or belonged to an event.
+        self.is_event: bool = True
+        self.closes: bool = False  # whether the event at the position has ended the run
         # whether the run is known to have existed at some time
-        self.existed = last_id not in (BEGINNING, END)
+        self.existed: bool = last_id not in (BEGINNING, END)
 
     def note(self, event: StreamEvent) -> None:
         """Move to an event, which the follower now has; called for every batch."""

@@ -271,11 +271,12 @@ class WriterLiveness:
     """
 
     def __init__(self, now: float, *, existed: bool) -> None:
-        self.existed = existed  # whether the run ever existed
-        self.has_disappeared = False  # whether the run existed and has disappeared
+        self.existed: bool = existed  # whether the run ever existed
+        # Whether the run existed and has disappeared.
+        self.has_disappeared: bool = False
         self.lost: bytes | None = None  # token of the writer that is lost now
-        self.returns = 0  # how often a lost writer has come back
-        self.probe_at = now  # when to probe again
+        self.returns: int = 0  # how often a lost writer has come back
+        self.probe_at: float = now  # when to probe again
         self._probed_at = float("-inf")
         self._lease = 0.0  # seconds of the longest lease that was seen
         self._lives_until = float("-inf")  # the end of the lease that was seen last

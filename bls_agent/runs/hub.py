@@ -11,6 +11,7 @@ import anyio
 
 from bls_agent.connection.after_fork import never_finalize, register
 from bls_agent.connection.blocking import BlockingConnection
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Request
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.backoff import Backoff
@@ -32,7 +33,7 @@ from bls_agent.runtime.tasks import cancel, start_background
 if TYPE_CHECKING:
     import asyncio
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 BLOCK: Final = 3.0  # seconds that the blocking read waits at the server
 MARGIN: Final = 1.5  # seconds that the reply of the blocking read may be late
@@ -69,7 +70,7 @@ class StreamReader:
         self, pool: ConnectionPool, key: str, wake: Callable[[], None]
     ) -> None:
         self.topics: dict[int, RunTopic] = {}  # run id → topic
-        self.connection = pool.waiting(key)
+        self.connection: Connection = pool.waiting(key)
         self._blocking = BlockingConnection(self.connection)
         self._pool = pool
         self._key = key
@@ -313,7 +314,7 @@ class Hub:
 
     def __init__(self, pool: ConnectionPool) -> None:
         self.pool = pool
-        self.is_closed = False  # whether the store was closed in this loop
+        self.is_closed: bool = False  # whether the store was closed in this loop
         self._streams: dict[int, StreamReader] = {}
         self._woken = anyio.Event()
         self._task: asyncio.Task[None] | None = None

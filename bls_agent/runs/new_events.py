@@ -29,7 +29,7 @@ from bls_agent.core.redaction import redact
 from bls_agent.runs.events import check_count
 from bls_agent.runs.reading import RunKeys
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 FIELDS_BYTES: Final = 200  # approximate bytes of an event without its data
 SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")

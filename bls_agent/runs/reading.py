@@ -32,10 +32,10 @@ class RunKeys:
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
-        self.events = RUN_EVENTS.locate(run_id=run_id)  # the stream of events
+        self.events: str = RUN_EVENTS.locate(run_id=run_id)  # the stream of events
         place = place_beside(self.events)
-        self.books = RUN_BOOKS.locate(place=place)  # the metadata of the run
-        self.owner = OWNER.locate(place=place)  # the lease of the run's writer
+        self.books: str = RUN_BOOKS.locate(place=place)  # the metadata of the run
+        self.owner: str = OWNER.locate(place=place)  # the lease of the run's writer
 
     @property
     def all(self) -> list[str]:
@@ -86,7 +86,7 @@ class PageSize:
     def __init__(
         self, first: int = FIRST_PAGE, most: int = PAGE, most_bytes: int = PAGE_BYTES
     ) -> None:
-        self.count = first  # how many events, or runs, to ask for next
+        self.count: int = first  # how many events, or runs, to ask for next
         self._longest = self._most = most
         self._most_bytes = most_bytes
 
@@ -110,7 +110,7 @@ class RunReader:
     """Reads one run over the connections of a pool."""
 
     def __init__(self, pool: ConnectionPool, run_id: int) -> None:
-        self.keys = RunKeys(run_id)
+        self.keys: RunKeys = RunKeys(run_id)
         self.pool = pool
 
     async def read(self, start: str | None, end: str, count: int) -> Page:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bls_agent.runs.follower import Follower
     from bls_agent.runs.store import EventStore
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 HEARTBEAT: Final = 15.0  # seconds without an event until a comment is sent
 RETRY: Final = 2_000  # milliseconds until a disconnected client connects again

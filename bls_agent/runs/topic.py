@@ -38,8 +38,9 @@ class EventBuffer:
     def __init__(
         self, head: EventId, *, most: int = MOST, most_bytes: int = MOST_BYTES
     ) -> None:
-        self.base = self.head = head
-        self.first = 0  # number of the oldest event
+        self.base: EventId = head
+        self.head: EventId = head
+        self.first: int = 0  # number of the oldest event
         self._most, self._most_bytes = most, most_bytes
         self._events: list[StreamEvent] = []
         self._sizes: list[int] = []
@@ -119,13 +120,13 @@ class RunTopic:
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.keys = keys
-        self.buffer = EventBuffer(head)
+        self.buffer: EventBuffer = EventBuffer(head)
         self.known = known  # the sequence at the head, if it is known
-        self.version = 0  # grows with each change other than new events
-        self.liveness = WriterLiveness(now, existed=seen)
+        self.version: int = 0  # grows with each change other than new events
+        self.liveness: WriterLiveness = WriterLiveness(now, existed=seen)
         self.outage: RedisUnavailableError | None = None  # why Redis is unavailable now
         self.failure: BlsError | None = None  # why Redis refuses to read the run
-        self.is_open = True  # whether new events of the run are read
+        self.is_open: bool = True  # whether new events of the run are read
         self.needs_check = True  # whether the server may have lost the head
         self._waiters: set[asyncio.Future[None]] = set()
         self._left_at = now

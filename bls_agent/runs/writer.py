@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SHORTEST: Final = 0.1  # seconds of the shortest lease
 LONGEST: Final = 10.0  # longest time in seconds to collect pieces of a text

@@ -58,7 +58,7 @@ from bls_agent.runtime.tasks import cancel, start_background
 if TYPE_CHECKING:
     import asyncio
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MOST: Final = 10_000  # runs that are remembered, those written last
 _UNKNOWN: Final = (0, BEGINNING, float("-inf"))
@@ -193,9 +193,10 @@ class RunLease(LeaseState):
 
     def __init__(self, pool: WriterPool, keys: RunKeys, lease: float) -> None:
         super().__init__(keys.events, lease, make_token(lease))
-        self.due = 0.0  # when to send the next request, by the event loop's clock
+        # When to send the next request, by the event loop's clock.
+        self.due: float = 0.0
         # Set at the first reply, for which opening waits, or if none is expected soon.
-        self.answered = anyio.Event()
+        self.answered: anyio.Event = anyio.Event()
         # The error that opening the run raises.
         self.refusal: BlsError | None = None
         self._pool = pool
@@ -321,8 +322,8 @@ class RunWriterTask:
     ) -> None:
         import asyncio  # noqa: PLC0415 - this import takes 20 ms
 
-        self.loop = asyncio.get_running_loop()
-        self.counts = WriterCounts()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.counts: WriterCounts = WriterCounts()
         self._delivery = delivery
         self._pool = pool
         self._keys = keys

@@ -88,8 +88,8 @@ class BatchWriter(Generic[T]):
         self.buffer = buffer
         self._most = BATCH_BYTES
         self._pace = pace
-        self.resent = 0  # items written again after an ambiguous failure
-        self.maybe_repeated = 0  # resent items that may have been written twice
+        self.resent: int = 0  # items written again after an ambiguous failure
+        self.maybe_repeated: int = 0  # resent items that may have been written twice
         self._wakeup = ThreadSafeEvent()
         self._settled = anyio.Event()
         self._batch: _Batch[T] | None = None
@@ -101,7 +101,7 @@ class BatchWriter(Generic[T]):
         self._hurried = anyio.Event()
         self._run: object = None  # identifies the current call of run()
         # Whether Redis refuses the batch permanently; the pauses are then longer.
-        self.refused = False
+        self.refused: bool = False
 
     @property
     def running(self) -> bool:

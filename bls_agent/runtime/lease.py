@@ -138,11 +138,11 @@ class LeaseState:
     ) -> None:
         self.key = key  # the owned key
         # The key of the owner's token.
-        self.owner_key = OWNER.locate(place=place_beside(key))
+        self.owner_key: str = OWNER.locate(place=place_beside(key))
         self.ttl = ttl  # seconds until the lease ends if it is not renewed
-        self.token = token or make_token(ttl)
-        self.standing = Ownership.UNKNOWN  # according to the last reply
-        self.losses = 0  # how often another process has taken our key
+        self.token: str = token or make_token(ttl)
+        self.standing: Ownership = Ownership.UNKNOWN  # according to the last reply
+        self.losses: int = 0  # how often another process has taken our key
         self._is_dead = is_dead
         self._dead_owner = ""
         self._valid_until = float("-inf")
@@ -218,7 +218,7 @@ class Lease(LeaseState):
         is_dead: Callable[[str], bool] = belongs_to_dead,
     ) -> None:
         super().__init__(key, ttl, is_dead=is_dead)
-        self.token = ""  # empty while the lease is surely not ours
+        self.token: str = ""  # empty while the lease is surely not ours
         self._connection = connection
         register(self)
 
@@ -287,7 +287,7 @@ class Lease(LeaseState):
 class ValueLease(LeaseState):
     """The lease on a key whose value its owner writes repeatedly; cannot be reused."""
 
-    digest = ""  # SHA-1 of the value in the last write request
+    digest: str = ""  # SHA-1 of the value in the last write request
 
     def write_request(self, value: bytes, *, true: bool = True) -> Run:
         """Return the request that writes a value, and first takes the key if needed.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # On Windows a signal cannot interrupt a wait, so a long wait is made of short ones.
 SLICE: Final = 0.1 if os.name == "nt" else inf

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from bls_agent.connection.agent_connections import AgentConnections
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SHORTEST: Final = 0.02  # shortest time in seconds between two counts of a loop
 LONGEST: Final = 1.0  # longest time in seconds between two counts of a loop
@@ -117,10 +117,10 @@ class LoopWatch:
 
     def __init__(self, listener: StallListener) -> None:
         self.listener = listener
-        self.closed = True  # if true, no thread may begin to publish
+        self.closed: bool = True  # if true, no thread may begin to publish
         # Whether a thread publishes, or may have a write that has not arrived yet.
-        self.publishing = False
-        self.period = LONGEST  # seconds between two increases of the counter
+        self.publishing: bool = False
+        self.period: float = LONGEST  # seconds between two increases of the counter
         self._shortest = 0.0  # seconds until a thread publishes for a blocked loop
         self._timer = StallTimer()  # used by the watchdog's thread
         self._count = 0

@@ -63,4 +63,5 @@ _HOMES = {  # name → module, if it is not the one below
     "eventually": "waiting",
 }
 
-__getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, ".project.invocation")
+if not TYPE_CHECKING:  # checkers see the imports above, and refuse other names
+    __getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, ".project.invocation")

@@ -53,7 +53,7 @@ class FleetServer:
         self.is_ours = is_ours  # whether the server was started for the tests
         self._password = secrets.token_hex(8)
         login = f"://{USER}:{self._password}@" if is_ours else "://"
-        self.proxy = FaultProxy(server_url.replace("://", login, 1))
+        self.proxy: FaultProxy = FaultProxy(server_url.replace("://", login, 1))
         self._console = Console(server_url)
         self._access = Access(server_url, "bls-testing")
         self._thread = LoopThread("bls-agent testing")

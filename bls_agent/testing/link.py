@@ -104,8 +104,8 @@ class CutAfter:
     """
 
     def __init__(self, after_bytes: int) -> None:
-        self.left = after_bytes
-        self.fired = False
+        self.left: int = after_bytes
+        self.fired: bool = False
 
     def __call__(self, _: int, direction: Direction, data: bytes) -> list[Act]:
         """Pass bytes on until the count is reached; then break the connection once."""

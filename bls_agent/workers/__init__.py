@@ -94,4 +94,5 @@ _HOMES = {
     "extract_id_from_key": "schema",
 }
 
-__getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "heartbeat_fields")
+if not TYPE_CHECKING:  # checkers see the imports above, and refuse other names
+    __getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "heartbeat_fields")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from bls_agent.workers.heartbeat_writer import HeartbeatWriter
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SHORTEST: Final = 0.1  # seconds; the shortest allowed interval
 LEAVE_GRACE: Final = 1.0  # seconds that leaving may take in addition to ``timeout``

@@ -342,7 +342,8 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
         """Set both time fields of this object to the current time."""
         count = self.running_tasks if running_tasks is None else running_tasks
         self.running_tasks = _check_count("running_tasks", count)
-        self.timestamp = self.last_heartbeat = _now()
+        self.timestamp: str = _now()
+        self.last_heartbeat = self.timestamp
 
 
 @dataclass

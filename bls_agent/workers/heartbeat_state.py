@@ -24,7 +24,7 @@ from bls_agent.core.errors import (
 from bls_agent.runtime.lease import LeaseReply, Ownership, Run, ValueLease
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat, WorkerStatus
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SOON: Final = 0.02  # seconds from the end of another owner's lease to the next try
 CHECK_AGAIN: Final = 1.0  # longest time in seconds between two checks of a taken key
@@ -37,7 +37,7 @@ class CurrentHeartbeat:
     """The value of a heartbeat; any thread may replace ``now`` by a changed copy."""
 
     def __init__(self, heartbeat: WorkerHeartbeat) -> None:
-        self.now = copy.deepcopy(heartbeat)
+        self.now: WorkerHeartbeat = copy.deepcopy(heartbeat)
         self._lock = threading.RLock()
         register(self)
 
@@ -81,13 +81,15 @@ class HeartbeatState:
         self.claim = claim  # whether this process owns the key
         self.counts = counts
         self.interval = interval  # longest time between two beats, in seconds
-        self.due_at = float("-inf")  # time of the next beat, by the loop's clock
-        self.is_wanted = False  # the value has changed and is written before ``due_at``
+        self.due_at: float = float("-inf")  # time of the next beat, by the loop's clock
+        # The value has changed and is written before ``due_at``.
+        self.is_wanted: bool = False
         # Opening waits for ``answered``, ``ready()`` for ``settled``, and closing for
         # ``ended``. Each is also set when no reply can arrive any more.
-        self.answered = anyio.Event()  # Redis has replied to the first beat
-        self.settled = anyio.Event()  # a beat was written
-        self.ended = anyio.Event()  # the key was removed
+        # Redis has replied to the first beat.
+        self.answered: anyio.Event = anyio.Event()
+        self.settled: anyio.Event = anyio.Event()  # a beat was written
+        self.ended: anyio.Event = anyio.Event()  # the key was removed
         self.conflict: BlsError | None = None  # the exception that opening raises
         self._current = current
         self._refused = False

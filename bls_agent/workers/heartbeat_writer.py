@@ -25,7 +25,7 @@ from bls_agent.workers.heartbeat_state import HeartbeatState
 if TYPE_CHECKING:
     import asyncio
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 NAME: Final = "bls-agent:heartbeats"  # name of the connection and the task
 TOGETHER: Final = 0.25  # seconds; beats that are due within this time are written, too
@@ -44,7 +44,7 @@ class HeartbeatWriter:
 
     def __init__(self, endpoint: Endpoint, *, timeout: float) -> None:
         # Whether the task has ended, or this is the copy in a forked child.
-        self.is_over = False
+        self.is_over: bool = False
         self.users = 0  # number of open heartbeats
         self.states: set[HeartbeatState] = set()
         self._timeout = timeout
@@ -63,7 +63,7 @@ class HeartbeatWriter:
         import asyncio  # noqa: PLC0415 - imported late because it takes 20 ms
 
         register(self)
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._task = start_background(self._run, NAME)
         self._task.add_done_callback(self._handle_task_end)
 

@@ -19,7 +19,7 @@ import griffe
 ROLE = re.compile(
     r":(?:attr|class|data|exc|func|meth|mod):`(?P<short>~?)(?P<target>[\w.]+)`"
 )
-BLOCKING = re.compile(r"_blocking\(Console\.(\w+)\)")
+BLOCKING = re.compile(r"_blocking\(Console\.(\w+)\)")  # the decorator
 LISTED = re.compile(r"^ *Attributes:$", re.MULTILINE)
 
 
@@ -111,19 +111,12 @@ def public_objects(module: griffe.Module) -> Iterator[griffe.Object]:
 
 
 def write_blocking_methods(package: griffe.Module) -> None:
-    """Make methods of SyncConsole's attributes, with the parameters of Console's methods."""
+    """Give the methods of SyncConsole the parameters of Console's methods."""
     console, blocking = package["console.Console"], package["sync_console.SyncConsole"]
-    for name, attribute in list(blocking.attributes.items()):
-        made = BLOCKING.fullmatch(str(attribute.value))
-        if made:
-            original = console[made[1]]
-            method = griffe.Function(
-                name,
-                parameters=original.parameters,
-                returns=original.returns,
-                lineno=attribute.lineno,
-                endlineno=attribute.endlineno,
-            )
-            text = f"See :meth:`Console.{made[1]}`, whose result this method returns."
-            method.docstring = griffe.Docstring(text, parent=method)
-            blocking.set_member(name, method)
+    for method in blocking.functions.values():
+        for decorator in method.decorators:
+            if made := BLOCKING.fullmatch(str(decorator.value)):
+                original = console[made[1]]
+                method.parameters = original.parameters
+                method.returns = original.returns
+                method.decorators = []

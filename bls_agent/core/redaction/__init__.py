@@ -81,7 +81,9 @@ class SecretNames:
     def __init__(self, extra: Iterable[str] = ()) -> None:
         names = extra.split(",") if isinstance(extra, str) else extra
         # The user's own names, as they were given.
-        self.extra = tuple(name.strip() for name in names if name.strip())
+        self.extra: tuple[str, ...] = tuple(
+            name.strip() for name in names if name.strip()
+        )
         own = {squeeze(name) for name in self.extra if not name.startswith("-")}
         own.discard("")
         self._own = own

@@ -270,7 +270,7 @@ class _Program(_Group):
         return self.commands[cmd_name]
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     cls=_Program,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},  # for every command

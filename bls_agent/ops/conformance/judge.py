@@ -63,9 +63,9 @@ class Wire:
         self._pool = pool
         self.project = project
         self.patience = patience  # seconds in which a program has to react
-        self.status_key = PROJECT_STATUS.locate(project=project)
-        self.log_key = PROJECT_CONSOLE.locate(project=project)
-        self.control_key = CONTROL.locate(project=project)
+        self.status_key: str = PROJECT_STATUS.locate(project=project)
+        self.log_key: str = PROJECT_CONSOLE.locate(project=project)
+        self.control_key: str = CONTROL.locate(project=project)
 
     async def call(self, command: str, key: str, *arguments: Any) -> Any:
         return await self._pool.call(key, command, *arguments)

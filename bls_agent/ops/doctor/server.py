@@ -79,7 +79,7 @@ class Server:
     """One server, read over a connection that does not change the idle times of keys."""
 
     def __init__(self, connection: Connection) -> None:
-        self.address = connection.address  # without credentials
+        self.address: str = connection.address  # without credentials
         self.connection = connection
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:

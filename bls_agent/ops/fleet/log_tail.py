@@ -39,8 +39,8 @@ class LogTail:
     """Remembers the last records of one list as hashes, in a few hundred bytes."""
 
     def __init__(self) -> None:
-        self.started = False  # whether a first window was read
-        self.size = 0  # number of records of the next window
+        self.started: bool = False  # whether a first window was read
+        self.size: int = 0  # number of records of the next window
         self._room = 0  # bytes that a window may have, about
         self._length = 0
         self._seen: list[int] = []

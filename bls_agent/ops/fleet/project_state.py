@@ -186,16 +186,16 @@ class ProjectState:
 
     def __init__(self, project: str, at: Moment) -> None:
         self.project = project
-        self.status_key = encode_key(PROJECT_STATUS.locate(project=project))
-        self.log_key = encode_key(PROJECT_CONSOLE.locate(project=project))
+        self.status_key: bytes = encode_key(PROJECT_STATUS.locate(project=project))
+        self.log_key: bytes = encode_key(PROJECT_CONSOLE.locate(project=project))
         control = CONTROL.locate(project=project)
-        self.control_key = encode_key(control)
+        self.control_key: bytes = encode_key(control)
         place = place_beside(control)
-        self.dead_key = encode_key(DEAD_LETTERS.locate(place=place))
-        self.intake_key = encode_key(intake_key(project))
-        self.status = StatusState(at)
-        self.log = LogState(at, self.status)
-        self.head = QueueHead()
+        self.dead_key: bytes = encode_key(DEAD_LETTERS.locate(place=place))
+        self.intake_key: bytes = encode_key(intake_key(project))
+        self.status: StatusState = StatusState(at)
+        self.log: LogState = LogState(at, self.status)
+        self.head: QueueHead = QueueHead()
         self.empty_since: float | None = None
         self._queue: int | None = 0
         self._dead_letters: int | None = 0
@@ -298,9 +298,9 @@ class StatusState:
 
     def __init__(self, at: Moment) -> None:
         self.value: bytes | Held | None = None  # None before the first read
-        self.changed_at = at.unix
+        self.changed_at: float = at.unix
         self.turned_at: float | None = None  # Unix time of a change that was seen
-        self.freshness = Freshness()
+        self.freshness: Freshness = Freshness()
         # When the status was written, by the age that was last reported.
         self._shown_written: float | None = None
         self._reason = ("", "")  # the process that reported the reason, and the text
@@ -386,12 +386,12 @@ class LogState:
     def __init__(self, at: Moment, status: StatusState) -> None:
         self._status = status  # records may hold the reason of a status
         self.length: int | None = 0
-        self.activity = Activity(at.now)
+        self.activity: Activity = Activity(at.now)
         self.newest: LogEntry | None = None
         self.newest_at: float | None = None  # Unix time
         self.error: LogEntry | None = None  # the newest error record
         self.error_at: float | None = None  # Unix time
-        self.errors_total = 0
+        self.errors_total: int = 0
         self._tail = LogTail()
         self._newest_hash: int | None = None
         self._looked_at = self._looked_before = at.now
@@ -553,7 +553,8 @@ class Activity:
 
     def __init__(self, now: float) -> None:
         self.known_since = now  # all records written since then are counted
-        self.missed_at = -math.inf  # last time at which some records were not read
+        # Last time at which some records were not read.
+        self.missed_at: float = -math.inf
         self._latest = int(now // BUCKET)
         self._records = deque([0] * BUCKETS, BUCKETS)
         self._errors = deque([0] * BUCKETS, BUCKETS)

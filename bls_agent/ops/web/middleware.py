@@ -33,7 +33,7 @@ from bls_agent.ops.web.rights import (
 from bls_agent.ops.web.security import NOT_JSON, SAFE_METHODS, local_target, refuse
 from bls_agent.ops.web.state import WebState, is_secure, requester, web_state
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def refuse_request(request: Request, refusal: HTTPException) -> Response:

@@ -128,7 +128,7 @@ class FieldError(Exception):
     """Fields of a request are wrong; ``fields`` maps each name to its fault."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
-        self.fields = dict(fields)
+        self.fields: dict[str, str] = dict(fields)
         super().__init__(
             "; ".join(f"{name}: {fault}" for name, fault in fields.items())
         )

@@ -66,7 +66,8 @@ class Right(Enum):
     ADMIN_PROJECT = Role.ADMIN, About.PROJECT
 
     def __init__(self, role: Role, about: About) -> None:
-        self.role, self.about = role, about
+        self.role: Role = role
+        self.about: About = about
 
 
 _TABLE: Final = """
@@ -156,7 +157,8 @@ class RoleError(HTTPException):
     """The user lacks a role for a project, or for all projects (``""``)."""
 
     def __init__(self, role: Role, project: str) -> None:
-        self.role, self.project = role, project
+        self.role: Role = role
+        self.project: str = project
         place = f"the project {visible(project)}" if project else "all projects"
         super().__init__(403, f"this needs the role {role.word} for {place}")
 

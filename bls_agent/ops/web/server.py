@@ -37,7 +37,7 @@ class _Server(uvicorn.Server):
         super().__init__(_uvicorn_config(app))
         self._app = app
         self._ready = ready
-        self.interrupted = False  # by SIGINT
+        self.interrupted: bool = False  # by SIGINT
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.interrupted = self.interrupted or sig == signal.SIGINT

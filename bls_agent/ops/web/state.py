@@ -42,7 +42,7 @@ from bls_agent.project.messages import CONSOLE_SOURCE, Command, Outcome
 from bls_agent.runs import EventStore
 from bls_agent.workers import WorkerRegistry
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LONGEST: Final = 512  # bytes of a project's name
 
@@ -66,17 +66,18 @@ class WebState:
         redis = default_endpoint(os.environ) if given is None else Endpoint.of(given)
         address = re.sub(r"//[^/]*@", "//", redis.address)
         self.config = config
-        self.redis = address.removeprefix("redis://")  # without credentials
-        self.counts = Counter[str]()  # refused requests, lost records and so on
-        self.started = time.monotonic()
-        self.closing = anyio.Event()
-        self.console, self.store = Console(redis), EventStore(redis)
-        self.fleet = FleetFeed(Fleet(redis))
-        self.workers = WorkerFeed(WorkerRegistry(redis))
-        self.runs = RunFeed(self.store)
-        self.assets = AssetFeed(AssetLibrary(redis))
-        self.crawl = CrawlFeed(QueueOverview(redis))
-        self.logs = LogFeeds(self.console, self.fleet)
+        self.redis: str = address.removeprefix("redis://")  # without credentials
+        self.counts: Counter[str] = Counter()  # refused requests, lost records …
+        self.started: float = time.monotonic()
+        self.closing: anyio.Event = anyio.Event()
+        self.console: Console = Console(redis)
+        self.store: EventStore = EventStore(redis)
+        self.fleet: FleetFeed = FleetFeed(Fleet(redis))
+        self.workers: WorkerFeed = WorkerFeed(WorkerRegistry(redis))
+        self.runs: RunFeed = RunFeed(self.store)
+        self.assets: AssetFeed = AssetFeed(AssetLibrary(redis))
+        self.crawl: CrawlFeed = CrawlFeed(QueueOverview(redis))
+        self.logs: LogFeeds = LogFeeds(self.console, self.fleet)
         self.webhook: Webhook | None = None
         if config.webhook is not None:
             about = {"title": config.title, "redis": address}
@@ -87,26 +88,30 @@ class WebState:
                 load_texts("web", config.language or "en"),
             )
         listeners = [] if self.webhook is None else [self.webhook.put]
-        self.kept = KeptChanges(redis, KEPT) if config.keep_changes else None
-        self.journal = Journal(self.fleet, listeners, self.kept)
-        self.manuals = HelpCache()
-        self.sessions = Sessions(
+        self.kept: KeptChanges | None = (
+            KeptChanges(redis, KEPT) if config.keep_changes else None
+        )
+        self.journal: Journal = Journal(self.fleet, listeners, self.kept)
+        self.manuals: HelpCache = HelpCache()
+        self.sessions: Sessions = Sessions(
             most=limits.sessions,
             idle=limits.session_idle,
             lifetime=limits.session_lifetime,
         )
-        self.verifier = (
+        self.verifier: Verifier | None = (
             Verifier(config.users, at_once=limits.hashing) if config.users else None
         )
-        self.names_by_hash = {one.hash: name for name, one in config.users.items()}
+        self.names_by_hash: dict[str, str] = {
+            one.hash: name for name, one in config.users.items()
+        }
         names = frozenset(map(str.lower, config.allowed_hosts))
-        self.hosts = HostRule(config.host, names)
-        self.requests = Buckets(limits.request_burst, limits.requests)
-        self.commands = Buckets(limits.command_burst, limits.commands)
+        self.hosts: HostRule = HostRule(config.host, names)
+        self.requests: Buckets = Buckets(limits.request_burst, limits.requests)
+        self.commands: Buckets = Buckets(limits.command_burst, limits.commands)
         # Failed logins, of each address and of all addresses.
-        self.logins = Buckets(limits.logins, 1 / 30)
-        self.all_logins = Buckets(limits.all_logins, 1 / 2)
-        self.streams = StreamQuota(
+        self.logins: Buckets = Buckets(limits.logins, 1 / 30)
+        self.all_logins: Buckets = Buckets(limits.all_logins, 1 / 2)
+        self.streams: StreamQuota = StreamQuota(
             each=limits.user_streams, total=limits.streams, counts=self.counts
         )
 

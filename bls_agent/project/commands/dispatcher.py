@@ -24,7 +24,7 @@ from bls_agent.runtime.threads import HandlerThreads
 if TYPE_CHECKING:
     import asyncio
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
 INTAKE_GRACE: Final = 0.9  # seconds after the handlers' time for ending a read
@@ -64,8 +64,8 @@ class Dispatcher:
         self._group: TaskGroup | None = None
         self._changed: anyio.Event | None = None  # set at the next change
         self._handlers_scope = anyio.CancelScope()
-        self.running = 0  # commands whose handler runs now
-        self.taking = True  # whether commands are received
+        self.running: int = 0  # commands whose handler runs now
+        self.taking: bool = True  # whether commands are received
         self._resting = anyio.Lock()  # held while the receiver rests or is stopped
         self._giving_back = 0  # commands that are put back to Redis now
 
@@ -360,7 +360,7 @@ class Intake:
         self._backoff = backoff
         self._throttled_log = throttled_log
         self.running: asyncio.Timeout | None = None  # set while a worker fetches
-        self.received = 0  # messages that were fetched so far
+        self.received: int = 0  # messages that were fetched so far
 
     async def fetch(self) -> Sequence[Message]:
         """Ask the receiver once; return no messages after a failure or interruption."""

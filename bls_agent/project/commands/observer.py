@@ -11,7 +11,7 @@ from bls_agent.core.redaction import redact_traceback
 from bls_agent.project.messages import Outcome
 from bls_agent.project.receive.receiver import Message
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class TakenCommand(NamedTuple):

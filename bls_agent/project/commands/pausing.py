@@ -137,7 +137,7 @@ class IntakeSwitch:
         self._searches = [BuiltinSearch(*one, self._is_wanted) for one in lists]
         self._is_builtin = is_builtin
         self._announce = announce
-        self.state = IntakeState.OPEN
+        self.state: IntakeState = IntakeState.OPEN
         self._reason: str = ""
         self._changed_at = time.monotonic()
         self._changed = anyio.Event()

@@ -41,7 +41,7 @@ from bls_agent.project.receive.receiver import Message
 if TYPE_CHECKING:
     import asyncio
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _End: TypeAlias = tuple[OutcomeKind, Any, dict[str, Any]]  # kind, result, error
 INSIST_EVERY: Final = 0.5  # seconds until a handler that goes on is cancelled again
@@ -118,7 +118,7 @@ class CommandRunner:
         self._observed: dict[Message, Observation] = {}  # commands that run now
         # Number of handlers that ignore their cancellation. Their outcome was reported
         # after the deadline, and is not reported again when they end.
-        self.resisting = 0
+        self.resisting: int = 0
         # Set by the dispatcher when no command is started any more. From then on a
         # cancellation comes from the agent, and not from the handler itself.
         self.stopping = False

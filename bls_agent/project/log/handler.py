@@ -85,7 +85,7 @@ class BLSHandler(logging.Handler):
 
     def createLock(self) -> None:  # noqa: N802 - the name is logging's
         """Set no lock, for the reason in the docstring of the module."""
-        self.lock = None
+        self.lock: None = None
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Send a record unless it is ignored or filtered. Never waits, never raises.

@@ -54,7 +54,7 @@ class LogStream:
     ) -> None:
         ranks = LogRecord.OUTCOME_RANK + 1
         buffer: BoundedBuffer[AnyRecord] = BoundedBuffer(max_records, max_bytes, ranks)
-        self.delivery = BatchWriter(buffer)
+        self.delivery: BatchWriter[AnyRecord] = BatchWriter(buffer)
         # Takes every record. ``invocation.py`` replaces it for commands that run alone.
         self.put: Callable[[AnyRecord], None] = self.delivery.put
         self.failures: Counter[str] = Counter()  # reason → records not encoded

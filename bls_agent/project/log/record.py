@@ -80,9 +80,9 @@ class LogRecord:
         self._has_agent = "agent" in metadata
         self._payload: bytes | None = None
         # A full buffer drops the lowest rank first: 0 debug … 3 error, 4 outcomes.
-        self.rank = level.rank if rank is None else rank
+        self.rank: int = level.rank if rank is None else rank
         # Largest number of bytes that are sent for this record (for names of up to 100 bytes).
-        self.size = len(self._body) + self.MARK
+        self.size: int = len(self._body) + self.MARK
 
     def number(self, prefix: bytes, number: int = 0) -> None:
         """Set the record's id, ``<instance>#<number>``."""
@@ -134,8 +134,8 @@ class SuccessRecord:
         self._now = now
         self._redactor = redactor
         self._record: LogRecord | None = None
-        self.rank = LogRecord.OUTCOME_RANK
-        self.size = size  # largest number of bytes that are sent for this record
+        self.rank: int = LogRecord.OUTCOME_RANK
+        self.size: int = size  # largest number of bytes that are sent for this record
 
     @classmethod
     def of(

@@ -16,7 +16,7 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import checked_reply
 from bls_agent.project.receive.receiver import Message, Receiver
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 BLOCK: Final = 2  # seconds that the server holds a read; Redis 5 needs an integer
 MARGIN: Final = 1.0  # seconds that a reply may be late before a PING is sent

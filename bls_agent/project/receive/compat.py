@@ -17,7 +17,7 @@ from bls_agent.core.keys import checked_reply
 from bls_agent.project.receive.blocking import BlockingReceiver
 from bls_agent.project.receive.receiver import Message, Receiver, Warn
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 POLL: Final = 0.1  # seconds between two polls
 # "refused": the ACL allows scripts, but not the commands in the script.
@@ -183,7 +183,8 @@ class AutoReceiver(Receiver):
         return self._compat.standing
 
     def _use(self, kind: type[Receiver]) -> None:
-        self.mode, self.one_at_a_time = kind.mode, kind.one_at_a_time
+        self.mode: str = kind.mode
+        self.one_at_a_time: bool = kind.one_at_a_time
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - removed at once
         await self._compat.settle(message)

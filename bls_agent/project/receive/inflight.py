@@ -31,7 +31,7 @@ from bls_agent.project.receive.reclaimer import (
 )
 from bls_agent.runtime.lease import Lease
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SEEN_LIMIT: Final = 100_000
 LONGEST_ID: Final = 200  # bytes of the longest id stored; the same in exchange.lua
@@ -119,9 +119,9 @@ class InFlightList:
         self._report_dead = report_dead
         self._on_settled = on_settled  # gets messages and the seconds of the request
         self._renewing = anyio.Lock()
-        self.lease = self._make_lease(instance)
-        self.state = ListState.UNKNOWN
-        self.losses = 0  # how often the lease was interrupted
+        self.lease: Lease = self._make_lease(instance)
+        self.state: ListState = ListState.UNKNOWN
+        self.losses: int = 0  # how often the lease was interrupted
         self._doubts = 0  # doubts and losses so far; reconcile() compares the number
         self._held: dict[Message, HeldCommand] = {}
         self._ids: Counter[str] = Counter()  # ids of commands not reclaimed

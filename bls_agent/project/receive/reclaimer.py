@@ -20,7 +20,7 @@ from bls_agent.core.keys import (
     place_beside,
 )
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MAX_DELIVERIES: Final = 3
 DEAD_LETTER_LIMIT: Final = 1_000
@@ -36,13 +36,13 @@ class ReliableKeys:
         place = place_beside(control)
         self.control = control  # the protocol's list, from which commands are taken
         # A hash: in-flight list → how many of its oldest commands may have started.
-        self.lists = INFLIGHT_LISTS.locate(place=place)
+        self.lists: str = INFLIGHT_LISTS.locate(place=place)
         # A hash: command that came back → how often it was handed out.
-        self.deliveries = DELIVERIES.locate(place=place)
+        self.deliveries: str = DELIVERIES.locate(place=place)
         # A sorted set: ids of commands that ended.
-        self.seen = SEEN.locate(place=place)
+        self.seen: str = SEEN.locate(place=place)
         # A list: commands that were handed out too often.
-        self.dead_letters = DEAD_LETTERS.locate(place=place)
+        self.dead_letters: str = DEAD_LETTERS.locate(place=place)
 
     def inflight(self, instance: str) -> str:
         return INFLIGHT.locate(place=place_beside(self.control), instance=instance)
@@ -91,7 +91,7 @@ class Reclaimer:
         self._lease_ms = max(1, int(ttl * 1000))
         self._report_dead = report_dead
         self._throttled_log = throttled_log
-        self.reclaimed = 0  # commands of dead processes, dead letters included
+        self.reclaimed: int = 0  # commands of dead processes, dead letters included
 
     async def reclaim_all(self, *, but: str) -> None:
         """Check the lists of other processes, and empty those whose owner is dead."""

@@ -39,7 +39,7 @@ from bls_agent.runtime.tasks import start_soon
 if TYPE_CHECKING:
     import asyncio
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LOOKS_PER_TTL: Final = 3
 AWAY_GRACE: Final = 0.5  # seconds that closing waits for an unreachable Redis
@@ -93,7 +93,7 @@ class ReliableReceiver(Receiver):
             self._report_dead,
             connections.throttled_log,
         )
-        self.list = InFlightList(
+        self.list: InFlightList = InFlightList(
             connections,
             self._keys,
             settings,
@@ -346,8 +346,8 @@ class AckPace:
     """
 
     def __init__(self) -> None:
-        self.is_quick = False  # whether the last batch's first command was quick
-        self.defers = False  # acks of this batch wait for the next fetch
+        self.is_quick: bool = False  # whether the last batch's first command was quick
+        self.defers: bool = False  # acks of this batch wait for the next fetch
         self._taken_at: float | None = None  # set until a command of the batch ends
         self._due: float | None = None  # when waiting acks are sent alone
         self._timer: asyncio.TimerHandle | None = None

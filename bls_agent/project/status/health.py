@@ -37,7 +37,7 @@ from bls_agent.runtime.threads import HandlerThreads, is_coroutine_function
 if TYPE_CHECKING:
     import asyncio
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 10.0  # seconds from the end of one call to the beginning of the next
 TIMEOUT: Final = 5.0  # seconds a call may take
@@ -179,7 +179,7 @@ class HealthChecks:
 
     def __init__(self) -> None:
         self.all: dict[str, HealthCheck] = {}  # in the order of registration
-        self.added = ThreadSafeEvent()  # set when a check was added
+        self.added: ThreadSafeEvent = ThreadSafeEvent()  # set when a check was added
         # Name of a plain check → Unix seconds at which its unfinished call began. Kept
         # after a session, because the thread of that call still runs.
         self.going_on: dict[str, float] = {}

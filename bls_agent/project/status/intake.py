@@ -118,7 +118,7 @@ class IntakePublisher:
         self._connection = connection
         self._key = intake_key(project)
         self.instance = instance
-        self.published = False  # whether a report may be in the hash
+        self.published: bool = False  # whether a report may be in the hash
 
     async def publish(
         self, state: IntakeState, reason: str, changed_at: float, in_hand: int

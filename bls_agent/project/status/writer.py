@@ -88,8 +88,9 @@ class StatusWriter:
         self._on_conflict = on_conflict
         self._guard = True  # this server supports SET with the GET option
         self._turn = anyio.Lock()
-        self.ended = False  # whether writing the final status has begun
-        self.conflicts = ConflictDetector()  # detects other writers of this key
+        self.ended: bool = False  # whether writing the final status has begun
+        # Detects other writers of this key.
+        self.conflicts: ConflictDetector = ConflictDetector()
         # The status that was written last over these connections.
         self.written: Status | None = None
 
@@ -208,7 +209,7 @@ class StatusReporter:
         self._wakeup = ThreadSafeEvent()
         self._counts = counts
         self._write_at = 0.0  # monotonic time of the next write, even if unchanged
-        self.published = anyio.Event()
+        self.published: anyio.Event = anyio.Event()
 
     def changed(self) -> None:
         """Make :meth:`run` write the status if it has changed. Never waits.
@@ -320,9 +321,10 @@ class StallStatusPublisher:
         self.connect = connect
         self._rewrite = rewrite
         self.stall_after = stall_after  # a loop blocked for so many seconds is stalled
-        self.publish_after = ttl / 3  # seconds after which the status needs a refresh
+        # Seconds after which the status needs a refresh.
+        self.publish_after: float = ttl / 3
         # Seconds between two refreshes: less than a third of the TTL.
-        self.interval = ttl / 4
+        self.interval: float = ttl / 4
 
     def on_stall(self, place: str) -> None:
         reason = self.REASON.format(place=place)

@@ -47,8 +47,8 @@ class Availability:
         self._backoff = Backoff()
         self._throttled_log = ThrottledLog()
         self._probe_at = 0.0
-        self.away = False  # whether the last request had no reply
-        self.failures = 0
+        self.away: bool = False  # whether the last request had no reply
+        self.failures: int = 0
 
     def probe_is_due(self) -> bool:
         """Return whether this caller must send the probe; at most one must."""

@@ -30,7 +30,7 @@ from bls_agent.core.keys import KEYS, checked_reply
 from bls_agent.core.settings import check_seconds
 from bls_agent.workers.caching.key import Arguments, MisfitError, qualified_name
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 FUNC_CACHE: Final = KEYS["func_cache"]
 FOR_EVER: Final = -1  # PTTL of a key that never expires

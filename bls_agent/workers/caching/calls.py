@@ -54,7 +54,8 @@ class _SharedLoop:
         """Begin without a thread; also called in a forked child."""
         self._lock = threading.RLock()
         self._thread: LoopThread | None = None
-        self.workers = HandlerThreads()  # for functions that run in the background
+        # For functions that run in the background.
+        self.workers: HandlerThreads = HandlerThreads()
 
     @property
     def is_here(self) -> bool:
@@ -100,19 +101,21 @@ class Computation:
     def __init__(self, function: CachedFunction, key: str, *, in_task: bool) -> None:
         self.function = function
         self.key = key
-        self.name = function.computation_key(key)  # equal for callers that may share it
+        self.name: str = function.computation_key(
+            key
+        )  # equal for callers that may share it
         self.in_task = in_task  # whether the function is a coroutine function
-        self.generation = function.generation
+        self.generation: int = function.generation
         self.waiting = 0  # number of waiting callers
-        self.outer = _find_outer()
+        self.outer: Computation | None = _find_outer()
         self.depth: int = self.outer.depth + 1 if self.outer else 0
         if self.depth > sys.getrecursionlimit():
             message = f"{function.name} is called inside of {self.depth} cached calls"
             raise RecursionError(message)
         # Otherwise waiting could block for ever: the other caller may need this event
         # loop, or wait for the outer computation.
-        self.may_wait = self.outer is None and (in_task or not _runs_event_loop())
-        self.state = State.RUNNING
+        self.may_wait: bool = self.outer is None and (in_task or not _runs_event_loop())
+        self.state: State = State.RUNNING
         self.outcome: Outcome | None = None  # set when the state is SETTLED
         self.found = UNKNOWN  # the entry in Redis
         self.lock: DistributedLock | None = None

@@ -139,7 +139,7 @@ class AssetFeed(SharedWatch[JSONObject]):
         self.library = library
         self.assets: list[AssetSummary] = []
         self.broken: dict[str, DecodeError] = {}  # id → what is wrong with the entry
-        self.state = SyncState()
+        self.state: SyncState = SyncState()
 
     def sync_sheet(self) -> JSONObject | None:
         """Describe the last synchronisation; return ``None`` if it is not known."""

@@ -67,7 +67,7 @@ DEADLINE: Final = 10.0  # seconds for one post, from the DNS lookup to the respo
 LONGEST_PAUSE: Final = 60.0  # seconds between two posts
 GIVE_UP: Final = 3_600.0  # seconds after which a post is dropped
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class Journal:
         self._settled_at = 0.0
         self._count = 0
         self._changes: deque[StatusChange] = deque(maxlen=KEPT)
-        self.since = clock()  # when the console began
+        self.since: float = clock()  # when the console began
 
     def changes(
         self,

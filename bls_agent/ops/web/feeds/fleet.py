@@ -59,8 +59,6 @@ class FleetFeed(SharedWatch[ProjectView]):
 
     kind = "cards"
     card_key = "path"
-    card_key_of = staticmethod(project_path)
-    project_of = staticmethod(project_of_path)
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
@@ -68,6 +66,14 @@ class FleetFeed(SharedWatch[ProjectView]):
 
     def _card(self, thing: ProjectView, elapsed: float) -> JSONObject:
         return make_card(thing, elapsed)
+
+    @staticmethod
+    def card_key_of(name: str) -> str:
+        return project_path(name)
+
+    @staticmethod
+    def project_of(card_key: str) -> str:
+        return project_of_path(card_key)
 
     @staticmethod
     def place_of(card: JSONObject) -> tuple[int, str]:

@@ -18,7 +18,7 @@ KEY: Final = CONSOLE_CHANGES.build()
 MOST: Final = 1_000  # changes that wait to be written; the oldest are dropped beyond
 AGAIN: Final = 2.0  # seconds until the stream is read again after a failure
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class KeptChanges:

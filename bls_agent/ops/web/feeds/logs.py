@@ -65,7 +65,8 @@ class LogFeed(Shared):
         self._console = feeds.console
         self._project = project
         self.error: BlsError | None = None  # why the feed has ended for good
-        self.begun = anyio.Event()  # set after the first record, or if there is none
+        # Set after the first record, or if there is none.
+        self.begun: anyio.Event = anyio.Event()
 
     def close(self) -> None:
         self.begun.set()

@@ -82,7 +82,7 @@ class RunFeed(SharedWatch[RunSummary]):
     def __init__(self, store: EventStore) -> None:
         super().__init__(store)
         self._store = store
-        self.total = 0  # number of all runs
+        self.total: int = 0  # number of all runs
         self.left_out: dict[str, int] = {}  # why a key is no run → how many such keys
 
     def _card(self, thing: RunSummary, elapsed: float) -> JSONObject:

@@ -54,7 +54,7 @@ MOST: Final = 64  # changes that are kept for slow followers
 SIZE: Final = 4 * 1024 * 1024  # bytes of these changes
 LONGEST: Final = 200  # characters of a text on a card
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _Thing = TypeVar("_Thing")
 
@@ -77,7 +77,7 @@ class Ring:
         self._items: deque[Item] = deque()
         self._held = 0
         self._more = anyio.Event()
-        self.end = 0  # the position after the newest item
+        self.end: int = 0  # the position after the newest item
 
     @property
     def begin(self) -> int:
@@ -131,8 +131,8 @@ class Shared(ABC):
         self._tasks: TaskGroup | None = None
         self._followers = 0
         self._scope: anyio.CancelScope | None = None  # the scope of _run
-        self.running = False
-        self.closed = False  # whether every follower has to end
+        self.running: bool = False
+        self.closed: bool = False  # whether every follower has to end
 
     @abstractmethod
     async def _run(self) -> None:
@@ -188,10 +188,11 @@ class SharedWatch(Shared, Generic[_Thing]):
         self._seen = anyio.Event()
         self._seen_at: dict[str, float] = {}
         self.found: dict[str, _Thing] = {}
-        self.looked = False  # whether Redis was read at least once
+        self.looked: bool = False  # whether Redis was read at least once
         self.unavailable: RedisUnavailableError | None = None
-        self.read_at = 0.0  # Unix time of the last complete read
-        self.away_since = 0.0  # Unix time since which the last outage made it outdated
+        self.read_at: float = 0.0  # Unix time of the last complete read
+        # Unix time since which the last outage made it outdated.
+        self.away_since: float = 0.0
 
     @abstractmethod
     async def _watch_once(self) -> None:

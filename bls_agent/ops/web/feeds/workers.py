@@ -140,8 +140,8 @@ class WorkerFeed(SharedWatch[Worker]):
         self._registry = registry
         self._changed: set[str] = set()  # raw keys
         self._ages: JSONObject = {}  # key → age of a worker that was only refreshed
-        self.tasks = TaskList([], complete=True)
-        self.tasks_away = ""  # why the tasks could not be read, in one word
+        self.tasks: TaskList = TaskList([], complete=True)
+        self.tasks_away: str = ""  # why the tasks could not be read, in one word
         self._shown: dict[str, list[Task]] = {}  # raw key → tasks of the worker
 
     def _card(self, thing: Worker, elapsed: float) -> JSONObject:
