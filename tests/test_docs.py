@@ -213,13 +213,15 @@ def test_no_document_holds_both_sides_of_a_merge() -> None:
 
 
 def test_every_promise_names_tests_that_exist() -> None:
-    """The tests that docs/promises.md names are there."""
-    named = re.findall(
-        r"`(tests/[\w/]+\.py)`", (ROOT / "docs/promises.md").read_text("utf-8")
-    )
+    """The tests that the pages about promises name are there, in both languages."""
+    texts = [page.read_text("utf-8") for page in both("docs/promises")]
+    named, chinese = (re.findall(r"`(tests/[\w/]+\.py)`", text) for text in texts)
     assert len(set(named)) > 8
     for name in named:
         assert (ROOT / name).is_file(), name
+    assert chinese == named
+    points = [re.findall(r"^(?:#+|\*) ", text, re.MULTILINE) for text in texts]
+    assert points[0] == points[1]
 
 
 async def test_the_tutorial_runs(
