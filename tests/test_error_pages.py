@@ -119,8 +119,11 @@ def test_the_messages_of_the_page_are_those_of_the_code() -> None:
     assert [part for part in parts if part not in source] == []
 
 
-def test_the_example_runs(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program of the page tells what went wrong: here, that nobody is there."""
+def test_the_example_runs(
+    redis_url: str, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program of the page tells what went wrong: here, that the name is unknown."""
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
     [program] = blocks(PAGES["en"])
-    assert "no project order-service" in run_as_script(program)
+    printed = run_as_script(program.replace("order-service", project))
+    assert f"no project {project}: is the name right?" in printed
