@@ -12,7 +12,7 @@ import pytest
 import bls_agent
 from bls_agent.core import errors
 from bls_agent.ops.cli.errors import Exit
-from bls_agent.ops.web.requests import _STATUSES  # pyright: ignore[reportPrivateUsage]
+from bls_agent.ops.web.requests import _STATUSES
 from bls_agent.project.messages import OutcomeKind
 from bls_agent.runs.events import GapReason
 from tests.documents import blocks
