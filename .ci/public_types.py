@@ -46,7 +46,9 @@ def causes(symbols: list[Any]) -> Iterator[str]:
                 continue
             line = one["range"]["start"]["line"] + 1 if "range" in one else 1
             place = (
-                f"{os.path.relpath(one['file'], ROOT)}:{line}" if one.get("file") else ""
+                f"{os.path.relpath(one['file'], ROOT)}:{line}"
+                if one.get("file")
+                else ""
             )
             yield f"{place}: {symbol['name']}: {message}"
 
