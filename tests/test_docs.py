@@ -168,6 +168,20 @@ async def test_the_page_about_health_runs(
         assert await run_commands(page, redis_url, monkeypatch) == 1
 
 
+async def test_the_page_about_logging_runs(
+    redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both records of the page's first program are in the list, and its command reads them."""
+    monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    page = both("docs/logging")[0]
+    with keep_logging():
+        await anyio.to_thread.run_sync(run_as_script, blocks(page)[0])
+        assert await run_commands(page, redis_url, monkeypatch) == 1
+    first, second = (await records(redis, "订单系统"))[-2:]
+    assert (first["level"], first["message"]) == ("info", "order accepted")
+    assert (second["level"], second["message"]) == ("warn", "order 17 is late")
+
+
 async def test_the_page_about_replicas_runs(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,27 +181,36 @@ def test_loguru_behind_logging(agent: ProjectAgent, logger: Any) -> None:
 
 
 async def test_the_code_of_the_page_runs(
-    agent: ProjectAgent, logger: Any, capsys: pytest.CaptureFixture[str]
+    logger: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both blocks as they stand; structlog also renders the event, as before."""
+    """Each block is a program of its own; structlog also renders the event, as before."""
     logger.remove()  # the page adds a sink
     page = Path(__file__).parents[2] / "docs/logging.md"
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    logged: list[list[dict[str, Any]]] = []
     try:
-        for block in blocks(page):
-            if "bls_agent.integrations" in block:
-                await run_block(block, {"__name__": "shop", "agent": agent})
+        for block in blocks(page)[1:]:  # the first one is run in tests/test_docs.py
+            names: dict[str, Any] = {"__name__": "shop"}
+            await run_block(block, names)
+            logged.append(waiting(names["agent"]))
     finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
         structlog.reset_defaults()
         sinks = [*logger._core.handlers]
         for sink in sinks:
             logger.remove(sink)
-    first, second = waiting(agent)
-    assert (first["message"], second["message"]) == (
+    (bound, failed), nothing, [event], [message], names_only = logged
+    assert bound["metadata"] == {"worker": "w-1", "left": 3}
+    assert failed["metadata"]["exception"]["type"] == "ValueError"
+    assert (event["message"], message["message"]) == (
         "order accepted",
         "order 17 accepted",
     )
-    assert first["metadata"] == {"order": 17, "商品": "茶"}
-    assert second["metadata"] == {"order": 17, "logger": "shop"}
+    assert event["metadata"] == {"order": 17, "商品": "茶"}
+    assert message["metadata"] == {"order": 17, "logger": "shop"}
+    assert nothing == names_only == []
     assert "order accepted" in capsys.readouterr().out
 
 
