@@ -25,7 +25,7 @@ from bls_agent.runs.events import (
     next_id,
     order,
 )
-from tests.corpus.run_events import EVENTS, entry
+from tests.corpus.loader import entry, load_run_events
 
 ID = b"1704067200123-0"
 # The example of contract 003, section 2.3.
@@ -68,7 +68,7 @@ def test_the_example_of_the_contract() -> None:
 
 def test_every_entry_is_read() -> None:
     """Never an exception; what is wrong is named, and all that stands there is kept."""
-    for name, (fields, faults) in EVENTS.items():
+    for name, (fields, faults) in load_run_events().items():
         event = read(*fields)
         assert set(event.faults) == faults, name
         assert len(event.faults) == len(faults), name

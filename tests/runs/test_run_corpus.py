@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import anyio
 import orjson
-import pytest
 from redis.asyncio import Redis
 
-from bls_agent import ConfigurationError, EventStore
+from bls_agent import EventStore
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
 from bls_agent.runs import StreamEvent
-from bls_agent.runs.events import check_id, find_id
-from tests.corpus.run_events import EVENTS, LAST_EVENT_IDS, entry
+from tests.corpus.loader import entry, load_run_events
 from tests.event_source import parse
 from tests.harness import execute
 
 RUN, WRITTEN = 7_001, 7_002
 KEY = f"run:{RUN}:events"
+EVENTS = load_run_events()
 GOOD = entry({b"source_team_name": b"good"})
 
 
@@ -105,19 +104,3 @@ async def test_the_doctor_looks_at_each(admin: Redis, own_server: DevServer) -> 
     found = {finding.rule for finding in report.findings}
     assert {"run-fields", "run-sequence", "run-data", "run-timestamp"} <= found
     assert not found & {"run-id", "run-clock", "run-lost", "keys-unread"}
-
-
-@pytest.mark.parametrize("name", LAST_EVENT_IDS)
-async def test_hostile_places(name: str) -> None:
-    """An id is an id, and anything else is refused before Redis is asked."""
-    text, expected = LAST_EVENT_IDS[name]
-    assert find_id(text) == expected
-    if expected is not None:
-        assert check_id("last_id", text) == expected
-        return
-    store = EventStore("redis://127.0.0.1:1")
-    with pytest.raises(ConfigurationError):
-        await store.get_events_after(RUN, text)
-    if text != "$":
-        with pytest.raises(ConfigurationError):
-            store.follow(RUN, text)

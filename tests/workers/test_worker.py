@@ -11,7 +11,7 @@ from bls_agent.workers import BacktestWorkerHeartbeat, GenericHeartbeat, Worker
 from bls_agent.workers.heartbeat_fields import KINDS
 from bls_agent.workers.reading import LARGEST
 from bls_agent.workers.worker import HEARTBEATS, WorkerDiff, find_row
-from tests.corpus import heartbeats
+from tests.corpus.loader import load_heartbeats
 
 BACKTEST = "backtest_worker_heartbeat"
 KEY = "backtest:worker:回测-1".encode()
@@ -25,7 +25,7 @@ def read(payload: bytes | None = SOUND, ttl: float | None = 29.0) -> Worker:
 
 def test_every_value_is_taken() -> None:
     """Never an exception; the problem is named, and what can be read is there."""
-    for name, (kind, payload, problem) in heartbeats.HEARTBEATS.items():
+    for name, (kind, payload, problem) in load_heartbeats().items():
         worker = Worker.read(kind, KEY, payload[: LARGEST + 1], 20.0)
         assert worker.problem == problem, name
         assert isinstance(worker.raw, dict), name

@@ -32,6 +32,8 @@ class Side(StrEnum):
 
     AGENT = "agent"
     CONSOLE = "console"
+    WRITER = "writer"  # a program that writes the keys of another protocol
+    READER = "reader"  # a program that reads these keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,8 @@ class Vector:
     id: str
     level: Level
     side: Side
-    heading: str  # anchor of docs/protocol.md
+    page: str  # a page of docs
+    heading: str  # anchor of the page
     check: str  # name of the function that judges
     name: str  # of a message; empty for a behaviour
     titles: Mapping[str, str]  # of a behaviour, by language
@@ -75,17 +78,20 @@ def _read(file: Path) -> Iterator[Vector]:
             id=values.pop("id"),
             level=Level(values.pop("level")),
             side=Side(values.pop("side")),
+            page=values.pop("page", "protocol.md"),
             heading=values.pop("heading"),
             check=values.pop("check"),
             name=values.pop("name", ""),
             titles=values.pop("title", {}),
-            message=read_message(values.pop("message", {"text": ""})),
+            message=read_bytes(values.pop("message", "")),
             values=values,
         )
 
 
-def read_message(written: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a message: a text, bytes in base64, or a repeated unit."""
+def read_bytes(written: str | Mapping[str, Any]) -> bytes:
+    """Return the bytes that a vector describes: a text, base64, or a repeated unit."""
+    if isinstance(written, str):
+        return written.encode()
     if "text" in written:
         return str(written["text"]).encode()
     if "base64" in written:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -145,23 +146,46 @@ async def test_a_project_in_use_is_left_alone(bls: Bls, project: str) -> None:
     assert b"exists in this Redis" in ran.err
 
 
+def headings_of(page: str) -> set[str]:
+    """Return the anchors of a page; a line of code is not a heading."""
+    text = (HERE.parents[2] / "docs" / page).read_text("utf-8")
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in titles}
+
+
 def test_the_vectors_are_sound() -> None:
-    """Ids are unique; each vector has a check, a text, and a heading of the page."""
+    """Ids are unique; each vector has a check, a text, and a heading of its page."""
     folder = HERE.parents[2] / "docs" / "vectors"
     schema = json.loads((folder / "schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
     for file in folder.glob("*/*/*.json"):
-        jsonschema.validate(json.loads(file.read_text("utf-8")), schema)
+        document = json.loads(file.read_text("utf-8"))
+        jsonschema.validate(document, schema)
+        of = f"{file.parts[-3]}/{file.parts[-2]}"
+        assert f"{document['contract']}/{document['level']}" == of, file
+        for case in document["cases"]:
+            assert case["id"].startswith(f"{document['contract']}/"), case["id"]
     vectors = load_vectors()
     assert len({vector.id for vector in vectors}) == len(vectors)
-    page = (HERE.parents[2] / "docs" / "protocol.md").read_text("utf-8")
-    heads = {
-        line.strip("# ").lower().replace("`", "").replace(" ", "-")
-        for line in page.splitlines()
-        if line.startswith("#")
-    }
+    headings = {page: headings_of(page) for page in {one.page for one in vectors}}
     checks = {Side.AGENT: AGENT_CHECKS, Side.CONSOLE: CONSOLE_CHECKS}
     for vector in vectors:
-        assert vector.check in checks[vector.side], vector.id
+        if vector.side in checks:
+            assert vector.check in checks[vector.side], vector.id
         assert vector.name or set(vector.titles) == {"zh", "en"}, vector.id
-        assert vector.heading in heads, vector.heading
+        assert vector.heading in headings[vector.page], (vector.page, vector.heading)
     assert {vector.level for vector in vectors} == set(Level)
+    assert {vector.id[:3] for vector in vectors} >= {"001", "002", "003"}
+
+
+async def test_vectors_that_no_program_is_judged_by_are_listed(bls: Bls) -> None:
+    """By their ids alone, with the page and the heading."""
+    ran = await bls("conformance", "agent", "--list", "--case", "003/ids/*", "--json")
+    found = [json.loads(line) for line in ran.out.splitlines()]
+    assert len(found) == sum(one.id.startswith("003/ids/") for one in load_vectors())
+    assert found[0]["heading"].startswith("docs/protocol.md#")
+    ran = await bls("conformance", "agent", "--list", "--json")
+    assert b'"003/' not in ran.out
+    ran = await bls("conformance", "agent", "--cmd", FLAWED, "--case", "003/ids/*")
+    assert ran.code == 2

@@ -34,8 +34,8 @@ from bls_agent.workers import (
     WorkerStatus,
 )
 from bls_agent.workers.worker import HEARTBEATS
-from tests.corpus.heartbeats import HEARTBEATS as CORPUS
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
+from tests.corpus.loader import load_heartbeats
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import (
     SGR,
@@ -179,7 +179,7 @@ def test_every_kind_and_problem_has_a_word() -> None:
     """Also those of the corpus."""
     kinds = {f"worker_kind_{row.removesuffix('_heartbeat')}" for row in HEARTBEATS}
     problems = {"wrong_type", "no_ttl", "stale"}
-    problems |= {item.problem for item in CORPUS.values()} - {""}
+    problems |= {item.problem for item in load_heartbeats().values()} - {""}
     problems |= {"no_status"}
     words = {f"worker_problem_{one}" for one in problems}
     words |= {f"task_{state}" for state in TaskState}

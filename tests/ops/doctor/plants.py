@@ -14,7 +14,7 @@ import orjson
 from bls_agent.core.keys import KEYS, RedisType
 from bls_agent.ops.doctor.rules.table import FAR, TTL_ADVISED, TTL_OPEN
 from bls_agent.workers.heartbeat_fields import KINDS
-from tests.corpus.heartbeats import SOUND
+from tests.corpus.loader import sound_heartbeats
 
 Words: TypeAlias = tuple[object, ...]
 
@@ -99,7 +99,7 @@ def event(**fields: object) -> list[object]:
 # Of each kind what it says beside status and timestamp: its id first.
 HEARTBEATS: dict[str, dict[str, object]] = {
     row: {**dict(list(sound.items())[2:]), KINDS[row].id_field: "n1"}
-    for row, sound in SOUND.items()
+    for row, sound in sound_heartbeats().items()
 }
 # Of each kind a field that holds what it cannot.
 ODD_FIELDS: dict[str, dict[str, object]] = {

@@ -17,7 +17,7 @@ from bls_agent.ops.web.feeds import workers as worker_feed
 from bls_agent.ops.web.feeds.workers import STATES, make_worker_card
 from bls_agent.ops.web.requests import quote_name
 from bls_agent.workers import Worker, WorkerRegistry, WorkerStatus
-from tests.corpus.heartbeats import HEARTBEATS
+from tests.corpus.loader import load_heartbeats
 from tests.harness import eventually
 from tests.ops.web.serving import console_of, served, told_in
 from tests.ops.web.test_streams import following, next_of
@@ -83,7 +83,7 @@ def test_a_kind_of_ones_own() -> None:
 
 def test_whatever_stands_there_is_a_card() -> None:
     """Of a bounded size, with nothing in it to obey."""
-    for name, item in HEARTBEATS.items():
+    for name, item in load_heartbeats().items():
         worker = Worker.read(
             item.kind, f"heartbeat:node:{name}".encode(), item.payload, 25.0
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, NamedTuple
@@ -35,6 +35,7 @@ from bls_agent.ops.texts import Texts, load_texts
 
 NAME: Final = "bls-conformance"
 TIMEOUT: Final = 5.0  # seconds for one round trip of the judge
+UNJUDGED: Final = {Side.WRITER, Side.READER}  # can be listed alone
 STYLES: Final = {Level.MUST: "bold red", Level.SHOULD: "yellow", Level.MAY: "dim"}
 
 Program = Annotated[str, Option("--cmd", metavar="COMMAND", show_default=False)]
@@ -104,7 +105,10 @@ async def _judge(
     listing: bool,
 ) -> Exit:
     texts = load_texts("conformance", invocation.language)
-    vectors = _choose(load_vectors(), choice.side, patterns)
+    sides = {choice.side}
+    if listing and patterns:
+        sides |= UNJUDGED
+    vectors = _choose(load_vectors(), sides, patterns)
     if listing:
         _list(invocation, vectors)
         return Exit.DONE
@@ -152,9 +156,9 @@ async def _open(
 
 
 def _choose(
-    vectors: Sequence[Vector], side: Side, patterns: Sequence[str]
+    vectors: Sequence[Vector], sides: Collection[Side], patterns: Sequence[str]
 ) -> list[Vector]:
-    ours = [one for one in vectors if one.side is side]
+    ours = [one for one in vectors if one.side in sides]
     if not patterns:
         return ours
     for pattern in patterns:
@@ -179,7 +183,7 @@ def _describe(vector: Vector, language: str) -> dict[str, Any]:
         "id": vector.id,
         "level": vector.level,
         "title": vector.title(language),
-        "heading": f"docs/protocol.md#{vector.heading}",
+        "heading": f"docs/{vector.page}#{vector.heading}",
     }
 
 
