@@ -90,10 +90,11 @@ def test_every_reason_of_a_value_has_a_row(language: str) -> None:
 
 @LANGUAGES
 def test_every_http_status_has_a_row(language: str) -> None:
-    """The statuses of the description of the interface, and those that are raised."""
+    """The statuses in the description of the interface, and those in the code."""
     described = (PACKAGE / "ops/web/openapi.json").read_text("utf-8")
     statuses = {int(one) for one in re.findall(r'"([45]\d\d)": {', described)}
-    raised = re.findall(r"HTTPException\((\d{3})", read(PACKAGE / "ops/web"))
+    answers = r"(?:HTTPException|_answer|_error_response)\(\s*([45]\d\d)"
+    raised = re.findall(answers, read())
     statuses |= {status for _, status in _STATUSES} | {int(one) for one in raised}
     assert {401, 411, 504} <= statuses
     assert missing(statuses, language) == set()
