@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 
 from bls_agent import EventStore
 from bls_agent.core.keys import OWNER, RUN_BOOKS, RUN_EVENTS
-from tests.documents import blocks, run_block, run_commands
+from tests.documents import (
+    blocks,
+    is_program,
+    run_alone,
+    run_commands,
+    typed,
+    unfinished_paste,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs/runs.md", ROOT / "docs/runs.zh-CN.md"]
@@ -20,35 +25,39 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 def test_both_pages_show_the_same() -> None:
     """The same code, comments aside, and the same commands."""
-    for language, comment in (
-        ("python", r"\s+#.*"),
-        ("js", r"\s+//.*"),
-        ("console", "$^"),
-    ):
+    for language, comment in (("python", r"\s+#.*"), ("js", r"\s+//.*")):
         shown = [
             [re.sub(comment, "", block) for block in blocks(page, language)]
             for page in PAGES
         ]
         assert shown[0] == shown[1]
         assert shown[0]
+    assert typed(PAGES[0]) == typed(PAGES[1])
 
 
 @each_page
-async def test_the_code_runs(
-    page: Path, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+async def test_each_block_runs_alone(
+    page: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The blocks run as they stand, one after the other."""
+    """Each block runs as it stands; the first one is a program that writes a run."""
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    runs = range(1, 5)
     async with EventStore(redis_url) as store:
-        await store.delete(1)
-        await store.delete(2)
-    names: dict[str, Any] = {"__name__": "document"}
-    for block in blocks(page, "python"):
-        await run_block(block, names)
-    async with names["store"] as store:
-        assert 0 < await redis.ttl("run:1:events") <= store.ttl
-        assert (await store.get_events(1))[-1].closes
-        assert await store.get_length(2) == 4
+        for run_id in runs:
+            await store.delete(run_id)
+        for block in blocks(page):
+            await run_alone(block.replace("anyio.sleep(1)", "anyio.sleep(0)"))
+        found = [await store.describe(run_id) for run_id in runs]
+    states = [run and run.state for run in found]
+    assert states == ["completed", "completed", "completed", "closed"]
+    assert found[0] is not None
+    assert found[0].task == "分析茶价"
+
+
+def test_the_blocks_may_be_pasted() -> None:
+    """Into ``python -m asyncio``, unless they are programs."""
+    shown = [block for block in blocks(PAGES[0]) if not is_program(block)]
+    assert [unfinished_paste(block) for block in shown] == [""] * len(shown)
 
 
 async def test_the_commands_run(
