@@ -36,6 +36,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh-CN.md", *ROOT.glob("docs/*.md
 READMES = DOCUMENTS[:2]
 TWO_LANGUAGES = (
     "README",
+    "docs/configuration",
     "docs/console-python",
     "docs/crawl",
     "docs/embedding",
@@ -61,22 +62,26 @@ def without_comments(code: str) -> str:
 
 
 def test_every_setting_is_documented() -> None:
-    """docs/configuration.md has one row for each setting, with variable and unit."""
+    """Both pages have one row for each setting: variable, default, unit, meaning."""
+    english, chinese = (settings_table(page) for page in both("docs/configuration"))
+    assert set(english) == set(chinese) == set(rules())
+    for name, row in english.items():
+        rule, default = rules()[name], getattr(Settings(), name)
+        written = default if isinstance(default, str) else str(default).lower()
+        expected = [f"`BLS_{name.upper()}`", f"`{written}`", rule.unit]
+        assert row[1:5] == [*expected, rule.meaning]
+        assert chinese[name][1:4] == expected
+        assert re.search("[\u4e00-\u9fff]", chinese[name][4])
+
+
+def settings_table(page: Path) -> dict[str, list[str]]:
+    """The cells of the row of each setting."""
     rows: dict[str, list[str]] = {}
-    for line in (ROOT / "docs/configuration.md").read_text("utf-8").splitlines():
+    for line in page.read_text("utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `") and cells[1].startswith("`BLS_"):
             rows[cells[0].strip("`")] = cells
-    assert set(rows) == set(rules())
-    for name, row in rows.items():
-        rule, default = rules()[name], getattr(Settings(), name)
-        written = default if isinstance(default, str) else str(default).lower()
-        assert row[1:5] == [
-            f"`BLS_{name.upper()}`",
-            f"`{written}`",
-            rule.unit,
-            rule.meaning,
-        ]
+    return rows
 
 
 def commands(page: Path) -> list[str]:
@@ -218,6 +223,37 @@ def test_links_lead_somewhere(document: Path) -> None:
     for link in links:
         if "://" not in link:
             assert (document.parent / link).exists(), link
+
+
+# Texts of links that do not say what the reader finds: names of files, and places.
+EMPTY_TEXT = re.compile(
+    r"`?[\w./-]+\.(?:md|py|json|toml|ya?ml)`?|here|above|below|this page|这里|上文|下文"
+)
+# Pages whose links are being rewritten.
+OLD_LINKS = {
+    f"{name}{language}.md"
+    for name in (
+        *("embedding", "health", "logging", "replicas", "workers", "runs", "assets"),
+        *("crawl", "rights", "security", "doctor", "servers", "engines", "promises"),
+        *("reasons", "ledger"),
+    )
+    for language in ("", ".zh-CN")
+}
+PAGES = [
+    *DOCUMENTS,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CODE_OF_CONDUCT.md",
+    ROOT / "SECURITY.md",
+    ROOT / "examples/README.md",
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_a_link_says_what_it_leads_to(page: Path) -> None:
+    """A text such as ``testing.md`` or "here" tells the reader nothing."""
+    found = re.findall(r"(?<!!)\[([^][]+)\]\([^)]+\)", page.read_text("utf-8"))
+    empty = {text for text in found if EMPTY_TEXT.fullmatch(text)}
+    assert not empty or page.name in OLD_LINKS
 
 
 def test_no_document_holds_both_sides_of_a_merge() -> None:

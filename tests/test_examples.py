@@ -49,7 +49,7 @@ PATIENCE = 30.0
 def test_the_list_names_every_program() -> None:
     """One row for each program and each folder, and none that is gone."""
     named = re.findall(
-        r"^\| \[([^]]+)\]\(([^)]+)\)", LIST.read_text("utf-8"), re.MULTILINE
+        r"^\| `([^`]+)` \| .*?\]\(([^)]+)\)", LIST.read_text("utf-8"), re.MULTILINE
     )
     folder = LIST.parent
     there = {

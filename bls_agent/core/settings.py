@@ -189,31 +189,31 @@ class Settings:
 
     redis_url: str = _setting("redis://127.0.0.1:6379/0", _WHERE, str)
     mode: Mode = _setting("auto", "how commands are received", str, choices=_MODES)
-    instance: str | None = _setting(None, "name of this process; made up if absent", str, optional=True)
+    instance: str | None = _setting(None, "name of this process; generated if absent", str, optional=True)
     concurrency: int = _setting(1, "commands that run at the same time; 1 keeps their order", int, unit="commands", minimum=1, maximum=10_000)
-    prefetch: int = _setting(1, "commands taken at once when a handler is free", int, unit="commands", minimum=1, maximum=1_000)
-    command_timeout: float | None = _setting(30.0, "longest run of a handler; none for no limit", minimum=0.001, optional=True, **_SECONDS)
-    command_max_age: float | None = _setting(None, "oldest command that is run, by its timestamp and the clock here; none for any", minimum=0.1, maximum=31_536_000.0, unit="seconds", optional=True)
-    command_size_limit: int = _setting(MIB, "longest command that is read", int, unit="bytes", minimum=256, maximum=512 * MIB)
+    prefetch: int = _setting(1, "commands taken at once if a handler is free", int, unit="commands", minimum=1, maximum=1_000)
+    command_timeout: float | None = _setting(30.0, "longest time that a handler may run; none for no limit", minimum=0.001, optional=True, **_SECONDS)
+    command_max_age: float | None = _setting(None, "greatest age of a command that runs, by its timestamp and the clock of this machine; none for no limit", minimum=0.1, maximum=31_536_000.0, unit="seconds", optional=True)
+    command_size_limit: int = _setting(MIB, "size of the longest command that the agent reads", int, unit="bytes", minimum=256, maximum=512 * MIB)
     status_interval: float = _setting(10.0, "time between two refreshes of the status", minimum=0.05, **_SECONDS)
-    status_ttl: int = _setting(60, "time after which a silent status vanishes", int, unit="seconds", minimum=1, maximum=86_400)
-    stall_after: float | None = _setting(5.0, "time after which an event loop that stands still is a fault; none for never", minimum=0.1, optional=True, **_SECONDS)
+    status_ttl: int = _setting(60, "time after which the status expires if it is not refreshed", int, unit="seconds", minimum=1, maximum=86_400)
+    stall_after: float | None = _setting(5.0, "time after which a blocked event loop sets the status 故障; none for never", minimum=0.1, optional=True, **_SECONDS)
     replicas: bool = _setting(False, "whether several processes share this project's name", bool)  # noqa: FBT003 - the default
-    log_level: str = _setting("debug", "lowest level that is shipped", str, choices=_LEVELS, spellings=_SPELLINGS)
+    log_level: str = _setting("debug", "lowest level of the records that are sent to Redis", str, choices=_LEVELS, spellings=_SPELLINGS)
     log_list_limit: int = _setting(10_000, "records kept in the console list", int, unit="records", minimum=1, maximum=10_000_000)
-    log_buffer: int = _setting(10_000, "records that wait in this process", int, unit="records", minimum=1, maximum=10_000_000)
-    log_buffer_bytes: int = _setting(8 * MIB, "bytes that wait in this process", int, unit="bytes", minimum=128 * KIB, maximum=4_096 * MIB)
-    shutdown_timeout: float = _setting(10.0, "time that running handlers get at the end", minimum=0.0, **_SECONDS)
-    error_window: float | None = _setting(None, "time that an error record shows in the status; none for never", minimum=0.05, optional=True, **_SECONDS)
-    reconnect_max: float = _setting(2.0, "longest wait before the next try to reach Redis", minimum=0.05, **_SECONDS)
+    log_buffer: int = _setting(10_000, "most records that wait in this process", int, unit="records", minimum=1, maximum=10_000_000)
+    log_buffer_bytes: int = _setting(8 * MIB, "most bytes that wait in this process", int, unit="bytes", minimum=128 * KIB, maximum=4_096 * MIB)
+    shutdown_timeout: float = _setting(10.0, "time that running handlers get when the agent stops", minimum=0.0, **_SECONDS)
+    error_window: float | None = _setting(None, "time for which an error record sets the status 报错; none for never", minimum=0.05, optional=True, **_SECONDS)
+    reconnect_max: float = _setting(2.0, "longest wait before the next attempt to reach Redis", minimum=0.05, **_SECONDS)
     redis_timeout: float = _setting(5.0, "deadline of one request to Redis", minimum=0.05, **_SECONDS)
-    record_ids: bool = _setting(True, "put metadata.agent on every record", bool)  # noqa: FBT003 - the default
+    record_ids: bool = _setting(True, "whether every record gets a record id in metadata.agent", bool)  # noqa: FBT003 - the default
     builtins: bool = _setting(True, f"answer {', '.join(BUILTINS[:-1])} and {BUILTINS[-1]}", bool)  # noqa: FBT003 - the default
-    banner: bool = _setting(True, "whether run() says on standard error where Redis is and how it goes, where nobody configured logging", bool)  # noqa: FBT003 - the default
-    redact_keys: Sequence[str] = _setting((), "more names of keys whose values never leave the process; one with - in front is exempt", tuple)
-    on_redelivery: OnRedelivery = _setting("run", "what becomes of a command that was handed out before", str, choices=_REDELIVERIES)
-    dedup_window: float = _setting(600.0, "time in which a command with the same id is not run again; 0 for never", minimum=0.0, **_SECONDS)
-    lease_ttl: float = _setting(15.0, "time after which a silent process loses what it had taken", minimum=0.5, maximum=3_600.0, unit="seconds")
+    banner: bool = _setting(True, "whether run() writes the address of Redis and its progress to standard error if logging is not configured", bool)  # noqa: FBT003 - the default
+    redact_keys: Sequence[str] = _setting((), "additional names of keys whose values never leave the process; a name with - in front is an exception", tuple)
+    on_redelivery: OnRedelivery = _setting("run", "what to do with a command that was delivered before", str, choices=_REDELIVERIES)
+    dedup_window: float = _setting(600.0, "time for which a command with the same id does not run again; 0 turns this off", minimum=0.0, **_SECONDS)
+    lease_ttl: float = _setting(15.0, "time after which other processes take over the commands of a process that does not renew its lease", minimum=0.5, maximum=3_600.0, unit="seconds")
 # fmt: on
 
     def __post_init__(self) -> None:

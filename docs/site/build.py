@@ -263,7 +263,9 @@ def write_config(api: list[ApiPage]) -> None:
     lines += ["[project.plugins.llmstxt.sections]"]
     for section in project["nav"]:
         for title, entries in section.items():
-            files = ", ".join(f'"{file}"' for file in flatten(entries))
+            # A code generator that reads no further has read its own page.
+            ordered = sorted(flatten(entries), key=lambda file: file != "for-ai.md")
+            files = ", ".join(f'"{file}"' for file in ordered)
             lines.append(f'"{title}" = [{files}]')
     (WORK / "zensical.toml").write_text(text + "\n".join(lines) + "\n", "utf-8")
     shutil.copyfile(HERE / "extension.py", WORK / "extension.py")
