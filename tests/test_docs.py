@@ -39,11 +39,13 @@ TWO_LANGUAGES = (
     "docs/configuration",
     "docs/console-python",
     "docs/crawl",
+    "docs/doctor",
     "docs/embedding",
     "docs/errors",
     "docs/health",
     "docs/production",
     "docs/replicas",
+    "docs/rights",
     "docs/service",
     "docs/testing",
     "docs/tracing",
@@ -359,6 +361,31 @@ async def test_the_page_of_the_console_runs(
     assert "True {'rules': 42}" in printed.getvalue()
     assert "x reload {}\ncmd-1736498500004-a1b2c3 ping {}" in printed.getvalue()
     assert "在线" in said
+
+
+async def test_the_page_of_the_doctor_runs(
+    redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program and the commands find what is wrong in a project."""
+    monkeypatch.setenv("BLS_REDIS_URL", redis_url)
+    page = both("docs/doctor")[0]
+    [block] = blocks(page)
+    await redis.set("订单系统_控制", "x")
+    printed = await anyio.to_thread.run_sync(run_as_script, block)
+    assert "error wrong-type 订单系统_控制" in printed
+    assert await run_commands(page, redis_url, monkeypatch) == 3
+
+
+async def test_the_page_of_rights_runs(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The block prints the rules of the page, and so do the commands."""
+    page = both("docs/rights")[0]
+    [block] = blocks(page)
+    rules = blocks(page, "text")[0].strip()  # those of mode blocking
+    assert rules in run_as_script(block).splitlines()
+    assert await run_commands(page, redis_url, monkeypatch) == 3
+    assert rules in capsys.readouterr().out.splitlines()
 
 
 def test_the_readme_begins_short() -> None:

@@ -71,8 +71,12 @@ _BLOCKING: Final[frozenset[Mode]] = frozenset({"blocking"})
 _COMPAT: Final[frozenset[Mode]] = frozenset({"compat"})
 _RELIABLE: Final[frozenset[Mode]] = frozenset({"reliable"})
 
-_UNGUARDED: Final = "the status is written without a guard for a key of another type"
-_TWO_STEPS: Final = "a handled command is cut by LREM of its bytes, not by its place"
+_UNGUARDED: Final = (
+    "the status is written without a check that its key holds no other type"
+)
+_TWO_STEPS: Final = (
+    "a finished command is removed by its bytes (LREM), not by its position"
+)
 _NO_STATUS: Final = "the status is not written"
 _NO_RECORDS: Final = "no record is written"
 _NOT_RELIABLE: Final = "no command is received in mode reliable"
@@ -160,28 +164,28 @@ class Right:
 # fmt: off
 RIGHTS: Final = (
     Right("select", (), _ALL, "only database 0 can be used", essential=True),
-    Right("ping", (), _ALL, "its refusal counts as an answer: nothing is weaker"),
-    Right("client|setname", (), _ALL, "CLIENT LIST does not tell whose connections they are"),
-    Right("client|id", (), _ALL, "as without CLIENT UNBLOCK and CLIENT KILL"),
+    Right("ping", (), _ALL, "nothing works less well, because an error reply counts as an answer"),
+    Right("client|setname", (), _ALL, "CLIENT LIST does not show the names of the agent's connections"),
+    Right("client|id", (), _ALL, "the same as without CLIENT UNBLOCK and CLIENT KILL"),
     Right("client|unblock", (), _PARKED, "an idle agent needs up to 2 s to stop"),
-    Right("client|kill", (), _ALL, "what a cut left in doubt is written again and counted as logs_maybe_repeated"),
-    Right("client|list", (), _ALL, "a lost connection is killed by id and address, which a proxy may have translated", extra=True),
+    Right("client|kill", (), _ALL, "after a lost connection, records may be written twice, and are counted as logs_maybe_repeated"),
+    Right("client|list", (), _ALL, "a lost connection is killed by its id and address, and a proxy may have changed the address", extra=True),
     Right("set", _STATUS, _ALL, _NO_STATUS, essential=True),
     Right("set", _STATUS, _ALL, _UNGUARDED, option="GET"),
     Right("type", _STATUS, _ALL, _UNGUARDED, extra=True),
     Right("expire", _STATUS, _ALL, "the status expires while Redis is out of memory"),
     Right("rpush", _LOG, _ALL, _NO_RECORDS, essential=True),
-    Right("ltrim", _LOG, _ALL, "the console list is not capped"),
-    Right("lrange", _LOG, _ALL, "what a cut left in doubt is written again without a look"),
+    Right("ltrim", _LOG, _ALL, "the console list is not shortened to its limit"),
+    Right("lrange", _LOG, _ALL, "after a lost connection, records are written again without a check"),
     Right("blpop", _COMMANDS, _BLOCKING, "no command is received in mode blocking", essential=True),
-    Right("lpop", _COMMANDS, _BLOCKING, "no prefetch: commands are taken one by one"),
-    Right("lpush", _COMMANDS, _BLOCKING, "at the stop, what was taken and not started is run, or reported as cancelled"),
+    Right("lpop", _COMMANDS, _BLOCKING, "prefetch has no effect: commands are taken one at a time"),
+    Right("lpush", _COMMANDS, _BLOCKING, "when the agent stops or pauses, commands that were taken and not started are run, or reported as cancelled"),
     Right("lrange", _COMMANDS, _COMPAT, "no command is received in mode compat", essential=True),
     Right("evalsha", _COMMANDS, _COMPAT, _TWO_STEPS),
     Right("eval", _COMMANDS, _COMPAT, _TWO_STEPS),
     Right("lindex", _COMMANDS, _COMPAT, _TWO_STEPS),
     Right("ltrim", _COMMANDS, _COMPAT, _TWO_STEPS),
-    Right("lrem", _COMMANDS, _COMPAT, "pause and drain are rejected; where scripts are refused, too, a command is cut without looking"),
+    Right("lrem", _COMMANDS, _COMPAT, "pause and drain are rejected; if scripts are refused, too, a finished command is removed by LTRIM, after a check that is not atomic"),
     Right("time", (), _AUTO, _NOT_SHOWN),
     Right("time", (), _RELIABLE, _NOT_RELIABLE, essential=True),
     Right("blmove", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),

@@ -74,6 +74,18 @@ def test_the_document_shows_the_table() -> None:
     assert acl_line("订单系统", "blocking") in text
 
 
+def test_the_chinese_document_shows_the_same_rights() -> None:
+    """It has the same commands, keys and modes, an effect for each, and the same rules."""
+    chinese = DOCUMENT.with_suffix(".zh-CN.md").read_text("utf-8")
+    rows = [line for line in chinese.splitlines() if line.startswith("| `")]
+    for row, right in zip(rows, RIGHTS, strict=True):
+        known, effect = row_of(right).split(" | ")[:3], row.split(" | ")[3:]
+        assert row.split(" | ")[:3] == known
+        assert effect != [f"{right.weaker} |"]
+    printed = re.compile("^-@all .*$", re.MULTILINE)
+    assert printed.findall(chinese) == printed.findall(DOCUMENT.read_text("utf-8"))
+
+
 def test_wildcards_are_escaped() -> None:
     """A name is no pattern that opens other projects' keys."""
     assert r"%RW~a\*\?_控制)" in acl_line("a*?", "compat")
@@ -380,7 +392,7 @@ async def test_the_rights_of_the_other_end_are_enough(
     own_server: DevServer, admin: Redis, project: str
 ) -> None:
     """With the line of the document a Console does all that it can, and no more."""
-    line = DOCUMENT.read_text("utf-8").partition("## The other end")[2]
+    line = DOCUMENT.read_text("utf-8").partition("## A console")[2]
     rules = line.partition("```text\n")[2].partition("\n```")[0]
     words = [word.strip() for word in re.findall(r"\([^)]*\)|[^\s()]+", rules)]
     url = await url_of_user(admin, own_server, "console", words)

@@ -34,7 +34,7 @@ class Role(IntEnum):
     NOBODY = 0
     VIEWER = 1  # sees
     OPERATOR = 2  # sends, withdraws and requeues
-    ADMIN = 3  # deletes projects, cleans queues
+    ADMIN = 3  # deletes projects and dead letters
 
     @property
     def word(self) -> str:

@@ -23,17 +23,17 @@ DOCS = Path(__file__).parents[3] / "docs"
 DOCUMENTS = {"en": DOCS / "doctor.md", "zh": DOCS / "doctor.zh-CN.md"}
 HEADS = {
     "en": (
-        "| rule | severity | keys | contract | what is wrong |",
+        "| rule | severity | keys | section | what is wrong |",
         "| rule | severity | what is wrong | why |",
     ),
     "zh": (
-        "| 规则 | 级别 | 键 | 契约 | 哪里不对 |",
+        "| 规则 | 级别 | 键 | 章节 | 哪里不对 |",
         "| 规则 | 级别 | 哪里不对 | 为什么 |",
     ),
 }
 UNNAMED = {
-    "en": ("every kind", "keys of no contract"),
-    "zh": ("所有种类", "不属于任何契约的键"),
+    "en": ("every kind", "unknown keys"),
+    "zh": ("所有种类", "未知的键"),
 }
 both_languages = pytest.mark.parametrize("language", DOCUMENTS)
 GENERIC = {rule.code for rule in GENERIC_RULES}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -77,6 +78,30 @@ async def snapshot(redis: Redis) -> dict[bytes, bytes | None]:
     """Everything that the server holds, to the byte."""
     keys = sorted([key async for key in redis.scan_iter(count=1_000)])
     return {key: await redis.dump(key) for key in keys}
+
+
+# A route for each row of the table of roles in docs/security.md, in its order.
+DOCUMENTED = (
+    "GET /projects/{project}", "GET /api/logs", "GET /api/dead-letters",
+    "GET /crawl/{queue}", "GET /metrics", "GET /runs", "POST /fragments/help",
+    "POST /api/commands", "DELETE /api/commands", "POST /fragments/requeue/{queue}",
+    "DELETE /api/dead-letters", "POST /fragments/forget",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [("security.md", ("no", "yes")), ("security.zh-CN.md", ("否", "是"))],
+)
+def test_the_document_has_the_table_of_roles(page: str, words: tuple[str, str]) -> None:
+    """What each role may do there is what it may do here."""
+    text = (Path(__file__).parents[3] / "docs" / page).read_text("utf-8")
+    table = text.partition("| viewer | operator | admin |\n")[2].partition("\n\n")[0]
+    rows = [line.split(" | ")[1:] for line in table.splitlines()[1:]]
+    roles = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
+    for route, row in zip(DOCUMENTED, rows, strict=True):
+        allowed = [words[role >= RIGHTS[route].role] for role in roles]
+        assert [cell.removesuffix(" |") for cell in row] == allowed, route
 
 
 @asynccontextmanager
