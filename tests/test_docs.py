@@ -41,11 +41,13 @@ TWO_LANGUAGES = (
     "docs/crawl",
     "docs/doctor",
     "docs/embedding",
+    "docs/engines",
     "docs/errors",
     "docs/health",
     "docs/production",
     "docs/replicas",
     "docs/rights",
+    "docs/servers",
     "docs/service",
     "docs/testing",
     "docs/tracing",
@@ -374,6 +376,18 @@ async def test_the_page_of_the_doctor_runs(
     printed = await anyio.to_thread.run_sync(run_as_script, block)
     assert "error wrong-type 订单系统_控制" in printed
     assert await run_commands(page, redis_url, monkeypatch) == 3
+
+
+def test_the_pages_about_servers_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL of Sentinel is shown without its password; an absent server is no refusal."""
+    monkeypatch.setenv("BLS_REDIS_URL", "redis://127.0.0.1:1")
+    [absent], [sentinel] = (
+        blocks(both(f"docs/{p}")[0]) for p in ("servers", "engines")
+    )
+    assert run_as_script(absent) == "try again later: connection\n"
+    shown = run_as_script(sentinel)
+    assert shown.startswith("redis+sentinel://10.0.0.5:26379,")
+    assert shown.endswith("/mymaster/0\n")
 
 
 async def test_the_page_of_rights_runs(
