@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bls_agent.assets import AssetManifest
 from bls_agent.devserver import DevServer
-from tests.documents import blocks, run_block, run_commands
+from tests.documents import (
+    blocks,
+    run_alone,
+    run_commands,
+    typed,
+    unfinished_paste,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs/assets.md", ROOT / "docs/assets.zh-CN.md"]
@@ -18,13 +23,14 @@ PAGES = [ROOT / "docs/assets.md", ROOT / "docs/assets.zh-CN.md"]
 
 def test_both_pages_show_the_same() -> None:
     """The same files, commands and code, comments aside."""
-    for language in ("yaml", "console", "python", "text"):
+    for language in ("yaml", "python"):
         shown = [
             [re.sub(r"\s+#.*", "", block) for block in blocks(page, language)]
             for page in PAGES
         ]
         assert shown[0] == shown[1]
         assert shown[0]
+    assert typed(PAGES[0]) == typed(PAGES[1])
 
 
 async def test_from_an_empty_folder(
@@ -41,16 +47,20 @@ async def test_from_an_empty_folder(
         path.write_text(block, "utf-8")
     assert await run_commands(PAGES[0], own_server.url, monkeypatch) == 4
     assert "0 created" not in capfd.readouterr().err
-    names: dict[str, Any] = {"__name__": "document"}
     for block in blocks(PAGES[0], "python"):
-        await run_block(block, names)
+        await run_alone(block)
     said = capfd.readouterr().out
     assert "请用三句话总结：茶的价格上涨了三成。" in said
     assert "'function_name': 'stock_level'" in said
-    async with names["library"] as library:
-        assert [one.id for one in await library.list()] == ["stock_level", "summarizer"]
-    assert names["state"].sync_status == "idle"
-    assert names["report"].status == "unchanged"
+    assert "['stock_level', 'summarizer']" in said
+    assert "sync_status='idle'" in said
+    assert "unchanged unchanged () () ()" in said
+
+
+def test_the_blocks_may_be_pasted() -> None:
+    """Into ``python -m asyncio``."""
+    shown = blocks(PAGES[0])
+    assert [unfinished_paste(block) for block in shown] == [""] * len(shown)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
