@@ -149,8 +149,7 @@ class ProjectAgent:
         dropped = sum(stats.logs_dropped.values())
         return (
             f"<ProjectAgent {self.project!r} {state}, {stats.status.value}, "
-            f"{stats.commands_running} running, {stats.logs_queued} queued, "
-            f"{dropped} dropped>"
+            f"{stats.commands_running} running, {stats.logs_queued} queued, {dropped} dropped>"
         )
 
     @property
@@ -341,6 +340,10 @@ class ProjectAgent:
         """
         return await self._alone().invoke(command, args, delivery, arguments)
 
+    def describe_commands(self) -> list[dict[str, Any]]:
+        """Return what the command ``help`` answers, without a server: for tools."""
+        return self._alone().describe_commands()
+
     async def run_checks(self) -> dict[str, CheckResult]:
         """Call every health check once, and return name → result: for tests."""
         return await self._alone().run_checks()
@@ -424,9 +427,8 @@ class ProjectAgent:
         self._detach_gone()
         before = self._session
         if before is not None and before.is_open:
-            raise ConfigurationError(
-                "agent", self.project, "it is open already", "Close it first."
-            )
+            reason = "it is open already", "Close it first."
+            raise ConfigurationError("agent", self.project, *reason)
         if before is not None:
             await before.wait_closed()
         if self._session not in (None, before):

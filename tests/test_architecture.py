@@ -37,6 +37,7 @@ PROGRAMS = [
     "devserver",
     "testing",
     "ops.conformance",
+    "ops.interface",
     "ops.fleet",
     "ops.doctor",
     "ops.web",

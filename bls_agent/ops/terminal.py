@@ -248,10 +248,21 @@ class Screen:
     def json(self, value: object) -> None:
         """Write a value as JSON on one line; a pipe always receives UTF-8."""
         text = json_text(value)
+        encoding = self._stream.encoding or "utf-8"
+        self._write_utf8(text, escape_json(text, encoding))
+
+    def file(self, text: str) -> None:
+        """Write lines that a pipe keeps as a file; a pipe always receives UTF-8.
+
+        The caller has escaped any text from Redis.
+        """
+        self._write_utf8(text, self.encodable(text))
+
+    def _write_utf8(self, text: str, shown: str) -> None:
+        """Write ``text`` as UTF-8 to a pipe, and ``shown`` to a terminal."""
         raw = getattr(self._stream, "buffer", None)
         if self.terminal or raw is None:
-            encoding = self._stream.encoding or "utf-8"
-            self.write(escape_json(text, encoding))
+            self.write(shown)
             return
         with self._writing():
             self._stream.flush()

@@ -41,6 +41,7 @@ class AgentState:
     board: StatusAggregator = field(default_factory=StatusAggregator)
     checks: HealthChecks = field(default_factory=HealthChecks)
     threads: HandlerThreads = field(default_factory=HandlerThreads)
+    settings: Settings = field(default_factory=Settings)  # those that were applied last
     instance: str = ""  # name of this process; ``""`` before the first session
     # Numbers of the log records.
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -62,6 +63,7 @@ class AgentState:
 
     def apply(self, settings: Settings) -> None:
         """Apply settings to the log, and name this process."""
+        self.settings = settings
         buffer = self.stream.delivery.buffer
         buffer.max_items = settings.log_buffer
         buffer.max_bytes = settings.log_buffer_bytes

@@ -226,6 +226,9 @@ class Alone:
         message = self._make_message(command, args, delivery, arguments)
         return await self._in_loop_of_agent(partial(self._run, message))
 
+    def describe_commands(self) -> list[JSONObject]:
+        return [handler.describe() for handler in self._state.router.list_handlers()]
+
     async def run_checks(self) -> dict[str, CheckResult]:
         return await self._in_loop_of_agent(self._run_checks)
 

@@ -15,7 +15,7 @@ def fields_of(text: str) -> set[str]:
     return {field for _, field, _, _ in string.Formatter().parse(text) if field}
 
 
-@pytest.mark.parametrize("catalogue", ["cli", "demo", "doctor"])
+@pytest.mark.parametrize("catalogue", ["cli", "demo", "doctor", "interface"])
 def test_both_languages_say_the_same(catalogue: str) -> None:
     """The same texts with the same fields, and none is forgotten."""
     file = importlib.resources.files("bls_agent.ops") / "locale" / f"{catalogue}.toml"

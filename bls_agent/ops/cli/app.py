@@ -64,6 +64,7 @@ COMMANDS: Final = {
     "acl": "keys",
     "conformance": "conformance",
     "brief": "conformance",
+    "asyncapi": "interface",
     "console": "console",
     "demo": "run",
 }

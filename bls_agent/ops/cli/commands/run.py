@@ -37,7 +37,7 @@ async def run(
 ) -> Exit:
     """Run the agent until a signal, drain it, and return the signal's exit code."""
     invocation.export_redis()  # before the import, which may read the variable
-    agent = await _load_agent(parse_target(target), Path.cwd())
+    agent = await load_agent(parse_target(target), Path.cwd())
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format=FORMAT, stream=sys.stderr)
     ended = await agent.run(task_status=_Announcement(invocation, agent))
@@ -78,7 +78,7 @@ def parse_target(text: str) -> Target:
     return Target(found["module"], found["path"] or "agent", bool(found["call"]))
 
 
-async def _load_agent(target: Target, directory: Path) -> ProjectAgent:
+async def load_agent(target: Target, directory: Path) -> ProjectAgent:
     """Import a target; call it if it is a function that makes the agent.
 
     The user's directory is the first in which modules are searched.

@@ -68,10 +68,7 @@ async def commands(
 ) -> Exit:
     """Ask the agent for ``help`` and print the signatures, or one command in full."""
     project = normalise(invocation, project)
-    seconds = check_seconds("timeout", timeout)
-    how: Any = {"timeout": seconds, "source": SOURCE, "record": not no_record}
-    async with _asking(invocation, project, seconds) as console:
-        outcome = await console.call(project, "help", **how)
+    outcome = await fetch_help(invocation, project, timeout, no_record=no_record)
     if not outcome.succeeded or outcome.truncated:
         _show_outcome(invocation, outcome)
         return Exit.FAILED
@@ -94,6 +91,16 @@ async def commands(
         ]
         invocation.out.table(rows, titles)
     return Exit.DONE
+
+
+async def fetch_help(
+    invocation: Invocation, project: str, timeout: float, *, no_record: bool
+) -> Outcome:
+    """Send ``help`` to a living project, and wait for its outcome."""
+    seconds = check_seconds("timeout", timeout)
+    how: Any = {"timeout": seconds, "source": SOURCE, "record": not no_record}
+    async with _asking(invocation, project, seconds) as console:
+        return await console.call(project, "help", **how)
 
 
 def _show_one(invocation: Invocation, command: _Schema) -> None:

@@ -1,0 +1,130 @@
+"""``bls-agent asyncapi``: the commands of a project as a document."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Final
+
+from typer import Argument, Option
+
+from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.pool import default_endpoint
+from bls_agent.core.codec import encode_lines
+from bls_agent.core.settings import Settings
+from bls_agent.ops.cli.app import command
+from bls_agent.ops.cli.commands.run import load_agent, parse_target
+from bls_agent.ops.cli.commands.send import fetch_help
+from bls_agent.ops.cli.errors import Exit, Failure, normalise
+from bls_agent.ops.cli.options import TimeoutOption, complete_project
+from bls_agent.ops.cli.output import Invocation
+from bls_agent.ops.interface.asyncapi import write_asyncapi
+from bls_agent.ops.interface.project import ProjectInterface, read_interface
+from bls_agent.ops.terminal import escape_json
+from bls_agent.ops.texts import load_texts
+from bls_agent.project.agent_state import state_of
+
+# ``module:agent`` as ``run`` takes it, with the colon: other words name a project.
+_AGENT: Final = re.compile(r"[\w.]+:[\w.]+(?:\(\))?")
+
+_Source = Annotated[
+    str, Argument(metavar="MODULE:AGENT|PROJECT", autocompletion=complete_project)
+]
+_Project = Annotated[
+    str,
+    Option(metavar="NAME", show_default=False, autocompletion=complete_project),
+]
+
+
+@command("asyncapi")
+async def asyncapi(
+    invocation: Invocation,
+    source: _Source = "",
+    project: _Project = "",
+    timeout: TimeoutOption = 10.0,
+    *,
+    no_record: bool = False,
+) -> Exit:
+    """Print the AsyncAPI document of a project."""
+    found = await _find(invocation, source, project, timeout, no_record=no_record)
+    document = write_asyncapi(found, load_texts("interface", invocation.language))
+    if invocation.json:
+        invocation.out.json(document)
+    else:
+        lines = encode_lines(document).split("\n")
+        invocation.out.file("\n".join(map(escape_json, lines)))
+    return Exit.DONE
+
+
+async def _find(
+    invocation: Invocation,
+    source: str,
+    project: str,
+    timeout: float,
+    *,
+    no_record: bool,
+) -> ProjectInterface:
+    """Find out what the commands of a project are.
+
+    1. Neither or both of ``source`` and ``project``: wrong usage.
+    2. ``module:agent``: the agent is imported, and nothing is sent.
+    3. Any other source, and ``--project``: the living project is asked for ``help``.
+    """
+    if bool(source) == bool(project):
+        raise Failure("one_source", Exit.USAGE, hint="hint_source")
+    if source and _AGENT.fullmatch(source):
+        return await _import_agent(invocation, source)
+    name = normalise(invocation, project or source)
+    return await _ask(invocation, name, timeout, no_record=no_record)
+
+
+async def _import_agent(invocation: Invocation, target: str) -> ProjectInterface:
+    invocation.export_redis()  # before the import, which may read the variable
+    with redirect_stdout(sys.stderr):  # what the module prints is no result
+        agent = await load_agent(parse_target(target), Path.cwd())
+        commands = read_interface(agent.describe_commands())
+    settings = state_of(agent).settings
+    return ProjectInterface(
+        project=agent.project,
+        address=agent.endpoint.address,
+        commands=commands,
+        status_ttl=settings.status_ttl,
+        log_limit=settings.log_list_limit,
+    )
+
+
+async def _ask(
+    invocation: Invocation, project: str, timeout: float, *, no_record: bool
+) -> ProjectInterface:
+    """Ask a living project; an answer that would leave out commands is refused.
+
+    1. No outcome: the failure says what is known about the command.
+    2. Another outcome than ``succeeded``: the agent has no ``help``, or it failed.
+    3. A result that was shortened to fit into a record.
+    4. A result without any command.
+    """
+    outcome = await fetch_help(invocation, project, timeout, no_record=no_record)
+    commands = read_interface(outcome.result)
+    problem = ""
+    if not outcome.succeeded:
+        problem = "help_failed"
+    elif outcome.truncated:
+        problem = "help_cut"
+    elif not commands:
+        problem = "help_empty"
+    if problem:
+        reason = outcome.error.get("message") or outcome.kind.value
+        raise Failure(problem, hint="hint_import", project=project, reason=str(reason))
+    where = invocation.redis
+    endpoint = Endpoint.of(where) if where else default_endpoint(os.environ)
+    defaults = Settings()
+    return ProjectInterface(
+        project=project,
+        address=endpoint.address,
+        commands=commands,
+        status_ttl=defaults.status_ttl,
+        log_limit=defaults.log_list_limit,
+    )

@@ -1,0 +1,1 @@
+"""Describes the commands of a project for programs in other languages and for Python."""
