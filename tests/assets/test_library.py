@@ -263,42 +263,6 @@ PEER: Keys = {"id": "z", "version": "1.0.0", "category": "prompt", "name": "z"}
 
 
 @pytest.mark.parametrize(
-    ("field", "payload", "is_fault"),
-    [
-        *[(name, text, False) for name in ("config_schema", "agent_specs", "runtime")
-          for text in ("null", " null\n", "")],
-        ("config_schema", "{}", True), ("config_schema", "[1]", True),
-        ("agent_specs", "[]", True), ("runtime", "{broken", True),
-        ("agent_specs", b"\xff", True), ("agent_specs", "[" * 5_000, True),
-        ("created_at", "yesterday", True), ("created_at", "1704067200,5", True),
-        ("created_at", "9" * 30, True), ("updated_at", b"\xff", True),
-        ("updated_at", "", False),
-    ],
-)  # fmt: skip
-async def test_an_optional_field_hides_no_asset(
-    library: AssetLibrary, admin: Redis, field: str, payload: Any, *, is_fault: bool
-) -> None:
-    """Empty and null are absent; what cannot be read is left empty, and named."""
-    await admin.hset("asset:metadata:z", mapping={**PEER, field: payload})
-    asset = await library.get("z")
-    assert asset is not None
-    assert (asset.id, asset.config_schema, asset.agent_specs) == ("z", [], None)
-    assert (asset.runtime, asset.created_at, asset.updated_at) == (None, None, None)
-    assert set(asset.faults) == ({field} if is_fault else set())
-    assert all(asset.faults.values())
-
-
-@pytest.mark.parametrize("description", ["null", "5", "[]", '""'])
-async def test_a_description_hides_no_entry(
-    library: AssetLibrary, admin: Redis, description: str
-) -> None:
-    """Null, or of another type: the entry of the index is shown without it."""
-    entry = f'{{"id":"z","name":"z","category":"prompt","version":"1","description":{description}}}'
-    await admin.hset("asset:index", "z", entry)
-    assert await library.list() == [("z", "z", "prompt", "1", "")]
-
-
-@pytest.mark.parametrize(
     ("written", "seconds"),
     [
         ("1704067200", 1704067200), ("1704067200.75", 1704067200),

@@ -21,29 +21,18 @@ from bls_agent.crawl import (
     validate_redis_key_naming,
 )
 from bls_agent.crawl.keys import CrawlKey, read_key
+from tests.corpus.loader import vectors_of
 
 NO_KEYS: list[Any] = [
-    "",
     None,
     5,
     [],
     b"\xff",
-    "crawlo",
-    "crawlo:p",
-    "crawlo:p:queue",
-    "crawlo:p:queue:",
-    "crawlo:p:queue:waiting",
-    "crawlo:p:queue:requests:more",
-    "crawlo::queue:requests",
-    "crawlo:p::queue:requests",
-    "crawlo:a:b:c:queue:requests",
-    "crawlo:p:queue:queue:requests",  # a spider called queue
-    "crawlo:p:item:filter:fingerprint",
-    "crawlo: p:queue:requests",
-    "crawlo:p\n:queue:requests",
-    "Crawlo:p:queue:requests",
-    "crawlo:p:queue:failed:retries",
-    "bls_agent:{crawlo:p:queue:requests}:leases",  # ours, not the contract's
+    *(
+        vector.values["key"]
+        for vector in vectors_of("004", "parse").values()
+        if not vector.values["result"]["valid"]
+    ),
 ]
 
 names = st.text(min_size=1, max_size=20)
