@@ -22,7 +22,7 @@ from bls_agent import ProjectAgent, Reject
 
 agent = ProjectAgent(os.environ.get("PROJECT", "订单系统"))
 app = Flask(__name__)
-life = ExitStack()
+stack = ExitStack()
 prices = {"茶": 12.5}
 
 
@@ -45,12 +45,12 @@ def set_price(goods: str, price: float) -> dict[str, float | None]:
 
 def create_app() -> Flask:
     """Called in the process that serves; who only imports ``app`` starts no agent."""
-    life.enter_context(agent.in_thread())  # the interpreter's exit would close it, too
+    stack.enter_context(agent.in_thread())  # the interpreter's exit would close it, too
     return app
 
 
 if __name__ == "__main__":
     # Without this line SIGTERM would kill the process on the spot, without 离线.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
-    with life:
+    with stack:
         create_app().run(port=int(os.environ.get("PORT", "5000")))

@@ -1,10 +1,9 @@
 """Several workers that gunicorn forks from a program that is loaded already.
 
 Shows: an agent that is made in the master, where it stays closed; each worker opens its
-own copy. The workers are one project: they share its status and its commands. A command
-goes to one of them. Each has an instance id of its own, which holds its pid, so that
-the numbers of its log records have no gap. The last word of each is 离线; one that ends
-before the others is corrected by their next refresh.
+own copy. The workers are replicas of one project: they share its status and its
+commands. Each command runs in one of them. Each worker has an instance name with its pid,
+and numbers its own log records without a gap. The last worker that ends writes 离线.
 Needs: ``pip install . gunicorn`` and a Redis at ``BLS_REDIS_URL`` (default
 redis://127.0.0.1:6379/0; ``python -m bls_agent.devserver`` starts one). No Windows.
 Run:   ``gunicorn -c python:gunicorn_preload`` in the folder of
@@ -26,19 +25,19 @@ wsgi_app = "gunicorn_preload:app"
 preload_app = True
 workers = 4
 
-agent = ProjectAgent(os.environ.get("PROJECT", "订单系统"))
-life = ExitStack()
+agent = ProjectAgent(os.environ.get("PROJECT", "订单系统"), replicas=True)
+stack = ExitStack()
 
 
 def post_worker_init(worker: object) -> None:
     """In the worker, when its signals are in place; not in ``post_fork``."""
-    life.enter_context(agent.in_thread())
+    stack.enter_context(agent.in_thread())
     agent.log.info("worker started", pid=os.getpid(), worker=str(worker))
 
 
 def worker_exit(_server: object, _worker: object) -> None:
     """In the worker: running handlers get their time, the log is flushed."""
-    life.close()
+    stack.close()
 
 
 @agent.command

@@ -237,7 +237,7 @@ EMPTY_TEXT = re.compile(
 OLD_LINKS = {
     f"{name}{language}.md"
     for name in (
-        *("embedding", "health", "logging", "replicas", "workers", "runs", "assets"),
+        *("workers", "runs", "assets"),
         *("crawl", "rights", "security", "doctor", "servers", "engines", "promises"),
         *("reasons", "ledger"),
     )

@@ -14,5 +14,5 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
 application = get_wsgi_application()
 autodiscover_modules("commands")  # of each app, now that models can be imported
 
-life = ExitStack()  # the interpreter's exit closes it
-life.enter_context(agent.in_thread())
+stack = ExitStack()  # the interpreter's exit closes it
+stack.enter_context(agent.in_thread())
