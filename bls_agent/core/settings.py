@@ -197,14 +197,14 @@ class Settings:
     command_size_limit: int = _setting(MIB, "size of the longest command that the agent reads", int, unit="bytes", minimum=256, maximum=512 * MIB)
     status_interval: float = _setting(10.0, "time between two refreshes of the status", minimum=0.05, **_SECONDS)
     status_ttl: int = _setting(60, "time after which the status expires if it is not refreshed", int, unit="seconds", minimum=1, maximum=86_400)
-    stall_after: float | None = _setting(5.0, "time after which a blocked event loop sets the status 故障; none for never", minimum=0.1, optional=True, **_SECONDS)
+    stall_after: float | None = _setting(5.0, "time after which a blocked event loop sets the status FAULT; none for never", minimum=0.1, optional=True, **_SECONDS)
     replicas: bool = _setting(False, "whether several processes share this project's name", bool)  # noqa: FBT003 - the default
     log_level: str = _setting("debug", "lowest level of the records that are sent to Redis", str, choices=_LEVELS, spellings=_SPELLINGS)
     log_list_limit: int = _setting(10_000, "records kept in the console list", int, unit="records", minimum=1, maximum=10_000_000)
     log_buffer: int = _setting(10_000, "most records that wait in this process", int, unit="records", minimum=1, maximum=10_000_000)
     log_buffer_bytes: int = _setting(8 * MIB, "most bytes that wait in this process", int, unit="bytes", minimum=128 * KIB, maximum=4_096 * MIB)
     shutdown_timeout: float = _setting(10.0, "time that running handlers get when the agent stops", minimum=0.0, **_SECONDS)
-    error_window: float | None = _setting(None, "time for which an error record sets the status 报错; none for never", minimum=0.05, optional=True, **_SECONDS)
+    error_window: float | None = _setting(None, "time for which an error record sets the status ERROR; none for never", minimum=0.05, optional=True, **_SECONDS)
     reconnect_max: float = _setting(2.0, "longest wait before the next attempt to reach Redis", minimum=0.05, **_SECONDS)
     redis_timeout: float = _setting(5.0, "deadline of one request to Redis", minimum=0.05, **_SECONDS)
     record_ids: bool = _setting(True, "whether every record gets a record id in metadata.agent", bool)  # noqa: FBT003 - the default
