@@ -185,7 +185,7 @@ RIGHTS: Final = (
     Right("eval", _COMMANDS, _COMPAT, _TWO_STEPS),
     Right("lindex", _COMMANDS, _COMPAT, _TWO_STEPS),
     Right("ltrim", _COMMANDS, _COMPAT, _TWO_STEPS),
-    Right("lrem", _COMMANDS, _COMPAT, "pause and drain are rejected; if scripts are refused, too, a finished command is removed by LTRIM, after a check that is not atomic"),
+    Right("lrem", _COMMANDS, _COMPAT, "pause and drain are rejected; if scripts are refused, too, a finished command is removed in two steps (LRANGE, then LTRIM)"),
     Right("time", (), _AUTO, _NOT_SHOWN),
     Right("time", (), _RELIABLE, _NOT_RELIABLE, essential=True),
     Right("blmove", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),

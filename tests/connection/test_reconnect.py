@@ -63,7 +63,7 @@ def test_a_missing_right_is_said_by_name(caplog: pytest.LogCaptureFixture) -> No
     throttled_log.note_denied([("FLUSHALL",)], [refused])
     lpop, other = (r.getMessage() for r in caplog.records)
     assert "LPOP" in lpop
-    assert "one by one" in lpop
+    assert "one at a time" in lpop
     assert "FLUSHALL" in other
     assert throttled_log.warn(
         "", RedisRefusedError("no_permission", "", connecting=True)
