@@ -11,6 +11,8 @@ from bls_agent.core import lazy
 
 if TYPE_CHECKING:
     from bls_agent.agent import ProjectAgent
+    from bls_agent.connection.access import RedisOrAgent
+    from bls_agent.connection.endpoint import RedisSource
     from bls_agent.console import Console
     from bls_agent.core.errors import (
         ArgumentError,
@@ -82,7 +84,9 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "ProjectAgent",
+    "RedisOrAgent",
     "RedisRefusedError",
+    "RedisSource",
     "RedisUnavailableError",
     "Reject",
     "Settings",
@@ -109,6 +113,8 @@ _HOMES = {
     "Outcome": "project.messages",
     "OutcomeKind": "project.messages",
     "ProjectAgent": "agent",
+    "RedisOrAgent": "connection.access",
+    "RedisSource": "connection.endpoint",
     "Settings": "core.settings",
     "Status": "project.messages",
     "SyncConsole": "sync_console",

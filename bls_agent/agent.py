@@ -26,7 +26,7 @@ from typing import (
 import anyio
 from anyio.abc import TaskStatus
 
-from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.endpoint import Endpoint, RedisSource
 from bls_agent.connection.reconnect import show_log
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import check_name
@@ -107,7 +107,7 @@ class ProjectAgent:
         self,
         project: str,
         *,
-        redis: object = None,
+        redis: RedisSource | None = None,
         settings: Settings | None = None,
         validate: Literal["core", "pydantic"] = "core",
         **options: Unpack[Options],

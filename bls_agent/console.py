@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 
-from bls_agent.connection.access import Store
+from bls_agent.connection.access import RedisOrAgent, Store
 from bls_agent.connection.endpoint import Reply
 from bls_agent.core.errors import (
     BlsError,
@@ -75,7 +75,9 @@ class Console(Store):
 
     client_name: ClassVar[str] = "bls-console"
 
-    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+    def __init__(
+        self, redis: RedisOrAgent | None = None, *, timeout: float = 5.0
+    ) -> None:
         super().__init__(redis, timeout=timeout)
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - chosen here, passed on as an argument
         self._tracing = SendTracing()

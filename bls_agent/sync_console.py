@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
+from bls_agent.connection.access import RedisOrAgent
 from bls_agent.console import Console
 from bls_agent.project.console.tracing import tracing_of
 from bls_agent.project.messages import LogEntry
@@ -65,7 +66,9 @@ class SyncConsole:
         ConfigurationError: The URL, the client or ``timeout`` cannot be used.
     """
 
-    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+    def __init__(
+        self, redis: RedisOrAgent | None = None, *, timeout: float = 5.0
+    ) -> None:
         self._redis = redis
         self._timeout = timeout
         # By process id, because a forked child cannot use its parent's objects or locks.

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
+from bls_agent import (
+    Console,
+    ProjectAgent,
+    RedisSource,
+    RedisUnavailableError,
+    Status,
+)
 from bls_agent.core.settings import Mode
 from bls_agent.project.receive.reclaimer import ReliableKeys
 from tests.harness import eventually
@@ -186,7 +192,7 @@ class Load:
 
 @asynccontextmanager
 async def under_load(
-    url: object, project: str, also: Sequence[str] = ()
+    url: RedisSource, project: str, also: Sequence[str] = ()
 ) -> AsyncIterator[Load]:
     """Open an agent in every mode, and keep it busy while the block runs.
 

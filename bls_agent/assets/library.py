@@ -33,7 +33,7 @@ from bls_agent.assets.records import (
     read_text,
     read_whole,
 )
-from bls_agent.connection.access import Store
+from bls_agent.connection.access import RedisOrAgent, Store
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.pool import ConnectionPool
@@ -105,7 +105,9 @@ class AssetLibrary(Store):
 
     client_name: ClassVar[str] = "bls-assets"
 
-    def __init__(self, redis: object = None, *, timeout: float = 5.0) -> None:
+    def __init__(
+        self, redis: RedisOrAgent | None = None, *, timeout: float = 5.0
+    ) -> None:
         super().__init__(redis, timeout=timeout)
         # False once the server did not know a command of scripts or streams.
         self._has_scripts = True

@@ -53,6 +53,7 @@ from bls_agent.assets.records import (
     read_text,
 )
 from bls_agent.assets.sources import Head, Source, SourceFile, blob_sha
+from bls_agent.connection.access import RedisOrAgent
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import encode
@@ -122,7 +123,7 @@ class AssetSync:
 
     def __init__(
         self,
-        redis: object,
+        redis: RedisOrAgent | None,
         source: Source,
         *,
         wait: float = 0.0,

@@ -15,13 +15,14 @@ from typing import (
     Literal,
     Protocol,
     Self,
+    TypeAlias,
     TypeVar,
     runtime_checkable,
 )
 from weakref import WeakKeyDictionary
 
 from bls_agent.connection.after_fork import never_finalize, register
-from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.endpoint import Endpoint, RedisSource
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
 from bls_agent.core.settings import check_seconds
 
@@ -37,11 +38,18 @@ T = TypeVar("T")
 
 
 @runtime_checkable
-class _Connected(Protocol):
-    """What this module needs of a ``ProjectAgent`` that is given in place of a URL."""
+class Connected(Protocol):
+    """What a store needs of a ``ProjectAgent`` that is given in place of a URL."""
 
     @property
     def endpoint(self) -> Endpoint: ...
+
+
+RedisOrAgent: TypeAlias = RedisSource | Connected
+"""Where Redis is: a URL or a client, as in :data:`RedisSource`, or a ``ProjectAgent``.
+
+A store that gets a ``ProjectAgent`` uses the server of the agent.
+"""
 
 
 class LoopLocal(Generic[T]):
@@ -106,10 +114,15 @@ class Access:
     """How one object reaches Redis; each event loop opens its own connections."""
 
     def __init__(
-        self, redis: object, name: str, *, timeout: float = 5.0, strict: bool = False
+        self,
+        redis: RedisOrAgent | None,
+        name: str,
+        *,
+        timeout: float = 5.0,
+        strict: bool = False,
     ) -> None:
         """Remember where Redis is, as :class:`Store` does; CLIENT LIST shows ``name``."""
-        self._agent = redis if isinstance(redis, _Connected) else None
+        self._agent = redis if isinstance(redis, Connected) else None
         self._given = None
         if redis is not None and self._agent is None:
             self._given = Endpoint.of(redis)
@@ -168,7 +181,11 @@ class Store:
     client_name: ClassVar[str] = "bls-agent:store"
 
     def __init__(
-        self, redis: object = None, *, timeout: float = 5.0, strict: bool = False
+        self,
+        redis: RedisOrAgent | None = None,
+        *,
+        timeout: float = 5.0,
+        strict: bool = False,
     ) -> None:
         """Remember where Redis is; nothing is opened yet.
 
@@ -203,7 +220,7 @@ class WritingStore(Store):
 
     def __init__(
         self,
-        redis: object = None,
+        redis: RedisOrAgent | None = None,
         *,
         on_error: Literal["raise", "none"] = "raise",
         timeout: float = 5.0,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, Union, cast
 from urllib.parse import urlsplit
 
 from bls_agent.connection.outage import Outage
@@ -25,6 +25,9 @@ from bls_agent.core.errors import ConfigurationError, ask_whether
 from bls_agent.core.redaction import mask_url, redact
 
 if TYPE_CHECKING:
+    import redis
+    import redis.asyncio
+
     from bls_agent.core.urls import Kind, SeveralHosts
 
 Argument: TypeAlias = str | bytes | int | float
@@ -135,6 +138,22 @@ class Endpoint:
                 raise
             details = error.value, error.rule, error.remedy
             raise ConfigurationError(name, *details) from None
+
+
+# Forward references, because redis-py takes 100 ms to import.
+RedisSource: TypeAlias = Union[
+    str,
+    "redis.Redis",
+    "redis.asyncio.Redis",
+    "redis.RedisCluster",
+    "redis.asyncio.RedisCluster",
+    Endpoint,
+]
+"""Where Redis is: a URL, or a client of redis-py with or without asyncio.
+
+The package takes address and credentials from a client, and opens its own connections.
+``Endpoint`` is internal: the objects of one program share it.
+"""
 
 
 def _endpoint_of_url(url: str) -> Endpoint:

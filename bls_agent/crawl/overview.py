@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
-from bls_agent.connection.access import Store
+from bls_agent.connection.access import RedisOrAgent, Store
 from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import JSONObject, decode_object, encode
@@ -224,7 +224,9 @@ class CleanupReport:
         return sum(self.keys.values())
 
 
-async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Namespace]:
+async def find_queues(
+    redis: RedisOrAgent | None = None, *, timeout: float = 5.0
+) -> list[Namespace]:
     """List the crawls that have any key in Redis.
 
     The keys are found by SCAN, on a cluster on all masters.
@@ -245,7 +247,7 @@ async def find_queues(redis: object = None, *, timeout: float = 5.0) -> list[Nam
 
 
 async def cleanup(
-    redis: object,
+    redis: RedisOrAgent | None,
     project: str,
     spider: str | None = None,
     dry_run: bool = True,  # noqa: FBT001, FBT002 - the contract has it positional

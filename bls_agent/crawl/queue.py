@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import ClassVar, Final, Literal
 
-from bls_agent.connection.access import LoopLocal, Store
+from bls_agent.connection.access import LoopLocal, RedisOrAgent, Store
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.reconnect import ThrottledLog
 from bls_agent.core.errors import ConfigurationError
@@ -190,7 +190,7 @@ class RequestQueue(Store):
 
     def __init__(
         self,
-        redis: object,
+        redis: RedisOrAgent | None,
         project: str,
         spider: str | None = None,
         *,

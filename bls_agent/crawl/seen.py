@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar
 
-from bls_agent.connection.access import Store
+from bls_agent.connection.access import RedisOrAgent, Store
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import ADD_SEEN
 from bls_agent.core.errors import (
@@ -63,7 +63,7 @@ class SeenFilter(Store):
 
     def __init__(
         self,
-        redis: object,
+        redis: RedisOrAgent | None,
         project: str,
         spider: str | None = None,
         *,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import anyio
 
-from bls_agent.connection.access import LoopLocal, WritingStore
+from bls_agent.connection.access import LoopLocal, RedisOrAgent, WritingStore
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.scripts import ADD_EVENTS
 from bls_agent.core.errors import RedisUnavailableError
@@ -75,7 +75,7 @@ class EventStore(WritingStore):
 
     def __init__(
         self,
-        redis: object = None,
+        redis: RedisOrAgent | None = None,
         *,
         maxlen: int = 10_000,
         ttl: int = DAY,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 import anyio
 
-from bls_agent.connection.access import Access
+from bls_agent.connection.access import Access, RedisOrAgent
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.core.errors import (
@@ -178,7 +178,7 @@ class Heartbeat:
         kind: str | WorkerHeartbeat,
         worker_id: str | int | UUID | None = None,
         *,
-        redis: object = None,
+        redis: RedisOrAgent | None = None,
         interval: float | None = None,
         ttl: float | None = None,
         conflict: Literal["refuse", "wait"] = "refuse",

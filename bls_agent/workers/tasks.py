@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from bls_agent.connection.access import LoopLocal, WritingStore
+from bls_agent.connection.access import LoopLocal, RedisOrAgent, WritingStore
 from bls_agent.connection.endpoint import Argument, Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.scripts import PUT_TEXT, SWAP_TEXT, Script
@@ -371,7 +371,7 @@ class TaskStatus(TaskKeys):
 
     def __init__(
         self,
-        redis: object = None,
+        redis: RedisOrAgent | None = None,
         *,
         on_error: Literal["raise", "none"] = "raise",
         timeout: float = 5.0,

@@ -41,7 +41,7 @@ def test_refused_at_construction() -> None:
     """What cannot be used is refused before anything is opened."""
     for wrong in (42, "http://127.0.0.1", object()):
         with pytest.raises(ConfigurationError, match="redis"):
-            Access(wrong, "test")
+            Access(wrong, "test")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="timeout"):
         Access("redis://127.0.0.1", "test", timeout=-1)
 

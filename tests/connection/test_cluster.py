@@ -31,7 +31,7 @@ from bls_agent.connection.access import Access
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.blocking import BlockingConnection
 from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.endpoint import Endpoint, RedisSource
 from bls_agent.connection.faults import ends_connection, translate
 from bls_agent.connection.orphans import OrphanedConnection
 from bls_agent.connection.pool import KEPT
@@ -189,7 +189,8 @@ async def test_an_agent_and_a_console_on_three_nodes(
 ) -> None:
     """Status, log, commands and the console, by URL and by a borrowed client."""
     client = RedisCluster(LOOPBACK, topology.nodes[1].port)
-    for number, where in enumerate((topology.url, client)):
+    places: tuple[RedisSource, ...] = (topology.url, client)
+    for number, where in enumerate(places):
         names = [f"{project}-{number}-{n}" for n in range(12)]
         async with Console(where) as console:
             for name in names:

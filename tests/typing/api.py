@@ -14,9 +14,11 @@ from typing import Any, assert_type
 
 import anyio
 from fastapi import APIRouter, FastAPI
-from redis.asyncio import Redis
+from redis import Redis as SyncRedis, RedisCluster as SyncRedisCluster
+from redis.asyncio import Redis, RedisCluster
 from starlette.applications import Starlette
 
+import bls_agent
 from bls_agent import (
     AgentStats,
     BLSHandler,
@@ -30,6 +32,8 @@ from bls_agent import (
     Outcome,
     OutcomeKind,
     ProjectAgent,
+    RedisOrAgent,
+    RedisSource,
     Reject,
     Settings,
     Status,
@@ -70,7 +74,28 @@ from bls_agent.workers import CacheStats, FunctionCache, cache, cached
 agent = ProjectAgent("订单系统")
 ProjectAgent("a", redis="redis://cache:6379/0", status_ttl=90, command_timeout=None)
 ProjectAgent("a", redis=Redis(), settings=Settings(concurrency=4), validate="pydantic")
+
+
+def where_redis_is(
+    one: Redis, cluster: RedisCluster, sync: SyncRedis, syncs: SyncRedisCluster
+) -> None:
+    """A URL or any client of redis-py; for a store or a console an agent, too."""
+    places: list[RedisSource] = ["redis://127.0.0.1", one, cluster, sync, syncs]
+    for place in places:
+        service = ProjectAgent("a", redis=place)
+        stores: list[RedisOrAgent] = [place, service]
+        for store in stores:
+            EventStore(store)
+            Console(store)
+            SyncConsole(store)
+            RequestQueue(store, "a")
+
+
+import_of_nothing = bls_agent.ProjectAgnet  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 ProjectAgent("a", status_tll=90)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+ProjectAgent("a", redis=6379)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+ProjectAgent("a", redis=ProjectAgent("b"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+Console(6379)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 ProjectAgent("a", mode="reliably")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

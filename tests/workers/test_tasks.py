@@ -292,7 +292,7 @@ async def test_an_outage_is_no_answer(own_server: DevServer) -> None:
 def test_wrong_arguments_fail_at_construction() -> None:
     """And a good one opens nothing."""
     with pytest.raises(ConfigurationError):
-        TaskStatus(5)
+        TaskStatus(5)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError):
         TaskStatus("redis://127.0.0.1:1/0", timeout=0)
     assert "secret" not in repr(TaskStatus("redis://u:secret@127.0.0.1:1/0"))

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 import anyio
 
-from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.endpoint import Endpoint, RedisSource
 from bls_agent.connection.pool import ConnectionPool, default_endpoint
 from bls_agent.core.errors import RedisRefusedError
 from bls_agent.core.keys import (
@@ -53,7 +53,7 @@ WRONG_TYPE: Final = "wrong-type"
 
 
 async def examine(
-    redis: object = None,
+    redis: RedisSource | None = None,
     *,
     project: str = "",
     progress: Progress | None = None,

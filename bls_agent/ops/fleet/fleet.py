@@ -18,7 +18,7 @@ from typing import Final, Self, TypeAlias, TypeVar
 import anyio
 import anyio.lowlevel
 
-from bls_agent.connection.endpoint import Endpoint, Reply, Request
+from bls_agent.connection.endpoint import Endpoint, RedisSource, Reply, Request
 from bls_agent.connection.pool import ConnectionPool, default_endpoint
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
@@ -80,7 +80,11 @@ class Fleet:
     """
 
     def __init__(
-        self, redis: object = None, *, interval: float = 0.5, timeout: float = 5.0
+        self,
+        redis: RedisSource | None = None,
+        *,
+        interval: float = 0.5,
+        timeout: float = 5.0,
     ) -> None:
         self._endpoint = None if redis is None else Endpoint.of(redis)
         self._interval = check_seconds("interval", interval)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from bls_agent.connection.endpoint import RedisSource
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.ops.texts import LANGUAGES
 from bls_agent.ops.web.chat import CHATS, Chat
@@ -133,7 +134,7 @@ class WebConfig:
         ConfigurationError: A value is wrong, or two values contradict each other.
     """
 
-    redis: object = field(default=None, repr=False)  # as for bls_agent.Console
+    redis: RedisSource | None = field(default=None, repr=False)
     host: str = "127.0.0.1"  # an IP address
     port: int = 8765  # 0 chooses a free port
     users: Mapping[str, User] = field(default_factory=dict[str, "User"], repr=False)

@@ -60,6 +60,14 @@ class CommandContext:
 
 
 CallNext: TypeAlias = Callable[[CommandContext], Awaitable[Any]]
+"""What a middleware calls to run the rest: the next middleware, or else the handler.
+
+``await call_next(context)`` returns the result of the handler, or raises its error. A
+middleware that does not call it decides about the command itself: what the middleware
+returns is the result. It may pass on a changed copy of the context, such as
+``dataclasses.replace(context, args=…)``.
+"""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Middleware: TypeAlias = Callable[[CommandContext, CallNext], Awaitable[Any]]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, ParamSpec, Protocol, TypeVar, cast, ove
 
 import anyio
 
-from bls_agent.connection.access import Access, Store
+from bls_agent.connection.access import Access, RedisOrAgent, Store
 from bls_agent.connection.endpoint import Reply
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.codec import encode
@@ -73,7 +73,9 @@ class FunctionCache(Store):
 
     client_name: ClassVar[str] = "bls-agent:cache"
 
-    def __init__(self, redis: object = None, *, timeout: float = 0.5) -> None:
+    def __init__(
+        self, redis: RedisOrAgent | None = None, *, timeout: float = 0.5
+    ) -> None:
         """Store the settings; open and read nothing yet.
 
         Args:
