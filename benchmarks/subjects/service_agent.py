@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-
-import uvicorn
 from fastapi import FastAPI
 from prometheus_client import make_asgi_app
 
-from benchmarks.subjects.acting import Options, act, say
+from benchmarks.subjects.acting import Options, act
 from benchmarks.subjects.observing import observe
+from benchmarks.subjects.serving import serve
 from bls_agent import ProjectAgent
 
 
@@ -28,14 +26,7 @@ async def run(options: Options) -> dict[str, float]:
         agent.log.info("price shown", goods=goods, price=12.5)
         return {"price": 12.5}
 
-    # With the protocol named, asyncio sets TCP_NODELAY on the connections.
-    with socket.socket(proto=socket.IPPROTO_TCP) as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        say(port=listening.getsockname()[1])
-        config = uvicorn.Config(app, log_level="warning", access_log=False)
-        await uvicorn.Server(config).serve(sockets=[listening])
-    return {}
+    return await serve(app)
 
 
 if __name__ == "__main__":
