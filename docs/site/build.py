@@ -36,7 +36,7 @@ CHINESE = ".zh-CN"
 
 # Names of the root, by page. All other names of the root are on the page "values".
 ROOT_PAGES = {
-    "agent": ("ProjectAgent", ["ProjectAgent"]),
+    "agent": ("ProjectAgent", ["ProjectAgent", "RedisSource", "RedisOrAgent"]),
     "console": ("Console", ["Console"]),
     "sync-console": ("SyncConsole", ["SyncConsole"]),
     "settings": ("Settings", ["Settings"]),
