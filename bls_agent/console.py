@@ -1,7 +1,4 @@
-"""The console's side of the console protocol, for tests, tools and the local console.
-
-The console works with agents written in any language.
-"""
+"""The console's side of the console protocol, for agents written in any language."""
 
 from __future__ import annotations
 
