@@ -65,6 +65,7 @@ COMMANDS: Final = {
     "conformance": "conformance",
     "brief": "conformance",
     "asyncapi": "interface",
+    "stubs": "interface",
     "console": "console",
     "demo": "run",
 }

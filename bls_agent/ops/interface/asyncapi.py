@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 from bls_agent.core.codec import JSONObject
@@ -275,7 +275,7 @@ def _rewrite(schema: Any, names: Mapping[str, str]) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     written: JSONObject = {}
-    for word, value in schema.items():
+    for word, value in cast("Mapping[str, Any]", schema).items():
         if word == "$ref":
             written[word] = _COMPONENTS + names[value]
         elif word == "description":
@@ -285,7 +285,7 @@ def _rewrite(schema: Any, names: Mapping[str, str]) -> Any:
         elif word in ("const", "default", "enum", "required", "type"):
             written[word] = value
         elif isinstance(value, list):
-            written[word] = [_rewrite(one, names) for one in value]
+            written[word] = [_rewrite(one, names) for one in cast("list[Any]", value)]
         else:
             written[word] = _rewrite(value, names)
     return written

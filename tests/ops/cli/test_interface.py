@@ -1,4 +1,4 @@
-"""``asyncapi``: of an agent that is imported, and of a living project."""
+"""``asyncapi`` and ``stubs``: of an agent that is imported, and of a living project."""
 
 from __future__ import annotations
 
@@ -67,11 +67,14 @@ async def test_an_imported_agent(bls: Bls, module: str, path: str) -> None:
     assert len(compact.out.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["asyncapi", "stubs"])
 @pytest.mark.parametrize("words", [(), ("a:b", "--project", "x")])
-async def test_one_source_is_needed(bls: Bls, words: tuple[str, ...]) -> None:
-    ran = await bls("asyncapi", *words)
+async def test_one_source_is_needed(
+    bls: Bls, name: str, words: tuple[str, ...]
+) -> None:
+    ran = await bls(name, *words)
     assert ran.code == 2
-    assert "bls-agent asyncapi service:agent" in ran.said
+    assert f"bls-agent {name} service:agent" in ran.said
 
 
 async def test_a_living_project(
@@ -124,6 +127,32 @@ async def test_a_living_project(
     assert all(len(one) == 1 for one in kinds), records
     assert kinds.count(["outcome"]) == 4  # twice help, twice reload
     assert ["record"] in kinds
+
+
+async def test_the_client_of_a_living_project(
+    bls: Bls, project: str, console: Console, redis_url: str
+) -> None:
+    """What ``stubs`` prints is a module that calls the real agent."""
+    async with ProjectAgent(project, redis=redis_url) as agent:
+
+        @agent.command("重载-1")
+        async def reload(force: bool = False, n: int = 3) -> list[object]:
+            return [force, n]
+
+        await agent.ready(5)
+        ran = await bls("stubs", project, "--no-record")
+        assert ran.code == 0, ran.said
+        scope: dict[str, Any] = {"__name__": "orders"}
+        exec(compile(ran.out, "orders.py", "exec"), scope)
+        client = scope["Commands"](console)
+        outcome = await client.重载_1(force=True)
+        assert outcome.result == [True, 3]
+        outcome = await client.重载_1(force="yes")
+        assert outcome.kind == "rejected"
+        written = await bls("stubs", project, "--no-record", "--json", lang="zh")
+        code = orjson.loads(written.out)["code"]
+    assert "默认值：3。" in code
+    assert "Default: 3." in ran.text
 
 
 ANSWERS: dict[str, tuple[Any, str]] = {

@@ -1,4 +1,4 @@
-"""``bls-agent asyncapi``: the commands of a project as a document."""
+"""``bls-agent asyncapi``, ``stubs``: the commands of a project for other programs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from bls_agent.ops.cli.options import TimeoutOption, complete_project
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.interface.asyncapi import write_asyncapi
 from bls_agent.ops.interface.project import ProjectInterface, read_interface
+from bls_agent.ops.interface.stubs import write_stubs
 from bls_agent.ops.terminal import escape_json
 from bls_agent.ops.texts import load_texts
 from bls_agent.project.agent_state import state_of
@@ -49,6 +50,8 @@ async def asyncapi(
     no_record: bool = False,
 ) -> Exit:
     """Print the AsyncAPI document of a project."""
+    if bool(source) == bool(project):
+        raise Failure("one_source", Exit.USAGE, hint="hint_source", command="asyncapi")
     found = await _find(invocation, source, project, timeout, no_record=no_record)
     document = write_asyncapi(found, load_texts("interface", invocation.language))
     if invocation.json:
@@ -56,6 +59,27 @@ async def asyncapi(
     else:
         lines = encode_lines(document).split("\n")
         invocation.out.file("\n".join(map(escape_json, lines)))
+    return Exit.DONE
+
+
+@command("stubs")
+async def stubs(
+    invocation: Invocation,
+    source: _Source = "",
+    project: _Project = "",
+    timeout: TimeoutOption = 10.0,
+    *,
+    no_record: bool = False,
+) -> Exit:
+    """Print the typed client of a project."""
+    if bool(source) == bool(project):
+        raise Failure("one_source", Exit.USAGE, hint="hint_source", command="stubs")
+    found = await _find(invocation, source, project, timeout, no_record=no_record)
+    code = write_stubs(found, load_texts("interface", invocation.language))
+    if invocation.json:
+        invocation.out.json({"code": code})
+    else:
+        invocation.out.file(code)
     return Exit.DONE
 
 
@@ -69,12 +93,9 @@ async def _find(
 ) -> ProjectInterface:
     """Find out what the commands of a project are.
 
-    1. Neither or both of ``source`` and ``project``: wrong usage.
-    2. ``module:agent``: the agent is imported, and nothing is sent.
-    3. Any other source, and ``--project``: the living project is asked for ``help``.
+    1. ``module:agent``: the agent is imported, and nothing is sent.
+    2. Any other source, and ``--project``: the living project is asked for ``help``.
     """
-    if bool(source) == bool(project):
-        raise Failure("one_source", Exit.USAGE, hint="hint_source")
     if source and _AGENT.fullmatch(source):
         return await _import_agent(invocation, source)
     name = normalise(invocation, project or source)
