@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from bls_agent.connection.route import Route
 
 FAST: Final = 64_000.0  # bytes/s that a long request is expected to reach at first
-SLOWEST: Final = 1_600.0  # bytes/s expected after timeouts; the documents promise 2,000
+SLOWEST: Final = (
+    1_600.0  # bytes/s expected after timeouts; docs/promises.md promises 2,000
+)
 MOST_PATIENT: Final = 16  # longest time for such a request, in timeouts
 # Seconds to read the bytes that arrived while the event loop was blocked.
 SECOND_LOOK: Final = 0.02

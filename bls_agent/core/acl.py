@@ -144,7 +144,7 @@ class Right:
     keys: tuple[KeyTemplate, ...]  # empty if the command takes no key
     modes: frozenset[Mode]  # modes of receiving in which the command is used
     weaker: str  # what no longer works without this right
-    essential: bool = False  # whether a part of the contract fails without it
+    essential: bool = False  # whether a part of the protocol fails without it
     option: str = ""  # the option that needs this right, omitted without it
     extra: bool = False  # left out of acl_rules(): for old servers, or too powerful
     replicas: bool = False  # whether it is used only with ``replicas=True``

@@ -289,7 +289,7 @@ _last: tuple[int, str] = (0, "1970-01-01T00:00:00.000Z")
 
 
 def format_timestamp(seconds: float) -> str:
-    """Write Unix seconds as the contracts do: ``2026-01-12T12:34:56.789Z``."""
+    """Write Unix seconds as the protocol does: ``2026-01-12T12:34:56.789Z``."""
     global _last  # noqa: PLW0603 - many records have the same second or millisecond
     now, (then, text) = int(seconds * 1000), _last
     if now != then:

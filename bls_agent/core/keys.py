@@ -58,7 +58,7 @@ class KeyTemplate:
     """One kind of key: its form, its Redis type, its TTL and its contract."""
 
     template: str  # the form; see the head of this module
-    type: RedisType | None  # ``None`` if the contract does not define it
+    type: RedisType | None  # ``None`` if the protocol does not define it
     ttl: int | None  # seconds from a write to the expiry; ``None`` for no expiry
     contract: Contract
     ttl_from: str = ""  # setting with ``ttl`` as default; "lease": the lease sets it
@@ -199,7 +199,7 @@ CONTROL: Final = KeyTemplate("{project}_控制", _T.LIST, None, _C.CONSOLE)
 # Contract 003, run events
 RUN_EVENTS: Final = KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS)
 
-# Keys of this package for a contract's key: {place} is place_beside() of that key.
+# Keys of this package for a key of a protocol: {place} is place_beside() of that key.
 INFLIGHT: Final = KeyTemplate("bls_agent:{place}:inflight:{instance}", _T.LIST, None, _C.OWN)
 INFLIGHT_LISTS: Final = KeyTemplate("bls_agent:{place}:inflight", _T.HASH, None, _C.OWN)
 DELIVERIES: Final = KeyTemplate("bls_agent:{place}:deliveries", _T.HASH, 7 * _DAY, _C.OWN)

@@ -25,7 +25,7 @@ MIB: Final = 1024 * KIB
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """The allowed values of one setting, and its row in the table of the documents."""
+    """The allowed values of one setting, and its row in the table of docs/configuration.md."""
 
     kind: type
     meaning: str

@@ -17,7 +17,7 @@ from bls_agent.core.keys import (
 
 _ROWS: Final = [name for name, row in KEYS.items() if row.contract is Contract.CRAWL]
 
-# Own key of this package → the keys of the contract whose cluster slot it must share.
+# Own key of this package → the keys of the protocol whose cluster slot it must share.
 _BESIDE: Final = {
     "crawl_leases": ("crawl_requests",),
     "crawl_delayed": ("crawl_requests",),
@@ -161,10 +161,10 @@ class RedisKeyManager:
         return self._key("crawl_item_fingerprint")
 
     def get_own_key(self, row: str, beside: str = "") -> str:
-        """Return one of this package's own keys, which the document does not name.
+        """Return one of this package's own keys, which the protocol does not name.
 
         ``row`` is the name of the key in the table of keys, such as ``crawl_leases``.
-        ``beside`` is the name of the document's key in whose slot the own key lies; it
+        ``beside`` is the name of the protocol's key in whose slot the own key lies; it
         is needed if there are several such keys.
         """
         place = place_beside(self._key(beside or _BESIDE[row][0]))
@@ -259,7 +259,7 @@ class RedisKeyValidator:
     """Checks whether a key is one that :class:`RedisKeyManager` makes."""
 
     def validate_key_naming(self, key: object, project_name: str | None = None) -> bool:
-        """Return whether a key has a name that the document defines.
+        """Return whether a key has a name that the protocol defines.
 
         Args:
             key: The key. Return ``False`` for a value that is not a key; never raise.
@@ -319,7 +319,7 @@ def print_validation_report(
     print(f"{len(keys) - len(wrong)} of {len(keys)} keys are valid")  # noqa: T201 - it prints
 
 
-# Other names that the document uses for these functions.
+# Other names that the protocol uses for these functions.
 create_redis_key_manager: Final = RedisKeyManager
 get_redis_key_manager_from_settings: Final = RedisKeyManager.from_settings
 validate_redis_key_naming: Final = _VALIDATOR.validate_key_naming

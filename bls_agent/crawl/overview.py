@@ -250,7 +250,7 @@ async def cleanup(
     redis: RedisOrAgent | None,
     project: str,
     spider: str | None = None,
-    dry_run: bool = True,  # noqa: FBT001, FBT002 - the contract has it positional
+    dry_run: bool = True,  # noqa: FBT001, FBT002 - the protocol has it positional
     on_progress: Callable[[int, int], None] | None = None,
     *,
     timeout: float = 5.0,

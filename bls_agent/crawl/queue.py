@@ -153,7 +153,7 @@ class TakenRequest:
 
 
 class RequestQueue(Store):
-    """A queue of requests that many workers share, stored under the document's keys.
+    """A queue of requests that many workers share, stored under the keys of the protocol.
 
     The request with the lowest priority is taken first; among equal priorities, the
     oldest. A worker holds a request by a lease, which ends by the server's clock. If
@@ -175,7 +175,7 @@ class RequestQueue(Store):
         lease: Seconds after the last renewal until a request returns to the queue.
         max_retries: How often a failed request is tried again before it goes into the
             failed list.
-        mode: ``leased`` or ``simple``. In mode ``simple``, which the document
+        mode: ``leased`` or ``simple``. In mode ``simple``, which the protocol
             describes, a request leaves Redis when it is taken, and is lost if its
             worker dies.
         retry_delay: Seconds before the first retry. Each further retry doubles the
@@ -251,7 +251,7 @@ class RequestQueue(Store):
         self,
         request: CrawlRequest,
         priority: float = 0,
-        unique: bool = False,  # noqa: FBT001, FBT002 - the document has it positional
+        unique: bool = False,  # noqa: FBT001, FBT002 - the protocol has it positional
     ) -> bool:
         """Queue a request.
 
@@ -270,7 +270,7 @@ class RequestQueue(Store):
             RedisUnavailableError: The request was not queued. If ``error.ambiguous`` is
                 true, it may have been queued; push it again with ``unique`` if it
                 must not be queued twice.
-            WrongTypeError: A key holds another type than the document defines.
+            WrongTypeError: A key holds another type than the protocol defines.
         """
         push = _make_push(_score(priority), request, unique=unique)
         return bool((await self.exchange.pusher.push((push,)))[0])
@@ -279,7 +279,7 @@ class RequestQueue(Store):
         self,
         requests: Iterable[CrawlRequest],
         priority: float = 0,
-        unique: bool = False,  # noqa: FBT001, FBT002 - the document has it positional
+        unique: bool = False,  # noqa: FBT001, FBT002 - the protocol has it positional
     ) -> int:
         """Queue many requests, up to 500 in one atomic step.
 
@@ -338,7 +338,7 @@ class RequestQueue(Store):
 
         Raises:
             RedisUnavailableError: Redis cannot answer.
-            WrongTypeError: A key holds another type than the document defines.
+            WrongTypeError: A key holds another type than the protocol defines.
         """
         return int((await self._read(("requests", "ZCARD")))[0])
 
@@ -360,7 +360,7 @@ class RequestQueue(Store):
         Raises:
             ConfigurationError: ``limit`` is not between 1 and 10,000.
             RedisUnavailableError: Redis cannot answer.
-            WrongTypeError: The key holds another type than the document defines.
+            WrongTypeError: The key holds another type than the protocol defines.
         """
         if not 1 <= limit <= FAILED_KEPT:
             raise ConfigurationError("limit", limit, f"between 1 and {FAILED_KEPT:,}")
@@ -379,7 +379,7 @@ class RequestQueue(Store):
         Raises:
             RedisUnavailableError: Redis cannot answer. Requests that were moved before
                 stay queued.
-            WrongTypeError: A key holds another type than the document defines.
+            WrongTypeError: A key holds another type than the protocol defines.
         """
         count = start = 0
         entries: list[bytes] = [b""] * PAGE

@@ -41,7 +41,7 @@ class SeenFilter(Store):
         spider: Name of the spider; ``None`` for the project alone.
         ttl: Seconds from the first fingerprint until all fingerprints are forgotten;
             ``None`` to keep them for ever.
-        kind: ``"request"`` for the document's key ``filter:fingerprint``, ``"item"`` for
+        kind: ``"request"`` for the key ``filter:fingerprint``, ``"item"`` for
             its key ``item:fingerprint``.
         bloom: Whether to use a Bloom filter, under a key of this package, instead of the
             document's set. A Bloom filter needs only a few bits for each fingerprint,

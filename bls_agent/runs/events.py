@@ -1,6 +1,6 @@
 """An event of a run, its id and its form as a server-sent event; no I/O.
 
-An entry of a stream that breaks the contract is decoded all the same. The ``faults`` of
+An entry of a stream that breaks the format is decoded all the same. The ``faults`` of
 the event name the fields that are wrong.
 """
 
@@ -22,7 +22,7 @@ _LARGEST: Final = 2**64 - 1  # the largest value of either number of an id
 _LARGEST_RUN: Final = 2**63 - 1  # the largest value of a BIGINT column
 _ID: Final = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
-DAY: Final = 86_400  # seconds for which the contract keeps a run
+DAY: Final = 86_400  # seconds for which the format keeps a run
 LARGEST: Final = 100_000_000
 
 
@@ -202,9 +202,9 @@ class StreamEvent:
             if all of them are empty.
         event: ``category`` and ``action``.
         data: Content of the event; ``{}`` if the content cannot be read.
-        raw: All fields as Redis has them if the entry breaks the contract, else
+        raw: All fields as Redis has them if the entry breaks the format, else
             ``None``.
-        faults: Names of the fields that break the contract.
+        faults: Names of the fields that break the format.
     """
 
     id: str

@@ -111,7 +111,7 @@ class EventStore(WritingStore):
         self._pools: LoopLocal[WriterPool] = LoopLocal()
         self._hubs: LoopLocal[Hub] = LoopLocal(Hub.detach)
 
-    async def add(  # noqa: PLR0917 - the order of the document
+    async def add(  # noqa: PLR0917 - the order of the protocol
         self,
         run_id: int,
         event_category: str,

@@ -1,6 +1,6 @@
 """The kinds of worker heartbeats, as values.
 
-Heartbeats are written with the contract's fields, in the contract's order. They are read
+Heartbeats are written with the fields of the protocol, in their order. They are read
 tolerantly: unknown fields are ignored, an absent field has its default (only the status
 has no default), and a number may be written as text.
 """
@@ -146,11 +146,11 @@ class WorkerHeartbeat:
         return parse_timestamp(self.timestamp)
 
     def to_dict(self) -> JSONObject:
-        """Return the fields in the contract's order."""
+        """Return the fields in the order of the protocol."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def to_json(self) -> str:
-        """Encode the heartbeat as JSON in the contract's form; non-ASCII text stays."""
+        """Encode the heartbeat as JSON in the form of the protocol; non-ASCII text stays."""
         return encode(self.to_dict()).decode()
 
     @classmethod
@@ -244,7 +244,7 @@ class GenericHeartbeat(WorkerHeartbeat):
 def heartbeat_of(kind: str, worker_id: str) -> WorkerHeartbeat:
     """Make the heartbeat with the key ``heartbeat:{kind}:{worker_id}``.
 
-    A kind of the contract, such as ``scheduler``, keeps the contract's fields.
+    A kind of the protocol, such as ``scheduler``, keeps its fields.
     """
     head = GenericHeartbeat.template().locate(kind=kind, worker_id="")
     for cls in KINDS.values():

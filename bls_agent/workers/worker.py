@@ -124,7 +124,7 @@ class Worker:
 
     @property
     def status(self) -> WorkerStatus | None:
-        """The worker's status; ``None`` if it is not one of the contract's words."""
+        """The worker's status; ``None`` if it is not one of the statuses of the protocol."""
         if self.heartbeat is not None:
             return self.heartbeat.status
         word = self.raw.get("status")
@@ -197,7 +197,7 @@ def _decode(
         return kind.from_json(raw), raw, ""
     except DecodeError as error:
         found = parse_heartbeat_data(payload) if raw is None else raw
-        free = row == GENERIC  # the contract defines no value
+        free = row == GENERIC  # the protocol defines no value
         return None, found, _check_text(payload) if free else error.reason
 
 

@@ -126,7 +126,7 @@ class Invocation:
 def status_cell(
     status: Status | None, texts: Texts, *, meaning_too: bool = True
 ) -> Cell:
-    """Return the contract's word for a status, with its meaning for people."""
+    """Return the value of a status in Redis, with its meaning for people."""
     if status is None:
         return texts["status_none"], "dim"
     meaning = texts[f"status_{status.name}"]
@@ -166,7 +166,7 @@ def rounded(seconds: float | None) -> float | None:
 
 
 def describe_entry(entry: LogEntry | None) -> dict[str, Any] | None:
-    """Describe a log record for programs, with the contract's fields."""
+    """Describe a log record for programs, with the fields of the console protocol."""
     if entry is None:
         return None
     record: dict[str, Any] = {

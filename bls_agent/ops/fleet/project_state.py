@@ -511,8 +511,8 @@ class Freshness:
     """The age of one status, derived from its remaining TTL.
 
     Redis reports only the remaining TTL. The TTL that was set is known when a refresh was
-    seen; until then the contract's TTL is assumed. If the remaining TTL is longer than the
-    contract's, the age is unknown.
+    seen; until then the usual TTL of 60 s is assumed. If the remaining TTL is longer than the
+    usual TTL, the age is unknown.
     """
 
     exact: bool = False  # whether the age is exact, because a refresh was seen

@@ -362,7 +362,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def _encode_entry(name: str, result: object, now: float, limit: int) -> bytes:
-    """Encode a result as an entry in the contract's form."""
+    """Encode a result as an entry in the form of the protocol."""
     _check([result], 0)
     entry = {"result": result, "timestamp": format_timestamp(now), "func_name": name}
     try:

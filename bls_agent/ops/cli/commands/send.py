@@ -153,7 +153,7 @@ async def send(
     string: _TextOption = None,
     args: _ArgsOption = None,
     *,
-    id: Annotated[str, Option(metavar="ID")] = "",  # noqa: A002 - the contract's name
+    id: Annotated[str, Option(metavar="ID")] = "",  # noqa: A002 - the protocol's name
     broadcast: bool = False,
     no_record: bool = False,
     force: bool = False,
@@ -357,7 +357,7 @@ def _fold_frames(trace: str, text: str) -> str:
 async def wait(
     invocation: Invocation,
     project: ProjectArgument,
-    id: Annotated[str, Argument(metavar="ID")],  # noqa: A002 - the contract's name
+    id: Annotated[str, Argument(metavar="ID")],  # noqa: A002 - the protocol's name
     timeout: TimeoutOption = 60.0,
 ) -> Exit:
     """Print the outcome of a sent command; exit 0 if it succeeded, otherwise 1."""

@@ -114,7 +114,7 @@ class RunFeed(SharedWatch[RunSummary]):
 
 
 def encode_event(event: StreamEvent) -> bytes:
-    """Encode an event; if it breaks the contract, add its faults and raw fields."""
+    """Encode an event; if it breaks the run event format, add its faults and raw fields."""
     if not event.faults and len(event.json) <= LONGEST_EVENT:
         return event.json
     fields: dict[str, Any] = event.to_dict()
