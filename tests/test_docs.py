@@ -233,16 +233,6 @@ def test_links_lead_somewhere(document: Path) -> None:
 EMPTY_TEXT = re.compile(
     r"`?[\w./-]+\.(?:md|py|json|toml|ya?ml)`?|here|above|below|this page|这里|上文|下文"
 )
-# Pages whose links are being rewritten.
-OLD_LINKS = {
-    f"{name}{language}.md"
-    for name in (
-        *("workers", "runs", "assets"),
-        *("crawl", "rights", "security", "doctor", "servers", "engines", "promises"),
-        *("reasons", "ledger"),
-    )
-    for language in ("", ".zh-CN")
-}
 PAGES = [
     *DOCUMENTS,
     ROOT / "CONTRIBUTING.md",
@@ -256,8 +246,19 @@ PAGES = [
 def test_a_link_says_what_it_leads_to(page: Path) -> None:
     """A text such as ``testing.md`` or "here" tells the reader nothing."""
     found = re.findall(r"(?<!!)\[([^][]+)\]\([^)]+\)", page.read_text("utf-8"))
-    empty = {text for text in found if EMPTY_TEXT.fullmatch(text)}
-    assert not empty or page.name in OLD_LINKS
+    assert [text for text in found if EMPTY_TEXT.fullmatch(text)] == []
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.zh-CN.md")), ids=str)
+def test_a_chinese_page_links_to_chinese_pages(page: Path) -> None:
+    """On a code host, a reader of Chinese stays in Chinese; the switch is the exception."""
+    found = re.findall(r"\[([^][]+)\]\(([\w./-]+)\.md[#)]", page.read_text("utf-8"))
+    astray = [
+        path
+        for text, path in found
+        if text != "English" and (page.parent / f"{path}.zh-CN.md").exists()
+    ]
+    assert astray == []
 
 
 def test_no_document_holds_both_sides_of_a_merge() -> None:

@@ -96,10 +96,8 @@ def test_the_search(
     """English and Chinese words lead to pages in the same language."""
     with opened(browser, viewport=DESK) as (page, _):
         page.goto(site + start)
-        page.keyboard.press("Control+k")
-        page.locator("dialog input, [role=dialog] input").or_(
-            page.locator("input[placeholder]")
-        ).first.fill(words)
+        page.locator(".md-search__button").first.click()
+        page.get_by_role("combobox").fill(words)
         page.locator(f'a[href^="{site}{target}?h="]').first.wait_for()
 
 

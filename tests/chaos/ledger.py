@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 HEAD = """# Ledger
 
 What each mode lost and repeated under each fault, and how long it took to be well again. Written by
-`make chaos`; nothing in it is edited by hand. [chaos.md](chaos.md) says what is measured and which
-invariants are checked in every row, [promises.md](promises.md) what is promised.
+`make chaos`; nothing in it is edited by hand. Other pages describe [how the table is made](chaos.md), with the
+invariants that are checked in every row, and list the [promises for each mode](promises.md).
 """
 
 LEGEND = """*Sent*: commands, or requests of a crawl queue, that the server said it has. *Handled*: those that were started.
