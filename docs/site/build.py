@@ -155,8 +155,8 @@ def place(source: str) -> str:
             return f"repository/{name.removesuffix('.md').lower()}.md"
         case ("docs", name):
             return name
-        case (folder, "README.md"):
-            return f"{folder}/index.md"
+        case (folder, "README.md" | "README.zh-CN.md" as name):
+            return f"{folder}/{name.replace('README', 'index')}"
         case _ if source.startswith("docs/"):
             return source.removeprefix("docs/")
         case _:
