@@ -126,6 +126,20 @@ async def test_the_brief_is_printed(bls: Bls, lang: str) -> None:
     assert ran.out.decode() == page
 
 
+@pytest.mark.parametrize("name", ["for-ai.md", "for-ai.zh-CN.md"])
+async def test_the_program_of_the_brief_passes(
+    bls: Bls, tmp_path: Path, name: str
+) -> None:
+    """The last block of the page runs ``echo`` with whatever arguments come."""
+    page = (HERE.parents[2] / "docs" / name).read_text("utf-8")
+    program = tmp_path / "agent.py"
+    program.write_text(page.rpartition("```python\n")[2].partition("```")[0], "utf-8")
+    words = shlex.join([sys.executable, str(program)])
+    found = await judge(bls, words, "--case", "002/commands/valid/*")
+    assert len(found) > 5
+    assert set(found.values()) == {"passed"}
+
+
 async def test_a_console_is_judged(bls: Bls) -> None:
     ours = (
         f"{shlex.quote(sys.executable)} -m bls_agent send {{project}} {{command}}"
