@@ -41,9 +41,9 @@ class AgentState:
     board: StatusAggregator = field(default_factory=StatusAggregator)
     checks: HealthChecks = field(default_factory=HealthChecks)
     threads: HandlerThreads = field(default_factory=HandlerThreads)
-    settings: Settings = field(default_factory=Settings)  # those that were applied last
-    instance: str = ""  # name of this process; ``""`` before the first session
-    # Numbers of the log records.
+    settings: Settings = field(default_factory=Settings)  # of the newest session
+    instance: str = ""  # name of this process; empty before the first session
+    # The next number of a log record in ``metadata.agent``.
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     outcomes: Counter[OutcomeKind] = field(default_factory=Counter[OutcomeKind])
     status_counts: StatusCounts = field(default_factory=StatusCounts)
@@ -51,18 +51,25 @@ class AgentState:
     forked: bool = False  # whether this process was forked after the agent was made
 
     def __post_init__(self) -> None:
-        """Register for forks before any session, because records may wait already."""
+        """Register for forks.
+
+        A session does this too late, because log records may wait before any session.
+        """
         register(self)
 
     def name_process(self, given: str | None) -> None:
-        """Name this process, once. A forked child never gets the name of its parent."""
+        """Set the name of this process, unless the process already has a name.
+
+        A forked child appends its process id to ``given``, so that parent and child
+        have different names.
+        """
         if given and self.forked:
             given = f"{given}-{os.getpid()}"
         unique = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self.instance = self.instance or given or unique
 
     def apply(self, settings: Settings) -> None:
-        """Apply settings to the log, and name this process."""
+        """Keep the settings, apply them to the log, and name this process."""
         self.settings = settings
         buffer = self.stream.delivery.buffer
         buffer.max_items = settings.log_buffer
@@ -71,7 +78,10 @@ class AgentState:
         self.name_process(settings.instance)
 
     def set_status(self, status: Status, reason: str) -> None:
-        """Set the host's own status. Log it if the reason for the status changes."""
+        """Set the status that the program reports about itself.
+
+        Log the new status if the reason that the console shows has changed.
+        """
         now, board = time.monotonic(), self.board
         before = board.reason(now)
         board.set(board.HOST, status, reason=cut_text(reason, REASON_LIMIT))
@@ -84,7 +94,7 @@ class AgentState:
             self.stream.emit(level, text, metadata, is_alarm=True)
 
     def log_end(self, error: BaseException) -> None:
-        """Log the exception that ends the service, the reason of the status 故障."""
+        """Log the exception that ends the service with the status 故障."""
         fields = describe_error(error)
         reason = cut_text(f"{fields['type']}: {fields['message']}", REASON_LIMIT)
         metadata = {STATUS_REASON: reason, "error": fields}
@@ -92,7 +102,10 @@ class AgentState:
         self.stream.emit(Level.ERROR, text, metadata, is_alarm=True)
 
     def reset_after_fork(self) -> None:
-        """In a forked child: drop the waiting records, which the parent writes."""
+        """Reset the state in a forked child.
+
+        Waiting records are dropped, because the parent process writes them.
+        """
         self.forked = True
         self.instance = ""
         self.numbers = itertools.count(1)
@@ -104,7 +117,7 @@ class AgentState:
 
 
 class HasState(Protocol):
-    """A :class:`~bls_agent.ProjectAgent`, as integrations and the testing kit see it."""
+    """A :class:`~bls_agent.ProjectAgent`, for integrations and the testing kit."""
 
     _state: AgentState
 

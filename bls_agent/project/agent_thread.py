@@ -1,4 +1,4 @@
-"""An agent in a thread of its own, for programs without an event loop."""
+"""Runs an agent in its own thread, for programs without an event loop."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-LEAVE_GRACE: Final = 1.95  # seconds after shutdown_timeout, 1.9 of them for the agent
+# Seconds after shutdown_timeout for closing. The agent itself needs up to 1.9 of them.
+LEAVE_GRACE: Final = 1.95
 EXIT_PATIENCE: Final = 0.9  # seconds for running handlers when the interpreter exits
 HURRY: Final = 1.0  # seconds for closing after running handlers were cancelled
-ANSWER_GRACE: Final = 0.5  # seconds after a timeout until the loop counts as hung
+ANSWER_GRACE: Final = 0.5  # seconds after a timeout until the event loop counts as hung
 
 
 class _Agent(AbstractAsyncContextManager[object], Protocol):
@@ -48,20 +49,22 @@ class _Agent(AbstractAsyncContextManager[object], Protocol):
 class AgentThread:
     """Runs an agent in a daemon thread with an event loop, during a ``with`` block.
 
-    :meth:`ProjectAgent.in_thread` makes it. It may be entered again after it was left.
-    The synchronous methods of the agent (``log``, ``set_status``, ``stats``,
-    decorators) are called on the agent, from any thread.
+    :meth:`ProjectAgent.in_thread` returns an ``AgentThread``. After a ``with`` block
+    has ended, the same ``AgentThread`` may be used in another ``with`` block. The
+    program calls the synchronous methods of the agent (``log``, ``set_status``,
+    ``stats``, decorators) on the agent itself, from any thread.
 
-    Entering returns when the agent is open and never waits for Redis. Leaving drains as
-    ``async with agent:`` does, for at most ``shutdown_timeout`` + 2 s. If a handler
-    blocks the loop for longer, the thread keeps running, a warning is written to the
-    host's log, and the agent closes when that handler returns. A second signal ends the
-    time that running handlers have. A block that is never left is closed when the
-    interpreter exits, within 2 s. In a forked child leaving does nothing.
+    Entering the block returns when the agent is open, and never waits for Redis.
+    Leaving the block waits for running handlers as ``async with agent:`` does, for at
+    most ``shutdown_timeout`` + 2 s. If a handler blocks the event loop for longer, the
+    thread keeps running, a warning is logged with ``logging``, and the agent closes
+    when that handler returns. A second signal cancels the running handlers. If the
+    program never leaves the block, the agent is closed within 2 s when the interpreter
+    exits. In a forked child, leaving the block does nothing.
 
     Coroutine handlers run in this thread, plain functions in worker threads. The thread
-    uses asyncio's own event loop, even if the host uses uvloop. No signal handler is
-    installed.
+    uses asyncio's own event loop, even if the program uses uvloop. ``AgentThread``
+    installs no signal handler.
     """
 
     def __init__(self, agent: _Agent, shutdown_timeout: Callable[[], float]) -> None:
@@ -78,8 +81,8 @@ class AgentThread:
         """Open the agent in a new thread.
 
         Raises:
-            ConfigurationError: The agent is open already, this block is entered
-                already, or the environment holds a value that does not fit.
+            ConfigurationError: The agent is already open, this ``AgentThread`` is
+                already entered, or an environment variable has an invalid value.
         """
         if self._running() is not None:
             rule = "this block of it is entered already"
@@ -92,7 +95,7 @@ class AgentThread:
             thread.start()
             thread.call(self._open)
         except BaseException:
-            thread.stop()  # tasks that run in the thread end in order
+            thread.stop()  # cancels the tasks of the thread and lets them end
             thread.join(HURRY)
             raise
         self._thread = thread
@@ -102,18 +105,18 @@ class AgentThread:
     def __exit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Close the agent in order. An exception of the block is raised unchanged."""
+        """Close the agent. An exception of the ``with`` block is raised unchanged."""
         self._close(error, self._patience)
 
     def flush(self, timeout: float = 5.0) -> Flushed:
-        """Wait until the records logged so far are written.
+        """Wait until all log records from before this call are written to Redis.
 
         Args:
             timeout: Seconds to wait at most.
 
         Returns:
-            The numbers of written and dropped records. The result is true if none of
-            the records still waits.
+            The numbers of written, dropped and waiting records. ``bool(result)`` is
+            true if none of the records still waits.
 
         Raises:
             ConfigurationError: The calling thread runs an event loop.
@@ -153,7 +156,7 @@ class AgentThread:
         result_of(waiting)
 
     def _running(self) -> LoopThread | None:
-        """Return the thread; ``None`` after the block, and in a forked child."""
+        """Return the thread, or ``None`` outside of the block and in a forked child."""
         thread = self._thread
         return thread if thread is not None and thread.is_ours else None
 
@@ -165,7 +168,10 @@ class AgentThread:
         await self._agent.__aexit__(kind, error, getattr(error, "__traceback__", None))
 
     def _close_at_exit(self) -> None:
-        """Close a block that was never left, with status 故障 if the program failed."""
+        """Close an agent whose ``with`` block was never left.
+
+        The final status is 故障 if an uncaught exception ended the program.
+        """
         at_a_prompt = hasattr(sys, "ps1")
         error = None if at_a_prompt else getattr(sys, "last_value", None)
         self._close(error, EXIT_PATIENCE, HURRY)
@@ -175,16 +181,16 @@ class AgentThread:
     ) -> None:
         """Close the agent and end its thread within a limited time.
 
-        ``error`` decides the final status. Closing in order may take ``patience``
-        seconds. Then running handlers are cancelled, and closing may take ``hurry``
-        seconds more.
+        ``error`` decides the final status. Running handlers have ``patience`` seconds
+        to end. Then they are cancelled, and closing may take ``hurry`` seconds more.
         """
         thread = self._running()
         if thread is None:
             return
         closing = thread.begin(self._exit, error)
         deadline = time.monotonic() + patience + hurry
-        if thread.is_here or CURRENT_COMMAND.get():  # closing waits for this handler
+        # If a handler calls this method, closing would wait for that handler forever.
+        if thread.is_here or CURRENT_COMMAND.get():
             self._let_go(thread, closing, deadline)
             return
         try:
@@ -195,7 +201,7 @@ class AgentThread:
             raise
         finally:
             try:
-                if closing.cancel():  # the agent waits for no handler now
+                if closing.cancel():  # from now on the agent waits for no handler
                     closing = thread.begin(self._exit, error)
                     wait_for(closing, hurry)
             finally:
@@ -204,7 +210,7 @@ class AgentThread:
     def _let_go(
         self, thread: LoopThread, closing: Future[None], deadline: float
     ) -> None:
-        """Let the thread end after the agent is closed; log it if one of them fails."""
+        """Let the thread end after the agent is closed. Log a failure of either."""
         thread.stop_after(closing)
         self._thread = None
         atexit.unregister(self._close_at_exit)

@@ -1,4 +1,4 @@
-"""Adds the built-in commands of an agent, which act on its open session."""
+"""Adds the built-in commands to an agent. They act on the agent's open session."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 def add_session_builtins(
     state: AgentState, session_of: Callable[[], AgentSession | None]
 ) -> None:
-    """Add every built-in command; ``session_of`` is a method of the agent.
+    """Add every built-in command.
 
-    The commands do not keep the agent alive.
+    ``session_of`` is a method of the agent. The commands have only a weak reference to
+    this method, so that they do not keep an unused agent in memory.
     """
     reference = weakref.WeakMethod(session_of)
 

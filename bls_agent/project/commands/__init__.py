@@ -1,1 +1,1 @@
-"""Everything from a message to its outcome: handlers, arguments, workers."""
+"""Runs commands: finds the handler, checks the arguments, reports the outcome."""

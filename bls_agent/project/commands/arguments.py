@@ -1,9 +1,10 @@
-"""Checks JSON arguments against annotations, before a handler runs. No I/O.
+"""Checks the JSON arguments of a command against the annotations of its handler.
 
-Supported are ``str int float bool None list dict Literal``, enums by their values,
-``datetime date UUID Decimal``, dataclasses, ``Any`` and unions, nested at will. pydantic
-checks its own types, or everything with ``validate="pydantic"``. An annotation that
-cannot be checked is refused when the handler is registered.
+The supported annotations are ``str int float bool None list dict Literal``, enums (the
+argument is the value of a member), ``datetime date UUID Decimal``, dataclasses, ``Any``
+and unions. They may be nested. pydantic checks its own types, and with
+``validate="pydantic"`` all types. If an annotation is not supported, the registration
+of the handler raises ConfigurationError. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if typing.TYPE_CHECKING:
     from bls_agent.core.values import TextForm
 
 
-class Misfit(Exception):  # noqa: N818 - a signal inside this package
-    """A value does not fit; the text describes the values that would fit."""
+class Misfit(Exception):  # noqa: N818 - never reaches a user of the package
+    """A value does not fit its annotation. The text describes the allowed values."""
 
     @classmethod
     def none_of(cls, choices: Iterable[object]) -> Misfit:
@@ -43,8 +44,8 @@ class Misfit(Exception):  # noqa: N818 - a signal inside this package
 NOT_KNOWN: Final = "is not known"
 _MISSING: Final = "is missing"
 _TOO_LARGE: Final = "must be a number that a float can hold"
-LARGEST_DEFAULT: Final = 1_000  # bytes that a default in the schema has at most
-LONGEST_REASON: Final = 200  # characters of a dataclass's own error
+LARGEST_DEFAULT: Final = 1_000  # bytes; the schema leaves out a longer default
+LONGEST_REASON: Final = 200  # characters of an error that a dataclass itself raises
 Convert: TypeAlias = Callable[[JSONValue], Any]
 _Around: TypeAlias = "Mapping[type, Check]"
 
@@ -54,7 +55,7 @@ class Check:
     """One parameter of a handler: how a JSON value is checked and converted."""
 
     convert: Convert  # returns the value for the handler, or raises Misfit
-    schema: JSONObject  # the same as JSON Schema, for ``help``
+    schema: JSONObject  # describes the allowed values, for the command ``help``
 
 
 @dataclass(eq=False)
@@ -63,7 +64,7 @@ class Fields:
 
     checks: dict[str, Check] = field(default_factory=dict[str, Check])
     required: list[str] = field(default_factory=list[str])
-    extra: Check | None = None  # values accepted under other names, if any
+    extra: Check | None = None  # the check of all other names; None refuses them
 
     def add(self, parameter: inspect.Parameter, check: Check) -> None:
         default = parameter.default
@@ -76,7 +77,7 @@ class Fields:
     def bind(
         self, values: Mapping[str, JSONValue]
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the converted values that fit, and a fault for each other name."""
+        """Return the converted values, and a text for each wrong or missing value."""
         bound: dict[str, Any] = {}
         faults: dict[str, str] = {}
         for name, value in values.items():
@@ -91,7 +92,7 @@ class Fields:
         return bound, faults
 
     def describe(self) -> JSONObject:
-        """Return the fields as JSON Schema."""
+        """Return a JSON Schema of all fields."""
         return {
             "type": "object",
             "properties": {name: check.schema for name, check in self.checks.items()},
@@ -108,7 +109,11 @@ def compile_check(annotation: Any, where: str, *, pydantic: bool = False) -> Che
 def _compile(
     annotation: Any, where: str, around: _Around = MappingProxyType({})
 ) -> Check:
-    """Compile an annotation; ``around`` are the dataclasses that contain it."""
+    """Compile an annotation.
+
+    ``around`` has the checks of the dataclasses that contain the annotation, because a
+    dataclass may have a field of its own type.
+    """
     check = _class(annotation, where, around) or _generic(annotation, where, around)
     if check is not None:
         return check
@@ -123,10 +128,10 @@ def _compile(
 
 
 def with_default(check: Check, default: object) -> Check:
-    """Add the default to the schema if it is short and can be written as JSON."""
+    """Add the default to the schema, if the default is short and can become JSON."""
     try:
         payload = encode_strictly("default", default)
-    except ConfigurationError:  # perhaps a Decimal, which is converted back
+    except ConfigurationError:  # a Decimal, for example: its text is the default
         payload = encode(default)
         if not _is_converted_to(check, decode(payload), default):
             return check
@@ -178,7 +183,7 @@ def _generic(annotation: Any, where: str, around: _Around) -> Check | None:
 def resolve_hints(
     where: str, thing: Any, scope: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the annotations of a thing as types."""
+    """Return the annotations of a class or function, with texts replaced by types."""
     try:
         return typing.get_type_hints(thing, scope, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
@@ -206,7 +211,8 @@ def _dataclass(kind: type, where: str, around: _Around) -> Check:
             reason = " ".join(str(error).split())[:LONGEST_REASON]
             raise Misfit(reason or type(error).__name__) from None
 
-    # A field of the same class may hold any object in the schema, but not in the check.
+    # For a field of the dataclass's own type, the schema allows any object, because the
+    # schema would have no end. ``convert`` checks the values of such a field.
     title = {"title": kind.__name__}
     around = {**around, kind: Check(convert, {"type": "object", **title})}
     hints = resolve_hints(where, kind)
@@ -301,7 +307,7 @@ def _one_of(parts: list[Check]) -> Check:
                 reasons.append(str(misfit))
         raise Misfit("; or ".join(dict.fromkeys(reasons)))
 
-    # float is tried last, because an int also fits float.
+    # float is tried last, because otherwise float would convert an int.
     parts = sorted(parts, key=lambda part: part.convert is _to_float)
     schemas = [part.schema for part in parts]
     each = [one["anyOf"] if one.keys() == {"anyOf"} else [one] for one in schemas]
@@ -416,10 +422,12 @@ def _by_pydantic(annotation: Any, where: str) -> Check:
 def gather_definitions(
     schema: Any, found: JSONObject, names: Mapping[str, str] = MappingProxyType({})
 ) -> Any:
-    """Move every ``$defs`` of a schema to ``found``, where ``#/$defs/`` leads.
+    """Return a schema whose ``$defs`` were moved to ``found``.
 
-    pydantic defines the models of one annotation in its schema, and two models may have
-    the same name: those of the second annotation get a number. ``names`` maps old to new references.
+    ``found`` becomes the only ``$defs``, at the top of a larger schema. pydantic writes
+    ``$defs`` into the schema of each annotation, and two annotations may define
+    different models of one name. Then the second model gets a number behind its name.
+    ``names`` maps old references to new references.
     """
     if isinstance(schema, str):
         return names.get(schema, schema)

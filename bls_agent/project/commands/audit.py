@@ -1,4 +1,8 @@
-"""Log records that name who sent a command or settled dead letters. No I/O."""
+"""Writes log records that name the sender of a command, or of a settlement.
+
+A settlement puts dead letters back into the control list, or discards them. This module
+does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,19 @@ from bls_agent.core.redaction import DEFAULT, Redactor
 from bls_agent.project.log.record import LogRecord
 from bls_agent.project.messages import Command, Level
 
-MOST_IDS: Final = 100  # ids of commands in one record
+MOST_IDS: Final = 100  # largest number of command ids in one record
 
 
 def local_user() -> str:
     try:
         user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a user id without a name
+    except (OSError, KeyError, ImportError):  # the user id has no name
         user = f"uid-{os.getuid()}" if hasattr(os, "getuid") else "?"
     return f"{user}@{socket.gethostname()}"
 
 
 def find_sender(sent_by: object, *, record: bool) -> str:
-    """Return the sender that a record names; ``""`` if no record is wanted."""
+    """Return the name of the sender for a record, or ``""`` if ``record`` is false."""
     if not record and sent_by:
         rule = "it stands in a record, which is off by default"
         raise ConfigurationError("sent_by", sent_by, rule, "Pass record=True.")
@@ -43,7 +47,10 @@ def write_settlement(
     *,
     now: float,
 ) -> bytes:
-    """Write the record of dead letters that were ``requeued`` or ``discarded``."""
+    """Return the encoded record of settled dead letters.
+
+    ``done`` is ``"requeued"`` or ``"discarded"``.
+    """
     what = f"{len(letters)} dead letters"
     if len(letters) == 1:
         what = f"dead letter {cut_text(letters[0].command, 100)!r}"
@@ -58,7 +65,11 @@ def write_settlement(
 
 
 class AuditRecord:
-    """Makes the log records of a sender: before sending, and after a failure."""
+    """Encodes the log records of one sent command.
+
+    :meth:`before` returns the record that is written before the command is sent, and
+    :meth:`after` the record that is written if sending fails.
+    """
 
     def __init__(
         self, command: Command, sent_by: str, redactor: Redactor = DEFAULT

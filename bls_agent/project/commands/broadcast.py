@@ -1,7 +1,8 @@
-"""Broadcasts: commands for every replica.
+"""Forwards broadcasts, which are commands for every replica of a project.
 
-The instance that takes a broadcast runs it and pushes a copy into the inbox of every
-other living instance. An inbox is a list in Redis that one instance reads.
+One instance takes a broadcast from the control list and runs the command. The instance
+also pushes a copy of the command into the inbox of every other living instance. An
+inbox is a list in Redis that only one instance reads.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from bls_agent.project.receive.receiver import Message, Warn
 from bls_agent.project.status.replicas import read_replicas
 
 LOOK_EVERY: Final = 1.0  # seconds between two reads of the inbox
-LOOK_ON: Final = 0.01  # seconds after a command, in which a free worker takes it
-LOOK_AGAIN: Final = 30.0  # seconds until the next read after a refusal
+LOOK_ON: Final = 0.01  # seconds after a command, so that a worker can start it first
+LOOK_AGAIN: Final = 30.0  # seconds until the next read after Redis refused a read
 INBOX_TTL: Final = cast("int", BROADCAST.ttl)  # seconds until an unread inbox expires
 LIMIT: Final = 1_000  # largest number of commands in an inbox
 TRIES: Final = 3
-PATIENCE: Final = 5.0  # most seconds that forwarding may delay a broadcast
-RECENT: Final = 100  # newest commands that are recognised if they come twice
+PATIENCE: Final = 5.0  # seconds that forwarding may delay a broadcast, at most
+RECENT: Final = 100  # number of newest commands whose second copy is ignored
 
 
 def inbox_of(project: str, instance: str) -> str:
@@ -57,21 +58,24 @@ class Broadcasts:
     async def pass_on(self, message: Message, command: Command, target: str) -> bool:
         """Push copies of a command into the inboxes of other instances. Never raises.
 
-        The copies lack the field ``broadcast``, so that nobody forwards them again.
-        After a lost connection they are pushed again, because a receiver ignores a
-        second copy. Returns whether the command is run here, too. Cases:
+        Return whether this instance runs the command, too. A copy has no field
+        ``broadcast``, so that no instance forwards a copy again. After a lost
+        connection the copies are pushed again, because an instance ignores a second
+        copy. Cases:
 
-        1. The command is a copy itself, or names this instance as its target: it is run
-           here alone.
-        2. It names another instance: that one alone gets a copy, and runs the command.
-           If no living instance has this name, or the copy could not be pushed, the
-           command is run here, and rejected because of the name.
-        3. It names none: every instance gets a copy or runs the command.
+        1. The command is a copy, or ``target`` is this instance. Only this instance
+           runs the command.
+        2. ``target`` is another instance. Only that instance gets a copy and runs the
+           command. If no living instance has this name, or if the copy could not be
+           pushed, this instance runs the command, and the handler rejects the name.
+        3. ``target`` is empty. This instance runs the command, and every other living
+           instance gets a copy.
         """
         if message.mode == BROADCAST_MODE or target == self._instance:
             return True
         fields = {k: v for k, v in message.fields.items() if k != "broadcast"}
-        # The same in all tries for this broadcast, and different in every other one.
+        # All tries for this broadcast push equal bytes, so that receivers can recognise
+        # a second copy. Another broadcast has another token.
         fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
         payload = encode_strictly("command", fields)
         failure: object = f"not within {PATIENCE:g} s"
@@ -108,7 +112,7 @@ class Broadcasts:
         return next((r for r in replies if isinstance(r, BlsError)), None)
 
     async def read_inbox(self, dispatcher: Dispatcher) -> None:
-        """Take broadcasts from the inbox of this instance until cancelled."""
+        """Run the commands from this instance's inbox, until the task is cancelled."""
         key = inbox_of(self._project, self._instance)
         recent: deque[bytes] = deque(maxlen=RECENT)
         while True:
@@ -126,7 +130,7 @@ class Broadcasts:
                 pass
             if payload is not None:
                 pause = LOOK_ON
-                digest = hashlib.sha256(payload).digest()  # a payload may be large
+                digest = hashlib.sha256(payload).digest()  # less memory than a payload
                 if digest not in recent:
                     recent.append(digest)
                     dispatcher.submit(Message(payload, mode=BROADCAST_MODE))

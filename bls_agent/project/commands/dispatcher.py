@@ -1,4 +1,4 @@
-"""Hands commands to workers: takes a message when a slot is free, and runs it."""
+"""Takes a message from the receiver when a handler slot is free, and runs it."""
 
 from __future__ import annotations
 
@@ -27,20 +27,25 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
-INTAKE_GRACE: Final = 0.9  # seconds after the handlers' time for ending a read
-BROADCAST_MODE: Final = "broadcast"  # the mode of a message from an inbox
-ASIDE_MODE: Final = "aside"  # the mode of a built-in command that did not wait its turn
+INTAKE_GRACE: Final = 0.9  # seconds after the handlers' time, to end a blocking read
+BROADCAST_MODE: Final = "broadcast"  # the mode of a message from an instance's inbox
+# The mode of a built-in command that was taken from any position of a list.
+ASIDE_MODE: Final = "aside"
 NOT_RECEIVED: Final = frozenset({BROADCAST_MODE, ASIDE_MODE})
-# In these modes Redis keeps no command that was taken, so that no end is sent to Redis.
+# In these modes a taken command is no longer in Redis. Therefore the dispatcher does
+# not report its end to the receiver.
 TAKEN_FOR_GOOD: Final = NOT_RECEIVED | {Receiver.mode}
 
 
 class Dispatcher:
-    """Feeds commands from a receiver to the handlers of a router.
+    """Passes commands from a receiver to the handlers, with a limited concurrency.
 
-    Every command that is taken gets one outcome record. There are two exceptions when
-    the agent stops: a command that was not started is put back, and a handler that
-    ignores its cancellation gets no record.
+    A worker is a task that fetches messages and runs them one after the other. There
+    are at most ``concurrency`` workers. Every command that is taken gets one outcome
+    record, with two exceptions when the agent stops:
+
+    - A command that was not started is put back into Redis.
+    - A command whose handler ignores its cancellation gets no record.
     """
 
     def __init__(
@@ -62,25 +67,25 @@ class Dispatcher:
         self._idle: deque[anyio.Event] = deque()
         self._workers = 0
         self._group: TaskGroup | None = None
-        self._changed: anyio.Event | None = None  # set at the next change
+        self._changed: anyio.Event | None = None  # wakes all callers of change()
         self._handlers_scope = anyio.CancelScope()
         self.running: int = 0  # commands whose handler runs now
-        self.taking: bool = True  # whether commands are received
+        self.taking: bool = True  # false while the agent is paused
         self._resting = anyio.Lock()  # held while the receiver rests or is stopped
-        self._giving_back = 0  # commands that are put back to Redis now
+        self._giving_back = 0  # commands that are being put back into Redis now
 
     @property
     def stopping(self) -> bool:
-        """Whether commands that wait are no longer started."""
+        """Whether no further command is started, because the agent stops."""
         return self._runner.stopping
 
     def stop_starting(self) -> None:
-        """Start no further command; :meth:`stop` does the rest."""
+        """Start no further command. Running handlers continue until :meth:`stop`."""
         self._runner.stopping = True
 
     @property
     def stuck(self) -> int:
-        """Number of handlers that still run although their outcome was reported."""
+        """Number of handlers that still run after their outcome was reported."""
         return self._threads.stuck + self._runner.resisting
 
     @property
@@ -98,14 +103,14 @@ class Dispatcher:
     async def run(self) -> None:
         self._threads.on_freed = self._announce_change
         with self._handlers_scope:
-            while not self.stopping:  # a cancellation from outside may end the group
+            while not self.stopping:  # code outside of the agent may cancel the group
                 self._workers = 0
                 try:
                     async with anyio.create_task_group() as self._group:
                         self._announce_change()
                         await anyio.sleep_forever()
                 except* KeyboardInterrupt:
-                    pass  # asyncio has raised it in the host already
+                    pass  # asyncio has already raised it in the program's main thread
 
     @property
     def accepts(self) -> bool:
@@ -114,7 +119,7 @@ class Dispatcher:
         return not is_busy and self._has_free_slot()
 
     def submit(self, message: Message) -> None:
-        """Run a message that did not come from the receiver, in a free slot."""
+        """Run a message that another task has taken, when a handler slot is free."""
         if self.stopping:
             self._runner.report_unstarted(message)
             return
@@ -125,7 +130,10 @@ class Dispatcher:
         self._announce_change()
 
     def run_aside(self, message: Message) -> anyio.Event:
-        """Run a message at once in its own task; return the event set at its end."""
+        """Run a message now, in its own task, even if no handler slot is free.
+
+        Return an event that is set when the message has ended.
+        """
         ended = anyio.Event()
 
         async def run() -> None:
@@ -144,13 +152,13 @@ class Dispatcher:
         return ended
 
     async def hold(self) -> None:
-        """Receive no more commands; put back those that were not started."""
+        """Receive no more commands, and put back the commands that were not started."""
         self.taking = False
         await self._end_intake()
         await self.rest()
 
     async def rest(self) -> None:
-        """Let the receiver finish what it has begun, and put back what it has taken."""
+        """End the receiver's blocking read, and put back the commands it has taken."""
         async with self._resting:
             if self.stopping:
                 return
@@ -161,12 +169,15 @@ class Dispatcher:
                 self._announce_change()
 
     def take(self) -> None:
-        """Receive commands again, after :meth:`hold` has ended."""
+        """Receive commands again. Call this only after :meth:`hold` has returned."""
         self.taking = True
         self._announce_change()
 
     async def stop(self, timeout: float) -> None:
-        """Stop receiving, put back commands not started, and wait for the handlers."""
+        """Stop receiving, put back the commands not started, and wait for the handlers.
+
+        Handlers that still run after ``timeout`` seconds are cancelled.
+        """
         deadline = anyio.current_time() + timeout
         self.stop_starting()
         with anyio.move_on_after(CANCEL_GRACE):
@@ -194,21 +205,25 @@ class Dispatcher:
             await self.change()
 
     async def change(self) -> None:
-        """Wait until a command ends, arrives or is asked for."""
+        """Wait until a command ends or arrives, or :attr:`taking` changes."""
         if self._changed is None:
             self._changed = anyio.Event()
         await self._changed.wait()
 
     async def _give_back(self) -> bool | None:
-        """Put back commands that were not started; return whether this was done.
+        """Put the commands that were not started back into Redis.
 
-        If Redis has surely not taken them back (``False``), they wait to be run. If that
-        is unknown (``None``), they are reported as cancelled and not run, because no
-        command may run twice.
+        Return ``True`` if the commands are back in the control list. Return ``False``
+        if they are surely not there; then they stay in this process and wait to be run.
+        Return ``None`` if a lost connection leaves this unknown; then they are reported
+        as cancelled and not run, because no command may run twice. Copies of broadcasts
+        stay in this process, because in the control list another instance would run
+        them.
         """
         taken = [m for m in self._pending if m.mode != BROADCAST_MODE]
         copies = [m for m in self._pending if m.mode == BROADCAST_MODE]
-        self._pending = deque(copies)  # meanwhile no worker may start the others
+        # The commands to put back leave the queue first, so that no worker starts them.
+        self._pending = deque(copies)
         given_back: bool | None = None
         self._giving_back = len(taken)
         try:
@@ -223,7 +238,10 @@ class Dispatcher:
         return given_back
 
     async def _give_back_or_run(self, deadline: float) -> None:
-        """Put back commands that were not started; if Redis refuses, run them in time."""
+        """Put back the commands that were not started. If Redis refuses, run them.
+
+        A command that cannot be started before the deadline is reported as cancelled.
+        """
         if not self._pending:
             return
         with (
@@ -252,7 +270,7 @@ class Dispatcher:
         return self.running + self._threads.stuck < slots
 
     def _has_work(self) -> bool:
-        """Whether a worker has something to do: a message to run, or one to fetch."""
+        """Return whether a worker may run a waiting message or fetch a new one now."""
         if self.stopping or not self._has_free_slot():
             return False
         may_fetch = self.taking and self._intake.running is None
@@ -276,7 +294,7 @@ class Dispatcher:
             start_soon(group, self._work)
 
     async def _work(self) -> None:
-        """Run one command after the other; one worker at a time fetches more."""
+        """Run one command after another. Only one worker at a time fetches messages."""
         try:
             while True:
                 message = await self._next()
@@ -284,8 +302,9 @@ class Dispatcher:
                 self._call_worker()
                 await self._run_and_free(message)
         except anyio.get_cancelled_exc_class():
-            # All workers were cancelled, or this one alone, which another one replaces.
-            # The error ends here, because it would cancel the other workers, too.
+            # Either all workers were cancelled, or only this one. In the second case a
+            # new worker replaces it. The error is not raised again, because it would
+            # cancel the other workers of the task group, too.
             pass
         finally:
             self._workers -= 1
@@ -312,7 +331,7 @@ class Dispatcher:
             self._announce_change()
 
     def _fetches_next(self) -> bool:
-        """Whether the worker that has run a message fetches the next one at once."""
+        """Return whether the worker that ran a message fetches the next one at once."""
         if self.stopping or self._pending or not self.taking:
             return False
         if self._intake.running is not None:
@@ -334,7 +353,7 @@ class Dispatcher:
         try:
             await called.wait()
         finally:
-            if not called.is_set():  # the wait was cancelled: nobody may wake it
+            if not called.is_set():  # cancelled: no task may call this worker now
                 self._idle.remove(called)
 
     async def _fetch_more(self) -> None:
@@ -346,7 +365,10 @@ class Dispatcher:
 
 
 class Intake:
-    """Fetches messages for one worker at a time; another task may interrupt a fetch."""
+    """Fetches messages from the receiver, for one worker at a time.
+
+    Another task may interrupt a fetch.
+    """
 
     def __init__(
         self,
@@ -363,8 +385,8 @@ class Intake:
         self.received: int = 0  # messages that were fetched so far
 
     async def fetch(self) -> Sequence[Message]:
-        """Ask the receiver once; return no messages after a failure or interruption."""
-        import asyncio  # noqa: PLC0415 - a scope of anyio costs as much as the request
+        """Call the receiver once. Return no messages after a failure or interruption."""
+        import asyncio  # noqa: PLC0415 - a cancel scope of anyio takes as long as a read
 
         messages: Sequence[Message] = ()
         try:
@@ -378,12 +400,12 @@ class Intake:
         return messages
 
     def interrupt(self) -> None:
-        """End the running fetch; messages that it would have returned are kept."""
+        """End the running fetch. The receiver keeps messages that arrive later."""
         if self.running is not None and not self.running.expired():
             self.running.reschedule(0.0)
 
     async def _receive(self) -> Sequence[Message]:
-        """Receive messages; after a failure, log it, wait, and return no messages."""
+        """Receive messages. Log a failure, wait, and return no messages."""
         try:
             messages = await self._receiver.receive(self._prefetch)
         except (RedisUnavailableError, WrongTypeError) as error:

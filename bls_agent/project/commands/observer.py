@@ -1,4 +1,4 @@
-"""The interface of metrics and tracing: what an observer learns of each command."""
+"""The interface through which metrics and tracing are called for each command."""
 
 from __future__ import annotations
 
@@ -15,35 +15,40 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class TakenCommand(NamedTuple):
-    """A message that was taken out of the control list and gets an outcome."""
+    """A message that was taken from Redis, as an observer gets it."""
 
     message: Message  # its payload, its delivery and the mode in which it was taken
     id: str  # "" for a malformed message without a readable id
     command: str  # the name as it was sent; "" for a malformed message
-    registered: str | None  # the name of its handler; None without such a handler
-    waited: float | None  # seconds since it was sent; None if the time is not readable
+    registered: str | None  # the name of its handler; None if there is no handler
+    waited: float | None  # seconds since it was sent; None if its time is not readable
 
 
-# Gets the outcome, and what the handler, its arguments or its middleware have raised.
+# Called with the outcome, and with the exception that the handler, the check of its
+# arguments or a middleware has raised.
 OnEnd: TypeAlias = Callable[[Outcome, BaseException | None], object]
 
 
 class Observer(Protocol):
-    """Metrics or tracing. An observer that raises is logged once and dropped."""
+    """Metrics or tracing.
+
+    If an observer raises an exception, the exception is logged and the observer is
+    removed.
+    """
 
     def begin(self, taken: TakenCommand, /) -> OnEnd:
-        """Return the function that is called at the command's end.
+        """Return a function that is called when the command has ended.
 
-        Both are called in the event loop of the session, in the context of the handler:
-        a context variable that is set here is set in the handler, in its threads and
-        tasks, and for the outcome record. If the command is never started, both are
-        called one after the other.
+        Both functions are called in the event loop of the session, in the context of
+        the handler. Therefore a context variable that is set here has its value in the
+        handler, in the handler's threads and tasks, and when the outcome is logged. If
+        the command is never started, the returned function is called immediately.
         """
         ...
 
 
 class Observation:
-    """One command, from its beginning to its end, as the observers see it."""
+    """Calls all observers at the beginning and at the end of one command."""
 
     def __init__(
         self,
@@ -74,13 +79,14 @@ class Observation:
 
 
 class Observers:
-    """The observers of an agent; any thread may add one, at any time."""
+    """The observers of an agent. Any thread may add an observer at any time."""
 
     def __init__(self) -> None:
-        # Replaced as a whole, because a loop may iterate over it.
+        # Each change makes a new sequence, because another task or thread may iterate
+        # over the old one.
         self.all: Sequence[Observer] = ()
-        # Gets the messages that Redis has acknowledged with one request, and the
-        # seconds of the request; only in mode ``reliable``.
+        # Called in mode ``reliable`` after a request has acknowledged commands, with
+        # their messages and the duration of the request in seconds.
         self.on_settled: Callable[[Sequence[Message], float], None] | None = None
 
     def add(self, observer: Observer) -> None:

@@ -1,20 +1,22 @@
-"""Pause, resume and drain: whether an agent takes commands.
+"""Implements ``pause``, ``resume`` and ``drain``: whether an agent takes commands.
 
-What happens to a command while the agent is paused, draining or drained:
+A paused, draining or drained agent handles commands as follows:
 
-1. A built-in command in the control list is taken wherever it is, the oldest first, and
-   run at once. It is removed by its exact bytes, so that no other process runs it: at
-   most once, in every mode.
-2. Any other command in the control list is left there.
-3. A command that was taken and not started is put back to the head of the list. If Redis
-   surely refuses that, it is run. If it is unknown whether it was put back, it is
-   reported as cancelled.
+1. A built-in command in the control list is taken and run at once, at any position of
+   the list, the oldest command first. LREM removes exactly its bytes. If LREM removes
+   nothing, another process has the command. Therefore it runs at most once in every
+   mode.
+2. Any other command stays in the control list.
+3. A command that was taken and not started is put back to the head of the list. If
+   Redis surely refuses the command, the agent runs it. If the reply is lost, the agent
+   reports the command as cancelled, because it may be in the list again.
 4. A command whose handler runs is run to its end.
-5. The inbox of a replica is treated as the control list: cases 1 and 2.
+5. Cases 1 and 2 also apply to the inbox of a replica.
 
-While the agent takes commands and is busy, ``pause`` and ``drain`` are taken as in case
-1 if they are among the newest commands, so that they do not wait behind a backlog. A pause outlasts an outage of Redis, because
-only this process knows it, and ends with the session.
+A busy agent that takes commands searches only the newest commands of the list for
+``pause`` and ``drain``, so that they do not wait behind a backlog. A pause is stored
+only in this process. Therefore an outage of Redis does not end it, but the end of the
+session does.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ from bls_agent.project.messages import Command, IntakeState
 from bls_agent.project.receive.receiver import Message, Receiver
 from bls_agent.project.status.intake import IntakePublisher
 
-LOOK_EVERY: Final = 1.0  # seconds between two looks at the end of a list
-LOOK_THROUGH: Final = 10.0  # seconds between two looks at the whole list
-SHARE: Final = 10  # a look waits so many times as long as the last look has taken
-REFUSED: Final = 30.0  # seconds until the next look after a refusal
-PAGE: Final = 50  # commands in one read, because a command may be long
-REASON_LIMIT: Final = 1_000  # bytes
+LOOK_EVERY: Final = 1.0  # seconds between two searches of the newest commands
+LOOK_THROUGH: Final = 10.0  # seconds between two searches of the whole list
+SHARE: Final = 10  # the pause after a search is this many times its duration
+REFUSED: Final = 30.0  # seconds until the next search after Redis refused a request
+PAGE: Final = 50  # commands in one read; few, because a command may be long
+REASON_LIMIT: Final = 1_000  # bytes of the reason for a pause
 
 
 class BuiltinSearch:
-    """Finds and takes built-in commands in a list whose other commands must stay."""
+    """Finds and takes built-in commands in a list, and leaves all other commands."""
 
     def __init__(
         self,
@@ -57,15 +59,16 @@ class BuiltinSearch:
     ) -> None:
         self._connection = connection
         self._key = key
-        self.mode = mode  # of messages that are taken
+        self.mode = mode  # the mode of the messages that are taken from this list
         self._is_wanted = is_wanted
         self._look_at = self._look_through_at = float("-inf")
 
     async def find(self, *, whole: bool) -> Sequence[bytes]:
-        """Return wanted commands, oldest first, of the newest ones or of the whole list.
+        """Return the wanted commands, oldest first.
 
-        The whole list is read at most every 10 s. Raises RedisUnavailableError; after a
-        refusal no command is found for 30 s.
+        ``whole`` searches the whole list, but at most every 10 s; other calls search
+        only the newest ``PAGE`` commands. Raises RedisUnavailableError. After Redis has
+        refused a request, the result is empty for 30 s.
         """
         if anyio.current_time() < self._look_at:
             return ()
@@ -97,11 +100,11 @@ class BuiltinSearch:
         return may_match and self._is_wanted(Command.peek(payload).command)
 
     async def take(self, payload: bytes) -> bool:
-        """Remove a command; return whether this process has removed it."""
+        """Remove a command from the list. Return false if another process took it."""
         return bool(await self._connection.call("LREM", self._key, 1, payload))
 
     async def check_rights(self) -> None:
-        """Raise RedisUnavailableError if the list may not be read, or not changed."""
+        """Raise RedisRefusedError if the ACL user may not read or change the list."""
         await self._connection.read("LRANGE", self._key, -1, -1)
         await self._connection.call("LREM", self._key, 1, secrets.token_bytes(16))
 
@@ -112,9 +115,10 @@ _NAMES: Final = tuple(name.encode() for name in BUILTINS)
 class IntakeSwitch:
     """Pauses and resumes the intake of one session, and takes built-in commands.
 
-    The states are those of :class:`IntakeState`. ``pause`` leads from each state to
-    ``PAUSED``, ``drain`` to ``DRAINING``, ``resume`` to ``OPEN``. ``DRAINING`` becomes
-    ``DRAINED`` when no command is in hand. Built-in commands do not count.
+    The intake is the taking of commands from Redis. Its states are those of
+    :class:`IntakeState`. From each state ``pause`` changes to ``PAUSED``, ``drain`` to
+    ``DRAINING``, and ``resume`` to ``OPEN``. ``DRAINING`` becomes ``DRAINED`` when no
+    taken command is left. The running commands ``drain`` are not counted.
     """
 
     def __init__(
@@ -127,9 +131,11 @@ class IntakeSwitch:
         is_builtin: Callable[[str], bool],
         announce: Callable[[str, JSONObject], None],
     ) -> None:
-        """Search ``lists``: connection, key and mode of the control list and an inbox.
+        """Set the lists to search and the functions to call.
 
-        ``announce`` logs each change of the state.
+        ``lists`` has the connection, the key and the message mode of the control list,
+        and of the inbox if the agent has one. ``announce`` logs each change of the
+        state.
         """
         self._dispatcher = dispatcher
         self._receiver = receiver
@@ -141,28 +147,28 @@ class IntakeSwitch:
         self._reason: str = ""
         self._changed_at = time.monotonic()
         self._changed = anyio.Event()
-        self._lock = anyio.Lock()  # held while the intake is held or taken up again
-        # Held while a report is written, so that none follows the last one.
+        self._lock = anyio.Lock()  # held while the dispatcher changes to the state
+        # Held while the state is written to Redis, so that close() writes the last one.
         self._publishing = anyio.Lock()
         self._is_held = False  # whether Dispatcher.hold() has ended
-        self._drains = 0  # commands that run and wait in drain()
-        self._received = 0
+        self._drains = 0  # running commands that wait in drain()
+        self._received = 0  # Dispatcher.received at the last search
 
-    # --- for commands and the host
+    # --- called by the built-in commands and by the program
 
     async def pause(self, reason: str = "") -> None:
-        """Take no more commands; return when this is so."""
+        """Take no more commands. Return when the receiver has stopped taking them."""
         self._enter(IntakeState.PAUSED, reason)
         await self._follow_state()
 
     def resume(self) -> None:
-        """Take commands again, soon. Call it in the session's event loop."""
+        """Let :meth:`run` take commands again. Only for the session's event loop."""
         self._enter(IntakeState.OPEN)
 
     async def drain(self, reason: str = "") -> bool:
-        """Pause, and wait until no command is in hand.
+        """Pause, and wait until every command that was taken has ended.
 
-        Returns false if the agent was paused or resumed meanwhile.
+        Return false if the agent was paused or resumed meanwhile.
         """
         is_command = int(bool(CURRENT_COMMAND.get()))
         self._drains += is_command
@@ -177,7 +183,7 @@ class IntakeSwitch:
         return self.state is IntakeState.DRAINED
 
     async def check_rights(self) -> None:
-        """Reject a pause if the agent could not find ``resume`` in the control list."""
+        """Raise Reject if a paused agent could not take ``resume`` from the list."""
         try:
             await self._searches[0].check_rights()
         except RedisRefusedError as error:
@@ -207,7 +213,7 @@ class IntakeSwitch:
         self._announce(text, {"intake": state.value})
 
     async def _follow_state(self) -> None:
-        """Hold the intake or take it up again, as the state requires."""
+        """Let the dispatcher stop or start to take commands, as the state requires."""
         async with self._lock:
             is_open = self.state is IntakeState.OPEN
             if is_open and self._is_held:
@@ -230,7 +236,7 @@ class IntakeSwitch:
     # --- the loop
 
     async def run(self) -> None:
-        """Take built-in commands and publish the state, until cancelled."""
+        """Take built-in commands and publish the state, until the agent stops."""
         while not self._dispatcher.stopping:
             with anyio.move_on_after(LOOK_EVERY):
                 await self._changed.wait()
@@ -243,15 +249,17 @@ class IntakeSwitch:
                 await self._publish()
 
     async def _look(self) -> None:
-        """Take built-in commands of each list one by one, until the state changes."""
+        """Take the built-in commands of each list, until the state changes."""
         before, received = self._received, self._dispatcher.received
         self._received = received
         if self.state is not IntakeState.OPEN:
             await self._dispatcher.rest()
         elif received == before and not self._dispatcher.running:
-            return  # an idle agent receives ``pause`` at once
+            return  # an idle agent receives ``pause`` in the ordinary way
         for search in self._searches:
-            with suppress(RedisRefusedError):  # of this list; the connection logs it
+            # If Redis refuses to read one list, the others are searched. The connection
+            # has logged the refusal.
+            with suppress(RedisRefusedError):
                 await self._take_builtins(search)
 
     async def _take_builtins(self, search: BuiltinSearch) -> None:
@@ -280,7 +288,7 @@ class IntakeSwitch:
                 )
 
     async def close(self) -> None:
-        """Remove the report about this process, if Redis answers. The agent stops."""
+        """Remove the published state when the agent stops, if Redis answers."""
         with suppress(RedisUnavailableError):
             await self._publish()
 
@@ -296,7 +304,7 @@ _TEXTS: Final = {
 def pausing_handlers(
     open_switch: Callable[[], IntakeSwitch | None],
 ) -> Sequence[Callable[..., Any]]:
-    """Make the handlers of the commands ``PAUSING``, in their order."""
+    """Return the handlers of the commands in ``PAUSING``, in the same order."""
 
     def find(instance: str) -> IntakeSwitch:
         switch, reason = open_switch(), "the agent is not open"
