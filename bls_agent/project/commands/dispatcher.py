@@ -385,8 +385,8 @@ class Intake:
         self.received: int = 0  # messages that were fetched so far
 
     async def fetch(self) -> Sequence[Message]:
-        """Call the receiver once. Return no messages after a failure or interruption."""
-        import asyncio  # noqa: PLC0415 - a cancel scope of anyio takes as long as a read
+        """Call the receiver once. Return nothing after a failure or interruption."""
+        import asyncio  # noqa: PLC0415 - an anyio cancel scope costs as much as a read
 
         messages: Sequence[Message] = ()
         try:
