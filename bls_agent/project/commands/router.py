@@ -1,6 +1,8 @@
-"""Finds the handler of a command, binds its arguments, runs the middleware around it.
+"""Finds the handler of a command, converts its arguments, and calls the middleware.
 
-A plain function is wrapped before it is registered. No I/O, no threads, no clock.
+A handler here is always a coroutine function, because ``ProjectAgent`` wraps plain
+functions before it registers them. This module does no I/O, and uses no threads and no
+clock.
 """
 
 from __future__ import annotations
@@ -36,17 +38,22 @@ from bls_agent.project.messages import Level
 class CommandContext:
     """The command that is being run.
 
-    Annotate a parameter of a handler with this class to get it.
+    If a parameter of a handler is annotated with this class, the agent passes the
+    context of the command to this parameter.
 
     Attributes:
-        timestamp: When the command was sent, as the sender wrote it, or ``""``.
-        source: The sender, or ``""``.
-        args: The arguments as they were sent, before they are checked and converted.
-        delivery: How often the command was handed out; above 1 only in mode
-            ``reliable``.
-        deadline: When the handler will be cancelled, on the clock of
-            ``anyio.current_time()`` in seconds; ``None`` for never.
-        log: The agent's log, bound to this command.
+        id: The id of the command. If the sender has set none, the agent makes one.
+        command: The name of the command.
+        timestamp: The time when the command was sent, as text from the sender, or
+            ``""``.
+        source: The name of the sender, or ``""``.
+        args: The arguments from the sender, before they are checked and converted.
+        delivery: How often an agent has taken this command from Redis. The number is
+            above 1 only in mode ``reliable``.
+        deadline: The time when the agent cancels the handler, in seconds on the clock
+            of ``anyio.current_time()``. ``None`` if the handler has no timeout.
+        log: The agent's log. Each record that is written with it contains the id of
+            this command.
     """
 
     id: str
@@ -60,12 +67,12 @@ class CommandContext:
 
 
 CallNext: TypeAlias = Callable[[CommandContext], Awaitable[Any]]
-"""What a middleware calls to run the rest: the next middleware, or else the handler.
+"""The function that a middleware calls to run the next middleware or the handler.
 
-``await call_next(context)`` returns the result of the handler, or raises its error. A
-middleware that does not call it decides about the command itself: what the middleware
-returns is the result. It may pass on a changed copy of the context, such as
-``dataclasses.replace(context, args=…)``.
+``await call_next(context)`` returns the result of the handler, or raises its error. If
+a middleware does not call ``call_next``, the handler does not run, and the return value
+of the middleware is the result of the command. A middleware may pass a changed copy of
+the context to ``call_next``, such as ``dataclasses.replace(context, args=…)``.
 """
 
 P = ParamSpec("P")
@@ -74,13 +81,16 @@ Middleware: TypeAlias = Callable[[CommandContext, CallNext], Awaitable[Any]]
 
 
 class CommandDecorator(Protocol):
-    """The type of ``agent.command(...)``, which keeps the type of the function."""
+    """The type of the decorator ``agent.command(...)``.
+
+    The decorator returns the function unchanged, so its type stays the same.
+    """
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]: ...
 
 
 class Unset(Enum):
-    """The type of :data:`UNSET`, which means "not given", in contrast to ``None``."""
+    """The type of :data:`UNSET`, which means "not set" where ``None`` is a value."""
 
     UNSET = "unset"
 
@@ -92,14 +102,14 @@ _NO_GENERATOR: Final = "a handler returns its result; it is no generator"
 
 @dataclass(frozen=True, eq=False)
 class Handler:
-    """A function that was registered for a command, and how it is called."""
+    """A function that was registered for a command, with checks of its arguments."""
 
     name: str
     call: Callable[..., Awaitable[Any]]  # a coroutine function
-    fields: Fields  # its arguments; ``extra`` is for ``**kwargs``
+    fields: Fields  # its parameters; ``fields.extra`` is the check of ``**kwargs``
     context_name: str | None  # the parameter that gets the CommandContext
-    timeout: float | Unset | None  # seconds; UNSET is the agent's default
-    description: str  # first paragraph of its docstring
+    timeout: float | Unset | None  # seconds; UNSET for the agent's default
+    description: str  # the first paragraph of the function's docstring
 
     def bind(self, context: CommandContext) -> dict[str, Any]:
         bound, faults = self.fields.bind(context.args)
@@ -112,7 +122,7 @@ class Handler:
         return bound
 
     def describe(self) -> JSONObject:
-        """Return the handler's name, description and, as JSON Schema, parameters."""
+        """Return the name and description, and a JSON Schema of the parameters."""
         definitions: JSONObject = {}
         parameters = gather_definitions(self.fields.describe(), definitions)
         if definitions:
@@ -159,7 +169,7 @@ class Router:
         self._fallback = call
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Add a middleware, which runs inside the ones that were added before."""
+        """Add a middleware. The middleware that was added first is called first."""
         self._middleware.append(middleware)
 
     def find(self, name: str) -> Handler | None:
@@ -169,17 +179,20 @@ class Router:
         return name in self._builtins and name not in self._handlers
 
     def list_handlers(self) -> list[Handler]:
-        """Return every handler that can be reached, in order of registration."""
+        """Return all handlers, built-in commands first.
+
+        A handler of the program replaces a built-in handler of the same name.
+        """
         return list({**self._builtins, **self._handlers}.values())
 
     async def dispatch(
         self, context: CommandContext, handler: Handler | None = None
     ) -> Any:
-        """Run the middleware and the handler of a command and return its result.
+        """Run the middleware and the handler of a command and return the result.
 
-        ``handler`` is the result of :meth:`find`, if the caller has called it. If there
-        is a middleware, the handler is searched again, because a middleware may change
-        the command.
+        ``handler`` saves a second search if the caller has already called :meth:`find`.
+        If there is a middleware, ``handler`` is ignored, because a middleware may
+        change the name of the command.
         """
         if self._middleware:
             call: CallNext = self._run_handler
@@ -207,7 +220,7 @@ class Router:
 
 
 def _is_awaitable(result: object) -> bool:
-    """Return whether the type can be awaited; objects may fake any attribute."""
+    """Check the type, because an object such as a mock may have any attribute."""
     return hasattr(type(result), "__await__")
 
 
@@ -220,7 +233,7 @@ def _around(middleware: Middleware, inner: CallNext) -> CallNext:
 
 
 def _refuse_unbound(function: Callable[..., Any], name: str) -> None:
-    """Refuse a method without its object, because no caller would pass ``self``."""
+    """Refuse a method that is not bound, because the agent cannot pass ``self``."""
     place = getattr(function, "__qualname__", "").rpartition(".")[0]
     if not inspect.isfunction(function) or place.endswith("<locals>") or not place:
         return
@@ -276,7 +289,7 @@ def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def name_of(function: Callable[..., Any], kind: str) -> str:
-    """Return the name under which a function is registered if none is given."""
+    """Return the default name of a handler: the name of its function."""
     name = getattr(function, "__name__", None)
     if not isinstance(name, str):
         rule = "a function without a name is registered with one"
@@ -291,7 +304,11 @@ def add_builtins(
     read_stats: Callable[[], JSONObject],
     pausing: Sequence[Callable[..., Any]],
 ) -> None:
-    """Add every built-in command; ``pausing`` has the handlers of ``PAUSING``."""
+    """Add every built-in command.
+
+    ``pausing`` has the handlers of the commands in ``PAUSING``. The docstrings of the
+    functions below are the descriptions that the command ``help`` returns.
+    """
 
     async def ping() -> JSONObject:
         """Answer, to show that commands arrive and are run."""
@@ -315,5 +332,5 @@ def add_builtins(
 
     commands: list[Callable[..., Any]] = [ping, help, stats, set_log_level, *pausing]
     for name, function in zip(BUILTINS, commands, strict=True):
-        timeout = None if name in PAUSING else UNSET  # a drain ends with the handlers
+        timeout = None if name in PAUSING else UNSET  # a drain waits for all handlers
         router.add(name, function, function, timeout=timeout, builtin=True)

@@ -1,4 +1,4 @@
-"""Runs one command: from a message to the outcome that is reported."""
+"""Runs one command: decodes a message, calls its handler and reports the outcome."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 _End: TypeAlias = tuple[OutcomeKind, Any, dict[str, Any]]  # kind, result, error
-INSIST_EVERY: Final = 0.5  # seconds until a handler that goes on is cancelled again
+INSIST_EVERY: Final = 0.5  # seconds until a handler that still runs is cancelled again
 
 
 class Deadline:
-    """Cancels a task when its time is over, and repeats this until the task ends.
+    """Cancels a task at its deadline, and again until :meth:`end` is called.
 
     :meth:`watch` sets a timer of the event loop, because a cancel scope would about
-    double the cost of a short command. ``on_resisted`` is called once if the task runs
-    on after the first cancellation. The clock is that of ``anyio.current_time()``.
+    double the cost of a short command. ``on_resisted`` is called once if the task still
+    runs after the first cancellation. The deadline is a time on the clock of
+    ``anyio.current_time()``.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """Set the timer, because the task waits for something now."""
+        """Set the timer, if it is not set. Call this when the task begins to wait."""
         if self._deadline is not None and self._timer is None:
             self._timer = self._task.get_loop().call_at(self._deadline, self._cancel)
 
@@ -80,7 +81,7 @@ class Deadline:
         self._timer = self._task.get_loop().call_later(INSIST_EVERY, self._cancel)
 
     def end(self) -> bool:
-        """Undo the cancellations of the task; return whether its time was over."""
+        """Undo the cancellations of the task. Return whether there were any."""
         if self._timer is not None:
             self._timer.cancel()
         for _ in range(self._cancels):
@@ -89,7 +90,11 @@ class Deadline:
 
 
 class CommandRunner:
-    """Runs messages and reports their outcomes; ``pass_on`` forwards broadcasts."""
+    """Runs the command in each message and reports its outcome.
+
+    ``pass_on`` is :meth:`Broadcasts.pass_on`, which forwards broadcasts, or ``None`` if
+    the agent is no replica.
+    """
 
     def __init__(
         self,
@@ -102,35 +107,37 @@ class CommandRunner:
         pass_on: Callable[[Message, Command, str], Awaitable[bool]] | None = None,
         observers: Observers | None = None,
     ) -> None:
-        """Remember the running event loop, in which all commands will run."""
+        """Keep the running event loop, in which all commands will run."""
         import asyncio  # noqa: PLC0415 - takes 20 ms; anyio cannot cancel a task
 
-        loop = asyncio.get_running_loop()  # once, for all commands
+        loop = asyncio.get_running_loop()  # found only once, because this costs time
         self._current_task = partial(asyncio.current_task, loop)
         self._router = router
         self._stream = stream
         self._outcomes = outcomes
         self._settings = settings
         self._clock = clock
-        self._context = copy_context()  # each command gets a copy of its own
+        self._context = copy_context()  # copied for each command
         self._pass_on = pass_on
         self._observers = Observers() if observers is None else observers
-        self._observed: dict[Message, Observation] = {}  # commands that run now
-        # Number of handlers that ignore their cancellation. Their outcome was reported
-        # after the deadline, and is not reported again when they end.
+        self._observed: dict[Message, Observation] = {}  # of commands that run now
+        # Number of handlers that ignore their cancellation. The outcome of such a
+        # handler was reported after its deadline, and is not reported again at its end.
         self.resisting: int = 0
-        # Set by the dispatcher when no command is started any more. From then on a
-        # cancellation comes from the agent, and not from the handler itself.
+        # The dispatcher sets this to True when it starts no more commands. From then on
+        # a cancellation comes from the agent. Before, a cancellation comes from code
+        # that the handler called.
         self.stopping = False
 
     async def run(
         self, message: Message, on_overdue: Callable[[Message], None]
     ) -> OutcomeKind | None:
-        """Run the handler of a message, report its outcome and return its kind.
+        """Run the handler of a message, report the outcome and return its kind.
 
-        If a handler goes on after its deadline, its outcome is reported at once and
-        ``on_overdue`` is called. When the handler ends later, ``None`` is returned.
-        Raises only KeyboardInterrupt.
+        Return ``None`` if only another replica runs the command. If a handler still
+        runs after its deadline and a cancellation, the outcome is reported then, and
+        ``on_overdue`` is called. In this case the result at the handler's end is
+        ``None``, too. Raises only KeyboardInterrupt.
         """
         outcome: Outcome | None
         try:
@@ -141,17 +148,17 @@ class CommandRunner:
                 if not await self._is_for_us(found, message):
                     return None
                 outcome = await self._run_command(found, message, on_overdue)
-        except KeyboardInterrupt:  # raised again, because it ends the host's loop
+        except KeyboardInterrupt:  # raised again, because it ends the event loop
             outcome = self._unended(message, OutcomeKind.CANCELLED, _INTERRUPTED)
             self._report(outcome, message)
             raise
         return None if outcome is None else self._report(outcome, message)
 
     async def _is_for_us(self, command: Command, message: Message) -> bool:
-        """Pass a command on to other replicas; return whether it is run here, too.
+        """Pass a command on to other replicas. Return whether this one runs it, too.
 
-        ``pause``, ``resume`` and ``drain`` concern every replica, as a broadcast does,
-        or the one that their argument ``instance`` names.
+        ``pause``, ``resume`` and ``drain`` are forwarded like a broadcast. If they have
+        the argument ``instance``, only the replica of this name runs them.
         """
         pauses = command.command in PAUSING and self._router.is_builtin(command.command)
         if self._pass_on is None or not (command.broadcast or pauses):
@@ -160,7 +167,11 @@ class CommandRunner:
         return await self._pass_on(message, command, str(target or ""))
 
     def _accept(self, message: Message) -> Command | Outcome:
-        """Return the command to run, or the outcome of a message that is not run."""
+        """Return the command in a message, or an outcome if it must not be run.
+
+        A message that cannot be decoded is discarded. A command that is older than
+        ``command_max_age`` is rejected.
+        """
         try:
             command = self._decode(message)
         except DecodeError as error:
@@ -178,7 +189,7 @@ class CommandRunner:
     def report_unstarted(
         self, message: Message, kind: OutcomeKind = OutcomeKind.CANCELLED
     ) -> OutcomeKind:
-        """Report how a message ended that this process never starts."""
+        """Report the outcome of a message that this process does not start."""
         return self._report(self._unended(message, kind, _UNSTARTED[kind]), message)
 
     def _report(self, outcome: Outcome, message: Message) -> OutcomeKind:
@@ -212,7 +223,7 @@ class CommandRunner:
     def _unended(
         self, message: Message, kind: OutcomeKind, reason: tuple[str, str]
     ) -> Outcome:
-        """Make the outcome of a message whose handler was not run to its end."""
+        """Return the outcome of a message whose handler did not run to its end."""
         try:
             command = self._decode(message)
         except DecodeError as error:
@@ -289,7 +300,10 @@ class CommandRunner:
         )
 
     async def _absorb_cancellation(self, task: asyncio.Task[Any]) -> None:
-        """Undo a handler's cancellation of its task, because workers share it."""
+        """Undo a cancellation by the handler, because the task is that of a worker.
+
+        The worker runs further commands in the same task.
+        """
         import asyncio  # noqa: PLC0415 - takes 20 ms
 
         if self.stopping:
@@ -308,7 +322,10 @@ class CommandRunner:
         on_resisted: Callable[[], None],
         on_error: Callable[[BaseException], None],
     ) -> _End:
-        """Run the handler and return how it ended; raise only KeyboardInterrupt."""
+        """Run the handler. Return the kind of its outcome, its result and its error.
+
+        Raises only KeyboardInterrupt.
+        """
         variables.run(CURRENT_COMMAND.set, context.id)
         process = os.getpid()
         task = cast("asyncio.Task[Any]", self._current_task())
@@ -348,9 +365,9 @@ def _run_in(
     coroutine: Coroutine[Any, Any, Any],
     on_wait: Callable[[], None],
 ) -> Generator[Any, Any, Any]:
-    """Await a coroutine in another context, because a task for that would cost more.
+    """Await a coroutine in another context, without a new task, which would cost more.
 
-    ``on_wait`` is called each time the coroutine waits; many handlers never wait.
+    ``on_wait`` is called each time the coroutine waits. Many handlers never wait.
     """
     step: Callable[[Any], Any] = coroutine.send
     value: Any = None
@@ -360,7 +377,7 @@ def _run_in(
         except StopIteration as end:
             return end.value
         finally:
-            value = None  # else a thrown error would keep this frame alive
+            value = None  # otherwise a thrown error would keep this frame in memory
         on_wait()
         try:
             value = yield waits_for
@@ -375,7 +392,7 @@ _CANCELLED: Final[_End] = (
     {"type": "Stopped", "message": "the agent stopped before the handler was done"},
 )
 _INTERRUPTED: Final = ("KeyboardInterrupt", "interrupted while its handler ran")
-# Outcome of a message that is not started → type and text of its error.
+# Maps the outcome of a message that is not started to the type and text of its error.
 _UNSTARTED: Final = {
     OutcomeKind.CANCELLED: ("Stopped", "the agent stopped before it was started"),
     OutcomeKind.DUPLICATE: (
@@ -394,7 +411,7 @@ _UNSTARTED: Final = {
 
 
 def _ignore(error: BaseException) -> None:
-    """Do nothing with the error of a handler that is not observed."""
+    """Do nothing. Used for errors of handlers if the agent has no observers."""
 
 
 def _failure(error: BaseException) -> _End:
