@@ -44,7 +44,7 @@ STEP_DEADLINE: Final = 5.0  # seconds after which a step has failed
 LOOK_INTERVAL: Final = 0.05  # seconds between two reads of the console
 SLOW_TIMEOUT: Final = 0.5  # seconds that the command ``import`` may run
 BEAT: Final = 2.0  # seconds between two records of the fleet
-IN_ERROR: Final = range(5, 10)  # beats out of 30 in which the risk service is in error
+IN_ERROR: Final = range(5, 10)  # of 30 beats, those with an error of the risk service
 BETWEEN_RUNS: Final = 10.0  # seconds from the end of a run to the next run
 MEANWHILE: Final = [1, 2, 3]  # numbers of records logged while Redis is down
 CODES: Final = ("600519.SH", "000858.SZ", "300750.SZ", "601318.SH")
@@ -86,7 +86,10 @@ class SurpriseError(Exception):
 
 
 class Story:
-    """An agent, a console and what the console has read; each step is a method."""
+    """An agent, a console and the records that the console has read.
+
+    Each step of the demo is one method.
+    """
 
     def __init__(self, server: DevServer, console: Console, screen: Screen) -> None:
         self.server = server
@@ -96,7 +99,7 @@ class Story:
         self.project: str = screen.texts["project"]
         self.packed: anyio.Event = anyio.Event()  # lets the handler of `pack` return
         self.agent: ProjectAgent = make_orders(server.url, screen.texts, self.packed)
-        # When it is closed, it closes the agent.
+        # Closing this stack closes the agent.
         self.life: AsyncExitStack[bool | None] = AsyncExitStack()
         self.entries: list[LogEntry] = []
         self.status: Status | None = None
@@ -179,7 +182,7 @@ class Story:
         self.expect(outcome.message, holds=holds)
 
     async def reject_arguments(self) -> None:
-        """Send wrong arguments; the outcome names them, and no handler runs."""
+        """Send wrong arguments; check that the outcome names them and no handler ran."""
         command = await self.send("reload", force="yes", fast=1)
         message = (await self.ended(command, OutcomeKind.REJECTED)).message
         named = "'force'" in message and "'fast'" in message
@@ -192,7 +195,10 @@ class Story:
         self.expect(outcome.message, holds=len(self.records_of(command)) == 1)
 
     async def survive_restart(self) -> None:
-        """Kill Redis while one command runs, one waits, and records are written."""
+        """Kill Redis while one command runs and another waits, and log meanwhile.
+
+        Check that each command has one outcome, and that no record is lost or repeated.
+        """
         packing = await self.send("pack", order=7)
         await self.until("pack", lambda: self.records_of(packing))
         waiting = await self.send("reload")
@@ -207,8 +213,8 @@ class Story:
         commands = (packing, waiting, await self.send("reload"))
         for command in commands:
             await self.ended(command, OutcomeKind.SUCCEEDED)
-        # The whole list is read again to check that it has one outcome for each command
-        # and each record once.
+        # Read the whole log again, to check that it has one outcome of each command and
+        # contains each record once.
         entries = await self.console.logs(self.project, 1_000)
         numbers = [
             one.metadata["number"] for one in entries if "number" in one.metadata
@@ -328,7 +334,7 @@ async def write_runs(store: EventStore, texts: Texts) -> None:
     """Write runs one after the other, each with a tool call and a streamed text."""
     source = {"agent_id": "analyst", "agent_name": texts["fleet_analyst"]}
     while True:
-        run_id = int(time.time())  # noqa: TID251 - a real program takes the key in its database
+        run_id = int(time.time())  # noqa: TID251 - a real program uses a key of its database
         async with store.run(run_id, source=source) as run:
             run.emit("agent", "tool_call", {"tool": "quotes.latest", "codes": CODES})
             await anyio.sleep(BEAT)
@@ -346,8 +352,8 @@ async def console_in_browser(redis: str) -> AsyncGenerator[str]:
     command += ["--json", "--port", "0"]
     async with await anyio.open_process(
         command,
-        stderr=None,  # the console prints its errors there
-        start_new_session=True,  # this process ends it after Ctrl-C
+        stderr=None,  # the console prints its errors on our standard error
+        start_new_session=True,  # Ctrl-C reaches only us, and we end the console
     ) as process:
         assert process.stdout is not None  # noqa: S101 - for the type checker
         page = ""

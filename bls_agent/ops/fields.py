@@ -1,8 +1,9 @@
 """Read the arguments of a command from its JSON Schema, as fields for people. No I/O.
 
-The schema comes from a foreign process and may be anything. A value that its schema
-does not describe simply enough is one field for JSON, and so is a reference that leads
-back to a field around it. Without a usable schema there are no fields.
+Another process has written the schema, so the schema may contain anything. If the schema
+of a value is too complex, people enter the value as JSON in one field. A field for JSON
+also replaces a reference to an object or list that contains the reference. Without a
+usable schema there are no fields.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ DEEPEST: Final = 5  # levels of nested fields
 MOST_CHOICES: Final = 200
 LONGEST_TEXT: Final = 500  # characters of a description or title
 LONGEST_NAME: Final = 200
-LARGEST_LIMIT: Final = 1e300  # of a number; a larger integer is no float
-MOST_HOPS: Final = 10  # references that follow each other for one field
-DEEPEST_TYPE: Final = 4  # levels of a type that are named
+LARGEST_LIMIT: Final = 1e300  # of a limit; a larger integer may not fit into a float
+MOST_HOPS: Final = 10  # references that are followed for one field, one after the other
+DEEPEST_TYPE: Final = 4  # levels of nested types in the name of a type
 
 Schema: TypeAlias = Mapping[str, Any]
 
 
 class FieldKind(StrEnum):
-    """How people enter a value: the type or format in JSON Schema, and others."""
+    """How people enter a value; most members are types or formats of JSON Schema."""
 
     BOOLEAN = "boolean"
     INTEGER = "integer"
@@ -46,7 +47,8 @@ class FieldKind(StrEnum):
     JSON = "json"
 
 
-# In a list of texts or numbers, JSON is pasted faster than rows are filled.
+# Items for which a list has one row each. A list of other items, such as texts or numbers,
+# is one field for JSON, because pasting JSON is faster than filling in rows.
 _IN_ROWS: Final = {
     *(FieldKind.OBJECT, FieldKind.CHOICE, FieldKind.BOOLEAN),
     *(FieldKind.DATE, FieldKind.MOMENT),
@@ -67,27 +69,27 @@ class Field:
 
     name: str  # printable
     kind: FieldKind
-    type: str = "any"  # in JSON's words
+    type: str = "any"  # name of the type, such as `list of integer`
     title: str = ""
     description: str = ""
     required: bool = False
     nullable: bool = False
     default: tuple[JSONValue, ...] = ()  # the agent's default, if the schema has one
     choices: tuple[JSONValue, ...] = ()
-    shape: str = ""  # of a JSON field: "array", "object", or anything
-    limits: str = ""  # of a number
+    shape: str = ""  # `type` in the schema: "array", "object", or anything
+    limits: str = ""  # minimum and maximum of a number, such as `1 ≤ n, n < 10`
     fields: tuple[Field, ...] = ()  # the fields of an object
-    item: Field | None = None  # of a list
+    item: Field | None = None  # the field of one item of a list
 
     @property
     def shown_default(self) -> str:
-        """The default as JSON, a text without quotation marks; ``""`` without one."""
+        """The default as JSON, or ``""``; a text has no quotation marks around it."""
         text = next((one for one in self.default if isinstance(one, str)), "")
         return text or "".join(encode(one).decode() for one in self.default)
 
 
 def read_commands(result: object) -> dict[str, Schema]:
-    """Read an agent's answer to ``help``; return its commands by name."""
+    """Return an agent's commands by name, from its result of the command ``help``."""
     commands: dict[str, Schema] = {}
     for item in _list(result):
         command = _mapping(item) or {}
@@ -98,7 +100,10 @@ def read_commands(result: object) -> dict[str, Schema]:
 
 
 def read_fields(schema: object) -> tuple[Field, ...] | None:
-    """Return the arguments; ``None`` if it is no object of at most 50 arguments."""
+    """Return one field for each argument of a command.
+
+    Return ``None`` if the schema is not that of an object with at most 50 arguments.
+    """
     root = _mapping(schema)
     properties = None if root is None else _read_properties(root)
     if root is None or properties is None or len(properties) > MOST_ARGUMENTS:
@@ -127,7 +132,7 @@ def _list(value: object) -> list[Any]:
 
 
 def _read_properties(schema: Schema) -> Schema | None:
-    """Return the properties of an object; ``None`` if a name cannot be shown."""
+    """Return the properties of an object, or ``None`` if a name cannot be shown."""
     given = _mapping(schema.get("properties", {}))
     return None if given is None or not all(map(_is_usable_name, given)) else given
 
@@ -158,7 +163,7 @@ class _Reader:
     def _read(
         self, name: str, schema: object, around: tuple[object, ...], *, required: bool
     ) -> Field:
-        """Read a field; ``around`` are the parts of the schema that contain it."""
+        """Return one field; ``around`` lists the parts of the schema that contain it."""
         read, nullable = self._unfold(_mapping(schema) or {})
         kind, choices = _kind_of(read)
         fields: tuple[Field, ...] = ()
@@ -187,7 +192,10 @@ class _Reader:
     def _read_inside(
         self, schema: Schema, kind: FieldKind, around: tuple[object, ...]
     ) -> tuple[tuple[Field, ...], Field | None]:
-        """Return the fields of an object, or the item of a list, or neither."""
+        """Return the fields of an object, or the item of a list.
+
+        Return neither if the value is too complex, so that it becomes a field for JSON.
+        """
         inner = schema.get("properties" if kind is FieldKind.OBJECT else "items")
         if len(around) >= DEEPEST or any(inner is one for one in around):
             return (), None
@@ -202,7 +210,10 @@ class _Reader:
         return self.read_object(schema, properties, around), None
 
     def _unfold(self, schema: Schema) -> tuple[Schema, bool]:
-        """Follow references, and take ``null`` out of the alternatives."""
+        """Return the schema without references and without ``null`` as an alternative.
+
+        The second value is whether ``null`` was an alternative.
+        """
         nullable = False
         for _ in range(MOST_HOPS):
             if "$ref" in schema:
@@ -229,13 +240,13 @@ class _Reader:
 
 
 def _without_alternatives(schema: Schema) -> tuple[str, Schema | None, bool]:
-    """Decide what stands for the alternatives of a schema.
+    """Decide which schema replaces the alternatives of a schema.
 
-    1. ``anyOf: [X, null]`` and ``type: [X, "null"]``: X, or null.
-    2. ``anyOf: [number, string]``: a decimal.
-    3. Anything else: the alternatives stay.
+    1. ``anyOf: [X, null]`` and ``type: [X, "null"]`` become X, and null is allowed.
+    2. ``anyOf: [number, string]`` becomes a decimal.
+    3. All other alternatives stay, and the replacement is ``None``.
 
-    Returns the keyword, what stands for it, and whether null is an alternative.
+    Returns the keyword, its replacement, and whether null is an alternative.
     """
     for word in ("anyOf", "oneOf", "type"):
         each = _list(schema.get(word))
@@ -273,7 +284,7 @@ def _text(value: object) -> str:
 
 
 def name_type(schema: Schema, depth: int = 0) -> str:
-    """Name a type in JSON's words: ``string``, ``list of integer``, ``"a" | "b"``."""
+    """Return a type's name: ``string``, ``list of integer`` or ``"a" | "b"``."""
     several = _list(schema.get("anyOf") or schema.get("oneOf"))
     choices = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
     if depth > DEEPEST_TYPE:

@@ -19,7 +19,7 @@ from typing import Any, Final, TextIO, TypeAlias
 from bls_agent.core.codec import cut_text, encode, parse_timestamp
 from bls_agent.project.messages import Level, LogEntry, Status
 
-Cell: TypeAlias = "str | tuple[str, str]"  # a text, and perhaps its style
+Cell: TypeAlias = "str | tuple[str, str]"  # a text, or a text and its style
 
 CLOCK: Final = "%m-%d %H:%M:%S"
 LEAST_COLUMNS: Final = 20
@@ -49,7 +49,10 @@ _BARE: Final = re.compile(r"[\w.:/+-]{1,200}")
 
 
 def visible(text: str) -> str:
-    r"""Write what a terminal would obey (``\x1b``, ``\n``, bidi marks) as escapes."""
+    r"""Replace characters that control a terminal (``\x1b``, ``\n``, bidi marks).
+
+    Return the text with an escape sequence of printable characters for each of them.
+    """
     if text.isprintable():
         return text
     return "".join(
@@ -69,12 +72,12 @@ def _width(letter: str) -> int:
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """Split a text into lines, at a blank or before any wide (Chinese) letter."""
+    """Split a text into lines that fit, at a blank or before a wide (Chinese) letter."""
     lines: list[str] = []
     while (end := _fitting(text, columns)) < len(text):
         blank = text.rfind(" ", end // 2, end + 1)
         cut = end if blank < 0 or _width(text[end]) > 1 else blank
-        if cut > 1 and _is_wide_punctuation(text[cut]):  # must not begin a line
+        if cut > 1 and _is_wide_punctuation(text[cut]):  # no line may begin with it
             cut -= 1
         lines.append(text[:cut].rstrip(" "))
         text = text[cut:].lstrip(" ")
@@ -86,7 +89,10 @@ def _is_wide_punctuation(letter: str) -> bool:
 
 
 def _fitting(text: str, columns: int) -> int:
-    """Count the characters that fit, at least 1, so that the loop of wrap() ends."""
+    """Count the characters that fit into ``columns``.
+
+    The count is at least 1, because with 0 the loop of wrap() would never end.
+    """
     used = 0
     for index, letter in enumerate(text):
         used += _width(letter)
@@ -100,17 +106,17 @@ def visible_lines(text: str) -> str:
 
 
 def clock_of(timestamp: str, form: str = CLOCK, columns: int = 14) -> str:
-    """Return the local time of a record; dashes if its timestamp is unreadable."""
+    """Return the local time of a record, or dashes if its timestamp cannot be read."""
     moment = parse_timestamp(timestamp)
     try:
         local = moment.astimezone() if moment else None
-    except (OverflowError, OSError, ValueError):  # such as in the years 1 and 9999
+    except (OverflowError, OSError, ValueError):  # possible in the years 1 and 9999
         local = None
     return local.strftime(form)[:columns] if local else f"{'--:--:--':>{columns}}"
 
 
 def metadata_text(items: Iterable[tuple[str, object]]) -> str:
-    """Write metadata in one line: ``name=value``, with quotes where they are needed."""
+    """Return metadata as one line of ``name=value``, with quotes where necessary."""
     return " ".join(f"{name}={_bare(json_text(value))}" for name, value in items)
 
 
@@ -127,7 +133,7 @@ def describe_record(entry: LogEntry) -> tuple[str, str, bool]:
 
 
 def _told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
-    """Choose the metadata for people; of an outcome, only its result or error."""
+    """Return the metadata to show; for an outcome, only the result or the error."""
     outcome = entry.outcome
     if outcome is None:
         return [item for item in entry.metadata.items() if item[0] not in UNTOLD]
@@ -139,7 +145,7 @@ def _told_metadata(entry: LogEntry) -> list[tuple[str, Any]]:
     return fields + [item for item in outcome.error.items() if item[0] != "message"]
 
 
-class ReaderGone(Exception):  # noqa: N818 - nothing is wrong: `| head` has enough
+class ReaderGone(Exception):  # noqa: N818 - no error, because `| head` reads only some lines
     """The process that reads our output has closed the pipe."""
 
 
@@ -168,7 +174,10 @@ class Screen:
         self.columns: int = max(shutil.get_terminal_size().columns, LEAST_COLUMNS)
 
     def line(self, *pieces: Cell, between: str = "") -> None:
-        """Write one line at full length; a piece is a text, or a text with a style."""
+        """Write one line without shortening the pieces.
+
+        Each piece is a text, or a text and its style.
+        """
         self.write(between.join(map(self._shown, pieces)))
 
     def _shown(self, piece: Cell) -> str:
@@ -190,7 +199,7 @@ class Screen:
     def table(self, rows: Iterable[Sequence[Cell]], titles: Sequence[str] = ()) -> None:
         """Write a table; a pipe receives only the rows, with tabs between the cells.
 
-        Without titles, the first cell of each row names the second one.
+        Without titles, the first cell of each row is the label of the second cell.
         """
         if not self.terminal:
             for row in rows:
@@ -234,7 +243,7 @@ class Screen:
             self.write(self.cut_line(pieces, widths))
 
     def _stack(self, rows: Sequence[Sequence[Cell]], titles: Sequence[str]) -> None:
-        """Write the cells of each row below each other, for a narrow terminal."""
+        """Write each cell on its own line, because the terminal is too narrow."""
         for number, row in enumerate(rows):
             if not titles:
                 self.line((f"{_plain(row[0])}: ", "dim"), *row[1:])
@@ -252,9 +261,9 @@ class Screen:
         self._write_utf8(text, escape_json(text, encoding))
 
     def file(self, text: str) -> None:
-        """Write lines that a pipe keeps as a file; a pipe always receives UTF-8.
+        """Write the content of a file; a pipe always receives UTF-8.
 
-        The caller has escaped any text from Redis.
+        The caller must have escaped any text from Redis.
         """
         self._write_utf8(text, self.encodable(text))
 
@@ -270,7 +279,7 @@ class Screen:
             raw.flush()
 
     def write(self, line: str) -> None:
-        """Write a line unchanged; the caller has escaped any text from Redis."""
+        """Write a line unchanged; the caller must have escaped any text from Redis."""
         self.draw(f"{line}\n")
 
     def encodable(self, text: str) -> str:
@@ -287,7 +296,7 @@ class Screen:
             self._stream.flush()
 
     def finish(self) -> None:
-        """Flush, so that nothing can fail at the interpreter's exit."""
+        """Flush now, because no code can handle an error of a flush at exit."""
         with self._writing():
             self._stream.flush()
 
@@ -299,7 +308,7 @@ class Screen:
             with suppress(OSError, ValueError):  # discard all further output
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if self._needed and isinstance(error, BrokenPipeError):
-                raise ReaderGone from error  # typer exits 1 for BrokenPipeError
+                raise ReaderGone from error  # because typer exits with 1 for BrokenPipeError
             if self._needed:
                 raise
 
@@ -322,7 +331,10 @@ def _with_titles(
 def _measure(
     rows: Sequence[Sequence[Cell]], columns: int
 ) -> tuple[list[int], list[int]]:
-    """Return needed and actual widths of the columns; the widest are narrowed."""
+    """Return the widths that the columns need, and the widths that they get.
+
+    If the columns do not fit, the widest ones become narrower.
+    """
     needed = [
         max(count_columns(visible(_plain(cell))) for cell in column)
         for column in zip(*rows, strict=True)

@@ -1,7 +1,7 @@
 """Texts for people, in Chinese or English: catalogues and the reader's language.
 
 ``locale/`` has one file for each program, with one table for each language. The code
-names a text by its key, and contains no Chinese text for people itself.
+refers to a text by its key, and contains no Chinese text for people.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ LANGUAGES: Final = ("zh", "en")
 def find_language(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     """Decide the language by ``--lang``, ``BLS_LANG`` and the locale.
 
-    The arguments are not parsed yet; the parser refuses a wrong ``--lang`` later.
+    The arguments are not parsed yet. This function ignores an invalid ``--lang``, and the
+    parser refuses it later.
     """
     wanted = [find_value("--lang", arguments)]
     for word in [*wanted, environ.get("BLS_LANG", "").strip().lower()]:

@@ -34,18 +34,18 @@ from bls_agent.ops.fleet.project_state import (
 
 LISTS: Final = 1.0  # seconds between two reads of queues and logs
 SEARCH: Final = 2.0  # seconds between the starts of two searches for new names
-CLOSE: Final = 1.0  # most seconds that closing waits for a running read
-STEPS: Final = 25  # steps of a search in one turn; a step covers about 1,000 keys
+CLOSE: Final = 1.0  # seconds that closing waits at most for a running read
+STEPS: Final = 25  # steps of a search in one round; a step covers about 1,000 keys
 TEMPLATES: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
-# One SCAN finds all three kinds of keys by their last bytes. The parser then ignores
-# other keys that match.
+# One SCAN finds all three kinds of keys by the last byte of their names. Other keys may
+# match, too; the parser ignores them.
 PATTERN: Final = b"*[%b]" % b"".join(row.pattern().encode()[-1:] for row in TEMPLATES)
-TOGETHER: Final = 250  # projects in one write
+TOGETHER: Final = 250  # projects whose requests are sent in one write
 STATUS_BYTES: Final = 64  # bytes that are read of a status; valid values have six
-# About how many bytes of records the first reads of all projects, and of one, get.
+# Approximate bytes of records that the first reads fetch: of all projects, and of one.
 FIRST_BYTES: Final = 32 * 1024 * 1024
 FIRST_EACH: Final = 8 * 1024 * 1024
-BYTES: Final = 2 * 1024 * 1024  # about how many bytes of records each later read gets
+BYTES: Final = 2 * 1024 * 1024  # approximate bytes of records that a later read fetches
 BYTES_EACH: Final = 64 * 1024  # bytes of the records of one project in one later read
 WINDOWS: Final = 50  # projects whose records are read in one write
 NO_KEY: Final = -2  # reply to PTTL for a missing key
@@ -54,25 +54,27 @@ FORBIDDEN: Final = "no_permission"
 
 
 _T = TypeVar("_T")
-_Window: TypeAlias = tuple[ProjectState, int]  # number of log records to read
+_Window: TypeAlias = tuple[ProjectState, int]  # a project, and how many records to read
 
 
 class Fleet:
     """Watches every project at one Redis; never writes.
 
-    Use it with or without ``async with``; without it, close the fleet with :meth:`aclose`.
-    Several tasks may call its methods at once; they share the reads and the state.
+    At the end of an ``async with`` block the fleet is closed. Without such a block, call
+    :meth:`aclose`. Several tasks may call the methods at once, because they share the
+    reads and the state.
 
-    The fleet needs the rights that ``docs/rights.md`` lists. Projects whose status may
-    not be read are left out. If no status may be read, an error is raised. The lengths of
-    lists that may not be read are ``None`` in the views.
+    The fleet needs the rights that ``docs/rights.md`` lists. If Redis refuses to return
+    the status of a project, the fleet leaves out this project. If Redis refuses to return
+    any status, the fleet raises an error. If Redis refuses to return the length of a list,
+    the length is ``None`` in the view.
 
     Args:
         redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
             Default: ``BLS_REDIS_URL``, read at the first request.
         interval: Seconds between two reads of the statuses. Queues and logs are read
-            at most once a second. A search for new names starts every two seconds and
-            runs in steps; among a million keys it takes 20 s.
+            at most once a second. A search for new projects starts every two seconds and
+            runs in steps. Among a million keys, a search takes 20 seconds.
         timeout: Deadline of one request in seconds.
 
     Raises:
@@ -89,7 +91,7 @@ class Fleet:
         self._endpoint = None if redis is None else Endpoint.of(redis)
         self._interval = check_seconds("interval", interval)
         self._timeout = check_seconds("timeout", timeout)
-        self._clock: Callable[[], float] = time.time  # noqa: TID251 - the outermost place
+        self._clock: Callable[[], float] = time.time  # noqa: TID251 - chosen here, passed on as an argument
         self._turn = anyio.Lock()
         self._projects: dict[str, ProjectState] = {}
         self._hidden: frozenset[str] = frozenset()  # projects with unreadable status
@@ -124,7 +126,7 @@ class Fleet:
             await self._pool.aclose()
 
     async def look(self) -> dict[str, ProjectView]:
-        """Read every project completely once; counts continue those of earlier reads.
+        """Read all projects once; the counts of records include those of earlier reads.
 
         Returns:
             Project → its current view, sorted by name.
@@ -141,7 +143,7 @@ class Fleet:
             return {name: shown[name].view(at) for name in sorted(shown)}
 
     async def look_at(self, project: str) -> ProjectView:
-        """Read one project once, whether it exists or not, without a search for names.
+        """Read one project once, without a search; the project need not exist.
 
         Raises:
             RedisUnavailableError: Redis cannot answer.
@@ -155,17 +157,19 @@ class Fleet:
         return state.view(at)
 
     async def watch(self) -> AsyncIterator[FleetChange]:
-        """Yield changes, until the iteration is left or cancelled.
+        """Yield changes until the caller ends the iteration or is cancelled.
 
         The first change contains all projects. An outage is one change, with
         ``unavailable``. The fleet then tries again after growing pauses of up to 2 s. The
         first change after the outage is yielded even if nothing else has changed.
 
-        A view is not yielded again if only time has changed its values. If the caller
-        lets the ages grow and ``ttl`` shrink, these values are right to 5 s.
+        If values of a view change only because time passes, the view is not yielded again.
+        A caller that shows the view for longer adds the passed seconds to the ages and
+        subtracts them from ``ttl``. The result is wrong by at most 5 seconds.
 
         Raises:
-            RedisRefusedError: Redis refuses permanently, so that waiting does not help.
+            RedisRefusedError: Redis refuses requests until its configuration or this
+                program's changes.
         """
         yielded: dict[str, tuple[object, ...]] = {}
         backoff = Backoff()
@@ -211,7 +215,7 @@ class Fleet:
         if self._offset is None or now - self._lists_at >= LISTS:
             await self._set_clock()
         try:
-            await self._find_names()  # new projects are read at once
+            await self._find_names()  # new projects are read in this round
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
                 await self._end_search()
@@ -227,14 +231,14 @@ class Fleet:
         self._read_at = at.unix
 
     def _let_go(self, now: float) -> None:
-        """Shift the counts to the time ``now``; forget projects that have long no keys."""
+        """Move the counts on to ``now``, and drop projects whose keys are gone."""
         for project, state in list(self._projects.items()):
             state.log.activity.turn(now)
             if state.is_forgotten(now):
                 del self._projects[project]
 
     async def _set_clock(self) -> None:
-        """Compare the server's clock with the loop's; use ours if TIME is refused."""
+        """Read the server's time; if ``TIME`` is refused, use this process's clock."""
         try:
             async with self._pool.to("") as connection:
                 seconds, micros = await connection.read("TIME")
@@ -248,7 +252,10 @@ class Fleet:
         return Moment(now, now + (self._offset or 0.0))
 
     async def _find_names(self) -> None:
-        """Search for new names: at first completely, later a few steps in each turn."""
+        """Search for new projects.
+
+        The first search runs to its end. A later search runs a few steps in each call.
+        """
         now = anyio.current_time()
         if self._search is None:
             if self._complete and now - self._search_at < SEARCH:
@@ -284,7 +291,7 @@ class Fleet:
     ) -> frozenset[str]:
         """Read statuses and TTLs; return the projects whose status may not be read.
 
-        Raises the refusal if no status may be read.
+        If no status may be read, raise the server's error.
         """
         refused: dict[str, RedisUnavailableError] = {}
         for part in _parts(states, TOGETHER):
@@ -331,7 +338,7 @@ class Fleet:
             requests.append(("HGETALL", state.intake_key))
             if look:
                 requests.append(("LINDEX", state.log_key, -1))
-        # Rights of the console have LRANGE on queues, and no LINDEX.
+        # LRANGE, because the documented rights of a console on queues lack LINDEX.
         requests += [("LRANGE", state.control_key, 0, 0) for state in heads]
         replies = map(_readable, await self._pool.read_many(requests))
         wanted: list[_Window] = []
@@ -349,7 +356,7 @@ class Fleet:
     async def _read_windows(
         self, windows: Sequence[_Window], at: Moment
     ) -> list[_Window]:
-        """Read the last records of logs; return the logs of which more are needed."""
+        """Read the last records of logs; return the logs that need a longer window."""
         requests: list[Request] = []
         for state, count in windows:
             # The length is read first, so that it counts no record after the window.
@@ -362,7 +369,7 @@ class Fleet:
             more = state.log.record_window(window or [], length or 0, at)
             if more > count:
                 again.append((state, more))
-            await anyio.lowlevel.checkpoint()  # a first window may be long
+            await anyio.lowlevel.checkpoint()  # a first window may take long to parse
         return again
 
 
@@ -385,7 +392,7 @@ def _record_status(
 
 
 def _readable(reply: Reply) -> Reply:
-    """Return the reply; ``None`` for a key of another type or without right to read."""
+    """Return the reply, or ``None`` if the key has another type or may not be read."""
     if not isinstance(reply, RedisUnavailableError):
         return reply
     if reply.kind not in (WRONG, FORBIDDEN):

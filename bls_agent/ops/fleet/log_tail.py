@@ -1,9 +1,9 @@
-"""Finds the new records of a console list, without I/O.
+"""Finds the new records of a console list (the log of a project), without I/O.
 
-A check usually reads only the length and the newest record of the list. If these have
-changed, it also reads a window, that is the last records of the list. The window is as
-long as the list has grown, but never longer than the caller allows. The first window
-grows until it reaches back to a time.
+The caller usually reads only the length and the newest record of the list. If these have
+changed, the caller also reads a window, which is a number of the last records. A window
+has as many records as the list has grown by, up to a limit of the caller. The first
+window is read again with more records until it reaches back to a given time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_FIRST: Final = 10_000  # largest number of records of the first window
 
 @dataclass(frozen=True)
 class News:
-    """The new records of a window."""
+    """The records of a window that no earlier window contained."""
 
     entries: Sequence[LogEntry]  # oldest first
     complete: bool  # whether the window has every record since the last check
@@ -41,14 +41,14 @@ class LogTail:
     def __init__(self) -> None:
         self.started: bool = False  # whether a first window was read
         self.size: int = 0  # number of records of the next window
-        self._room = 0  # bytes that a window may have, about
+        self._room = 0  # approximate bytes that a window may have
         self._length = 0
         self._seen: list[int] = []
         self._mean = 0.0  # average bytes of a record
-        self._usual = 0  # records that mostly reach back to the last check
+        self._usual = 0  # records that usually reach back to the last window
 
     def wants(self, length: int, last: bytes | None, room: int) -> int:
-        """Return how many of the last records to read in ``room`` bytes; 0 for none."""
+        """Return how many of the last records to read within about ``room`` bytes."""
         if last is None or not length:
             self._seen, self._length, self.started = [], 0, True
             return 0
@@ -67,18 +67,18 @@ class LogTail:
         return min(max(OVERLAP, int(self._room / self._mean)), length, most)
 
     def take(self, window: Sequence[bytes], length: int, since: float) -> News | None:
-        """Return the new records of a window; ``None`` if :attr:`size` are needed.
+        """Return the new records, or ``None`` if the caller has to read :attr:`size` ones.
 
-        1. The window is the first one, or the first one of another list, which is shorter
-           and has none of the known records: it has to reach back to the Unix time
-           ``since``.
-        2. The window is a later one: it has to reach back to the last check.
+        1. The window is the first one, or the list was replaced, because it is shorter and
+           has none of the known records. The window is complete if it reaches back to the
+           Unix time ``since``.
+        2. Any later window is complete if it reaches back to the previous window.
 
-        A window that does not, and cannot grow, is not complete.
+        If the window is not complete and cannot grow, its records are returned anyway.
         """
         marks = [hash(payload) for payload in window]
         grown = length - self._length
-        # The records that the list has grown by follow the position of the last check.
+        # The list has grown at its end, so the newest known record is before these records.
         before = marks[: len(marks) - max(grown, 0)] if grown < len(marks) else ()
         place = find_end(self._seen, before, 0) if self._seen and before else None
         whole = len(window) >= length
@@ -102,7 +102,7 @@ class LogTail:
 
 
 def _reaches(window: Sequence[bytes], since: float) -> bool:
-    """Return whether the first record with a time was written before ``since``."""
+    """Return whether the oldest record with a time was written before ``since``."""
     times = (written_at(LogEntry.decode(payload)) for payload in window)
     return next((time <= since for time in times if time is not None), False)
 

@@ -31,8 +31,8 @@ BAD: Final = (Status.FAULT.value.encode(), Status.ERROR.value.encode())
 LONGEST_PAUSE: Final = 15.0  # most seconds between two reads of a long record
 REFUSED_PAUSE: Final = 60.0  # seconds until a refused read is tried again
 SUGGESTED: Final = float(PROJECT_STATUS.ttl or 0)
-CLOSE: Final = 1.0  # seconds between two reads within which a refresh is dated exactly
-BUCKET: Final = 10.0  # seconds
+CLOSE: Final = 1.0  # most seconds between two reads that date a refresh exactly
+BUCKET: Final = 10.0  # seconds whose records are counted together
 BUCKETS: Final = 30
 SPAN: Final = BUCKET * BUCKETS
 MINUTE: Final = 60.0
@@ -40,20 +40,20 @@ SHORTEST: Final = 1.0  # shortest time in seconds over which a rate is computed
 
 
 class Presence(StrEnum):
-    """Whether a project's status can be believed."""
+    """Whether a project's status is up to date."""
 
     FRESH = "fresh"
     """The status has a TTL, so a process refreshes it."""
     UNTIMED = "untimed"
-    """The status has no TTL: it is the last one of a process, or its service sets none."""
+    """The status has no TTL, because the process has ended, or because it sets no TTL."""
     STALE = "stale"
-    """The status is gone, but there is a log, or the status or log was seen before."""
+    """The status is missing, but the project has or had a log, or had a status."""
     NEVER = "never"
     """Only a control list exists."""
 
 
 class Condition(StrEnum):
-    """The state of a project in one word; the worst state comes first."""
+    """The state of a project in one word, from the worst state to the best."""
 
     FAULT = "fault"
     ERROR = "error"
@@ -79,39 +79,44 @@ class ProjectView:
         status: ``None`` if the key is absent or holds none of the four valid values.
         status_text: The beginning of the key's value if it is none of the four,
             ``"WRONGTYPE"`` for a key that is no string; else ``""``.
-        reason: Why the status is 故障 or 报错, if the service has reported a reason and
-            that record was read; else ``""``.
-        presence: Whether the status can be believed.
-        age: Seconds since the status was written; ``None`` if unknown. Before a refresh
-            was seen, the age is estimated as if the TTL had been set to 60 s.
-        age_exact: Whether ``age`` is exact, because a refresh was seen.
-        ttl: Seconds until the status expires; ``None`` if it does not, or is absent.
+        reason: Why the status is 故障 or 报错, if the service has logged a reason and the
+            fleet has read this record; else ``""``.
+        presence: Whether the status is up to date.
+        age: Seconds since the status was written; ``None`` if unknown. Until the fleet has
+            seen a refresh, the age is estimated as if the TTL had been set to 60 s.
+        age_exact: Whether ``age`` is exact, because the fleet has seen a refresh.
+        ttl: Seconds until the status expires; ``None`` without a status or without a TTL.
         queue: Number of waiting commands; ``None`` if the key is no list, or may not be
             read.
         queue_age: Seconds since the oldest waiting command was sent, by its timestamp and
-            the server's clock; without a timestamp, seconds since it was first read.
-            ``None`` without a waiting command, or if the queue may not be read.
-        dead_letters: Number of dead letters; ``None`` as for ``queue``.
+            the server's clock. If the command has no timestamp, seconds since the fleet
+            first read the command. ``None`` without a waiting command, or if the queue may
+            not be read.
+        dead_letters: Number of dead letters (commands that agents have given up);
+            ``None`` if the key is no list, or may not be read.
         intake: The processes that take no commands, because they are paused, draining or
             drained.
         records: Length of the console list; ``None`` if the key is no list, or may not
             be read.
         last_record: The newest record; a long record is shortened.
         last_record_age: Seconds since the newest record, by its timestamp and the server's
-            clock; without a timestamp, seconds since it was first read.
-        rate: Records per second over the last minute, or over the time watched if shorter.
-        rates: Records in each of the last 30 buckets of 10 s, oldest first; the last
-            bucket is not over yet.
+            clock. If the record has no timestamp, seconds since the fleet first read it.
+        rate: Records per second over the last minute, or over the time that the fleet has
+            watched the log, if that time is shorter.
+        rates: Number of records in each of the last 30 periods of 10 seconds, oldest
+            first. The last period is the current one, so its number still grows.
         errors: Number of error records of the last five minutes.
-        errors_total: Number of error records since the fleet first read the log; records
-            that were there already are not counted. A lower bound, as ``errors``.
+        errors_total: Number of error records that were written after the fleet first read
+            the log. If some records were not read, the number is a lower bound.
         last_error: The newest error record that was read.
-        last_error_age: Seconds since that record, by its timestamp, or since it was read.
+        last_error_age: Seconds since the newest error record, by its timestamp. If the
+            record has no timestamp, seconds since the fleet has read it.
         at_least: Whether ``rate``, ``rates`` and ``errors`` are lower bounds, because some
             records of the last five minutes were not read.
         changed_at: Unix time, by the server's clock, of the last change of status or
-            presence that was seen; otherwise of the first read.
-        turned_age: Seconds since that change; ``None`` if no change was seen.
+            presence. Without such a change, the time of the first read.
+        turned_age: Seconds since the last change of status or presence; ``None`` if there
+            was no change.
     """
 
     project: str
@@ -161,9 +166,9 @@ class FleetChange:
 
     Attributes:
         views: Project → its current view, for projects that have changed.
-        removed: Projects that are no longer shown, mostly because all keys are gone.
-        unavailable: Why Redis cannot answer; earlier views are then the latest known.
-            ``None`` if Redis answers.
+        removed: Projects that are no longer shown, mostly because all their keys are gone.
+        unavailable: Why Redis cannot answer; ``None`` if Redis answers. During an outage
+            there are no views, and the views of earlier changes are the latest ones.
         read_at: Unix time, by the server's clock, of the last complete read; 0.0 before
             the first one.
     """
@@ -243,11 +248,11 @@ class ProjectState:
             self.empty_since = now
 
     def record_intake(self, entries: Sequence[bytes] | None, at: Moment) -> None:
-        """Record which processes are paused; ``None`` if that may not be read."""
+        """Record which processes take no commands; ``None`` if Redis refuses the read."""
         self._intake = read_reports(entries or (), at.unix)
 
     def wants_head(self, now: float) -> bool:
-        """Return whether to read the oldest waiting command, if there was one before."""
+        """Return whether to read the oldest command; never if the queue was empty."""
         return bool(self._queue) and self.head.is_due(now)
 
     def is_forgotten(self, now: float) -> bool:
@@ -301,7 +306,7 @@ class StatusState:
         self.changed_at: float = at.unix
         self.turned_at: float | None = None  # Unix time of a change that was seen
         self.freshness: Freshness = Freshness()
-        # When the status was written, by the age that was last reported.
+        # When the status was written, according to the age that the mark contains.
         self._shown_written: float | None = None
         self._reason = ("", "")  # the process that reported the reason, and the text
 
@@ -323,7 +328,8 @@ class StatusState:
         self.freshness.record(ttl if self.exists else None, at.now)
         age = self.freshness.age(at.now)
         written, shown = None if age is None else at.now - age, self._shown_written
-        # Otherwise a reader that lets the last age grow is wrong by at most DRIFT.
+        # A smaller difference is not reported, because a reader that adds the passed time
+        # to the last age is then wrong by less than DRIFT.
         if written is None or shown is None or abs(written - shown) >= DRIFT:
             self._shown_written = written
 
@@ -334,7 +340,10 @@ class StatusState:
             self._reason = ("", "")
 
     def record_reason(self, entry: LogEntry) -> None:
-        """Record why the status is bad; another process cannot clear it, if one is named."""
+        """Record why the status is 故障 or 报错.
+
+        If a process with a name has reported the reason, only its records can clear it.
+        """
         reason, known = entry.metadata.get(STATUS_REASON), ("", entry.instance)
         if isinstance(reason, str) and (reason or self._reason[0] in known):
             self._reason = (entry.instance, cut_text(reason, SHOWN_TEXT))
@@ -361,7 +370,7 @@ class QueueHead:
         return now >= self._next_look
 
     def record(self, commands: Sequence[bytes] | None, at: Moment) -> None:
-        """Record the first element of the queue; ``None`` if it may not be read."""
+        """Record the first element of the queue; ``None`` if Redis refuses the read."""
         if commands is None:
             self.sent_at, self._next_look = None, at.now + REFUSED_PAUSE
             return
@@ -372,7 +381,7 @@ class QueueHead:
 
 
 def _sent_at(payload: bytes, at: Moment) -> float:
-    """Return when a command was sent; without a timestamp, the time of the read."""
+    """Return when a command was sent, or the time of the read without a timestamp."""
     try:
         moment = parse_timestamp(decode_object(payload).get("timestamp"))
     except DecodeError:
@@ -413,7 +422,10 @@ class LogState:
         return now >= self._next_look
 
     def record_newest(self, payload: bytes | None, at: Moment, room: int) -> int:
-        """Record the newest record; return how many records to read in ``room`` bytes."""
+        """Record the newest record; return how many records to read then.
+
+        These records have about ``room`` bytes at most.
+        """
         self._looked_before, self._looked_at = self._looked_at, at.now
         size = len(payload or b"")
         self._next_look = at.now + min(size // SHOWN, LONGEST_PAUSE)
@@ -429,9 +441,9 @@ class LogState:
         return self._tail.wants(self.length or 0, payload, room)
 
     def record_window(self, window: Sequence[bytes], length: int, at: Moment) -> int:
-        """Count the new records of a window, and return 0.
+        """Count the new records of a window and return 0.
 
-        Returns how many records to read instead if a longer window is needed. Cases:
+        If a longer window is needed, return how many records to read. Cases:
 
         1. The window is the first one: records with a timestamp are counted. The counts
            are exact if the window holds the whole list, or the last five minutes of it.
@@ -452,7 +464,7 @@ class LogState:
         if errors:
             self.error, self.error_at = _brief(errors[-1], 0), _unix_of(errors[-1], at)
         elif len(entries) >= length:
-            self.error = self.error_at = None  # these are all records of the list
+            self.error = self.error_at = None  # the window is the whole list
         since = -math.inf if news.first else self._looked_before
         oldest = self._count(entries, at, since)
         if not news.complete:
@@ -486,7 +498,7 @@ class LogState:
 
 
 def _unix_of(entry: LogEntry, at: Moment) -> float:
-    """Return the Unix time of a record; without a timestamp, the time of the read."""
+    """Return the Unix time of a record, or the time of the read without a timestamp."""
     written = written_at(entry)
     return at.unix if written is None else written
 
@@ -496,7 +508,7 @@ def _since(moment: float | None, at: Moment) -> float | None:
 
 
 def _brief(entry: LogEntry, size: int) -> LogEntry:
-    """Shorten a long record, because records of a thousand projects are in memory."""
+    """Shorten a long record, because the fleet keeps records of all projects in memory."""
     size = size or len(entry.message.encode("utf-8", "surrogatepass"))
     if size <= SHOWN:
         return entry
@@ -510,14 +522,14 @@ def _brief(entry: LogEntry, size: int) -> LogEntry:
 class Freshness:
     """The age of one status, derived from its remaining TTL.
 
-    Redis reports only the remaining TTL. The TTL that was set is known when a refresh was
-    seen; until then the usual TTL of 60 s is assumed. If the remaining TTL is longer than the
-    usual TTL, the age is unknown.
+    Redis reports only the remaining TTL. A read just after a refresh shows the TTL that the
+    service sets. Before such a read, the usual TTL of 60 seconds is assumed. If the
+    remaining TTL is longer than that, the age is unknown.
     """
 
-    exact: bool = False  # whether the age is exact, because a refresh was seen
+    exact: bool = False  # whether a refresh was seen, so that the age is exact
     ttl: float | None = None  # remaining TTL at the last read
-    _given: float = 0.0  # the TTL with which the status was written, as far as known
+    _given: float = 0.0  # the TTL that the service has set, or the assumed one
     _at: float = -math.inf
 
     def record(self, left: float | None, now: float) -> None:
@@ -528,7 +540,7 @@ class Freshness:
             self.exact, self._given = False, 0.0
         elif before is not None and left <= before:
             return
-        elif gap <= CLOSE:  # just written: only a write makes a TTL grow
+        elif gap <= CLOSE:  # just written, because only a write makes a TTL grow
             self._given, self.exact = float(math.ceil(left)), True
         elif before is None or not left <= self._given <= left + gap:
             self._given = SUGGESTED if left <= SUGGESTED else math.inf
@@ -582,7 +594,7 @@ class Activity:
         return sum(self._errors)
 
     def rate(self, now: float) -> float:
-        """Return records per second over the last minute, or the time known if shorter."""
+        """Return records per second over the last minute, or since ``known_since``."""
         into = now - self._latest * BUCKET
         full = int(MINUTE // BUCKET)
         oldest = self._records[-full - 1] * (1 - min(into / BUCKET, 1.0))
