@@ -1,6 +1,7 @@
 """The tables of rights that programs need in Redis, and the ACL rules made from them.
 
-``docs/rights.md`` shows the rights of the agent; the agent's messages quote them.
+``docs/rights.md`` shows the table of the agent's rights. If Redis refuses a request,
+the agent logs the missing right and its effect from this table.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class KeyAccess(NamedTuple):
     """One selector of an ACL: commands, and the keys on which they are allowed."""
 
     keys: tuple[str, ...]  # glob patterns; empty for commands without keys
-    commands: str  # names as in an ACL, separated by blanks
+    commands: str  # names as in an ACL, separated by spaces
     access: str = READ  # ``%R~``, ``%W~`` or ``%RW~``
 
     @property
@@ -101,7 +102,7 @@ class KeyAccess(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The commands as words of an ACL, such as ``+get``."""
+        """The ACL words that allow the commands, such as ``+get``."""
         return [f"+{command}" for command in self.commands.split()]
 
     @property
@@ -114,7 +115,7 @@ class KeyAccess(NamedTuple):
 def _rules_of(
     rights: Iterable[KeyAccess], *, write: bool = True, selectors: bool
 ) -> list[str]:
-    """Write rows as ACL words; without selectors, allow all commands on all keys."""
+    """Return ACL words; without selectors, any row's command may use any row's keys."""
     needed = [right for right in rights if write or not right.writes]
     keyed = [one for one in needed if one.keys]
     rules = ["-@all", *(word for one in needed if not one.keys for word in one.words)]
@@ -125,7 +126,8 @@ def _rules_of(
     return list(dict.fromkeys(rules))
 
 
-# Keys that one script uses together: one selector must allow all of them.
+# Keys that one script uses together. One selector must allow all of them, because Redis
+# compares a command with each selector alone.
 _STATUS: Final = (PROJECT_STATUS,)
 _LOG: Final = (PROJECT_CONSOLE,)
 _COMMANDS: Final = (CONTROL,)
@@ -144,20 +146,20 @@ class Right:
     keys: tuple[KeyTemplate, ...]  # empty if the command takes no key
     modes: frozenset[Mode]  # modes of receiving in which the command is used
     weaker: str  # what no longer works without this right
-    essential: bool = False  # whether a part of the protocol fails without it
-    option: str = ""  # the option that needs this right, omitted without it
-    extra: bool = False  # left out of acl_rules(): for old servers, or too powerful
-    replicas: bool = False  # whether it is used only with ``replicas=True``
+    essential: bool = False  # whether a part of the protocol fails without this right
+    option: str = ""  # an option of the command; the agent omits it without this right
+    extra: bool = False  # not in acl_rules(), because too powerful or for old servers
+    replicas: bool = False  # whether the agent needs it only with ``replicas=True``
     access: str = READ_AND_WRITE  # READ, WRITE or READ_AND_WRITE
 
     @property
     def shown(self) -> str:
-        """The command as people write it: ``SET … GET``, ``CLIENT KILL``."""
+        """The command as messages print it: ``SET … GET``, ``CLIENT KILL``."""
         words = self.command.replace(" ", ", ").replace("|", " ").upper()
         return f"{words} … {self.option}" if self.option else words
 
     def patterns(self, project: str | None) -> tuple[str, ...]:
-        """Make the glob patterns of the keys; ``None`` stands for all projects."""
+        """Return the glob patterns of the keys; ``None`` means all projects."""
         return tuple(_pattern(key, project) for key in self.keys)
 
 
@@ -200,7 +202,7 @@ RIGHTS: Final = (
 )
 # fmt: on
 
-# The rights of a console; the rights to write are needed for sending commands.
+# The rights of a console. A console that only reads needs only the rows with READ.
 # fmt: off
 CONSOLE_RIGHTS: Final = tuple(
     Right(command, keys, _ALL, weaker, essential=essential, access=access)
@@ -232,14 +234,15 @@ _FORGOTTEN: Final = (
 
 
 def _keys_of(*rows: str, leased: bool = False, name: str = "") -> tuple[str, ...]:
-    """Make the glob patterns of kinds of keys; if leased, also of their owner keys.
+    """Return the glob patterns of rows of ``KEYS``; if ``leased``, also of owner keys.
 
-    With a name, the patterns match only keys whose last field has this value.
+    If ``name`` is set, the patterns match only keys whose last field is ``name``.
     """
     fields = [KEYS[row].fields[-1:] if name else () for row in rows]
     fixed = [dict.fromkeys(names, name) for names in fields]
     found = [KEYS[row].pattern(**one) for row, one in zip(rows, fixed, strict=True)]
-    if leased:  # an owner key has braces added, except around an id with a hash tag
+    # place_beside() puts a key in braces, except a key that has a hash tag already.
+    if leased:
         tagged = [OWNER.locate(place=f"{{{one}}}") for one in found]
         found += [*tagged, *(OWNER.locate(place=one) for one in found)]
     return tuple(found)
@@ -253,17 +256,18 @@ _KINDS: Final = tuple(
     if row.contract is Contract.WORKERS and name.endswith("_heartbeat")
     if name == _GENERIC or not row.template.startswith(_COVERED)
 )
-_BEATEN: Final = tuple(  # kinds that the class Heartbeat refreshes
+_BEATEN: Final = tuple(  # kinds of keys that the class Heartbeat writes
     name for name in _KINDS if KEYS[name].fields[-1] == "worker_id"
 )
 _TASKS: Final = _keys_of("task_status", "backtest_task_progress")
 _DAYS: Final = _keys_of("sync_progress")
 _CACHE: Final = _keys_of("func_cache", leased=True)
 
+# The comment after a row names the classes or the operations that need the row.
 # fmt: off
 _WORKER_LOOKING: Final = (
     KeyAccess((*_keys_of(*_KINDS), *_TASKS), "getrange pttl"),  # WorkerRegistry
-    KeyAccess(_keys_of("owner"), "getrange"),  # WorkerRegistry: the owner key holds the lease's TTL
+    KeyAccess(_keys_of("owner"), "getrange"),  # WorkerRegistry reads the TTLs of leases
 )
 _BEATING: Final = "evalsha eval type get set del pttl pexpire"  # Heartbeat
 _WORKER_RIGHTS: Final = (
@@ -330,7 +334,7 @@ _LEASES: Final = CRAWL_LEASES.template.partition("{")[0]
 
 
 def _crawl_patterns(project: str | None, spider: str | None) -> tuple[str, ...]:
-    """Return the patterns of all keys of crawl queues, with and without hash tag."""
+    """Return the glob patterns of crawl keys, with and without a hash tag."""
     begin, parts = _REQUESTS.template.partition("{")[0], [project, spider]
     names = [name for name in parts if name is not None]
     if names:
@@ -347,7 +351,7 @@ def _refuse_blanks(name: str, what: str = "project") -> str:
     return name
 
 
-# The rights of an operator: see all queues, queue failed requests again.
+# An operator needs the first row to see crawl queues, the second to requeue requests.
 CRAWL_LOOKING: Final = KeyAccess(
     _crawl_patterns(None, None), "zcard hlen llen hgetall lrange"
 )
@@ -356,7 +360,7 @@ CRAWL_REQUEUE: Final = KeyAccess(
     "evalsha eval zcard hlen hget llen lrange scard lrem zadd hset hincrby rpush type",
     READ_AND_WRITE,
 )
-# The right of a console in the browser with --keep-changes.
+# The console in the browser needs this right if it is started with --keep-changes.
 CHANGES_KEEPING: Final = KeyAccess(
     (CONSOLE_CHANGES.build(),), "xrevrange xadd", READ_AND_WRITE
 )
@@ -365,7 +369,7 @@ CHANGES_KEEPING: Final = KeyAccess(
 def crawl_rights(
     project: str | None = None, spider: str | None = None
 ) -> tuple[KeyAccess, ...]:
-    """Return the rights of crawlers, for the arguments of :func:`crawl_acl_rules`."""
+    """Return the rows for the rules that :func:`crawl_acl_rules` returns."""
     keys = _crawl_patterns(project, spider)
     reading = "zcard hlen llen scard hgetall lrange sismember"
     writing = (
@@ -381,7 +385,7 @@ def crawl_rights(
 
 
 def find_right(request: Sequence[object], *, by_key: bool = True) -> Right | None:
-    """Find the right that a request lacks which Redis has refused.
+    """Return the right that a refused request lacks; ``None`` if it is in no row.
 
     ``by_key`` means that the command itself is allowed, but not on this key.
     """
@@ -406,19 +410,19 @@ def acl_line(
     replicas: bool = False,
     selectors: bool = True,
 ) -> str:
-    """Write the rights of one agent as a line for ``ACL SETUSER`` or ``users.acl``.
+    """Return the rights of one agent as a line for ``ACL SETUSER`` or ``users.acl``.
 
     Args:
-        project: The project's name; wildcards in the name are escaped.
+        project: The project's name. The function escapes wildcards in the name.
         mode: The mode in which the agent receives commands.
-        replicas: Whether several processes share the name.
+        replicas: Whether several processes run as this project.
         selectors: Whether each command is allowed only on its own keys, which needs
             Redis 7 or newer, or Valkey. Without selectors, for Redis 6, every command
             is allowed on every key of the project.
 
     Raises:
-        ConfigurationError: The name cannot be a part of such a line, or the mode does
-            not exist.
+        ConfigurationError: The name breaks a rule for names, or holds a blank or a
+            quote. Or the mode does not exist.
     """
     if any(quote in project for quote in "\"'"):
         raise ConfigurationError(
@@ -447,7 +451,7 @@ def acl_rules(
     modes = _AUTO if mode == "auto" else frozenset({mode})
     by_keys: dict[tuple[str, ...], list[str]] = {}
     for row in RIGHTS:
-        # Servers before Redis 6.2 need TYPE, so that it stays without selectors.
+        # Rules without selectors keep TYPE, because servers before Redis 6.2 need it.
         left_out = row.extra and (selectors or not row.keys)
         if row.modes & modes and replicas >= row.replicas and not left_out:
             by_keys.setdefault(row.patterns(project), []).append(row.command)
@@ -467,16 +471,16 @@ def console_acl_rules(
 ) -> list[str]:
     """Return the ACL rules of a console, for one project or for all projects.
 
-    The rules are enough for every console; the doctor needs more, because it reads every
-    key. Only a console of all projects sees workers, runs, assets and crawl queues.
+    The rules are enough for every console. The doctor needs more, because it reads all
+    keys. Only a console of all projects shows workers, runs, assets and crawl queues.
 
     Args:
-        project: The only project that the console may see; ``None`` for all projects.
-        send: Whether the console may send commands and record who sent them, see and
-            withdraw waiting commands, see commands in hand, see, queue again and discard
-            dead letters, and queue failed requests of crawlers again.
+        project: The only project that the console may read; ``None`` for all projects.
+        send: Whether the console may send commands and record who sent them. Such a
+            console also shows and withdraws waiting commands, shows running commands,
+            settles dead letters, and queues failed requests of crawlers again.
         forget: Whether the console may delete all keys of a project.
-        selectors: As for :func:`acl_line`.
+        selectors: As in :func:`acl_line`.
 
     Raises:
         ConfigurationError: The name holds a blank or breaks a rule for names.
@@ -494,7 +498,8 @@ def console_acl_rules(
         ]
         needed.append(KeyAccess((_pattern(OWNER, project),), "pttl"))
     if project is None:
-        needed.insert(2, KeyAccess((), "client|unblock"))  # following waits in a read
+        # CLIENT UNBLOCK ends the blocking read of a console that follows a run.
+        needed.insert(2, KeyAccess((), "client|unblock"))
         needed += _WORKER_LOOKING
         shared = (*RUN_RIGHTS, *ASSET_RIGHTS)
         needed += (one for one in shared if one.keys and not one.writes)
@@ -509,17 +514,17 @@ def worker_acl_rules(
     """Return the ACL rules of a worker, or of a program that only reads workers' keys.
 
     The rules are enough for all of :mod:`bls_agent.workers`. Each worker may write all
-    tasks, progress and results of functions, because the whole fleet shares them.
+    tasks, progress and function results, because all workers share these keys.
 
     Args:
         worker: The only id for which a heartbeat may be written; ``None`` for any id.
-        write: Whether the program is a worker; otherwise it may only read.
-        selectors: As for :func:`acl_line`. Without selectors, a user may write each key
-            that it may read, so that ``worker`` needs selectors.
+        write: Whether the program is a worker that writes, or only reads.
+        selectors: As in :func:`acl_line`. ``worker`` needs selectors, because without
+            selectors a user may write each key that the user may read.
 
     Raises:
-        ConfigurationError: The id breaks a rule for names, holds a blank, or is given
-            without selectors.
+        ConfigurationError: The id breaks a rule for names or holds a blank, or
+            ``selectors`` is false although there is an id.
     """
     rights: Sequence[KeyAccess] = _WORKER_RIGHTS
     if worker is not None:
@@ -539,8 +544,8 @@ def run_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
     The rules are enough for all of :mod:`bls_agent.runs`, for every run.
 
     Args:
-        write: Whether the program may write; otherwise it may only read and follow.
-        selectors: As for :func:`acl_line`.
+        write: Whether the program may write, or only read and follow.
+        selectors: As in :func:`acl_line`.
     """
     return _rules_of(RUN_RIGHTS, write=write, selectors=selectors)
 
@@ -551,9 +556,8 @@ def asset_acl_rules(*, write: bool = True, selectors: bool = True) -> list[str]:
     The rules are enough for all of :mod:`bls_agent.assets`, for every asset.
 
     Args:
-        write: Whether the program may synchronise, save and delete; otherwise it may
-            only read.
-        selectors: As for :func:`acl_line`.
+        write: Whether the program may synchronise, save and delete, or only read.
+        selectors: As in :func:`acl_line`.
     """
     return _rules_of(ASSET_RIGHTS, write=write, selectors=selectors)
 
@@ -568,14 +572,14 @@ def crawl_acl_rules(
     """Return the ACL rules of a crawler, or of a program that only reads crawl keys.
 
     The rules are enough for all of :mod:`bls_agent.crawl` except Bloom filters. For
-    these add ``+bf.add +bf.exists +bf.card``, which only a server with the module knows.
+    Bloom filters, add ``+bf.add +bf.exists +bf.card``. A server without a module for
+    Bloom filters refuses these three words.
 
     Args:
-        project: The only project; ``None`` for all projects.
-        spider: The project's only spider; ``None`` for all spiders of the project.
-        write: Whether the program may queue, take, filter and clean up; otherwise it
-            may only read.
-        selectors: As for :func:`acl_line`.
+        project: The only project that is allowed; ``None`` for all projects.
+        spider: The only allowed spider of the project; ``None`` for all its spiders.
+        write: Whether the program may queue, take, filter and clean up, or only read.
+        selectors: As in :func:`acl_line`.
 
     Raises:
         ConfigurationError: A name breaks a rule, or holds a blank.

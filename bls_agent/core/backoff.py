@@ -1,4 +1,4 @@
-"""Delays before another try; this module computes them and does not sleep."""
+"""Computes the delay before the next try; the caller sleeps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-PERMANENT_DELAY: Final = (30.0, 60.0)  # seconds; a wrong password is not fixed sooner
+# Seconds. The delay is long, because nobody corrects a wrong password sooner.
+PERMANENT_DELAY: Final = (30.0, 60.0)
 
 
 def jittered(interval: float, rng: random.Random) -> float:
-    """Return 80 % to 100 % of a period, so that processes do not act all at once."""
+    """Return 80 % to 100 % of a period at random, to spread the load of processes."""
     return interval * rng.uniform(0.8, 1.0)
 
 
@@ -39,5 +40,5 @@ class Backoff:
         return self.rng.uniform(0.0, ceiling)
 
     def succeeded(self) -> None:
-        """Start again from the first ceiling."""
+        """Set the ceiling back to ``base``."""
         self.failures = 0

@@ -14,9 +14,9 @@ delivered  ``_delivered``     none, it is only counted
 dropped    ``_dropped``       none, it is only counted
 ========== ================== ==========================================================
 
-``put`` may be called in any thread, and by a signal handler or a finaliser in the middle
-of any other call. It makes an item new (or refused) without a lock. All other moves are
-made by the thread that holds the lock.
+Any thread may call ``put``. A signal handler or a finaliser may call ``put`` in the
+middle of any other call, because ``put`` makes an item new (or refused) without a lock.
+Only the thread that holds the lock makes the other moves.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import Final, Generic, Protocol, TypeVar
 
-OVERHEAD_BYTES: Final = 64  # estimated memory of an item beside its payload
-DRAIN_LIMIT: Final = 16  # items that one put() drains, from any thread
-SPARE: Final = 4  # the intake may exceed the limits by 1/4
+OVERHEAD_BYTES: Final = 64  # estimated memory of an item without its payload
+DRAIN_LIMIT: Final = 16  # most items that one put() moves out of the intake
+SPARE: Final = 4  # the intake may exceed the limits by at most 1/4
 
 
 class Sized(Protocol):
@@ -39,12 +39,12 @@ class Sized(Protocol):
 
     @property
     def size(self) -> int:
-        """Length of the encoded item in bytes, which the limits of the buffer count."""
+        """Length of the encoded item in bytes; the buffer limits the sum of lengths."""
         ...
 
     @property
     def rank(self) -> int:
-        """The rank; items of rank 0 are dropped first when the buffer is full."""
+        """The rank; a full buffer drops items of rank 0 first."""
         ...
 
 
@@ -55,7 +55,7 @@ T = TypeVar("T", bound=Sized)
 class BufferStats:
     """Counts of a buffer; ``accepted == delivered + sum(dropped) + queued``."""
 
-    accepted: int  # items ever put
+    accepted: int  # all calls of put(), also those that dropped their item
     delivered: int  # items that were written
     dropped: dict[str, int]  # reason → number of dropped items
     queued: int  # items waiting or in flight
@@ -63,7 +63,7 @@ class BufferStats:
 
 
 class BoundedBuffer(Generic[T]):
-    """Keeps items in order until they are delivered; limits count and bytes."""
+    """Keeps items in order until they are delivered; has limits of count and bytes."""
 
     def __init__(self, max_items: int, max_bytes: int, ranks: int) -> None:
         self.max_items = max_items
@@ -72,9 +72,9 @@ class BoundedBuffer(Generic[T]):
 
     def _begin(self, ranks: int) -> None:
         self._lock = threading.RLock()  # reentrant, for signal handlers
-        self._changing = threading.Lock()  # held during a change
+        self._changing = threading.Lock()  # locked while a method changes the buffer
         self._intake: deque[T] = deque()
-        self._refused: deque[None] = deque()  # its length is a count that needs no lock
+        self._refused: deque[None] = deque()  # counts refused items without a lock
         self._waiting: tuple[deque[tuple[int, T]], ...] = tuple(
             deque() for _ in range(ranks)
         )  # for each rank, the items with their numbers, from 1
@@ -95,7 +95,7 @@ class BoundedBuffer(Generic[T]):
             self._dropped["forked"] = left
 
     def put(self, item: T) -> None:
-        """Add an item without waiting or raising; a full buffer drops an item."""
+        """Add an item without waiting or raising; if the buffer is full, drop one."""
         if len(self._intake) > DRAIN_LIMIT and self._is_overfull(item):
             self._try_drain()
             if self._is_overfull(item):
@@ -121,15 +121,16 @@ class BoundedBuffer(Generic[T]):
     def take(self, max_items: int, max_bytes: int) -> list[T]:
         """Move the oldest items to "in flight", and return them in order of arrival.
 
-        More items may be taken while others are in flight. Items must be delivered or
-        dropped in the order in which they were taken. An item larger than ``max_bytes``
-        is taken alone.
+        The caller may take more items while others are in flight. The caller then
+        reports the items by ``done`` or ``give_up``, in the order in which they were
+        taken. An item larger than ``max_bytes`` is taken alone.
         """
         with self._lock, self._changing:
             self._drain(max_items - self._queued + len(self._in_flight) + DRAIN_LIMIT)
             taken: list[T] = []
             size = 0
-            for number, item in merge(*self._waiting):  # no two numbers are equal
+            # merge() never compares two items, because no two numbers are equal.
+            for number, item in merge(*self._waiting):
                 size += item.size
                 if len(taken) == max_items or (taken and size > max_bytes):
                     break
@@ -150,7 +151,7 @@ class BoundedBuffer(Generic[T]):
             self._dropped[reason] += len(items)
 
     def empty(self, reason: str) -> int:
-        """Drop the waiting items and return their number; items in flight stay."""
+        """Drop the waiting items, but none in flight; return the number dropped."""
         with self._lock, self._changing:
             self._drain()
             count = 0
@@ -165,7 +166,7 @@ class BoundedBuffer(Generic[T]):
             return count
 
     def settled_to(self, number: int) -> bool:
-        """Return whether the first ``number`` items were all delivered or dropped."""
+        """Return whether the first ``number`` items are all delivered or dropped."""
         with self._lock, self._changing:
             self._drain()
             left = [rank[0][0] for rank in self._waiting if rank]
@@ -174,18 +175,18 @@ class BoundedBuffer(Generic[T]):
             return min(left, default=self._accepted + 1) > number
 
     def stats(self) -> BufferStats:
-        """Return consistent counts; waits for another thread that changes the buffer.
+        """Return consistent counts; if another thread changes the buffer, wait for it.
 
         In a signal handler that has interrupted a change, the counts may be wrong by
         one.
         """
         with self._lock:
-            if self._changing.locked():  # this thread was interrupted inside a change
+            if self._changing.locked():  # called by a signal handler during a change
                 intake, refused = len(self._intake), len(self._refused)
             else:
                 with self._changing:
                     self._drain()
-                intake = refused = 0  # items that were put since then count later
+                intake = refused = 0  # ignores items that were put after the drain
             dropped = dict(self._dropped)
             accepted = self._accepted + intake + refused
             if refused:
@@ -200,23 +201,23 @@ class BoundedBuffer(Generic[T]):
 
         There are three cases:
 
-        1. No other thread holds the lock, and no change is under way: drain, also items
-           that arrive meanwhile.
+        1. No other thread holds the lock, and no change is going on: drain. Items that
+           other threads put meanwhile are drained, too.
         2. Another thread holds the lock: return. A later call drains.
-        3. This thread is inside of a change, which a signal handler or a finaliser
-           interrupts: return, because the change must end first.
+        3. A signal handler or a finaliser has interrupted a change in this thread:
+           return, because the change must end first.
         """
         left = DRAIN_LIMIT
         while left > 0 and (self._intake or self._refused):
             if self._changing.locked():
                 return
-            try:  # around acquire, too: a signal may raise right after it
+            try:  # includes acquire(), because a signal may raise right after acquire()
                 if not self._lock.acquire(blocking=False):
                     return
                 with self._changing:
                     left -= self._drain(left)
             finally:
-                try:  # noqa: SIM105 - each further call could be interrupted
+                try:  # noqa: SIM105 - a signal may interrupt the calls of suppress()
                     self._lock.release()
                 except RuntimeError:  # another thread holds the lock
                     pass
@@ -233,7 +234,7 @@ class BoundedBuffer(Generic[T]):
             self._waiting[item.rank].append((self._accepted, item))
             while self._queued > self.max_items or self._queued_bytes > self.max_bytes:
                 if not self._evict():
-                    break  # all items are in flight
+                    break  # all items are in flight, so that none can be dropped
         while count < most and self._refused:
             count += 1
             self._refused.popleft()

@@ -1,8 +1,9 @@
 """JSON bytes ⇄ values, timestamps and the size limit of a record.
 
-Only this module imports orjson. Wrong data of other programs raises a
-:class:`~bls_agent.core.errors.DecodeError` with a reason. Every value of the host program
-is encoded, odd values as a readable stand-in, because a log call must not raise.
+Only this module imports orjson. Decoding wrong data raises a
+:class:`~bls_agent.core.errors.DecodeError` with a reason. Encoding never raises,
+because a log call must not raise: a readable text replaces a value that JSON cannot
+hold. This text is called a stand-in.
 """
 
 from __future__ import annotations
@@ -24,18 +25,23 @@ JSONValue: TypeAlias = (
 )
 JSONObject: TypeAlias = dict[str, Any]
 
-_MAX_DEPTH: Final = 100  # levels of a tree with stand-ins; orjson itself encodes 254
+_MAX_DEPTH: Final = 100  # levels that _tame() keeps; orjson itself encodes 254 levels
 _INT64: Final = (-(2**63), 2**64 - 1)
-_MAX_BITS: Final = 4_000  # of an integer shown in digits, because str() has a limit
-_MAX_BYTES: Final = 65_536  # bytes of a bytes object that are shown
+# Bits of the largest integer that is written in digits, because str() of a larger one
+# may raise.
+_MAX_BITS: Final = 4_000
+_MAX_BYTES: Final = 65_536  # bytes of a bytes object that are written
 # Turns digits into 0 and other bytes into blanks, because a search for zeros is 20
-# times as fast as a regular expression.
+# times as fast as a regular expression. 19 digits may be too large for orjson.
 _DIGITS: Final = bytes(0x30 if 0x30 <= byte <= 0x39 else 0x20 for byte in range(256))  # noqa: PLR2004 - "0" to "9"
 _LONG_NUMBER: Final = b"0" * 19
 
 
 def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
-    """Read a JSON document of at most ``limit`` bytes; keep large integers exact."""
+    """Return the value of a JSON text of at most ``limit`` bytes, with exact integers.
+
+    Raise DecodeError if the text is too long, or is not JSON in UTF-8.
+    """
     if limit is not None and len(payload) > limit:
         raise DecodeError("too_large", payload, f"the limit is {limit} bytes")
     try:
@@ -48,7 +54,7 @@ def decode(payload: bytes, *, limit: int | None = None) -> JSONValue:
 
 
 def decode_object(payload: bytes, *, limit: int | None = None) -> JSONObject:
-    """Read a JSON object; raise DecodeError, also for any other JSON value."""
+    """Return a JSON object; raise DecodeError for wrong JSON or any other value."""
     value = decode(payload, limit=limit)
     if not isinstance(value, dict):
         raise DecodeError("not_an_object", payload, f"a JSON {type(value).__name__}")
@@ -66,29 +72,33 @@ def _refusal(payload: bytes, message: str) -> DecodeError:
 
 
 def _exactly(payload: bytes, value: JSONValue) -> JSONValue:
-    """Decode again with exact integers, because orjson makes floats of large ones."""
+    """Decode again with ``json``, because orjson rounds integers over 64 bits."""
     try:
         exact: JSONValue = _json.loads(payload)
     except (ValueError, RecursionError):
-        return value  # too many digits or levels: take the value of orjson
+        return value  # too many digits or levels for ``json``; orjson has read them
     return exact
 
 
 def encode(value: object) -> bytes:
-    """Write any value as JSON; never raises.
+    """Return any value as JSON; never raise.
 
-    Values that JSON cannot hold get a stand-in: bytes an escaped text, sets a list,
-    integers over 64 bits and decimals their digits, NaN ``null``, any other object its
-    ``repr``.
+    A stand-in replaces each value that JSON cannot hold:
+
+    * bytes: a text with escapes
+    * a set: a list
+    * an integer over 64 bits or a decimal: a text with its digits
+    * NaN: ``null``
+    * any other object: its ``repr``
     """
     try:
         return orjson.dumps(value, default=_stand_in)
-    except Exception:  # noqa: BLE001 - whatever the host's objects raise, we go on
+    except Exception:  # noqa: BLE001 - a program's objects may raise anything
         return orjson.dumps(_tame(value, 0, set()))
 
 
 def encode_lines(value: object) -> str:
-    """Write any value as :func:`encode` does, but as indented JSON for people."""
+    """Return any value as indented JSON, with the stand-ins of :func:`encode`."""
     return orjson.dumps(
         orjson.loads(encode(value)), option=orjson.OPT_INDENT_2
     ).decode()
@@ -99,15 +109,19 @@ def encode_sorted(value: JSONValue) -> bytes:
 
 
 def encode_strictly(name: str, value: object) -> bytes:
-    """Write a value without stand-ins, or raise a ConfigurationError that names it."""
+    """Return a value as JSON without stand-ins.
+
+    If JSON cannot hold the value, raise a ConfigurationError about the argument
+    ``name``.
+    """
     try:
         try:
             payload = orjson.dumps(value)
-        except TypeError:  # perhaps an integer over 64 bit
+        except TypeError:  # perhaps an integer over 64 bits, which ``json`` can write
             text = _json.dumps(value, ensure_ascii=False, separators=(",", ":"))
             payload = text.encode()
             _refuse_lossy(value)
-        if b"null" in payload:  # perhaps a NaN
+        if b"null" in payload:  # perhaps orjson has written a NaN as null
             _refuse_lossy(value)
     except (TypeError, ValueError, RecursionError) as error:
         rule = f"it must be a value that JSON can hold ({error})"
@@ -132,10 +146,10 @@ def _refuse_lossy(value: object) -> None:
 
 
 def _tame(value: object, depth: int, parents: set[int]) -> JSONValue:
-    """Rebuild a value from JSON types; a part that raises gets a stand-in."""
+    """Return a copy of a value in JSON types; a stand-in replaces what raises."""
     try:
         return _rebuild(value, depth, parents)
-    except Exception as error:  # noqa: BLE001 - whatever the host's objects raise
+    except Exception as error:  # noqa: BLE001 - a program's objects may raise anything
         return f"<not encodable: {type(error).__name__}>"
 
 
@@ -149,7 +163,7 @@ def _rebuild(value: object, depth: int, parents: set[int]) -> JSONValue:
     if depth >= _MAX_DEPTH:
         return "<too deep>"
     native: JSONValue = orjson.loads(orjson.dumps(value, default=_stand_in))
-    return native  # dates, UUIDs, enums, dataclasses: as orjson encodes them
+    return native  # orjson encodes dates, UUIDs, enums and dataclasses
 
 
 def _tame_container(value: Any, depth: int, parents: set[int]) -> JSONValue:
@@ -186,7 +200,7 @@ def _tame_integer(number: int) -> JSONValue:
 
 
 def _stand_in(value: object) -> JSONValue:
-    """Return a readable stand-in for one object that orjson does not know."""
+    """Return a readable stand-in for one object that orjson cannot encode."""
     if isinstance(value, int):
         return _tame_integer(int(value))
     if isinstance(value, bytes | bytearray | memoryview):
@@ -195,7 +209,8 @@ def _stand_in(value: object) -> JSONValue:
         return start.decode("utf-8", "backslashreplace") + more
     if isinstance(value, set | frozenset | Mapping):
         return _tame_container(value, 1, set())
-    decimal = sys.modules.get("decimal")  # imported by others only: it takes 3 ms
+    # Without decimal there is no Decimal. An import here would take 3 ms.
+    decimal = sys.modules.get("decimal")
     if decimal is not None and isinstance(value, decimal.Decimal):
         return str(value)
     if isinstance(value, BaseException):
@@ -206,18 +221,19 @@ def _stand_in(value: object) -> JSONValue:
 def _text_of(error: BaseException) -> str:
     try:
         return _tame_text(str(error))
-    except Exception:  # noqa: BLE001 - a foreign __str__
+    except Exception:  # noqa: BLE001 - a program's __str__ may raise anything
         return "<no text>"
 
 
 def _describe(value: object) -> str:
     try:
         return _tame_text(repr(value))
-    except Exception as error:  # noqa: BLE001 - a foreign __repr__
+    except Exception as error:  # noqa: BLE001 - a program's __repr__ may raise anything
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
 
 
-# Each step keeps less: (bytes of a text, items of a list, levels of a tree).
+# The limits that encode_within() tries, until the result is short enough: bytes of a
+# text, items of a list, levels of nested values.
 _STEPS: Final = (
     *((49_152, 8_192, 8), (32_768, 2_048, 8), (16_384, 512, 8)),
     *((4_096, 128, 6), (512, 32, 4), (64, 16, 3), (64, 4, 2)),
@@ -225,11 +241,11 @@ _STEPS: Final = (
 
 
 def encode_within(value: JSONObject, limit: int) -> tuple[bytes, bool]:
-    """Write an object in at most ``limit`` bytes; return whether it was shortened.
+    """Return an object as JSON of at most ``limit`` bytes; and whether it is shortened.
 
-    ``limit`` is at least 256. Long texts end in ``…``. Long lists, large objects and deep
-    levels show how much is missing. Small values stay. If the object is still too long,
-    a preview of its beginning replaces it.
+    ``limit`` is at least 256. A shortened text ends in ``…``. A shortened list or
+    object contains the number of missing items. Small values among the first 16 fields
+    stay. If the object is still too long, the result is a preview of its beginning.
     """
     payload = encode(value)
     if len(payload) <= limit:
@@ -289,8 +305,8 @@ _last: tuple[int, str] = (0, "1970-01-01T00:00:00.000Z")
 
 
 def format_timestamp(seconds: float) -> str:
-    """Write Unix seconds as the protocol does: ``2026-01-12T12:34:56.789Z``."""
-    global _last  # noqa: PLW0603 - many records have the same second or millisecond
+    """Return Unix seconds in the form of the protocols: 2026-01-12T12:34:56.789Z."""
+    global _last  # noqa: PLW0603 - a cache, because many records have the same second
     now, (then, text) = int(seconds * 1000), _last
     if now != then:
         whole, milliseconds = divmod(now, 1000)
@@ -303,7 +319,10 @@ def format_timestamp(seconds: float) -> str:
 
 
 def parse_timestamp(text: object) -> datetime | None:
-    """Read an ISO-8601 timestamp (UTC without a zone); ``None`` for other values."""
+    """Return the time of an ISO-8601 text, or ``None`` for any other value.
+
+    A text without a time zone is read as UTC.
+    """
     if not isinstance(text, str):
         return None
     try:

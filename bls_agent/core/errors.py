@@ -8,21 +8,21 @@
     │  └─ CommandTooLargeError   a command is longer than its project may read
     ├─ RedisUnavailableError     Redis did not answer, or cannot serve now
     │  └─ RedisRefusedError      Redis answered "no": password, right, unknown command
-    ├─ LeaseHeldError            a key with a single writer has a living owner already
-    ├─ ContractError             a key or a value breaks its contract
+    ├─ LeaseHeldError            another live process owns a key that has one writer
+    ├─ ContractError             a key or a value breaks the rules of its protocol
     │  ├─ WrongTypeError         a key holds another Redis type
-    │  ├─ DecodeError            a value does not have the form that its contract requires
+    │  ├─ DecodeError            a value has another form than its protocol requires
     │  └─ ManifestError          a manifest of an asset breaks its rules; lists every fault
     ├─ SourceError               a source of assets cannot be read now
     └─ CommandError
-       ├─ UnknownCommandError    nobody registered this command
+       ├─ UnknownCommandError    no handler is registered for the command
        ├─ ArgumentError          the arguments do not fit the handler's signature
        ├─ DuplicateHandlerError  the command has a handler already; also ValueError
        ├─ UnknownProjectError    the project has no key; nothing was sent
        └─ NoOutcomeError         no outcome record in time; also TimeoutError
 
-    DuplicateItem                not an error: an equal item was crawled before
-    Reject                       not an error: a handler raises it to reject a command
+    DuplicateItem                a signal: the pipeline drops an item crawled before
+    Reject                       a signal: a handler rejects its command
 
 Each class builds its message from typed fields. Read a field such as ``error.key``
 instead of parsing the message.
@@ -45,7 +45,7 @@ def preview(payload: bytes) -> str:
 
 
 def ask_whether(name: str, known: Iterable[str]) -> str:
-    """Return a question that suggests the most similar name; ``""`` for none."""
+    """Return a question that suggests the most similar name, or ``""`` without one."""
     alike = _most_similar(name, known, 0.7)
     return f"Did you mean {alike}?" if alike else ""
 
@@ -60,7 +60,7 @@ class BlsError(Exception):
     """The root of every exception that bls-agent raises."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Support pickling, as between the processes of a pool."""
+        """Support pickling, because a process pool pickles exceptions."""
         return _revive, (type(self), self.args, self.__dict__)
 
 
@@ -78,8 +78,8 @@ class ConfigurationError(BlsError, ValueError):
 
     Attributes:
         name: The name of the argument or variable.
-        value: The value that was given, without secrets.
-        rule: The rule for a right value.
+        value: The wrong value, without secrets.
+        rule: The rule that the value breaks.
         remedy: Advice on what to do, or ``""``.
     """
 
@@ -96,7 +96,7 @@ class ConfigurationError(BlsError, ValueError):
 def _shown(value: object) -> str:
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001 - a foreign __repr__
+    except Exception:  # noqa: BLE001 - a program's __repr__ may raise anything
         return f"<{type(value).__name__}>"
 
 
@@ -134,13 +134,14 @@ class CommandTooLargeError(ConfigurationError):
 class RedisUnavailableError(BlsError):
     """Redis did not answer, or cannot serve this request now.
 
-    Raised for refused and lost connections, deadlines, and the states in which a server
-    answers but cannot serve: loading, read-only, out of memory, disk full.
+    Raised if a connection is refused or lost, if no reply comes before the deadline,
+    and if a server answers but cannot serve: it is loading, read-only or out of memory,
+    or its disk is full.
 
     Attributes:
-        kind: The class of the fault, one word (see ``faults.py``).
+        kind: The kind of the fault in one word, such as ``timeout`` or ``read_only``.
         address: The address of Redis, without credentials.
-        ambiguous: Whether the request may have been executed. If false, Redis did not
+        ambiguous: Whether Redis may have executed the request. If false, Redis did not
             execute the request.
         connecting: Whether the connection could not be opened.
     """
@@ -166,18 +167,23 @@ class RedisUnavailableError(BlsError):
 
 
 class RedisRefusedError(RedisUnavailableError):
-    """Redis refuses a request until its configuration or the program's changes."""
+    """Redis refuses a request, and repeating the request does not help.
+
+    An operator has to change the configuration of Redis or of the program.
+    """
 
     verb = "refuses"
 
 
 class LeaseHeldError(BlsError):
-    """A key that only one process may write has a living owner; nothing was changed.
+    """Another live process owns a key that only one process may write.
+
+    Nothing was changed.
 
     Attributes:
         key: The key that has an owner.
-        remaining: Seconds until the owner counts as dead, unless the owner renews its
-            lease. ``None`` means never, because the key of the owner has no TTL.
+        remaining: Seconds until the owner's lease ends, unless the owner renews the
+            lease. ``None`` means never, because the key of the lease has no TTL.
     """
 
     def __init__(
@@ -197,11 +203,11 @@ class LeaseHeldError(BlsError):
 
 
 class ContractError(BlsError):
-    """A key or a value in Redis breaks its contract."""
+    """A key or a value in Redis breaks the rules of its protocol."""
 
 
 class WrongTypeError(ContractError):
-    """A key has another Redis type than its contract says; it was not changed.
+    """A key has another Redis type than its protocol requires. The key was not changed.
 
     Attributes:
         key: The key.
@@ -218,12 +224,12 @@ class WrongTypeError(ContractError):
 
 
 class DecodeError(ContractError):
-    """A value does not have the form that its contract requires.
+    """A value does not have the form that its protocol requires.
 
     Attributes:
-        reason: One word: ``not_utf8``, ``not_json``, ``not_an_object``,
-            ``no_command``, ``bad_args``, ``too_deep``, ``too_large``, ``bad_status``,
-            ``bad_request``.
+        reason: The kind of fault in one word: ``not_utf8``, ``not_json``,
+            ``not_an_object``, ``no_command``, ``bad_args``, ``too_deep``,
+            ``too_large``, ``bad_status``, ``bad_request``.
         payload: The first bytes of the value.
         size: Length of the whole value in bytes.
     """
@@ -260,7 +266,7 @@ class ManifestFault:
     id: str = ""
 
     def __str__(self) -> str:
-        """Write ``tools/a.yaml:3: version: it is missing. Add …`` on one line."""
+        """Return one line, as ``tools/a.yaml:3: version: it is missing. Add …``."""
         place = f"{self.path}:{self.line}" if self.line else self.path
         parts = [place, self.field, f"{self.reason}. {self.remedy}".rstrip(". ")]
         return redact(": ".join(part for part in parts if part))
@@ -284,7 +290,8 @@ class SourceError(BlsError):
     Attributes:
         source: The source, without credentials.
         reason: What happened.
-        retry_after: Seconds after which to try again, if the source named a time.
+        retry_after: Seconds after which the source allows the next try; ``None`` if the
+            source has sent no such time.
     """
 
     def __init__(
@@ -321,7 +328,7 @@ class ArgumentError(CommandError):
 
     Attributes:
         command: The command's name.
-        fields: For each wrong argument, what is wrong with it.
+        fields: Name of each wrong argument → what is wrong with the argument.
     """
 
     def __init__(self, command: str, fields: Mapping[str, str]) -> None:
@@ -340,7 +347,7 @@ class DuplicateHandlerError(CommandError, ValueError):
 
 
 class UnknownProjectError(CommandError):
-    """A project has no key: no status, no log, no queue. Nothing was sent.
+    """A project has no key in Redis: no status, no log, no queue. Nothing was sent.
 
     Attributes:
         project: The project's name.
@@ -357,14 +364,16 @@ class UnknownProjectError(CommandError):
 class NoOutcomeError(CommandError, TimeoutError):
     """No outcome record of a command appeared in time.
 
-    The command is not withdrawn: it may still be waiting, running, or done.
+    The console does not withdraw the command. So the command may still be waiting,
+    running or done.
 
     Attributes:
         command: The command's name.
         command_id: The command's id.
-        state: The command's state after the timeout. ``offline``: it waits in the queue,
-            and the project is not running. ``waiting``: it waits in the queue of a
-            running project. ``taken``: it was taken from the queue. ``""``: not known.
+        state: The command's state after the timeout. ``offline``: the command waits in
+            the queue, and the project is not running. ``waiting``: the command waits in
+            the queue of a running project. ``taken``: an agent took the command from
+            the queue. ``""``: the state is not known.
         since: ISO-8601 time of the agent's newest record if ``state`` is ``offline``;
             ``""`` if there is no record.
     """
@@ -401,7 +410,7 @@ class DuplicateItem(Exception):  # noqa: N818 - a signal, not an error
     """Raised by a pipeline to drop an item, because an equal item was crawled before.
 
     Attributes:
-        fingerprint: The fingerprint that both items have.
+        fingerprint: The hash that both items have in common.
     """
 
     def __init__(self, fingerprint: str) -> None:

@@ -1,9 +1,9 @@
-"""Every key of the five contracts, and the package's own keys, one line each.
+"""Every key of the five protocols and of this package itself, one line for each key.
 
-No other module formats keys. In a template ``{name}`` is a field. A field ``{name!}``
-holds no ``:``, so that the next field can be found. A field ``{name?}`` holds no ``:``,
-and it may be left out together with the ``:`` after it. A field ``{name*}`` holds any
-bytes, or none.
+No other module builds the names of keys. In a template ``{name}`` is a field. A field
+``{name!}`` holds no ``:``, so that a parser finds the next field. A field ``{name?}``
+holds no ``:``, and may be left out together with the ``:`` after it. A field
+``{name*}`` holds any bytes, or none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SLOTS: Final = 16_384  # number of hash slots of a cluster
 
 
 class RedisType(StrEnum):
-    """The Redis type that a key has, as the command TYPE names it."""
+    """A type of Redis keys, as the command TYPE returns it."""
 
     STRING = "string"
     LIST = "list"
@@ -40,7 +40,7 @@ class RedisType(StrEnum):
 
 
 class Contract(StrEnum):
-    """The five contracts by number, and a value for the package's own keys."""
+    """The number of each protocol, and a value for the keys of this package itself."""
 
     ASSETS = "000"
     WORKERS = "001"
@@ -55,20 +55,21 @@ _FIELD: Final = re.compile(r"\{(\w+)([!?*]?)\}(:?)")
 
 @dataclass(frozen=True)
 class KeyTemplate:
-    """One kind of key: its form, its Redis type, its TTL and its contract."""
+    """One kind of key: its form, its Redis type, its TTL and its protocol."""
 
-    template: str  # the form; see the head of this module
-    type: RedisType | None  # ``None`` if the protocol does not define it
+    template: str  # the form; the docstring of this module explains the fields
+    type: RedisType | None  # ``None`` if the protocol does not define the type
     ttl: int | None  # seconds from a write to the expiry; ``None`` for no expiry
     contract: Contract
-    ttl_from: str = ""  # setting with ``ttl`` as default; "lease": the lease sets it
-    ambiguous: bool = False  # whether a key may have several readings
-    taken: tuple[str, ...] = ()  # values of the first field, whose keys other rows have
+    ttl_from: str = ""  # setting whose default is ``ttl``; "lease": lease_ttl
+    ambiguous: bool = False  # whether a key may be split into fields in several ways
+    taken: tuple[str, ...] = ()  # values of the first field that belong to other rows
 
     def build(self, **values: object) -> str:
         """Build a key that this package writes, from texts, integers or UUIDs.
 
-        Raise ConfigurationError if a field is missing or unknown, or a value is no name.
+        Raise ConfigurationError if a field is missing or unknown, or if a value breaks
+        a rule for names.
         """
         for name, value in values.items():
             if name in self._free or (value is None and name in self.optional):
@@ -99,12 +100,12 @@ class KeyTemplate:
         return ConfigurationError(self.template, ", ".join(sorted(names)), rule)
 
     def parse(self, key: str | bytes) -> dict[str, str] | None:
-        """Return the fields of a key; ``None`` if there is not exactly one reading."""
+        """Return the fields of a key; ``None`` for no or several ways to split it."""
         readings = self.readings(key)
         return readings[0] if len(readings) == 1 else None
 
     def readings(self, key: str | bytes) -> list[dict[str, str]]:
-        """Return the fields of a key, once for each way to read it as this kind."""
+        """Return the fields for each way to split a key; ``[]`` if the form differs."""
         text = key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
         if self.ambiguous:
             return list(self._all_readings(text))
@@ -117,9 +118,10 @@ class KeyTemplate:
         return bool(self.readings(key))
 
     def pattern(self, **fixed: str | int) -> str:
-        """Make a glob pattern; fixed values are escaped, the other fields are ``*``.
+        """Return a glob pattern with ``*`` for each field that has no fixed value.
 
-        The ``*`` before an optional field that is not fixed covers that field, too.
+        Fixed values are escaped. An optional field without a value has no ``*`` of its
+        own, because the ``*`` before this field matches the field, too.
         """
         if unknown := fixed.keys() - set(self.fields):
             raise self._wrong_fields(unknown)
@@ -191,15 +193,16 @@ _T: Final = RedisType
 _C: Final = Contract
 
 # fmt: off
-# Contract 002, the console protocol
+# The console protocol (002)
 PROJECT_STATUS: Final = KeyTemplate("{project}_项目状态", _T.STRING, 60, _C.CONSOLE, "status_ttl")
 PROJECT_CONSOLE: Final = KeyTemplate("{project}_项目控制台", _T.LIST, None, _C.CONSOLE)
 CONTROL: Final = KeyTemplate("{project}_控制", _T.LIST, None, _C.CONSOLE)
 
-# Contract 003, run events
+# Run events (003)
 RUN_EVENTS: Final = KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS)
 
-# Keys of this package for a key of a protocol: {place} is place_beside() of that key.
+# Keys of this package, each of which belongs to a key of a protocol. {place} is
+# place_beside() of the protocol's key.
 INFLIGHT: Final = KeyTemplate("bls_agent:{place}:inflight:{instance}", _T.LIST, None, _C.OWN)
 INFLIGHT_LISTS: Final = KeyTemplate("bls_agent:{place}:inflight", _T.HASH, None, _C.OWN)
 DELIVERIES: Final = KeyTemplate("bls_agent:{place}:deliveries", _T.HASH, 7 * _DAY, _C.OWN)
@@ -216,15 +219,16 @@ CRAWL_LEASES: Final = KeyTemplate("bls_agent:{place}:leases", _T.HASH, None, _C.
 CRAWL_DELAYED: Final = KeyTemplate("bls_agent:{place}:delayed", _T.HASH, None, _C.OWN)
 CRAWL_COUNTERS: Final = KeyTemplate("bls_agent:{place}:counters", _T.HASH, None, _C.OWN)
 CRAWL_WAKE: Final = KeyTemplate("bls_agent:{place}:wake", _T.LIST, None, _C.OWN)
-CRAWL_BLOOM: Final = KeyTemplate("bls_agent:{place}:bloom", None, None, _C.OWN)  # each server has another name for the type
+CRAWL_BLOOM: Final = KeyTemplate("bls_agent:{place}:bloom", None, None, _C.OWN)  # each kind of server has another TYPE
 CONSOLE_CHANGES: Final = KeyTemplate("bls_agent:console:changes", _T.STREAM, None, _C.OWN)
-CRAWL_KEY_FAULT: Final = "Key不符合命名规范"  # text of contract 004 for a key of another form
+CRAWL_KEY_FAULT: Final = "Key不符合命名规范"  # error text that 004 requires
 
 KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_status": PROJECT_STATUS,
     "project_console": PROJECT_CONSOLE,
     "control": CONTROL,
-    # This package's own keys for contract 002: reliable receiving, replicas, leases
+    # This package's own keys for the console protocol: reliable receiving, replicas,
+    # leases
     "inflight": INFLIGHT,
     "inflight_lists": INFLIGHT_LISTS,
     "deliveries": DELIVERIES,
@@ -234,10 +238,10 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "instances": INSTANCES,
     "intake": INTAKE,
     "owner": OWNER,
-    # Contract 003, run events; and this package's metadata of a run
+    # Run events (003), and this package's metadata of a run
     "run_events": RUN_EVENTS,
     "run_books": RUN_BOOKS,
-    # Contract 001, worker heartbeats: processes, tasks, caches
+    # Worker heartbeats (001): processes, tasks, caches
     "generic_heartbeat": KeyTemplate("heartbeat:{kind!}:{worker_id}", _T.STRING, 30, _C.WORKERS, taken=("data_worker", "node", "scheduler", "task_timer", "component")),
     "data_worker_heartbeat": KeyTemplate("heartbeat:data_worker:{node_id}", _T.STRING, 30, _C.WORKERS),
     "backtest_worker_heartbeat": KeyTemplate("backtest:worker:{worker_id}", _T.STRING, 30, _C.WORKERS),
@@ -255,7 +259,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "backtest_task_progress": KeyTemplate("backtest:task:{task_id}:progress", _T.STRING, 7_200, _C.WORKERS),
     "sync_progress": KeyTemplate("{type}_update_{code}", _T.SET, 30 * _DAY, _C.WORKERS, ambiguous=True),
     "func_cache": KeyTemplate("ginkgo_func_cache_{func}_{key}", _T.STRING, 3_600, _C.WORKERS, ambiguous=True),
-    # Contract 000, the asset library; its section 6 reserves the last four keys
+    # The asset library (000), whose section 6 reserves the last four keys
     "asset_metadata": KeyTemplate("asset:metadata:{id}", _T.HASH, None, _C.ASSETS),
     "asset_category": KeyTemplate("asset:category:{category}", _T.SET, None, _C.ASSETS),
     "asset_index": KeyTemplate("asset:index", _T.HASH, None, _C.ASSETS),
@@ -267,7 +271,7 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_config": KeyTemplate("project:config:{project_id}", _T.HASH, None, _C.ASSETS),
     "pending_tasks": KeyTemplate("task:queue:pending", _T.LIST, None, _C.ASSETS),
     "queued_task_status": KeyTemplate("task:status:{task_id}", _T.HASH, None, _C.ASSETS),
-    # Contract 004, crawl queues; the last five keys are this package's own
+    # Crawl queues (004); the last five keys are this package's own
     "crawl_requests": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests", _T.ZSET, None, _C.CRAWL),
     "crawl_requests_data": KeyTemplate("crawlo:{project!}:{spider?}:queue:requests:data", _T.HASH, None, _C.CRAWL),
     "crawl_processing": KeyTemplate("crawlo:{project!}:{spider?}:queue:processing", _T.ZSET, None, _C.CRAWL),
@@ -281,20 +285,20 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "crawl_counters": CRAWL_COUNTERS,
     "crawl_wake": CRAWL_WAKE,
     "crawl_bloom": CRAWL_BLOOM,
-    # of the console in the browser, if it keeps status changes
+    # Of the console in the browser, if it is started with --keep-changes
     "console_changes": CONSOLE_CHANGES,
 }
 # fmt: on
 
 
 def find_templates(key: str | bytes) -> list[str]:
-    """Return the names of all rows of the table that match a key, exact rows first."""
+    """Return the names of the rows of KEYS that match a key, ambiguous rows last."""
     rows = [(row.ambiguous, name) for name, row in KEYS.items() if row.match(key)]
     return [name for _, name in sorted(rows, key=lambda found: found[0])]
 
 
 def checked_reply(reply: Any, key: str) -> Any:
-    """Return a reply, or raise an error reply, a wrong type as WrongTypeError."""
+    """Return a reply; raise an error reply, and for a wrong type a WrongTypeError."""
     if isinstance(reply, RedisUnavailableError):
         if reply.kind == "wrong_type":
             expected = str(KEYS[find_templates(key)[0]].type)
@@ -303,11 +307,11 @@ def checked_reply(reply: Any, key: str) -> Any:
     return reply
 
 
-# --- the names that may become part of a key, and how they are written
+# --- names that may become part of a key
 
 
 def name_of(value: object) -> object:
-    """Write an integer or a UUID as text; return other values as they are."""
+    """Return an integer or a UUID as text; return other values unchanged."""
     if isinstance(value, str | bool):
         return value
     if hasattr(value, "__index__"):
@@ -318,12 +322,12 @@ def name_of(value: object) -> object:
 
 
 def encode_key(key: str) -> bytes:
-    """Return the bytes of a key as Redis has them, also if they are not UTF-8."""
+    """Return the bytes of a key; surrogate escapes become bytes that are not UTF-8."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def show_name(name: str) -> str:
-    """Return a name for JSON; bytes that are not UTF-8 become escapes."""
+    r"""Return a name for JSON; bytes that are not UTF-8 become ``\xNN``."""
     return encode_key(name).decode("utf-8", "backslashreplace")
 
 
@@ -339,7 +343,7 @@ def check_name(field: str, value: str) -> str:
 
 
 def _has(category: str) -> Callable[[str], bool]:
-    """Return a test whether a name has a character of a Unicode category."""
+    """Return a function: does a name have a character of this Unicode category?"""
     return lambda name: any(unicodedata.category(one) == category for one in name)
 
 
@@ -375,31 +379,31 @@ def escape_glob(text: str) -> str:
 
 
 def hash_tag(key: str) -> str:
-    """Return the part of a key that selects its slot: inside ``{…}``, or all of it."""
+    """Return the part of a key that selects its slot: in ``{…}``, or the whole key."""
     start = key.find("{")
     end = key.find("}", start + 1) if start != -1 else -1
     return key[start + 1 : end] if end > start + 1 else key
 
 
 def place_beside(key: str) -> str:
-    """Return a key in ``{…}``, the field ``place`` of the keys that belong to it.
+    """Return a key in ``{…}``, as value of the field ``place`` of this package's keys.
 
-    A key that contains this text has the same slot. A key with a hash tag of its own is
-    returned unchanged.
+    A key that contains this text has the same slot as ``key``. If ``key`` has a hash
+    tag, ``key`` is returned unchanged.
     """
     return key if hash_tag(key) != key else f"{{{key}}}"
 
 
 def key_beside(place: str) -> str:
-    """Return the key from which :func:`place_beside` has made this text."""
+    """Return the key whose :func:`place_beside` is this text."""
     inner = place.removeprefix("{").removesuffix("}")
     return inner if place_beside(inner) == place else place
 
 
 def shares_slot(key: str) -> bool:
-    """Return whether keys with ``place_beside(key)`` share the slot of ``key``.
+    """Return whether keys with ``place_beside(key)`` have the slot of ``key``.
 
-    They do not if the key has an unpaired ``}``.
+    If the key holds an unpaired ``}``, they may have another slot.
     """
     return hash_tag(place_beside(key)) == hash_tag(key)
 

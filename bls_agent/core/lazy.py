@@ -1,7 +1,4 @@
-"""The public names of a package, each loaded from its module when it is first used.
-
-This makes importing a package fast.
-"""
+"""Loads a public name of a package at its first use, so that imports are fast."""
 
 from __future__ import annotations
 
@@ -14,10 +11,11 @@ from typing import Any
 def names(
     package: str, public: Collection[str], homes: Mapping[str, str], default: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make ``__getattr__`` and ``__dir__`` of a package.
+    """Return the functions ``__getattr__`` and ``__dir__`` of a package.
 
-    ``homes`` maps names to modules; all other names are in the module ``default``. The
-    modules are named from the package: ``testing.fleet`` below it, ``.agent`` beside it.
+    ``homes`` maps public names to modules. All other names are in the module
+    ``default``. Module names are relative to ``package``: ``fleet`` is a module in the
+    package, and ``.agent`` a module in its parent package.
     """
 
     def load(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Every setting of an agent: its default, unit, range and environment variable.
 
-A keyword given to :class:`~bls_agent.ProjectAgent` overrides the environment, and the
-environment overrides the default.
+A keyword argument of :class:`~bls_agent.ProjectAgent` overrides the environment, and
+the environment overrides the default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIB: Final = 1024 * KIB
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """The allowed values of one setting, and its row in the table of docs/configuration.md."""
+    """The allowed values of one setting, and its row in ``docs/configuration.md``."""
 
     kind: type
     meaning: str
@@ -38,13 +38,13 @@ class Rule:
 
     @property
     def form(self) -> str:
-        """The allowed values in words, for the error that refuses another value."""
+        """The allowed values in words, for the error about another value."""
         words = f"one of: {', '.join(self.choices)}" if self.choices else ""
         unit = f" of {self.unit}" if self.unit else ""
         return (words or _FORMS[self.kind] + unit) + ", or none" * self.optional
 
     def check(self, name: str, value: object) -> object:
-        """Return the value in the type of the setting, or raise ConfigurationError."""
+        """Return the value, converted to ``kind``, or raise ConfigurationError."""
         if value is None and self.optional:
             return None
         if self.kind is tuple:
@@ -54,7 +54,7 @@ class Rule:
             # The value is limited first, because float() raises for a huge integer.
             value = float(max(min(cast("float", value), _HUGE), -_HUGE))
         elif self.kind is str and isinstance(value, str):
-            value = str(value)  # a Level becomes a plain str
+            value = str(value)  # a member of the enum Level becomes a plain str
             if self.choices:
                 value = self.spellings.get(value.lower(), value.lower())
         if type(value) is not self.kind or (self.choices and value not in self.choices):
@@ -66,7 +66,7 @@ class Rule:
         return value
 
     def read(self, name: str, text: str) -> object:
-        """Read a value from the text of an environment variable."""
+        """Return the value that the text of an environment variable means."""
         if self.optional and text.lower() == "none":
             return None
         try:
@@ -131,12 +131,12 @@ _MODES: Final = ("auto", "blocking", "compat", "reliable")
 _REDELIVERIES: Final = ("run", "skip")
 _LEVELS: Final = ("debug", "info", "warn", "error")
 _SPELLINGS: Final = {"warning": "warn", "critical": "error", "fatal": "error"}
-# The commands that every agent answers; see ``project/builtins.py``. ``PAUSING`` has the
-# commands that concern every replica, or the one that they name.
+# The commands that every agent answers (see ``project/builtins.py``). A command of
+# ``PAUSING`` goes to every replica, or to the one replica that its arguments name.
 PAUSING: Final = ("pause", "resume", "drain")
 BUILTINS: Final = ("ping", "help", "stats", "set_log_level", *PAUSING)
 _warned: set[str] = set()  # variables about which this process has logged a warning
-# Variables that other parts of the package and its tests read.
+# Variables that are no settings. Other modules of the package, or its tests, read them.
 _NO_SETTINGS: Final = (
     "BLS_CHROMIUM",
     "BLS_GITHUB_TOKEN",
@@ -245,9 +245,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class SettingsSource:
-    """Reads the settings of one agent: from an object or else from the environment.
+    """Reads the settings of one agent from ``given``, or else from the environment.
 
-    The options override both. The environment is read anew each time.
+    The options override both. Each :meth:`read` reads the environment again.
     """
 
     given: Settings | None
@@ -261,7 +261,7 @@ class SettingsSource:
         return Settings.from_env(self.environ, **options)
 
     def read_redact_keys(self) -> Sequence[str]:
-        """Read the names of secrets alone, before all other variables are checked."""
+        """Return ``redact_keys`` alone, without checking the other variables."""
         if self.given is not None:
             return self.read().redact_keys
         if "redact_keys" in self.options:
@@ -271,14 +271,14 @@ class SettingsSource:
 
 
 def find_unknown_variables(environ: Iterable[str]) -> dict[str, str]:
-    """Return each unknown ``BLS_*`` variable and a question that suggests a name."""
+    """Return unknown ``BLS_*`` variables → a question that suggests a known name."""
     known = {f"BLS_{name.upper()}" for name in rules()}.union(_NO_SETTINGS)
     strange = {name for name in environ if name.startswith("BLS_")} - known
     return {name: ask_whether(name, known) for name in sorted(strange)}
 
 
 def warn_of_unknown_variables(environ: Iterable[str]) -> None:
-    """Log each unknown ``BLS_*`` variable, once in this process."""
+    """Log a warning for each unknown ``BLS_*`` variable, once in this process."""
     for name, question in find_unknown_variables(environ).items():
         if name not in _warned:
             _warned.add(name)
@@ -289,19 +289,23 @@ def warn_of_unknown_variables(environ: Iterable[str]) -> None:
 
 
 def rules() -> dict[str, Rule]:
-    """Return the rule of each setting, in the order of the table."""
+    """Return the name of each setting → its rule, in the order of :class:`Settings`."""
     return {setting.name: setting.metadata["rule"] for setting in fields(Settings)}
 
 
 def check_options(options: Mapping[str, Any], settings: object = None) -> Options:
-    """Check keywords without the environment; return each value in its type."""
+    """Return the keywords of an agent with converted values; ignore the environment.
+
+    Raise ConfigurationError for an unknown keyword or a wrong value.
+    """
     if not isinstance(settings, Settings | None):
-        kind = type(settings).__name__  # not the value, which may be a secret
+        kind = type(settings).__name__  # not the value, because it may hold a secret
         raise ConfigurationError("settings", kind, "an object of Settings")
     known = rules()
     checked: dict[str, Any] = {}
     for name, value in options.items():
-        if name not in known or name == "redis_url":  # the keyword for it is redis
+        # An agent has the keyword ``redis`` instead of ``redis_url``.
+        if name not in known or name == "redis_url":
             names = ["redis", *list(known)[1:]]
             likely = ask_whether(name, names)
             rule = "there is no such setting"
@@ -316,7 +320,10 @@ def check_options(options: Mapping[str, Any], settings: object = None) -> Option
 
 
 def check_seconds(name: str, value: object, rule: str = "more than 0 seconds") -> float:
-    """Return a time limit that is not a setting, or refuse a limit of 0 or less."""
+    """Return a time limit that is not a setting.
+
+    Raise ConfigurationError for a limit that is no number, 0 or less, or infinite.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < cast("float", value) < math.inf:
         raise ConfigurationError(name, value, rule)

@@ -2,7 +2,7 @@
 
 ``redis+sentinel://user:password@host:port,host:port/service/db`` and
 ``redis+cluster://user:password@host:port,host:port``, with ``rediss+…`` for TLS.
-redis-py reads URLs of one server (see ``endpoint.py``).
+redis-py parses URLs of one server (see ``connection/endpoint.py``).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class SeveralHosts:
 
     kind: Kind  # whether the hosts are sentinels or nodes of a cluster
     base: str  # the scheme for a single server, ``redis`` or ``rediss``
-    login: str  # user and password as they stand in the URL, with the ``@``, or ``""``
+    login: str  # user, password and ``@`` exactly as in the URL, or ``""``
     hosts: tuple[tuple[str, int], ...]  # host and port of each server
-    service: str  # the name under which sentinels know the master
+    service: str  # the name of the master in the configuration of the sentinels
     database: str  # number of the database, as text
     query: str  # the options, with the ``?``, or ``""``
 
@@ -48,7 +48,7 @@ def address_of(
     service: str,
     database: object,
 ) -> str:
-    """Write the URL of several servers, without credentials."""
+    """Return the URL of several servers, without credentials."""
     shown = ",".join(
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts
     )
@@ -59,7 +59,7 @@ def address_of(
 def take_apart(url: str) -> SeveralHosts | None:
     """Parse a URL that names several servers; return ``None`` for any other URL.
 
-    Raise ConfigurationError if the URL breaks a rule, which the error names.
+    Raise a ConfigurationError with the broken rule if the URL is wrong.
     """
     found = re.fullmatch(r"(rediss?)\+(sentinel|cluster)://(.*)", url, re.DOTALL)
     if found is None:

@@ -1,7 +1,8 @@
 """Values that JSON holds as text: dates, moments, UUIDs and decimal numbers. No I/O.
 
-Handlers of commands receive them, forms check them, and the function cache makes keys
-of them. A text is read only in the one form that is written; nothing is guessed.
+Handlers of commands receive such values, forms of the console check them, and the
+function cache makes keys of them. A text that does not have the form of its type is
+refused, because a guess could be wrong.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _DECIMAL: Final = re.compile(
 class TextForm:
     """How the values of one type are written as text."""
 
-    format: str  # in JSON Schema
-    read: Callable[[str], Any]  # raises ValueError
+    format: str  # the ``format`` of the type in JSON Schema
+    read: Callable[[str], Any]  # raises ValueError for a text of another form
     write: Callable[[Any], str]  # raises ValueError for a value without a text
-    example: str  # what is accepted, in words for an error
-    accepts: tuple[type, ...] = (str,)  # JSON's types that are read
+    example: str  # the accepted form, in words for an error message
+    accepts: tuple[type, ...] = (str,)  # the types of JSON values that are accepted
 
     @property
     def schema(self) -> JSONObject:
@@ -53,7 +54,7 @@ def _read_uuid(text: str) -> UUID:
     value = UUID(text)
     if text.lower() in (str(value), value.hex):
         return value
-    raise ValueError(text)  # UUID() ignores braces, and dashes in any place
+    raise ValueError(text)  # UUID() also accepts braces, and dashes in any place
 
 
 def _write_decimal(value: Decimal) -> str:

@@ -1,8 +1,8 @@
-"""Finding and removing secrets, because secrets must not leave the process.
+"""Finds and removes secrets, because secrets must not leave the process.
 
-A name is compared without capitals, separators and punctuation: ``X-API-Key``,
-``api_key`` and ``apiKey`` are one name. Most texts need only a quick check;
-``patterns.py`` is loaded for the first text that does not pass it.
+Names are compared without capitals, separators and punctuation, so that ``X-API-Key``,
+``x_api_key`` and ``xApiKey`` are equal. A quick check finds out that most texts hold no
+secret. The first text for which the quick check is not enough loads ``patterns.py``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ _LONG: Final = (
     "jwt", "mnemonic", "seedphrase", "sessid", "session",
     "密码", "密钥", "密匙", "秘钥", "私钥", "口令", "令牌", "凭据", "凭证", "验证码",
 )  # fmt: skip
-# These count only as a whole word, because many words contain them (shipping, author).
+# These name a secret only as a whole word, because other words contain them (shipping).
 _SHORT: Final = ("auth", "cvc", "cvv", "otp", "pass", "pin", "psw", "pw", "pwd", "totp")
-LONG_ENOUGH: Final = 5  # letters from which a user's name is found in longer names, too
+# A user's name of at least so many letters also counts inside of a longer name.
+LONG_ENOUGH: Final = 5
 
 # Harmless words that contain a secret word by chance.
 _INNOCENT: Final = "tokeni[sz](?:er|ation|ing|ed)?|secretar|secretion|(?:pos|ob)session"
-# Endings of names whose value is prose about a secret.
+# Endings of names whose value is a sentence about a secret, but not the secret.
 _TELLS_ABOUT: Final = ("error", "exception", "warning")
 # A number under a name with one of these words is a count or a measure (max_tokens).
 _MEASURES: Final = frozenset(
@@ -54,7 +55,7 @@ _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+
 _REMEMBERED_NAMES: Final = 2_048  # names whose verdict is cached
 _REMEMBERED_LENGTH: Final = 128
 
-# For squeezing bytes to lower-case letters and digits.
+# Used to reduce bytes to lower-case letters and digits.
 _LOWER: Final = bytes(range(256)).lower()
 _WIDE: Final = re.compile(
     "\xef(?:\xbc[\xa1-\xba]|\xbd[\x81-\x9a])"
@@ -67,7 +68,7 @@ class Verdict(IntEnum):
 
     HARMLESS = 0
     SECRET = 1
-    COUNTED = 2  # secret, but a number under this name is a count
+    COUNTED = 2  # a secret, unless the value is a number: then the value is a count
 
 
 def squeeze(name: str) -> str:
@@ -80,7 +81,7 @@ class SecretNames:
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
         names = extra.split(",") if isinstance(extra, str) else extra
-        # The user's own names, as they were given.
+        # The names that the user has passed, without surrounding blanks.
         self.extra: tuple[str, ...] = tuple(
             name.strip() for name in names if name.strip()
         )
@@ -96,7 +97,7 @@ class SecretNames:
 
     @cached_property
     def _search(self) -> _Search:
-        """The words for :meth:`occur_in`: short beginnings, then full names."""
+        """The words that :meth:`occur_in` searches; few short ``stems`` come first."""
         short = sorted({*_SHORT, *self._own_short})
         long = {*_LONG, *self._own_long}
         stems = {"key" if word.endswith("key") else word for word in (*long, *short)}
@@ -141,7 +142,8 @@ class SecretNames:
     def occur_in(self, data: bytes) -> bool:
         """Return ``False`` only if UTF-8 bytes surely hold no name of a secret."""
         search = self._search
-        # Searched as text with a character for each byte, because that is 5 times as fast.
+        # A search in text with a character for each byte is 5 times as fast as in
+        # bytes.
         squeezed = data.translate(_LOWER, _PUNCTUATION).decode("latin-1")
         if not squeezed.isascii():
             if _WIDE.search(squeezed):
@@ -168,7 +170,7 @@ class _Search(NamedTuple):
 
 
 def _counts(squeezed: str, words: set[str]) -> bool:
-    """Return whether a number under this name is a count, as ``max_tokens`` is."""
+    """Return whether a number under this name is a count, as in ``max_tokens``."""
     return (
         squeezed.startswith(_COUNT_STARTS)
         or squeezed.endswith(_COUNT_ENDS)
@@ -186,12 +188,12 @@ def _holds_one(words: Iterable[str], text: str) -> bool:
 
 
 def _as_bytes(text: str) -> str:
-    """Write a text with one character for each byte of its UTF-8 form."""
+    """Return a text with one character for each byte of the UTF-8 form."""
     return text.encode().decode("latin-1")
 
 
 def _as_a_word(word: str) -> str:
-    """Write a pattern that finds a short name as a whole word: a_pin, PIN, userPin."""
+    """Return a pattern that finds a short name as a whole word: a_pin, PIN, userPin."""
     first, rest = word[0], r"[\W_]*+".join(["", *word[1:]])
     start = f"(?:(?:(?<![A-Za-z])|(?<=\\\\[nrt]))(?i:{first})|{first.upper()})"
     return f"{start}(?i:{rest})(?![a-z])"
@@ -203,7 +205,8 @@ GIT_USER: Final = "git"  # the user of SSH URLs, which is no secret
 REDACTED: Final = "[redacted]"
 
 _Marks: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
-# Beginnings of tokens, grouped by a rare character that they contain.
+# Beginnings of tokens, grouped by a character that they contain. A text without this
+# rare character is not searched for the group.
 SHAPE_MARKS: Final[_Marks] = (
     ("_", ("ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "k_live_", "k_test_",
            "npm_")),
@@ -221,7 +224,7 @@ MARKS: Final[_Marks] = (
 )
 _FAR_SIGN: Final = re.compile(r"[\uff1a\uff1d]")
 _DASH: Final = re.compile(r"(?<![\w.\-])--?[A-Za-z]")
-# The beginning of a URL that has more than a host and a port.
+# Matches a URL that has more than a host and a port before its path.
 _ODD_URL: Final = re.compile(
     r"://(?![^\s\"'</?#\\@:,\[\]]*+(?::[0-9]{1,5})?+(?:[\s\"'</?#\\]|\Z))",
     re.ASCII,  # each character stands for a byte
@@ -238,7 +241,7 @@ def holds_mark(text: str, marks: _Marks) -> bool:
 
 
 def _may_name(text: str) -> bool:
-    """Return whether a text may hold a name with a value."""
+    """Return ``False`` only if a text surely holds no name with a value."""
     return (
         ":" in text
         or "=" in text
@@ -254,8 +257,8 @@ def _may_name(text: str) -> bool:
 
 _Object: TypeAlias = dict[str, object]
 
-LONGEST: Final = 65_536  # characters of a text that are checked; the rest is removed
-DEEPEST: Final = 100  # levels of a tree that are checked; the rest is removed
+LONGEST: Final = 65_536  # characters of a text that are kept and checked
+DEEPEST: Final = 100  # levels of a JSON value that are kept and checked
 
 _REMEMBERED: Final = 1_024  # cached texts that hold no secret
 _TINY: Final = 16  # a text of fewer letters and digits is no token
@@ -265,7 +268,8 @@ _PLAIN: Final = frozenset({int, float, bool, NoneType})
 _FLAG: Final = r"--?([A-Za-z][\w.\-]*)"
 _LABELS: Final = ("name", "key", "field", "header", "Name", "Key")
 _LABELLED: Final = ("value", "values", "val", "Value", "input", "ctx", "msg")
-# Words of a JSON Schema that describe a parameter; other words may hold its value.
+# Words of a JSON Schema that only describe a parameter. Any other word, such as
+# ``default``, may hold a secret value of the parameter.
 _SCHEMA_WORDS: Final = frozenset(
     {
         "type", "anyOf", "allOf", "oneOf", "$ref", "format", "items", "title",
@@ -276,10 +280,10 @@ _SCHEMA_WORDS: Final = frozenset(
 
 
 class Redactor:
-    """Removes secrets from texts and JSON trees; may be used from any thread.
+    """Removes secrets from texts and JSON values; any thread may use it.
 
-    ``extra`` are more names of secrets, such as ``员工号`` or ``card_number``. A name that
-    begins with ``-`` exempts exactly that name: ``-session_id``.
+    ``extra`` lists more names of secrets, such as ``员工号`` or ``card_number``. An entry
+    ``-session_id`` means that a value named exactly ``session_id`` is no secret.
     """
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
@@ -292,7 +296,7 @@ class Redactor:
 
     @property
     def extra(self) -> tuple[str, ...]:
-        """The user's names, as they were given."""
+        """The names that the user has passed."""
         return self._names.extra
 
     def is_secret(self, name: str) -> bool:
@@ -300,7 +304,7 @@ class Redactor:
         return self._names.judge(name) is not Verdict.HARMLESS
 
     def text(self, text: str) -> str:
-        """Remove the secrets from a text; return the same object if it has none."""
+        """Return a text without its secrets; if there are none, the same object."""
         if text in self._harmless:
             return text
         names = _may_name(text)
@@ -349,7 +353,7 @@ class Redactor:
         return True
 
     def tree(self, value: object) -> object:
-        """Remove the secrets from a decoded JSON value, including its keys."""
+        """Return a decoded JSON value without the secrets in its values and keys."""
         return self._tree(value, 0)
 
     def _tree(self, value: object, depth: int) -> object:
@@ -381,10 +385,11 @@ class Redactor:
         return kept
 
     def _says_of_a_secret(self, fields: _Object) -> bool:
-        """Return whether a field of an object names a secret in another field.
+        """Return whether one field of an object contains the name of a secret.
 
-        Examples are ``{"name": "DB_PASSWORD", "value": …}``, and an error of pydantic
-        whose ``loc`` names a secret, because the error also contains the input.
+        Then another field contains the secret itself, as in ``{"name": "DB_PASSWORD",
+        "value": …}``. An error of pydantic has the name in ``loc`` and the secret in
+        ``input``.
         """
         labels = [fields.get(label) for label in _LABELS]
         place = fields.get("loc")
@@ -393,7 +398,7 @@ class Redactor:
         return any(isinstance(label, str) and self.is_secret(label) for label in labels)
 
     def _properties(self, properties: _Object, depth: int) -> _Object:
-        """Redact parameters of a JSON Schema, but keep the words that describe them."""
+        """Redact the parameters of a JSON Schema, but keep their types and limits."""
         kept = cast("_Object", self._tree(properties, depth))
         for name, schema in properties.items():
             if self.is_secret(name) and isinstance(schema, dict):
@@ -403,7 +408,7 @@ class Redactor:
         return kept
 
     def _list(self, items: list[object], depth: int) -> list[object]:
-        """Redact the items of a list, also the item after a flag ``"--password"``."""
+        """Redact the items of a list, also an item that follows ``"--password"``."""
         kept: list[object] = []
         after_flag = False
         for item in items:
@@ -416,7 +421,7 @@ class Redactor:
         return kept
 
     def _pair(self, pair: list[object]) -> list[object] | None:
-        """Redact a list of a name and its value; ``None`` if nothing is secret."""
+        """Redact a list of a secret's name and its value; ``None`` for other lists."""
         if len(pair) != 2 or not isinstance(pair[0], str):  # noqa: PLR2004 - a pair
             return None
         verdict = self._names.judge(pair[0])
@@ -424,7 +429,7 @@ class Redactor:
 
 
 def _remember(harmless: set[str], text: str) -> None:
-    """Cache a text without a secret, because the same few texts come often."""
+    """Cache a text that holds no secret, because programs log the same texts often."""
     if len(text) <= _REMEMBERED_LENGTH:
         if len(harmless) >= _REMEMBERED:
             harmless.clear()
@@ -432,12 +437,12 @@ def _remember(harmless: set[str], text: str) -> None:
 
 
 def _patterns() -> Any:
-    """Load ``patterns`` late, because it imports this module and takes 5 ms."""
+    """Load ``patterns`` late, because the import takes 5 ms and would be circular."""
     return import_module(f"{__name__}.patterns")
 
 
 def _hide(value: object, verdict: Verdict) -> object:
-    """Return the text that replaces a secret; it shows whether a value was set."""
+    """Return the value to show instead of a secret: values that reveal nothing stay."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -460,24 +465,25 @@ DEFAULT: Final = Redactor()  # knows only the built-in names
 
 
 def redact(text: str) -> str:
-    """Remove the secrets from a text that an error shows; never raises."""
+    """Return a text without its secrets; never raise, because errors call this."""
     return DEFAULT.text(text)
 
 
 def redact_traceback(error: BaseException) -> str:
-    """Return an exception and its traceback as redacted text; never raises."""
+    """Return an exception and its traceback as redacted text; never raise."""
     try:
         lines = traceback.format_exception(error)
-    except Exception as failure:  # noqa: BLE001 - a foreign __str__
+    except Exception as failure:  # noqa: BLE001 - a __str__ may raise anything
         return f"{type(error).__name__}, whose text raised {type(failure).__name__}"
     return redact("".join(lines)).rstrip()
 
 
 def mask_url(url: str) -> str:
-    """Replace the credentials of a URL by ``***``, also if the URL is malformed.
+    """Return a URL, even a malformed one, with ``***`` instead of its credentials.
 
-    Everything before the last ``@`` may be a password, because a password may hold any
-    character. ``git``, the user of every Git server, is kept.
+    Everything before the last ``@`` counts as credentials, because a password may hold
+    any character. A user before ``:`` stays, and so does ``git``, the user of all Git
+    servers, because these names are no secrets.
     """
     head, at, place = url.rpartition("@")
     place = re.split(r"[?#]", place, maxsplit=1)[0]

@@ -1,8 +1,8 @@
-r"""Secrets in free text: URLs with credentials, ``name=value`` in any spelling, tokens.
+r"""Removes secrets from free text: credentials in URLs, ``name=value`` pairs, tokens.
 
-Scanning takes linear time, because every pattern is possessive or bounded. A value
-without an end reaches to the end of the text, because the text may be truncated. If a
-text can be read in two ways, the way that removes more is taken.
+Scanning takes linear time, because every pattern is possessive or bounded. If the end
+of a value is missing, the value reaches to the end of the text, because the text may be
+truncated. If a text can be read in two ways, the way that removes more is taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Judge: TypeAlias = Callable[[str], Verdict]
 
 _KEPT: Final = re.compile(
     r"(?:[Nn]one|null|nil|[Tt]rue|[Ff]alse|undefined|\*+|\[redacted\])?"
-    # What this package writes about the type of a handler's argument, not its value.
+    # Texts of this package about the type of an argument, which contain no value.
     r"|is missing|is not known|must be (?:a|an|null)\b[a-z ,]*"
 )
 _NUMBERS: Final = re.compile(
@@ -33,14 +33,14 @@ _NUMBERS: Final = re.compile(
 
 
 def is_kept(value: str, verdict: Verdict) -> bool:
-    """Return whether a text after a secret's name is harmless, and may stay."""
+    """Return whether a text after a secret's name is harmless, so that it may stay."""
     if _KEPT.fullmatch(value):
         return True
     return verdict is Verdict.COUNTED and _NUMBERS.fullmatch(value) is not None
 
 
 def redact_text(text: str, judge: _Judge) -> str:
-    """Remove the secrets from a text; ``judge`` decides which names hold secrets."""
+    """Return a text without its secrets; ``judge`` decides which names hold secrets."""
     if "-----BEGIN" in text:
         text = _KEY_BLOCK.sub(REDACTED, text)
     text = _redact_urls(text)
@@ -58,8 +58,8 @@ def redact_text(text: str, judge: _Judge) -> str:
 
 # --- secrets that are known by their form: key blocks, tokens
 
-_CUT: Final = "\u2026"  # the mark at the end of a truncated text
-# Punctuation that ends a value in Chinese prose, and the mark of a truncated text.
+_CUT: Final = "\u2026"  # "…", the last character of a truncated text
+# Punctuation that ends a value in Chinese prose, and "…".
 _END_MARKS: Final = (
     r"\u3001\u3002\u300b\u300d\u300f\u3011\uff01\uff09\uff0c\uff1b\uff1f\u2026"
 )
@@ -106,16 +106,16 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*\Z")
 _SCHEME_LENGTH: Final = 20
 _ENCODED_URL: Final = re.compile(rf"(%3A%2F%2F|%3a%2f%2f)([^\s\"'<{_END_MARKS}]*+)")
 _ENCODED_PASSWORD: Final = re.compile(r"%3[aA](?![0-9]{1,5}(?:%2[fF]|&|\Z)|%|\Z)")
-# Schemes whose paths may hold an @ that has nothing to do with credentials.
+# Schemes of URLs whose paths may hold an @ that is not the end of credentials.
 _WEB: Final = frozenset({"http", "https", "ws", "wss", "file", "data"})
 
 
 def _redact_urls(text: str) -> str:
     """Replace user and password in every URL by ``***``.
 
-    Everything up to the last ``@`` may be a password, because a password may hold any
-    character. A web URL that begins with a plain ``host:port`` stays unchanged, because
-    its ``@`` belongs to the path.
+    Everything before the last ``@`` counts as credentials, because a password may hold
+    any character. A web URL that begins with a plain ``host:port`` stays unchanged,
+    because an ``@`` in such a URL belongs to the path.
     """
     kept: list[str] = []
     done = position = rest_end = 0
@@ -128,7 +128,7 @@ def _redact_urls(text: str) -> str:
         position = _match_end(_AUTHORITY, text, start)
         plain = _HOSTS.fullmatch(text, start, position) is not None
         if text.startswith(_CUT, position) and ":" in text[start:position]:
-            plain = False  # the rest of a truncated password may look like a port
+            plain = False  # "user:12…" is a truncated password that looks like a port
         end = -1
         if last_at >= start and not (plain and _is_of_the_web(text, slashes.start())):
             end = last_at
@@ -144,7 +144,7 @@ def _redact_urls(text: str) -> str:
 
 
 def _redact_encoded(found: re.Match[str]) -> str:
-    """Replace the credentials of a URL that is percent-encoded in another URL."""
+    """Replace the credentials of a URL that stands percent-encoded in another URL."""
     rest = found[2]
     end = rest.rfind("%40")
     if end < 0 and _ENCODED_PASSWORD.search(rest):
@@ -191,14 +191,15 @@ _PAIR: Final = re.compile(r"[(\[][bBuU]?[\"']\Z")
 _PORT: Final = re.compile(r"[0-9]{1,5}(?![\w@])")
 _HOST_NAME: Final = re.compile(r"[a-z0-9]+(?:[.\-][a-z0-9]+)+")
 _LAST_WORD: Final = re.compile(r".*[.\-]")
-# Fields whose value belongs to the name in a field before: {'name': 'password', 'value': …}.
+# Fields that hold the value of the name in the field before, as in {'name': 'password',
+# 'value': …}.
 _LABELLED: Final = frozenset({"val", "value", "values"})
 _LABEL_LENGTH: Final = 120
 _LABEL: Final = re.compile(
     r"""(?<![\w.\-])(?i:name|key|field|header|type)[\\"']{0,4}[ ]?[:=][ ]?[bu]?[\\"']{0,4}"""
     r"""([\w.\-]{1,60}+)[\\"']{0,4}[,;]?[ ]{0,4}[bu]?[\\"']{0,4}\Z"""
 )
-# Second words of a name of two words, as in "api key: …".
+# Words that may be the second word of a name, as in "api key: …".
 _SECOND_WORDS: Final = frozenset(
     {"key", "keys", "phrase", "word", "code", "id", "value", "hash", "string"}
 )
@@ -206,7 +207,7 @@ _FIRST_WORD: Final = re.compile(r"[A-Za-z]+ \Z")
 
 
 def _redact_values(text: str, judge: _Judge) -> str:
-    """Replace every value that follows a secret's name by a stand-in."""
+    """Replace every value that follows the name of a secret by ``[redacted]``."""
     kept: list[str] = []
     done = 0
     entry = _ENTRY.search(text)
@@ -221,7 +222,7 @@ def _redact_values(text: str, judge: _Judge) -> str:
         if not is_kept(text[value.start : value.stop].strip(), verdict):
             kept += (text[done : value.start], _stand_in(entry, value))
             done = value.stop
-        # If an escaped line break has ended the value, the next name begins there.
+        # The next name may begin where the value ends, after an escaped line break.
         here = _ENTRY_HERE.match(text, value.end)
         entry = here or _ENTRY.search(text, value.end)
     return "".join((*kept, text[done:])) if kept else text
@@ -260,7 +261,7 @@ def _unescape_bytes(found: re.Match[str]) -> str:
 
 
 def _is_place(text: str, entry: re.Match[str], judge: _Judge) -> bool:
-    """Return whether name and value are a position: ``app.py:12``, ``store:6379``."""
+    """Return whether name and number are a position: ``app.py:12``, ``a.b:6379``."""
     if text.endswith(_OF_A_COMMAND, 0, entry.start()):
         return _ARGUMENT.match(text, entry.end()) is not None
     if entry["sign"] != ":" or entry["close"] or not _PORT.match(text, entry.end()):
@@ -276,9 +277,9 @@ def _is_place(text: str, entry: re.Match[str], judge: _Judge) -> bool:
 
 
 def _may_be_pair(text: str, entry: re.Match[str]) -> bool:
-    """Return ``True`` for a name and its value as a pair: ``('password', …)``.
+    """Return ``False`` for two words in a longer list, which are no name and value.
 
-    Two words in a longer list are no pair.
+    A name and a value in brackets, ``('password', …)``, are a pair.
     """
     return (
         not entry["pair"]
@@ -287,7 +288,7 @@ def _may_be_pair(text: str, entry: re.Match[str]) -> bool:
 
 
 class _Value(NamedTuple):
-    """The position of a value, ``start`` to ``stop``; its quotes reach to ``end``."""
+    """The position of a value: ``start`` to ``stop``, with its quotes to ``end``."""
 
     start: int
     stop: int
@@ -296,7 +297,7 @@ class _Value(NamedTuple):
 
 
 def _stand_in(entry: re.Match[str], value: _Value) -> str:
-    """Write the stand-in of a value, with quotes where JSON needs them."""
+    """Return ``[redacted]``, with quotes if the name has quotes, as JSON requires."""
     if value.quoted or not entry["close"]:
         return REDACTED
     name: str = entry["name"]
@@ -308,11 +309,12 @@ def _stand_in(entry: re.Match[str], value: _Value) -> str:
 
 _OPENING: Final = re.compile(r"""[bBrRuUfF]{0,2}(\\*+)(\"{3}|'{3}|["'])""")
 _QUOTES: Final = {mark: re.compile(rf"(?<!\\)(\\*+){mark}") for mark in ('"', "'")}
-# The mark and the line break before a value that stands below its name, as in YAML.
+# The text between a name and a value in the lines below, as in YAML: perhaps "|" or
+# ">", then a line break.
 _BLOCK: Final = re.compile(r"(?P<mark>[|>][+\-0-9]{0,2}+[ \t]*+)?\n")
 _BARE_NAME: Final = re.compile(r"(?:^|\n)[ \t\-\"']*+\Z")
 _INDENT: Final = re.compile(r"[ \t]*+")
-# A value may be joined from two strings: "password=" + "…".
+# Matches between two strings of a joined value: "password=" + "…".
 _JOIN: Final = re.compile(r"""["'][ \t]*+\+[ \t]*+(?=[bBfF]?["'])""")
 _JOIN_OUTSIDE: Final = re.compile(r"""[ \t]*+\+[ \t]*+(?=[bBfF]?["'])""")
 _BRACKET: Final = re.compile(r"""(?<!\\)(\\*+)(["'])|[\[{(]|[\]})]|\n""")
@@ -324,7 +326,8 @@ _SCHEME_WORD: Final = re.compile(
     r"(?i:(?:bearer|basic|negotiate|ntlm|token|apikey)[ \t]++(?=\S))"
 )
 _RUN: Final = re.compile(rf"""[^\s,;&()\[\]{{}}<>"'\\{_END_MARKS}]++""")
-# Punctuation that does not end a value, unless the text after it looks like an end.
+# Punctuation inside of a value. Before a blank, another punctuation mark or a new name,
+# the same punctuation ends the value.
 _JOINT: Final = re.compile(
     rf"""[,;&)\]}}>"'](?![\s,;:)\]}}>"'&{_END_MARKS}]|\.?(?:\s|\Z)|\.?\Z|[\w.\-\\]*+["']?[ ]?[=:])"""
     r"|<(?!/)|\\(?!r\\n|n[\w.\-]++[\"']?[ ]?[=:])"  # an escaped line break ends a value
@@ -355,7 +358,7 @@ def _find_value(text: str, entry: re.Match[str]) -> _Value | None:
         value = _quoted(text, opening)
         while value.end < len(text) and (more := _JOIN_OUTSIDE.match(text, value.end)):
             opening = _OPENING.match(text, more.end())
-            assert opening is not None  # noqa: S101 - the pattern looked ahead
+            assert opening is not None  # noqa: S101 - _JOIN_OUTSIDE ends before a quote
             further = _quoted(text, opening)
             value = _Value(value.start, further.stop, further.end, quoted=True)
         return value
@@ -368,7 +371,7 @@ def _find_value(text: str, entry: re.Match[str]) -> _Value | None:
 
 
 def _indented(text: str, entry: re.Match[str], block: re.Match[str]) -> _Value | None:
-    """Find the lines of YAML below a name that are indented more than the name."""
+    """Return the lines of YAML below a name that are indented more than the name."""
     line = text.rfind("\n", 0, entry.start()) + 1
     depth = _match_end(_INDENT, text, line) - line
     start = stop = end = block.end()
@@ -386,7 +389,7 @@ def _indented(text: str, entry: re.Match[str], block: re.Match[str]) -> _Value |
 
 
 def _quoted(text: str, opening: re.Match[str]) -> _Value:
-    """Find the closing quote, with as many backslashes as the opening quote."""
+    """Return a quoted value: both quotes have the same number of backslashes."""
     start, level, mark = opening.end(), len(opening[1]), opening[2]
     if len(mark) > 1:
         stop = text.find(mark, start)
@@ -395,13 +398,13 @@ def _quoted(text: str, opening: re.Match[str]) -> _Value:
     for quote in _QUOTES[mark].finditer(text, start):
         if len(quote[1]) == level:
             return _Value(start, quote.start(), quote.end(), quoted=True)
-        if len(quote[1]) < level:  # the enclosing text ends here
+        if len(quote[1]) < level:  # the end of the string that contains this value
             return _Value(start, quote.start(), quote.start(), quoted=True)
     return _Value(start, len(text), len(text), quoted=True)
 
 
 def _closing(text: str, start: int) -> int:
-    """Return the end of a bracketed value; a round bracket ends with its line."""
+    """Return the end of a value in brackets; a value in ``(…)`` ends with its line."""
     depth, position = 0, start
     while (bracket := _BRACKET.search(text, position)) is not None:
         position = bracket.end()
@@ -418,7 +421,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _end_of_words(text: str, entry: re.Match[str]) -> int:
-    """Find the end of a value without quotes."""
+    """Return the end of a value without quotes."""
     start = position = entry.end()
     name = entry["name"] or ""
     before = text[entry.start() - 1 : entry.start()]
@@ -470,7 +473,11 @@ _INPUT: Final = "input_value="
 
 
 def _redact_input(found: re.Match[str], judge: _Judge) -> str:
-    """Remove an input that pydantic shows for a secret field, or has shortened."""
+    """Remove the input from an error of pydantic about a secret field.
+
+    A shortened input is removed for every field, because the names in the input may be
+    missing.
+    """
     reason = found["reason"]
     secret = bool(found["place"]) and judge(found["place"].strip())
     if secret:
