@@ -115,8 +115,7 @@ class ProjectView:
             records of the last five minutes were not read.
         changed_at: Unix time, by the server's clock, of the last change of status or
             presence. Without such a change, the time of the first read.
-        turned_age: Seconds since the last change of status or presence; ``None`` if there
-            was no change.
+        turned_age: Seconds since that change; ``None`` without a change.
     """
 
     project: str
@@ -328,8 +327,7 @@ class StatusState:
         self.freshness.record(ttl if self.exists else None, at.now)
         age = self.freshness.age(at.now)
         written, shown = None if age is None else at.now - age, self._shown_written
-        # A smaller difference is not reported, because a reader that adds the passed time
-        # to the last age is then wrong by less than DRIFT.
+        # Smaller differences are not reported: a reader that lets the age grow is right.
         if written is None or shown is None or abs(written - shown) >= DRIFT:
             self._shown_written = written
 
@@ -422,10 +420,7 @@ class LogState:
         return now >= self._next_look
 
     def record_newest(self, payload: bytes | None, at: Moment, room: int) -> int:
-        """Record the newest record; return how many records to read then.
-
-        These records have about ``room`` bytes at most.
-        """
+        """Record the newest record; return how many records fit into ``room`` bytes."""
         self._looked_before, self._looked_at = self._looked_at, at.now
         size = len(payload or b"")
         self._next_look = at.now + min(size // SHOWN, LONGEST_PAUSE)
