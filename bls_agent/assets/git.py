@@ -1,4 +1,4 @@
-"""A branch on any Git server as a source, by Git's own protocol (extra ``git``)."""
+"""Reads manifests from a branch on any Git server (extra ``git``)."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ _T = TypeVar("_T")
 
 
 class GitSource:
-    """A branch on any Git server: over HTTPS, SSH or Git's own port.
+    """A branch on any Git server, read over ``https://``, ``ssh://`` or ``git://``.
 
     A check for changes reads only the SHA of the branch's commit. If the commit has
     changed, its files are downloaded without history into a temporary folder. The
-    folder is removed when the files are read. Contents of possible manifests are kept
-    in memory until they are fetched, and may not exceed 128 MiB. No API quota
+    folder is removed as soon as the files have been read. Contents of YAML files are
+    kept in memory until they are fetched, and may not exceed 128 MiB. No API quota
     applies. The SHA of each content is checked.
 
     Credentials are part of the URL (``https://user:token@host/repo.git``) and appear in
@@ -102,16 +102,18 @@ class GitSource:
     async def head(self) -> Head:
         """Return the current commit of the branch.
 
-        Raises SourceError if the server does not answer or refuses, or the branch does
-        not exist.
+        Raises:
+            SourceError: The server does not answer, the server refuses the request, or
+                the branch does not exist.
         """
         return Head(await self._call(self._ask_head))
 
     async def tree(self, head: Head) -> Sequence[SourceFile]:
         """Download the files of the commit, and return the list of its YAML files.
 
-        Raises SourceError if the download is incomplete, the branch has another commit
-        by now, or the folder ``base_path`` does not exist.
+        Raises:
+            SourceError: The download is incomplete, the branch has another commit by
+                now, or the folder ``base_path`` does not exist.
         """
         download = partial(self._download, head.commit)
         files, contents = await self._call(download)

@@ -1,4 +1,4 @@
-"""A repository on GitHub as a source: read by commit, checked by SHA."""
+"""Reads manifests from a branch of a repository on GitHub."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ MAX_ARCHIVE: Final = 64 * 2**20  # bytes
 MAX_UNPACKED: Final = 512 * 2**20
 ARCHIVE_FROM: Final = 20  # files; from this number on, one archive is downloaded
 IN_A_ROW: Final = 3  # failed files in a row, after which no other file is requested
-MAX_JSON: Final = 32 * 2**20  # bytes; GitHub's lists end at 7 MB
+MAX_JSON: Final = 32 * 2**20  # bytes; GitHub truncates its lists at 7 MB
 ATTEMPTS: Final = 4
 REDIRECTS: Final = 5
 SLOWEST: Final = 2_000  # bytes a second; a slower answer times out
-DEFAULT_WAIT: Final = 60.0  # seconds that GitHub advises if a rate limit names no end
+DEFAULT_WAIT: Final = 60.0  # seconds that GitHub advises if it names no time
 OK: Final = 200
 NOT_MODIFIED: Final = 304
 REDIRECTED: Final = (301, 302, 307, 308)  # ``_follow`` checks the new address
@@ -72,7 +72,7 @@ _REMEDIES: Final[Mapping[int, str]] = {
 _SHA: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _T = TypeVar("_T")
 
-_make_tls: Final = cache(httpx2.create_ssl_context)  # cached, because it takes 50 ms
+_make_tls: Final = cache(httpx2.create_ssl_context)  # cached: a call takes 50 ms
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One answer of the server, read to its end."""
+    """One complete answer of the server."""
 
     status: int
     headers: Mapping[str, str]
@@ -107,7 +107,7 @@ class _Answer:
 
     @property
     def message(self) -> str:
-        """The reason that the server's JSON states, or ``""``."""
+        """The field ``message`` of the server's JSON answer, or ``""``."""
         try:
             return str(decode_object(self.body).get("message", ""))[:200]
         except ContractError:
@@ -115,7 +115,7 @@ class _Answer:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until a rate limit ends, by the server's clock; else ``None``."""
+        """Seconds to wait until a rate limit ends, or ``None`` without a limit."""
         wait = self.headers.get("retry-after")
         if wait is not None:
             return float(wait) if _SECONDS.fullmatch(wait) else self._until(wait)
@@ -148,16 +148,16 @@ class _Listing:
 class GitHubSource:
     """A branch of a repository on GitHub, GitHub Enterprise or a server with this API.
 
-    A check for changes is one request. The request does not count against the rate
-    limit while nothing has changed. Files are read from the commit whose SHA is
-    recorded, and the SHA of each content is checked. Twenty or more files are
+    A check for changes sends one request. If nothing has changed, this request does not
+    count against the rate limit. All files are read from the commit that the check has
+    returned, and the SHA of each content is checked. Twenty or more files are
     downloaded as one archive, fewer files one by one.
 
     After a server error, a timeout or an incomplete answer the request is sent again,
     at most four times in all. If a rate limit ends within ``max_wait``, the source
-    waits. Otherwise the error names the seconds until the end. Redirects are followed
-    to the same host only. An archive may also come from the host ``codeload.…``, which
-    does not get the token.
+    waits. Otherwise the source raises an error whose ``retry_after`` is the number of
+    seconds until the rate limit ends. Redirects are followed to the same host only. An
+    archive may also come from the host ``codeload.…``, which does not get the token.
 
     Args:
         repo: ``owner/name``.
@@ -167,8 +167,10 @@ class GitHubSource:
             token.
         base_url: The address of the API; for GitHub Enterprise ``https://host/api/v3``.
         base_path: The only folder that is read; ``""`` for all folders.
-        timeout: Seconds for one answer, and one more for each 2,000 bytes received.
-        max_wait: Longest wait in seconds of one request for the end of a rate limit.
+        timeout: Deadline of one answer in seconds. Each 2,000 bytes received extend the
+            deadline by one second.
+        max_wait: Longest time in seconds that one request waits for a rate limit to
+            end.
         pause: Seconds before the second attempt. Each further pause is twice as long.
 
     Raises:
@@ -214,8 +216,9 @@ class GitHubSource:
     async def head(self) -> Head:
         """Return the current commit of the branch, with one request.
 
-        Raises SourceError if the server does not answer or refuses, or the branch does
-        not exist.
+        Raises:
+            SourceError: The server does not answer, the server refuses the request, or
+                the branch does not exist.
         """
         ref = f"heads/{self.branch}" if self.branch else "HEAD"
         path = f"/commits/{quote(ref)}"
@@ -229,8 +232,9 @@ class GitHubSource:
     async def tree(self, head: Head) -> Sequence[SourceFile]:
         """Return the YAML files of a commit.
 
-        Raises SourceError if the list is incomplete, or the folder ``base_path`` does
-        not exist.
+        Raises:
+            SourceError: The list is incomplete, or the folder ``base_path`` does not
+                exist.
         """
         async with self._open() as client:
             start, folder = head.commit, ""
@@ -255,10 +259,10 @@ class GitHubSource:
     async def fetch(
         self, head: Head, files: Sequence[SourceFile]
     ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
-        """Yield the content of each file, with a checked SHA, or the file's error.
+        """Yield each file with its content, whose SHA is checked, or with its error.
 
-        After three failed files in a row, or if a rate limit does not end in time, all
-        other files get the last error without a request.
+        After three failed files in a row, or if a rate limit does not end in time, no
+        more requests are sent. All other files are yielded with the last error.
         """
         left = {file.path: file for file in files}
         whole = _Question(
@@ -309,7 +313,7 @@ class GitHubSource:
 
     @asynccontextmanager
     async def _open(self) -> AsyncGenerator[httpx2.AsyncClient]:
-        """Open connections for one call, which no other loop or process can share."""
+        """Open connections for one call, so that no other event loop uses them."""
         tls = await anyio.to_thread.run_sync(_make_tls)
         async with httpx2.AsyncClient(verify=tls, timeout=self._timeout) as client:
             yield client
@@ -384,7 +388,7 @@ class GitHubSource:
     async def _send(
         self, client: httpx2.AsyncClient, question: _Question, url: httpx2.URL
     ) -> _Answer:
-        """Send one request. Raises SourceError if the answer stops or is too long."""
+        """Send one request. Raises SourceError if the answer is cut off or too long."""
         headers = {
             "Accept": question.accept,
             "Accept-Encoding": "identity",

@@ -1,4 +1,4 @@
-"""The asset library in Redis: read, searched, watched and written.
+"""Reads, searches, watches and writes the asset library in Redis.
 
 Reading needs no extra. One script writes an asset in one step: the metadata, the
 category sets, the summary in the index and the record of the change. On a Redis Cluster
@@ -109,13 +109,13 @@ class AssetLibrary(Store):
         self, redis: RedisOrAgent | None = None, *, timeout: float = 5.0
     ) -> None:
         super().__init__(redis, timeout=timeout)
-        # False once the server did not know a command of scripts or streams.
+        # Becomes False when the server does not support scripts or streams.
         self._has_scripts = True
         self._throttled_log = ThrottledLog()
 
     @property
     def pool(self) -> ConnectionPool:
-        """The connections of the running event loop, opened at a first request."""
+        """The connections of the running event loop. The first request opens them."""
         return self._access.pool
 
     async def get(self, asset_id: str) -> Asset | None:
@@ -172,9 +172,10 @@ class AssetLibrary(Store):
         return [one for one in found if all(one[:4]) and one.id not in indexed]
 
     async def read_index(self) -> tuple[_Summaries, dict[str, DecodeError]]:
-        """Return the summaries in the index, sorted by id, and bad entries: id → fault.
+        """Return the summaries in the index, and the error of each unreadable entry.
 
-        Sends one request. Raises the same errors as :meth:`list`.
+        Summaries are sorted by id. The keys of the errors are ids. Sends one request.
+        Raises the same errors as :meth:`list`.
         """
         pairs = pair(await self._read(INDEX, "HGETALL"))
         found: list[AssetSummary] = []
@@ -190,8 +191,8 @@ class AssetLibrary(Store):
     async def search(self, text: str) -> _Summaries:
         """Return the summaries that contain every word of a text.
 
-        Upper and lower case are equal. A word is found anywhere in the id, name,
-        category, version or description of a summary. Raises the same errors as
+        The search ignores case. A word is found anywhere in the id, name, category,
+        version or description of a summary. Raises the same errors as
         :meth:`list`.
 
         Returns:
@@ -205,9 +206,10 @@ class AssetLibrary(Store):
         return sorted(wanted, key=lambda one: one.id not in titled)
 
     async def save(self, manifest: AssetManifest, *, path: str, sha: str) -> str:
-        """Write one asset. A synchronisation deletes assets that no file describes.
+        """Write one asset.
 
-        After an error it is safe to save again.
+        The next synchronisation deletes the asset if no manifest in the source
+        describes this asset. After an error it is safe to call this method again.
 
         Args:
             manifest: The manifest of the asset.
@@ -231,7 +233,7 @@ class AssetLibrary(Store):
     async def delete(self, asset_id: str) -> bool:
         """Delete all keys and entries of one asset, even if some are missing already.
 
-        After an error it is safe to delete again.
+        After an error it is safe to call this method again.
 
         Returns:
             Whether anything was deleted.
@@ -255,12 +257,12 @@ class AssetLibrary(Store):
 
         1. One server with scripts and streams: one script writes all keys of the asset
            in one step, and checks in this step that ``token`` still holds the lease.
-        2. A cluster, or a server that does not know scripts or streams: each key is
-           written alone, and the token is not checked.
+        2. A cluster, or a server without scripts or streams: each key is written alone,
+           and the token is not checked.
 
-        ``writes`` is one list that :func:`portions` yields. Returns for each write the
-        outcome, or the error if Redis refused the write. Raises RedisUnavailableError
-        if the connection failed. It is then safe to write again.
+        ``writes`` is one list that :func:`portions` yields. Returns the outcome of each
+        write, or the error if Redis refused the write. Raises RedisUnavailableError if
+        the connection failed. The caller may then write the same list again.
         """
         writes = await self._with_categories(writes)
         if self._has_scripts and not self.pool.is_cluster:
@@ -279,7 +281,7 @@ class AssetLibrary(Store):
     async def _with_categories(
         self, writes: Sequence[AssetWrite]
     ) -> Sequence[AssetWrite]:
-        """Return the writes. Add to each deletion the category in the asset's hash."""
+        """Return the writes. Each deletion gets the category from the asset's hash."""
         deleted = [write.id for write in writes if not write.summary]
         if not deleted:
             return writes
@@ -296,7 +298,7 @@ class AssetLibrary(Store):
         ]
 
     async def _write_by_keys(self, write: AssetWrite) -> _Result:
-        """Write one asset key by key, so that each listed asset has its metadata."""
+        """Write one asset key by key. Each asset in the index always has metadata."""
         listing: list[Request] = [("HDEL", INDEX, write.id)]
         if write.summary:
             listing = [("HSET", INDEX, write.id, write.summary)]
@@ -394,14 +396,15 @@ class AssetLibrary(Store):
     async def watch(self) -> AsyncGenerator[str]:
         """Yield the id of each asset that is created, updated or deleted.
 
-        The first id is that of the first change after the iteration has begun. After an
+        The first id belongs to the first change after the iteration has begun. After an
         outage, the iteration resumes at the change where it stopped. Each change is
-        yielded at least once: immediately if this class made the change, within five
-        seconds if another program made it by the protocol. If more than 1,000 changes
-        are waiting for a reader, the oldest are lost.
+        yielded at least once. A change made by this class is yielded immediately. A
+        change made by a program without this package is yielded within five seconds. If
+        more than 1,000 changes wait for a reader, the oldest are lost.
 
         Raises:
-            RedisRefusedError: Redis refuses the request, and waiting does not help.
+            RedisRefusedError: Redis refuses the request. After other failures of Redis,
+                the iteration waits until Redis answers again.
         """
         backoff, watching = Backoff(), _Watching(self.pool)
         connection = self.pool.waiting(FEED)
@@ -424,11 +427,12 @@ class AssetLibrary(Store):
 
 
 class _Watching:
-    """The positions of one reader of changes: in the stream ``FEED``, and in the list.
+    """The positions of one reader in the stream ``FEED`` and in the list ``CHANGED``.
 
-    This package adds its changes to both; other programs add changes only to the list.
-    The reader waits for the stream, and reads the list every ``LIST_INTERVAL`` seconds.
-    If the server has no streams, only the list is read.
+    This package adds its changes to the stream and to the list. Other programs add
+    their changes only to the list. The reader waits for new entries of the stream, and
+    reads the list every ``LIST_INTERVAL`` seconds. If the server has no streams, only
+    the list is read.
     """
 
     def __init__(self, pool: ConnectionPool) -> None:
@@ -465,7 +469,7 @@ class _Watching:
         return found
 
     async def _unannounced(self) -> list[bytes]:
-        """Return ids that only the list of changes has, not the stream."""
+        """Return new ids that are in the list of changes, but not in the stream."""
         before, (self._tail, _) = self._tail, await self._read_ends()
         kept = min(len(before), len(self._tail))
         while kept and before[len(before) - kept :] != self._tail[:kept]:
@@ -512,7 +516,7 @@ def _keys_of(write: AssetWrite) -> list[str]:
 
 
 def _categories_of(write: AssetWrite) -> list[str]:
-    """Return the categories whose sets a write changes, the asset's own one first."""
+    """Return the categories whose sets a write changes. The asset's own is first."""
     return list(dict.fromkeys(filter(None, (write.category, *CATEGORIES))))
 
 

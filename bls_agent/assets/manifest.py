@@ -293,8 +293,8 @@ _PARTS: Final[Mapping[str, type[BaseModel]]] = {
 def metadata_fields(manifest: AssetManifest, path: str, sha: str) -> dict[str, bytes]:
     """Return the fields of ``asset:metadata:{id}``, except for the two times.
 
-    Empty fields are left out. In JSON, the known fields stand in a fixed order, and
-    unknown fields follow. The JSON has no blanks, and non-ASCII text is not escaped.
+    Empty fields are left out. In JSON values, known names come first, in a fixed order,
+    and unknown names follow. The JSON has no blanks, and non-ASCII text is not escaped.
     Raises ConfigurationError if a value cannot be written as JSON.
     """
     parts = manifest.model_dump(

@@ -103,7 +103,7 @@ def files_to_read(
 
 
 def _paths_by_content(known: Iterable[KnownAsset]) -> dict[tuple[str, str], str]:
-    """Return (path, SHA) → id of sound assets; leave out keys of several assets."""
+    """Map path and SHA to the id of a sound asset. Leave out keys of several assets."""
     found: dict[tuple[str, str], str] = {}
     twice: set[tuple[str, str]] = set()
     for one in known:
@@ -130,7 +130,8 @@ def make_plan(
 
     1. One file describes the asset, and the file was read: the asset is written.
     2. One file describes the asset, and the file has not changed: nothing is written.
-    3. Several files have the asset's id: these files are broken; the asset is kept.
+    3. Several files have the asset's id: each file counts as broken, and the asset is
+       kept unchanged.
     4. No file describes the asset: the asset is deleted, unless a broken file may
        describe the asset.
 

@@ -137,8 +137,8 @@ class SyncReport:
         seconds: Duration of the synchronisation.
         source: Name of the source.
         total: Number of assets once the whole plan is executed; 0 without a plan.
-        content: Hash of the files of a folder under Git, because they may differ from
-            its commit; ``""`` for every other source.
+        content: Hash of the files if the source is a folder under Git, because the
+            files may differ from the commit. ``""`` for every other source.
     """
 
     status: str
@@ -226,11 +226,11 @@ class AssetWrite(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Approximate bytes of the request, by which writes are divided."""
+        """Approximate size of the request in bytes, for dividing many writes."""
         return 500 + len(self.summary) + sum(map(len, self.fields.values()))
 
     def arguments(self, token: str) -> list[Argument]:
-        """Return what ``write_asset.lua`` expects; it checks the lease by ``token``."""
+        """Return the arguments of ``write_asset.lua``, which checks ``token``."""
         words: list[Argument] = [token, self.id, self.summary, KEPT]
         if self.summary:
             for name, value in (

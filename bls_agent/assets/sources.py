@@ -1,4 +1,4 @@
-"""Sources of manifests: the methods of every source, and a folder as a source."""
+"""The methods of every source of manifests, and the source that reads a folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Head:
 
     Attributes:
         commit: SHA of the commit at the branch's head; recorded as ``last_commit_sha``.
-        content: What identifies the files if the commit alone does not, or ``""``.
+        content: Hash of the files if the commit alone does not identify them, or
+            ``""``.
     """
 
     commit: str
@@ -64,7 +65,7 @@ class Source(Protocol):
     """The methods that a synchronisation calls on a source.
 
     Only one task at a time uses a source. Every method raises ``SourceError`` if the
-    source does not answer, refuses, or answers incompletely.
+    source does not answer, refuses the request, or sends an incomplete answer.
     """
 
     @property
@@ -112,7 +113,7 @@ def blob_sha(content: bytes, *, like: str = "") -> str:
 
 
 class DirectorySource:
-    """A folder as a source: a checkout of a Git repository, or any other folder.
+    """A folder of this machine, which may be a checkout of a Git repository.
 
     The commit is the checkout's HEAD, or a digest of all YAML files if the folder is no
     checkout. Edits are synchronised even if they are not committed. Hidden files and
@@ -143,7 +144,8 @@ class DirectorySource:
     async def head(self) -> Head:
         """Read all YAML files, and remember their SHAs for :meth:`tree`.
 
-        Raises SourceError if the folder or a file cannot be read.
+        Raises:
+            SourceError: The folder or a file cannot be read.
         """
         self._listed = await anyio.to_thread.run_sync(self._list_files)
         return self._listed[0]
@@ -151,7 +153,8 @@ class DirectorySource:
     async def tree(self, head: Head) -> Sequence[SourceFile]:
         """Return the files that the last call of :meth:`head` found.
 
-        Raises SourceError if ``head`` differs from the result of that call.
+        Raises:
+            SourceError: ``head`` differs from the result of that call.
         """
         if head != self._listed[0]:
             raise SourceError(self.name, "the folder was read again since")
@@ -160,7 +163,7 @@ class DirectorySource:
     async def fetch(
         self, head: Head, files: Sequence[SourceFile]
     ) -> AsyncGenerator[tuple[SourceFile, bytes | SourceError]]:
-        """Yield the contents of files, which may have changed since :meth:`head`."""
+        """Yield the current contents, which may have changed since :meth:`head`."""
         del head  # a folder keeps no earlier contents
         for file in files:
             try:
@@ -232,7 +235,7 @@ def is_manifest_path(path: str) -> bool:
 
 
 def check_branch(branch: str) -> str:
-    """Return the name of a branch; ``""`` stands for the default branch.
+    """Return a checked name of a branch. ``""`` stands for the default branch.
 
     Raises ConfigurationError if the name is invalid.
     """
@@ -243,9 +246,9 @@ def check_branch(branch: str) -> str:
 
 
 def check_base_path(path: str) -> str:
-    """Return the path of a folder below the root, without slashes at both ends.
+    """Return the checked path of a folder, without slashes at both ends.
 
-    Raises ConfigurationError for any other path.
+    Raises ConfigurationError if the path leaves the root or is not written with ``/``.
     """
     bare = path.strip("/")
     if bare and (UNFIT_PARTS & set(bare.split("/")) or "\\" in bare):
@@ -257,8 +260,8 @@ def check_base_path(path: str) -> str:
 def _read_head(root: Path) -> str:
     """Return the commit of a checkout, or ``""`` if no commit is found.
 
-    Only a SHA is returned, and only a ref below the Git folder is read, because a
-    stranger may have written that folder and the commit is stored in Redis.
+    Only a SHA is returned, and only a ref below the Git folder is read. Otherwise an
+    untrusted Git folder could copy the text of another file into Redis.
     """
     place = root / ".git"
     if place.is_file():  # a worktree, or a submodule

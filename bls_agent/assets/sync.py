@@ -1,8 +1,9 @@
-"""Makes the library equal to a source: makes a plan without I/O, then executes it.
+"""Makes the asset library equal to a source of manifests.
 
-If a file cannot be used, its asset is kept. An asset is deleted only if certainly no
-file describes it. The commit is recorded last, and only if everything before succeeded,
-so that the next synchronisation completes what this one left undone.
+A plan is made without I/O, and then executed. If a file cannot be used, its asset is
+kept. An asset is deleted only if certainly no file describes the asset. The commit is
+recorded at the end, and only after success. So the synchronisation after a failed one
+reads the source again and writes what is missing.
 """
 
 from __future__ import annotations
@@ -102,14 +103,15 @@ class AssetSync:
     """Makes the asset library equal to a source.
 
     Only one synchronisation runs at a time, even among several processes, because each
-    one needs the lease on ``asset:sync:state``. The lease lasts 15 seconds and is
-    renewed while the synchronisation runs. Each write checks the lease in the same step
-    (on a Redis Cluster, before the step). The lease of a dead process ends by itself.
+    synchronisation needs the lease on ``asset:sync:state``. The lease lasts 15 seconds
+    and is renewed while the synchronisation runs. The script that writes an asset also
+    checks the lease. On a Redis Cluster, the lease is checked before the write. If a
+    process dies, its lease expires.
 
     Args:
-        redis: A URL, a client of redis-py or a ``ProjectAgent``. The log of a
-            ``ProjectAgent`` gets the records of :meth:`run_forever`. ``None`` stands
-            for ``BLS_REDIS_URL``.
+        redis: A URL, a client of redis-py or a ``ProjectAgent``. If it is a
+            ``ProjectAgent``, :meth:`run_forever` logs through the agent. ``None``
+            stands for ``BLS_REDIS_URL``.
         source: Source of the manifests.
         wait: Longest wait in seconds for the end of another synchronisation.
         on_progress: Function that is called in the event loop after each step of the
@@ -186,11 +188,12 @@ class AssetSync:
     async def run_forever(self, interval: float = 300.0) -> None:
         """Synchronise again and again until the task is cancelled.
 
-        Each run that finds a change is logged once, each new failure as a warning. A
-        failure does not end this method.
+        A run that finds a change logs one record. A failed run logs a warning, unless
+        the run before failed in the same way. A failure does not end this method.
 
         Args:
-            interval: Seconds between two runs, or more if the source asks to wait.
+            interval: Seconds between two runs. The pause is longer if the source asks
+                for a longer wait, for example because of a rate limit.
 
         Raises:
             ConfigurationError: ``interval`` is not a valid number of seconds.
@@ -348,7 +351,7 @@ class AssetSync:
     async def _execute(
         self, saved: Sequence[AssetWrite], report: SyncReport, lease: Lease
     ) -> SyncReport:
-        """Write assets, then delete assets, even if Redis refuses some of them.
+        """Write assets, then delete assets. Continue if Redis refuses some of them.
 
         A lost lease ends the run at once, because another synchronisation may write.
         """
@@ -381,7 +384,7 @@ class AssetSync:
         )
 
     async def _record(self, lease: Lease | None, report: SyncReport) -> None:
-        """Write report and state, with the commit only if the run is complete."""
+        """Write report and state. Write the commit only if the run is complete."""
         if lease is None or not lease.valid or report.status == "unchanged":
             return
         fields: list[str | int] = ["sync_status", "failed"]

@@ -1,8 +1,8 @@
 """Reads values from untrusted YAML. No I/O.
 
 Only the core schema of YAML 1.2 is read, so that JSON can hold every value: ``no``,
-``12:30`` and dates are texts, and tags and merge keys are refused. In the limits, an
-alias counts as all the values that it stands for.
+``12:30`` and dates are texts, and tags and merge keys are refused. When the limits are
+checked, an alias counts as all the values that it stands for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CONSTANTS: Final[Mapping[str, bool | None]] = {
 
 
 class YamlFault(Exception):  # noqa: N818 - becomes a ManifestError
-    """The YAML cannot be used. ``line`` begins at 1; 0 means the whole text."""
+    """The YAML cannot be used. The first line is 1; 0 means the whole text."""
 
     def __init__(self, reason: str, remedy: str, line: int) -> None:
         super().__init__(reason)

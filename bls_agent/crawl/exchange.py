@@ -1,9 +1,8 @@
-"""The requests that the tasks of one event loop hold, and the tasks that wait for one.
+"""Takes requests for the tasks of one event loop, and renews and ends their leases.
 
-One background task of each event loop takes requests and renews and ends their leases.
-So one write to Redis serves all tasks of the host. The background task runs while a
-task of the host waits for a request or holds one. Another background task pushes
-requests; see ``pusher.py``.
+One background task of each event loop does this work, so that one write to Redis serves
+all tasks of the loop. The background task runs while another task waits for a request
+or holds a request. A second background task pushes requests; see ``pusher.py``.
 """
 
 from __future__ import annotations
@@ -105,10 +104,10 @@ class Settlement:
     held: Held
     value: Argument = ""
     future: asyncio.Future[bool] | None = None
-    in_doubt: bool = False  # whether Redis may have executed it in an earlier write
+    in_doubt: bool = False  # whether an earlier write may have executed it
 
     def answer(self, *, done: bool) -> None:
-        """Report to the waiting task whether this worker still held the request."""
+        """Return to the waiting task whether this worker still held the request."""
         if self.future is not None and not self.future.done():
             self.future.set_result(done)
 
@@ -123,7 +122,7 @@ class _Write(NamedTuple):
 
 
 class Exchange:
-    """Collects what the tasks of one event loop want of a queue, and sends it to Redis.
+    """Collects the requests of one event loop's tasks to a queue, and sends them.
 
     The class has 16 attributes because taking, renewing and ending leases share one
     write. They hold the taken requests, the waiting tasks and the time of the next write.
@@ -158,20 +157,21 @@ class Exchange:
         register(self)
 
     def reset_after_fork(self) -> None:
-        """Forget the held requests in a forked child, as the parent holds these."""
+        """Forget the held requests in a forked child, because the parent holds them."""
         for held in self._held:
             held.valid_until = -math.inf
         self._held.clear()
 
     def detach(self) -> None:
-        """Release the connection of the blocking read after its loop was closed."""
+        """Release the connection of the blocking read after its loop has closed."""
         self._blocking.detach()
 
     async def take(self, timeout: float | None) -> Held | None:
         """Wait for a request. Return ``None`` if no request came in time.
 
-        Raise RedisUnavailableError if Redis is unreachable when the time is over, or at
-        once if Redis refuses. Raise WrongTypeError if a key holds another type.
+        Raise RedisUnavailableError if Redis is still unreachable when the timeout ends,
+        or at once if Redis refuses a command. Raise WrongTypeError if a key holds
+        another type.
         """
         future: asyncio.Future[Held | None] = self._loop.create_future()
         until = math.inf if timeout is None else self._loop.time() + timeout
@@ -207,7 +207,10 @@ class Exchange:
         return False
 
     def _add_settlement(self, one: Settlement) -> None:
-        """Send a settlement with the next write; try for ``lease`` seconds."""
+        """Send a settlement with the next write. Repeat it until the lease ends.
+
+        A request without a lease gets ``lease`` seconds for these attempts.
+        """
         if not one.held.token:
             one.held.valid_until = boot_seconds() + self.options.lease
         self._settlements.append(one)
@@ -234,7 +237,7 @@ class Exchange:
             await self._blocking.aclose()
 
     def _end_waits(self, error: Exception | None, now: float = math.inf) -> None:
-        """End every wait whose time is over, with an error or without a request."""
+        """End waits whose deadline has passed, with an error or without a request."""
         for future in [one for one, until in self._waiters.items() if until <= now]:
             del self._waiters[future]
             if future.done():
@@ -302,7 +305,11 @@ class Exchange:
                 timer.cancel()
 
     async def _read(self) -> None:
-        """Wait for a push, two seconds at most, because a push may wake no reader."""
+        """Wait for a push, at most two seconds.
+
+        The time is limited because another worker may remove the element of the wake
+        list and then die, so that the push wakes no reader.
+        """
         wait = min(WAIT, self.options.timeout / 2)
         try:
             wake = await self._blocking.call("BLPOP", self._keys.wake, wait)
@@ -314,11 +321,15 @@ class Exchange:
             self._start()
 
     async def _pause_after(self, error: BlsError, backoff: Backoff) -> None:
-        """Raise ``error`` in tasks whose time is over; wait before the next attempt."""
+        """Raise ``error`` in tasks whose deadline has passed, then wait before a retry.
+
+        A refusal and a key of the wrong type are raised in all waiting tasks.
+        """
         final = isinstance(error, RedisRefusedError | ContractError)
         self._end_waits(error, math.inf if final else self._loop.time())
         kept: list[Settlement] = []
-        # Ends of leases stay, because a refusal (a missing right) may end soon.
+        # Ends of leases are kept and sent again, because the cause of a refusal, like
+        # a missing permission, may be removed before the lease ends.
         for one in self._settlements:
             if one.held.valid_until <= boot_seconds():
                 one.answer(done=False)
@@ -383,16 +394,21 @@ class Exchange:
     def _keep_for_later(self, write: _Write, error: RedisUnavailableError) -> None:
         """Keep ends of leases for the next write.
 
-        If the failed write may have taken requests, the next write returns them, too.
+        If the failed write may have taken requests, the next write also returns these
+        requests to the queue.
         """
         self._keep(write.settlements, in_doubt=error.ambiguous)
-        if write.token and error.ambiguous:  # requests may be leased that no task holds
+        if write.token and error.ambiguous:  # Redis may have leased requests to no task
             end = write.sent_at + self.options.lease
             lost = Held(b"", write.token, valid_until=end)
             self._settlements.append(Settlement("recall", lost))
 
     def _next_settlements(self) -> list[Settlement]:
-        """Return ends and renewals, ``ack`` first because it needs no server memory."""
+        """Return ends and renewals, ``ack`` first.
+
+        A server that is out of memory refuses a script whose first write needs memory.
+        An ``ack`` needs none.
+        """
         found = self._settlements[:MOST_PUSHES]
         del self._settlements[:MOST_PUSHES]
         if self._held and self._loop.time() >= self._renew_at:
@@ -412,7 +428,7 @@ class Exchange:
         return min(len(self._waiters), MOST_TAKEN) if is_time else 0
 
     def _keep(self, settlements: Sequence[Settlement], *, in_doubt: bool) -> None:
-        """Keep ends of leases for the next write. Renewals are made anew."""
+        """Keep ends of leases for the next write, which also renews all leases."""
         for one in settlements:
             if one.what != "renew":
                 one.in_doubt = one.in_doubt or in_doubt
@@ -427,7 +443,7 @@ class Exchange:
             held = one.held
             if one.what != "renew":
                 ours = one.in_doubt and boot_seconds() < held.valid_until
-                # ``ours``: an earlier write without a reply has ended the lease.
+                # ``ours``: an earlier write, whose reply was lost, has ended the lease.
                 one.answer(done=bool(done) or ours)
             elif done:
                 held.valid_until = valid_until(write.sent_at, self.options.lease)
@@ -472,8 +488,8 @@ class Exchange:
     def _hand_over(self, held: Held) -> None:
         """Pass a request to a waiting task, or return it to the queue if none waits.
 
-        A request whose lease has ended meanwhile is returned, too. A request that no
-        worker can do goes into the failed list.
+        A request whose lease has ended meanwhile is also returned. A request that no
+        worker can execute goes into the failed list.
         """
         if fault := self._fault_of(held):
             entry = held.failed_entry(fault)

@@ -29,7 +29,7 @@ _UNPRINTED: Final = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")
 _LINE_BREAK: Final = re.compile(r"[\0\r\n]")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110
 _PORTS: Final = {"http": 80, "ws": 80, "https": 443, "wss": 443, "ftp": 21}
-# Characters that mean something else in a path when they are escaped.
+# Characters that stay escaped in a path, because unescaped they mean something else.
 _KEPT: Final = frozenset(b"/?#;%")
 _PATH: Final = "/:@!$&'()*+,;=|[]"
 _PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9_.~/:@!$&'()*+,;=|\[\]-]*+")
@@ -42,7 +42,7 @@ _PLAIN_QUERY: Final = re.compile(f"{_PLAIN}(?:&{_PLAIN})*+")
 
 @runtime_checkable
 class _RequestLike(Protocol):
-    """An object with the parts of a request: a :class:`CrawlRequest` or Scrapy's."""
+    """What a fingerprint needs of a :class:`CrawlRequest` or a request of Scrapy."""
 
     @property
     def url(self) -> str: ...
@@ -61,8 +61,8 @@ class CrawlRequest:
     Attributes:
         url: The URL with its scheme, at most 65,535 bytes.
         method: An HTTP method, in capitals.
-        headers: Name → value.
-        body: At most 1 MiB; a ``str`` is encoded as UTF-8.
+        headers: HTTP headers: name → value.
+        body: The body, at most 1 MiB. A ``str`` is encoded as UTF-8.
         meta: Values for the crawler's own use. They are converted to JSON's types: a
             tuple becomes a list, and a ``datetime`` becomes text.
         callback: Name of the function that handles the response.
@@ -115,7 +115,8 @@ class CrawlRequest:
     def decode(cls, payload: bytes) -> Self:
         """Decode a request that :meth:`encode` or another program has written.
 
-        Unknown fields are ignored, and ``null`` fields count as absent. No pickle is read.
+        Unknown fields are ignored, and ``null`` fields count as absent. Pickles are
+        not read.
 
         Raises:
             DecodeError: The payload is not a valid request: no JSON object, longer than
@@ -229,10 +230,10 @@ def _check_meta(meta: object) -> dict[str, Any] | None:
 def canonical_url(url: str) -> str:
     """Return a URL in its canonical form, which is equal for all spellings of the URL.
 
-    Scheme and host are in small letters, and the host is ASCII (IDNA). The default port
-    and the fragment are removed. Dot segments are resolved. Only necessary escapes
-    stay, in capitals. The query is sorted by name and value. Raise ValueError if the
-    host or the port is invalid.
+    Scheme and host are in lower case, and the host is ASCII (IDNA). The default port
+    and the fragment are removed. Dot segments are resolved. Only necessary percent
+    escapes stay, with upper-case digits. The query is sorted by name and value. Raise
+    ValueError if the host or the port is invalid.
     """
     scheme, netloc, path, query = cast("re.Match[str]", _PARTS.match(url)).groups("")
     scheme = scheme.lower()

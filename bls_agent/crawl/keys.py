@@ -17,7 +17,7 @@ from bls_agent.core.keys import (
 
 _ROWS: Final = [name for name, row in KEYS.items() if row.contract is Contract.CRAWL]
 
-# Own key of this package → the keys of the protocol whose cluster slot it must share.
+# Key that only this package uses → the keys of the protocol whose slot it must share.
 _BESIDE: Final = {
     "crawl_leases": ("crawl_requests",),
     "crawl_delayed": ("crawl_requests",),
@@ -52,12 +52,12 @@ def read_flag(settings: CrawlSettings, name: str) -> bool:
 
 
 class RedisKeyManager:
-    """Builds every key of one namespace: of a project, or of one of its spiders.
+    """Builds every key of one namespace, which is a project or one of its spiders.
 
     Args:
         project_name: Name of the project.
         spider_name: Name of the spider; ``None`` or ``""`` for the keys that belong to
-            the project alone. Each spider of the project is another namespace.
+            the project alone.
 
     Raises:
         ConfigurationError: A name contains ``:`` or breaks another rule for names. The
@@ -74,7 +74,7 @@ class RedisKeyManager:
 
     @classmethod
     def from_settings(cls, settings: CrawlSettings) -> RedisKeyManager:
-        """Make a manager by the settings ``PROJECT_NAME`` and ``SPIDER_NAME``.
+        """Make a manager from the settings ``PROJECT_NAME`` and ``SPIDER_NAME``.
 
         Args:
             settings: A ``dict``, or the settings of Scrapy.
@@ -86,11 +86,11 @@ class RedisKeyManager:
         return cls(project, settings.get("SPIDER_NAME", None))
 
     def set_spider_name(self, spider_name: str | None) -> None:
-        """Change the spider; ``None`` or ``""`` for the project alone.
+        """Change the spider. ``None`` or ``""`` stands for the project alone.
 
         Raises:
-            ConfigurationError: The name breaks a rule of :class:`RedisKeyManager`; the
-                manager keeps its former spider.
+            ConfigurationError: The name breaks a rule of :class:`RedisKeyManager`. The
+                manager then keeps its former spider.
         """
         none = spider_name is None or spider_name == ""
         spider = None if none else cast("str", name_of(spider_name))
@@ -161,17 +161,21 @@ class RedisKeyManager:
         return self._key("crawl_item_fingerprint")
 
     def get_own_key(self, row: str, beside: str = "") -> str:
-        """Return one of this package's own keys, which the protocol does not name.
+        """Return a key that only this package uses and the protocol does not define.
 
-        ``row`` is the name of the key in the table of keys, such as ``crawl_leases``.
-        ``beside`` is the name of the protocol's key in whose slot the own key lies; it
-        is needed if there are several such keys.
+        Args:
+            row: Name of the key in the table of keys, such as ``crawl_leases``.
+            beside: Name of a key of the protocol. Both keys lie in the same slot of a
+                Redis Cluster. Only ``crawl_bloom`` needs this argument.
         """
         place = place_beside(self._key(beside or _BESIDE[row][0]))
         return KEYS[row].locate(place=place)
 
     def single_keys(self) -> dict[str, str]:
-        """Return key → row of each key that exists once per namespace, own keys too."""
+        """Return each key that exists once per namespace, with its name in the table.
+
+        The keys that only this package uses are included.
+        """
         found = {self._key(row): row for row in _ROWS if row != "crawl_failed_retries"}
         for row, places in _BESIDE.items():
             found |= {self.get_own_key(row, beside): row for beside in places}
@@ -182,13 +186,13 @@ class RedisKeyManager:
 
     @staticmethod
     def extract_project_name_from_key(key: object) -> str | None:
-        """Return the project in a key; ``None`` if the key belongs to no crawl."""
+        """Return the project in a key, or ``None`` if the key belongs to no crawl."""
         found = _read_contract(key)
         return found.project if found else None
 
     @staticmethod
     def extract_spider_name_from_key(key: object) -> str | None:
-        """Return the spider in a key; ``None`` if the key names no spider."""
+        """Return the spider in a key, or ``None`` if the key names no spider."""
         found = _read_contract(key)
         return found.spider if found else None
 
@@ -198,7 +202,7 @@ class QueueKeys(NamedTuple):
 
     by_row: dict[str, str]  # row without "crawl_" → key, in the order of the scripts
     types: dict[str, str]  # key → type in Redis
-    retries: str  # key of the failed attempts, without the member at the end
+    retries: str  # the keys that count failed attempts begin so; a member follows
 
     @property
     def in_order(self) -> list[str]:
@@ -227,7 +231,7 @@ class CrawlKey(NamedTuple):
 
 
 def read_key(key: object) -> CrawlKey | None:
-    """Parse a key, also one of this package's own keys, from text or bytes.
+    """Parse a key of the protocol, or a key that only this package uses.
 
     Return ``None`` if no :class:`RedisKeyManager` makes such a key.
     """
@@ -262,7 +266,7 @@ class RedisKeyValidator:
         """Return whether a key has a name that the protocol defines.
 
         Args:
-            key: The key. Return ``False`` for a value that is not a key; never raise.
+            key: Any value. The result is ``False`` for a value that is not a key.
             project_name: The project to which the key must belong; ``None`` for any.
         """
         found = _read_contract(key)
@@ -303,7 +307,7 @@ _VALIDATOR: Final = RedisKeyValidator()
 def print_validation_report(
     keys: Iterable[object], project_name: str | None = None
 ) -> None:
-    """Print one line for each key: whether it is valid, and its parts.
+    """Print whether each key is valid, its parts, and the number of valid keys.
 
     Args:
         keys: The keys to check.

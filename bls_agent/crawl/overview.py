@@ -32,7 +32,7 @@ COUNTERS: Final = ("pushed", "taken", "acknowledged", "retried", "expired")
 
 
 class Namespace(NamedTuple):
-    """The project and the spider of a crawl; ``None`` for the project alone."""
+    """The project and the spider of a crawl. ``spider`` may be ``None``."""
 
     project: str
     spider: str | None
@@ -51,7 +51,7 @@ class Namespace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The requests in a queue now, and counts since the queue was made or cleaned up.
+    """The requests in a queue now, and counts since it was created or cleaned up.
 
     Attributes:
         waiting: Requests that may be taken now.
@@ -63,8 +63,8 @@ class QueueStats:
         acknowledged: Requests that were finished.
         retried: How often a request was queued again after a failure.
         expired: How often a lease ended because its worker no longer renewed the lease.
-        seen_at: The time of these counts by the server's clock, in seconds since 1970;
-            needed to compute rates.
+        seen_at: The time of these counts by the server's clock, in seconds since 1970.
+            Use it to compute rates.
     """
 
     waiting: int
@@ -111,7 +111,7 @@ class FailedRequest:
 
     @classmethod
     def read(cls, raw: bytes) -> FailedRequest:
-        """Decode an entry. An entry in another program's form is kept in ``raw``."""
+        """Decode an entry. If this fails, ``raw`` still holds the entry's bytes."""
         entry: JSONObject = {"reason": "the entry cannot be read"}
         request = None
         with suppress(DecodeError):
@@ -134,11 +134,11 @@ class FailedRequest:
 
 
 class QueueView(NamedTuple):
-    """What could be read of one queue, or why nothing could."""
+    """The counts of one queue, or the reason why Redis refused them."""
 
     name: Namespace  # project and spider of the queue
     stats: QueueStats | None  # the counts; ``None`` if Redis refused to count
-    problem: str = ""  # why: ``wrong_type`` or ``no_permission``; empty if counted
+    problem: str = ""  # ``wrong_type`` or ``no_permission`` if Redis refused to count
 
 
 class QueueOverview(Store):
@@ -151,11 +151,11 @@ class QueueOverview(Store):
 
     @property
     def pool(self) -> ConnectionPool:
-        """The connections of the running event loop, opened at a first request."""
+        """The connections of the running event loop. The first request opens them."""
         return self._access.pool
 
     async def find(self) -> list[Namespace]:
-        """Find the crawls that have any key, with SCAN on all servers."""
+        """Find the crawls that have any key. Run SCAN, in a cluster on each master."""
         found: set[Namespace] = set()
         async for key in self.pool.scan(ALL):
             retries = KEYS[RETRIES].parse(key)  # a namespace may have many such keys
@@ -189,7 +189,7 @@ class QueueOverview(Store):
                 refused.append(error)
             stats = QueueStats.read(part, clock) if error is None else None
             views.append(QueueView(name, stats, error.kind if error else ""))
-        if len(refused) == len(views):  # the user may read no project at all
+        if len(refused) == len(views):  # the user has no permission at all
             raise refused[0]
         return views
 
@@ -229,7 +229,7 @@ async def find_queues(
 ) -> list[Namespace]:
     """List the crawls that have any key in Redis.
 
-    The keys are found by SCAN, on a cluster on all masters.
+    The keys are found by SCAN. On a Redis Cluster, SCAN runs on each master.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
@@ -259,17 +259,20 @@ async def cleanup(
 
     The keys of other projects stay. If ``spider`` is ``None``, the keys of the
     project's spiders stay, too. Keys are found by SCAN and removed by UNLINK. A worker
-    that still runs makes some of the keys anew.
+    that still runs creates some of these keys again.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
             ``BLS_REDIS_URL``.
         project: Name of the project.
         spider: Name of the spider; ``None`` for the project alone.
-        dry_run: Only search and remove nothing; the default.
+        dry_run: Whether to search only and remove nothing.
         on_progress: Called after each step, in the event loop, with the number of keys
             found and removed so far.
         timeout: Deadline of one request in seconds.
+
+    Returns:
+        The keys that were found, and how many of them were removed.
 
     Raises:
         RedisUnavailableError: Redis cannot answer or refuses a command. Some keys may

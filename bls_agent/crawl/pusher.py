@@ -1,8 +1,8 @@
 """Sends the requests that the tasks of one event loop push into a crawl queue.
 
-One run of the script for many pushes halves the cost of each push. So one background
-task collects all pushes of the host while it waits for a reply, and then sends them
-together.
+If one run of the script queues many requests, each push costs half as much. So one
+background task sends the pushes of all tasks. While this task waits for a reply, new
+pushes are collected for the next run.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Pusher:
         self.task: asyncio.Task[None] | None = None
 
     async def push(self, pushes: Sequence[Push]) -> list[int]:
-        """Queue up to 500 requests. Return 1 for each that was queued, else 0.
+        """Queue up to 500 requests. Return for each 1 if it was queued, otherwise 0.
 
-        Raise RedisUnavailableError if Redis did not queue the requests; if
+        Raise RedisUnavailableError if Redis did not queue the requests. If
         ``error.ambiguous`` is true, Redis may have queued them. Raise WrongTypeError if
         a key holds another type.
         """
@@ -87,7 +87,7 @@ class Pusher:
                     end = at + len(one.pushes)
                     one.answer(reply if isinstance(reply, BlsError) else reply[at:end])
                     at = end
-        finally:  # no task may wait for ever if the loop ends or after a bug here
+        finally:  # no task may wait for ever, even after a cancellation or a bug
             for one in (*batches, *self._batches):
                 one.answer(closed_error(ambiguous=True))
             self._batches.clear()
@@ -116,7 +116,7 @@ class Pusher:
 
 
 async def name_wrong_type(pool: ConnectionPool, keys: QueueKeys, reply: Reply) -> Reply:
-    """Return the reply, or, for a wrong type, an error that names the key."""
+    """Return the reply, or for a key of the wrong type an error that names the key."""
     if not isinstance(reply, RedisUnavailableError):
         return reply
     connection = pool.pick(keys.wake)

@@ -37,7 +37,7 @@ PAGE: Final = 100  # entries of the failed list that are read at once
 
 
 class _Take:
-    """The block in which a task holds a request; its end settles the request."""
+    """The block in which a task holds a request. Leaving it settles the request."""
 
     def __init__(self, queue: RequestQueue, timeout: float | None) -> None:
         self._queue = queue
@@ -74,7 +74,7 @@ class TakenRequest:
     Attributes:
         request: The request to fetch.
         attempt: 1 for the first attempt.
-        priority: The priority when the request was taken; each retry adds 1.
+        priority: The priority when the request was taken. Each retry adds 1.
         settled: Whether this object has acknowledged, failed or returned the request.
     """
 
@@ -93,9 +93,9 @@ class TakenRequest:
     def valid(self) -> bool:
         """Whether it is certain that no other worker has the request.
 
-        Check this before anything that must not happen twice. The value is ``False`` as
-        soon as the lease was not renewed in time, because Redis was unreachable or this
-        process was frozen.
+        Check this value before an action that must not happen twice. The value becomes
+        ``False`` if the lease is not renewed in time, for example because Redis is
+        unreachable or this process was frozen.
         """
         return not self.settled and boot_seconds() < self._held.valid_until
 
@@ -103,12 +103,13 @@ class TakenRequest:
         """Finish the request and remove it from Redis.
 
         Wait for Redis for up to the queue's ``timeout``. While Redis is unreachable, the
-        acknowledgement is repeated in the background until the lease is over.
+        acknowledgement is repeated in the background until the lease ends.
 
         Returns:
             Whether this worker still held the request. ``False`` means that another
-            worker may do the request again: the lease was lost, or Redis has not
-            confirmed the end in time. ``False`` also if the request is settled already.
+            worker may do the request again, because the lease was lost or Redis has not
+            confirmed in time. ``False`` is also returned for a request that was settled
+            before.
         """
         if not self._held.token:
             self.settled = True
@@ -118,9 +119,9 @@ class TakenRequest:
     async def fail(self, reason: str) -> bool:
         """Queue the request again after a delay, with priority + 1.
 
-        After ``max_retries`` retries the request goes into the failed list instead; in
-        mode ``simple`` it goes there at once. The list stores up to 2,000 bytes of the
-        reason, without secrets.
+        After ``max_retries`` retries the request goes into the failed list instead. In
+        mode ``simple``, it goes there at the first failure. The list stores up to 2,000
+        bytes of the reason, with secrets masked.
 
         Returns:
             The same as :meth:`ack`.
@@ -155,16 +156,17 @@ class TakenRequest:
 class RequestQueue(Store):
     """A queue of requests that many workers share, stored under the keys of the protocol.
 
-    The request with the lowest priority is taken first; among equal priorities, the
-    oldest. A worker holds a request by a lease, which ends by the server's clock. If
-    the worker dies, freezes or loses its connection, its requests return to the queue
-    within ``lease`` seconds, with priority + 1. So each request is done at least once,
-    and twice only if its worker lost the lease. Every step is one script, because no
-    crash may leave a request without its body or a fingerprint without its request.
+    The request with the lowest priority is taken first, and the oldest among equal
+    priorities. A worker holds a request by a lease, which ends by the server's clock.
+    If the worker dies, freezes or loses its connection, its requests return to the
+    queue within ``lease`` seconds, with priority + 1. So each request is done at least
+    once. It is done twice only if its worker lost the lease. Every step is one script,
+    because no crash may leave a request without its body or a fingerprint without its
+    request.
 
-    Works with and without ``async with``, in any event loop, for any number of tasks.
-    Commands of several tasks are sent in one write. Leaving the block returns the
-    requests that are still held. After a fork the child process holds no request.
+    A queue works with and without ``async with``, in any event loop, for any number of
+    tasks. Commands of several tasks are sent in one write. Closing the queue returns
+    the requests that are still held. After a fork the child process holds no request.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
@@ -312,8 +314,8 @@ class RequestQueue(Store):
 
         The lease is renewed during the block. Leaving the block acknowledges the
         request. An exception in the block calls :meth:`TakenRequest.fail` and is
-        raised again. A cancellation returns the request to the queue. A request that
-        the block has settled itself is left alone.
+        raised again. A cancellation returns the request to the queue. If the block has
+        settled the request itself, leaving the block does nothing.
 
         Args:
             timeout: Seconds to wait for a request; 0 to check once, ``None`` to wait
@@ -325,9 +327,10 @@ class RequestQueue(Store):
 
         Raises:
             ConfigurationError: ``timeout`` is not a valid number of seconds.
-            RedisUnavailableError: On entering the block: Redis was unreachable when the
-                time was over, or has refused (:class:`RedisRefusedError`, at once).
-            WrongTypeError: On entering the block: a key holds another type.
+            RedisUnavailableError: Redis is still unreachable when ``timeout`` ends.
+                Raised on entering the block, like the next two.
+            RedisRefusedError: Redis refuses a command. Raised without a wait.
+            WrongTypeError: A key holds another type than the protocol defines.
         """
         if timeout:
             check_seconds("timeout", timeout, "0 or more seconds, or None")
@@ -343,7 +346,7 @@ class RequestQueue(Store):
         return int((await self._read(("requests", "ZCARD")))[0])
 
     async def stats(self) -> QueueStats:
-        """Count the requests in the queue and what happened to them.
+        """Count the requests in the queue now, and those taken, retried and so on.
 
         Raise the same exceptions as :meth:`size`.
         """
@@ -396,7 +399,7 @@ class RequestQueue(Store):
         return count
 
     async def _read(self, *questions: tuple[str | int, ...]) -> list[Reply]:
-        """Read several keys; each question is a row, a command and its arguments."""
+        """Read several keys. A question is a name of ``by_row``, command, arguments."""
         self._check_slots()
         keys = [self._keys.by_row[str(row)] for row, *_ in questions]
         requests: list[Request] = [
@@ -415,7 +418,7 @@ class RequestQueue(Store):
 
 
 def _make_push(score: str, request: object, *, unique: bool) -> Push:
-    """Encode a request; raise ConfigurationError for anything else."""
+    """Encode a request. Raise ConfigurationError for any other object."""
     if not isinstance(request, CrawlRequest):  # a ``str`` has ``encode``, too
         rule, remedy = "a queue takes requests", "Pass CrawlRequest(url)."
         raise ConfigurationError("request", request, rule, remedy)
@@ -423,7 +426,7 @@ def _make_push(score: str, request: object, *, unique: bool) -> Push:
 
 
 def _score(priority: float) -> str:
-    """Format a priority for Redis; raise ConfigurationError if it is not finite."""
+    """Format a priority for Redis. Raise ConfigurationError if it is not finite."""
     if type(priority) not in (int, float) or not abs(priority) <= sys.float_info.max:
         rule = "a finite number; the lowest is taken first"
         raise ConfigurationError("priority", priority, rule)

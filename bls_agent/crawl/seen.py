@@ -27,12 +27,12 @@ _ANSWERS: Final = {"raise": None, "new": True, "seen": False}
 
 
 class SeenFilter(Store):
-    """Finds out which fingerprints are new, for all processes that share it.
+    """Finds out which fingerprints are new. Many processes share one filter.
 
     Any number of processes may add the same fingerprint at once. The fingerprint is new
     for exactly one of these processes. If the connection is lost before the reply
     arrives, Redis may have added the fingerprint; adding it again then returns ``False``.
-    Works with and without ``async with``, in any event loop.
+    A filter works with and without ``async with``, in any event loop.
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
@@ -41,15 +41,16 @@ class SeenFilter(Store):
         spider: Name of the spider; ``None`` for the project alone.
         ttl: Seconds from the first fingerprint until all fingerprints are forgotten;
             ``None`` to keep them for ever.
-        kind: ``"request"`` for the key ``filter:fingerprint``, ``"item"`` for
-            its key ``item:fingerprint``.
+        kind: ``"request"`` for the key that ends in ``filter:fingerprint``, ``"item"``
+            for the key that ends in ``item:fingerprint``.
         bloom: Whether to use a Bloom filter, under a key of this package, instead of the
-            document's set. A Bloom filter needs only a few bits for each fingerprint,
-            but takes about one in a hundred new fingerprints for seen. ``BF.RESERVE``
-            can make the key with another rate. Needs valkey-bloom or RedisBloom.
-        on_error: What to do while Redis is unreachable: ``"raise"`` the error, or take
-            every fingerprint for ``"new"`` or for ``"seen"``. The error of a request
-            that Redis refuses is always raised.
+            protocol's set. A Bloom filter needs only a few bits for each fingerprint,
+            but reports about one in a hundred new fingerprints as seen. For another
+            rate, create the key with ``BF.RESERVE`` before. The server needs the module
+            valkey-bloom or RedisBloom.
+        on_error: What to do while Redis is unreachable. ``"raise"`` raises the error.
+            ``"new"`` and ``"seen"`` report every fingerprint as new or as seen. If
+            Redis refuses a request, the error is always raised.
         timeout: Deadline of one request in seconds.
 
     Attributes:
@@ -96,13 +97,13 @@ class SeenFilter(Store):
         """Add one fingerprint, in one atomic step. Return whether it was new.
 
         Args:
-            fingerprint: Any text, or a request; the fingerprint of a request is made.
+            fingerprint: Any text, or a request, whose fingerprint is computed here.
 
         Raises:
             RedisUnavailableError: Redis did not reply, and ``on_error`` is ``"raise"``.
             RedisRefusedError: Redis refused the request, for example because the user
                 lacks a permission.
-            WrongTypeError: The key holds another type; its value was left alone.
+            WrongTypeError: The key holds another type; its value was not changed.
             ConfigurationError: The argument is not a fingerprint, or the server lacks
                 Bloom filters.
         """
@@ -141,7 +142,9 @@ class SeenFilter(Store):
         return bool(await self._read(verb, _member(fingerprint), missing=missing))
 
     async def size(self) -> int:
-        """Count the fingerprints. A Bloom filter misses new ones that it took for seen.
+        """Count the fingerprints.
+
+        A Bloom filter does not count new fingerprints that it has reported as seen.
 
         Raise the same exceptions as :meth:`add` with ``on_error="raise"``.
         """
@@ -166,7 +169,7 @@ class SeenFilter(Store):
         return self._checked(reply, missing)
 
     def _checked(self, reply: Reply, missing: Reply) -> Reply:
-        """Return a reply, or ``missing`` if Redis was unreachable; raise refusals."""
+        """Return a reply, or ``missing`` if Redis was unreachable. Raise a refusal."""
         if not isinstance(reply, RedisUnavailableError):
             return reply
         if reply.kind == "wrong_type":
@@ -222,7 +225,7 @@ class DedupPipeline:
 
     @classmethod
     def from_settings(cls, settings: CrawlSettings) -> Self:
-        """Make a pipeline by settings.
+        """Make a pipeline from settings.
 
         Args:
             settings: Any object with ``get(name, default)``. All settings are optional:
@@ -246,7 +249,7 @@ class DedupPipeline:
 
     @classmethod
     def from_crawler(cls, crawler: Any) -> Self:
-        """Make a pipeline by ``crawler.settings``; see :meth:`from_settings`."""
+        """Make a pipeline from ``crawler.settings``, as :meth:`from_settings` does."""
         return cls.from_settings(crawler.settings)
 
     async def process_item(self, item: _Item, spider: object = None) -> _Item:  # noqa: ARG002 - Scrapy passes it
@@ -263,7 +266,7 @@ class DedupPipeline:
         return item
 
     async def close_spider(self, spider: object = None) -> None:  # noqa: ARG002 - Scrapy passes it
-        """Close the connection; with ``cleanup``, remove all fingerprints first."""
+        """Close the connection. With ``cleanup``, remove all fingerprints before."""
         try:
             if self._cleanup:
                 await self._seen.clear()
