@@ -8,7 +8,7 @@ read 3.0.0. A text of a foreign process stays data: where AsyncAPI reads Markdow
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 from urllib.parse import quote
 
@@ -285,7 +285,8 @@ def _rewrite(schema: Any, names: Mapping[str, str]) -> Any:
         elif word in ("const", "default", "enum", "required", "type"):
             written[word] = value
         elif isinstance(value, list):
-            written[word] = [_rewrite(one, names) for one in cast("list[Any]", value)]
+            items = cast("Sequence[Any]", value)
+            written[word] = [_rewrite(one, names) for one in items]
         else:
             written[word] = _rewrite(value, names)
     return written
