@@ -1,6 +1,7 @@
-"""Run events: written, replayed and followed.
+"""Writes, reads and follows run events.
 
-The names below are loaded when they are first used.
+A *run* is one execution of a long task, and its events report the progress. Python
+imports the module of a name below when a program first uses the name.
 """
 
 from __future__ import annotations
@@ -61,5 +62,5 @@ _HOMES = {
     "RunWriterStats": "writer",
 }
 
-if not TYPE_CHECKING:  # checkers see the imports above, and refuse other names
+if not TYPE_CHECKING:  # type checkers use the imports above, and report other names
     __getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "events")

@@ -34,8 +34,8 @@ from bls_agent.runs.reading import (
     size_of,
 )
 
-PREVIEW: Final = 400  # bytes of a text that is taken from an event
-LONGEST_REASON: Final = 8 * 1024  # bytes of the reason why a run failed
+PREVIEW: Final = 400  # largest number of bytes of a text that is taken from an event
+LONGEST_REASON: Final = 8 * 1024  # largest number of bytes of the reason of a failure
 PORTION: Final = 250  # largest number of runs that are read together
 FIRST_PORTION: Final = 10  # runs read together while the size of events is unknown
 PORTION_BYTES: Final = 2 * 1024 * 1024  # approximate bytes of events in one reply
@@ -43,20 +43,21 @@ _TASK: Final = ("task", "title", "name", "input")  # data fields that may descri
 
 MOST: Final = 10_000
 _GIVE_EVENTS: Final = ("XRANGE", "XREVRANGE")
-_OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # errors of a single key
+_OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # errors that concern only one key
 
 
 class RunState(StrEnum):
     """The state of a run.
 
     Attributes:
-        RUNNING: A living writer holds a lease on the run.
-        OPEN: The run was not ended, or was started again, but no writer holds a lease.
-        LOST: The writer of the run fell silent without ending the run.
+        RUNNING: A writer is alive: it holds a lease on the run, a key with a short TTL.
+        OPEN: No writer holds a lease. The run has not ended, or has started again.
+        LOST: The lease of the writer has expired before the writer ended the run.
         COMPLETED: Ended with ``lifecycle.completed``.
         FAILED: Ended with ``lifecycle.failed``.
         CANCELLED: Ended with ``lifecycle.cancelled``.
-        CLOSED: Ended with ``system.close`` alone, or events were added after the end.
+        CLOSED: Ended with ``system.close`` but without one of the three actions above,
+            or events were added after the end.
     """
 
     RUNNING = "running"
@@ -73,20 +74,21 @@ _ENDS: Final = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run at one moment.
+    """The state of a run at one moment.
 
     Attributes:
         length: Number of events that Redis keeps.
-        sequence: Number of the last event, which usually is the count of all events so
-            far; 0 if no number can be read.
+        sequence: Number of the last event, usually equal to the number of all events
+            that the run ever had; 0 if the last event has no readable number.
         first_id: Id of the oldest event in Redis; ``""`` without events.
         last_id: Id of the newest event; ``""`` without events.
         ttl: Seconds until the run expires; ``None`` if it never expires.
         task: The beginning of ``task``, ``title``, ``name`` or ``input`` in the data of
             the oldest event in Redis; ``""`` if the data have none of these fields.
-        error: Why the run failed, up to 8 KiB; ``""`` without a failure or a reason.
-        source: Source of the oldest event in Redis.
-        last: Name of the newest event, such as ``llm.stream``.
+        error: Why the run failed, at most 8 KiB of text; ``""`` if the run has not
+            failed, or if no reason was written.
+        source: Source of the oldest event in Redis; ``None`` without a source.
+        last: Name of the newest event, such as ``llm.stream``; ``""`` without events.
     """
 
     run_id: int
@@ -103,12 +105,12 @@ class RunSummary:
 
     @property
     def started_at(self) -> float | None:
-        """When the oldest event was written, by the server's clock, in Unix seconds."""
+        """When the oldest event was written: Unix seconds of the server's clock."""
         return order(self.first_id)[0] / 1000 if self.first_id else None
 
     @property
     def last_at(self) -> float | None:
-        """When the newest event was written, by the server's clock."""
+        """When the newest event was written: Unix seconds of the server's clock."""
         return order(self.last_id)[0] / 1000 if self.last_id else None
 
     @property
@@ -137,13 +139,14 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class RunList:
-    """Runs, newest first.
+    """A list of runs. The run with the newest event is the first.
 
     Attributes:
-        runs: The runs with the newest events, up to the limit.
-        total: Number of all readable runs, also of those beyond the limit.
-        left_out: Reason why keys of runs cannot be read → number of keys. The reasons
-            are ``"wrong_type"``, ``"no_permission"`` and ``"wrong_name"`` (no number).
+        runs: The runs with the newest events, at most ``limit`` of them.
+        total: Number of all readable runs, also of those beyond ``limit``.
+        left_out: Number of keys that could not be read, by reason. The reasons are
+            ``"wrong_type"``, ``"no_permission"`` and ``"wrong_name"`` (the key contains
+            no valid run id).
     """
 
     runs: list[RunSummary]
@@ -161,18 +164,18 @@ class RunFacts(NamedTuple):
     """The replies of Redis from which one run is summarised."""
 
     length: int  # number of events
-    ttl: int  # milliseconds, as PTTL returns them
+    ttl: int  # milliseconds until the run expires, as PTTL returns them
     first: Sequence[Entry]  # the oldest event
     last: Sequence[Entry]  # the two newest events, newest first
-    lease: int  # milliseconds of the writer's lease, as PTTL returns them
-    owner: bytes | None  # token of the writer that has not ended the run, by the books
-    # whether the run was closed and not started again since then; ``False`` if the
-    # metadata of the run are older than the newest event
+    lease: int  # milliseconds until the writer's lease expires, as PTTL returns them
+    owner: bytes | None  # token of a writer that has not ended the run
+    # Whether the run was closed and has not started again. ``False`` if the metadata of
+    # the run do not count the newest event yet.
     closed: bool = False
 
 
 def summarise(run_id: int, facts: RunFacts) -> RunSummary | None:
-    """Summarise a run; ``None`` if the run does not exist."""
+    """Return the summary of a run, or ``None`` if the run does not exist."""
     if facts.ttl == NO_KEY:
         return None
     newest = [StreamEvent.decode(run_id, *entry) for entry in facts.last]
@@ -242,7 +245,7 @@ def _preview(value: object, longest: int = PREVIEW) -> str:
 
 
 async def list_runs(pool: ConnectionPool, limit: int) -> RunList:
-    """Find all runs with SCAN; see ``EventStore.runs``."""
+    """Find all runs with SCAN, as ``EventStore.runs`` describes."""
     check_count("limit", limit, most=MOST)
     found: set[int] = set()
     odd: set[bytes] = set()
@@ -264,7 +267,7 @@ async def list_runs(pool: ConnectionPool, limit: int) -> RunList:
 
 
 async def describe_run(pool: ConnectionPool, run_id: int) -> RunSummary | None:
-    """Summarise a run; ``None`` if the run does not exist."""
+    """Return the summary of a run, or ``None`` if the run does not exist."""
     search = _Search(pool)
     found = await search.summarise([check_run_id(run_id)])
     if search.refusal is not None:
@@ -280,11 +283,11 @@ class _Search:
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self.left_out: Counter[str] = Counter()  # reason → number of runs
-        # the last error that was caused by a missing right
+        # the last error because of a missing permission
         self.refusal: RedisUnavailableError | None = None
 
     async def sort_newest_first(self, runs: Sequence[int]) -> list[int]:
-        """Sort runs by their newest events, newest first; leave out unreadable keys."""
+        """Return the readable runs. The run with the newest event is the first."""
         found: dict[int, tuple[int, int]] = {}
         async for run_id, replies in self._request(runs, _newest_requests):
             if self._is_readable(replies):
@@ -316,7 +319,7 @@ class _Search:
         runs: Sequence[int],
         make: Callable[[RunKeys], list[Request]],
     ) -> AsyncGenerator[tuple[int, list[Reply]]]:
-        """Yield each run with its replies, some of which may be errors."""
+        """Yield each run with the replies to its requests. A reply may be an error."""
         begin, portion = 0, PageSize(FIRST_PORTION, PORTION, PORTION_BYTES)
         while begin < len(runs):
             part = runs[begin : begin + portion.count]
@@ -371,11 +374,11 @@ def _fact_requests(keys: RunKeys) -> list[Request]:
 
 
 def _read_facts(replies: Sequence[Reply]) -> RunFacts:
-    """Read the replies; without the right to read the books, assume no writer."""
+    """Read the replies. If a reply about the writer is an error, assume no writer."""
     length, ttl, first, last, lease, books = replies
     lease = NO_KEY if isinstance(lease, Exception) else lease
     nothing: Reply = (None, None, None)
     owner, closed, counted = nothing if isinstance(books, Exception) else books
-    # An event that the metadata do not count yet may have restarted the run.
+    # If the metadata do not count the newest event yet, it may have restarted the run.
     ended = closed is not None and bool(last) and last[0][0] == counted
     return RunFacts(length, ttl, first, last, lease, owner, ended)

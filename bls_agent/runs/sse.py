@@ -1,11 +1,16 @@
-"""Run events as server-sent events, for any web framework.
+"""Sends run events to browsers as server-sent events, in any web framework.
 
-A browser's ``EventSource`` gets ``id: <id>``, ``event: <category>.<action>`` and
-``data: <the event as JSON>``. Besides the events of the run it gets ``gap`` (events are
-missing), ``writer_lost`` (the writer fell silent) and ``close`` (no event will follow,
-and the page closes its ``EventSource``). No event of a run can have these names,
-because the name of an event has a dot. These three have no id, so that a client that
-reconnects continues after the last event of the run.
+A browser's ``EventSource`` receives each event of a run as ``id: <id>``,
+``event: <category>.<action>`` and ``data: <the event as JSON>``. It also receives three
+events that are not in the run:
+
+* ``gap``: events are missing.
+* ``writer_lost``: the writer has stopped without ending the run.
+* ``close``: no event will follow, and the page has to close its ``EventSource``.
+
+Events of a run never have these names, because each of their names contains a dot. The
+three events have no id. Therefore a client that reconnects continues after the last
+event of the run.
 """
 
 from __future__ import annotations
@@ -38,21 +43,22 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-HEARTBEAT: Final = 15.0  # seconds without an event until a comment is sent
+HEARTBEAT: Final = 15.0  # seconds without an event after which a comment is sent
 RETRY: Final = 2_000  # milliseconds until a disconnected client connects again
-CHUNK: Final = 256 * 1024  # bytes of a chunk at most, unless one event is longer
+CHUNK: Final = 256 * 1024  # bytes; only a chunk with one event may be longer
 PATIENCE: Final = 1.0  # longest time in seconds that closing a follower takes
-# The line with the name of an event. For gap, writer_lost and close, the match includes
-# the beginning of the data.
+# Matches the line with the name of an event. For gap, writer_lost and close, the match
+# also contains the beginning of the data.
 _NAME: Final = re.compile(
     rb"^event: (?:(gap|writer_lost|close)\ndata: \{|.*\n)", re.MULTILINE
 )
 
 
 def write_unnamed(frames: bytes) -> bytes:
-    """Remove the names of server-sent events, for clients with only ``onmessage``.
+    """Remove the names of server-sent events, for clients that only use ``onmessage``.
 
-    The data of ``gap``, ``writer_lost`` and ``close`` get a field ``type`` instead.
+    The names ``gap``, ``writer_lost`` and ``close`` become the field ``type`` of the
+    data.
     """
     return _NAME.sub(
         lambda name: b'data: {"type":"%b",' % name[1] if name[1] else b"", frames
@@ -60,17 +66,17 @@ def write_unnamed(frames: bytes) -> bytes:
 
 
 def write_comment() -> bytes:
-    """Write a comment, which clients ignore and which keeps the connection alive."""
+    """Return a comment that keeps the connection alive. Clients ignore comments."""
     return b": \n\n"
 
 
 def write_retry(milliseconds: int) -> bytes:
-    """Write how long the client waits before it connects again."""
+    """Return the line that sets how long the client waits before it reconnects."""
     return b"retry: %d\n\n" % milliseconds
 
 
 def encode_followed(item: Followed) -> bytes:
-    """Encode an item of a follower; an event is encoded once for all its followers."""
+    """Encode an item of a follower. An event is encoded only once for all followers."""
     match item:
         case StreamEvent():
             return item.sse
@@ -81,17 +87,23 @@ def encode_followed(item: Followed) -> bytes:
 
 
 def encode_close(end: FollowEnd = FollowEnd.CLOSED) -> bytes:
-    """Encode the end of a stream and its reason as ``event: close``."""
+    """Return the event ``close``, whose data contain the reason of the end."""
     return write_frame("close", encode({"reason": end.value}))
 
 
 def read_last_event_id(header: str | None, query: str | None = None) -> EventId | None:
-    """Read the id of a client's last event; ``None`` if the client sent no id.
+    """Return the id of the client's last event, or ``None`` if the client sent no id.
 
-    ``header`` is ``Last-Event-ID``, which takes precedence. ``query`` is
-    ``?last_event_id=``, which a page sends that has already read the run up to this id;
-    the browser repeats it when it reconnects. Raises ConfigurationError if the value is
-    no id of an event; answer with 400.
+    The header takes precedence, because a browser that reconnects sends the header with
+    the new id and repeats the query with the old id.
+
+    Args:
+        header: Value of the header ``Last-Event-ID``.
+        query: Value of ``?last_event_id=`` in the URL. A page that has already read a
+            part of the run sends the id of the last event that it has read.
+
+    Raises:
+        ConfigurationError: The value is not the id of an event. Answer with status 400.
     """
     if header:
         return check_id("Last-Event-ID", header)
@@ -103,14 +115,25 @@ async def stream_status(
 ) -> int:
     """Return the HTTP status for a request to stream a run.
 
-    200: there are events to send, or events may follow. 204: the client has every event
-    of a run that has ended. 404: the run does not exist. 410: the run no longer exists.
+    Args:
+        store: The store with the events.
+        run_id: The run.
+        last_id: Id of the last event that the client has; ``None`` without an event.
 
-    Raises ConfigurationError for a wrong argument (answer with 400), WrongTypeError
-    (409), RedisRefusedError (503) and RedisUnavailableError. Answer the last one with
-    503 if the client has no event yet. Otherwise answer with 200 and the comments of
-    :func:`event_frames`, because a browser that reconnects and gets another status
-    never tries again.
+    Returns:
+        200 if there are events to send, or if events may follow. 204 if the run has
+        ended and the client has every event. 404 if the run does not exist and the
+        client has no event. 410 if the client has events of a run that no longer
+        exists.
+
+    Raises:
+        ConfigurationError: An argument is wrong. Answer with 400.
+        WrongTypeError: The key of the run is not a stream. Answer with 409.
+        RedisRefusedError: Redis refuses the request. Answer with 503.
+        RedisUnavailableError: Redis cannot answer. If the client has no event yet,
+            answer with 503. Otherwise answer with 200 and the chunks of
+            :func:`event_frames`, because a browser that reconnects and receives any
+            other status does not try again.
     """
     if last_id in (None, BEGINNING):  # the client has no event
         return 200 if await store.exists(run_id) else 404
@@ -129,23 +152,24 @@ def event_frames(
 ) -> EventFrames:
     """Return an async iterable of the chunks of bytes to send to one client.
 
-    The first chunk sets the delay of a reconnect (``retry: 2000``). The next chunks
-    have the events after ``last_id``, each chunk as many as are available. A comment is
-    sent after each ``heartbeat`` without events, also while Redis is unavailable. The
-    chunks end with ``event: close`` when the run has ended or disappeared. A slow
-    client does not use more memory, because only the next events are held.
+    The first chunk is ``retry: 2000``: the client waits 2,000 milliseconds before it
+    reconnects. Each of the next chunks contains the available events after ``last_id``.
+    If no event arrives for ``heartbeat`` seconds, also while Redis is unavailable, the
+    chunk is a comment. The last chunk is ``event: close`` if the run has ended or no
+    longer exists. A slow client does not use more memory, because only the next events
+    are kept in memory.
 
     Args:
         store: The store with the events.
         run_id: The run. If the run does not exist yet, the iteration waits for it.
         last_id: Id of the last event that the client has; ``0-0`` for all events in
             Redis, ``$`` for new events only.
-        heartbeat: Seconds without an event until a comment is sent.
+        heartbeat: Seconds without an event after which a comment is sent.
 
     Returns:
-        The iterable. It raises WrongTypeError if the key is no stream,
-        RedisRefusedError if Redis refuses, and RedisUnavailableError if Redis is
-        unavailable at the beginning and ``last_id`` is ``$``.
+        The iterable. The iteration raises WrongTypeError if the key is no stream, and
+        RedisRefusedError if Redis refuses the request. If ``last_id`` is ``$``, the
+        iteration raises RedisUnavailableError if Redis is unavailable at the beginning.
 
     Raises:
         ConfigurationError: An argument breaks its rule.
@@ -176,16 +200,17 @@ class EventFrames:
         return write_unnamed(chunk) if self._unnamed else chunk
 
     def end(self) -> None:
-        """End at once, without ``close``, so that the client connects again.
+        """End the iteration at once without ``close``, so that the client reconnects.
 
-        A server calls this method before it stops, in the event loop of the iteration.
+        Call this method before the web server stops, in the event loop of the
+        iteration.
         """
         self._ending = True
         if self._waiting is not None:
             self._waiting.cancel()
 
     async def aclose(self) -> None:
-        """Stop following; do not call it while a task waits for the next chunk."""
+        """Stop following the run. Do not call this while a task waits for a chunk."""
         await self._chunks.aclose()
 
     @property
@@ -202,7 +227,7 @@ class EventFrames:
                     yield write_comment()
                 for chunk in _write_chunks(found):
                     yield chunk
-            # Without ``close``, the client of a follower that has left connects again.
+            # If this process has closed the follower, the client has to reconnect.
             if not self._ending and follower.end is not FollowEnd.LEFT:
                 yield encode_close(follower.end or FollowEnd.CLOSED)
         finally:
@@ -210,7 +235,7 @@ class EventFrames:
                 await follower.aclose()
 
     async def _next(self) -> list[Followed]:
-        """Return events, or an empty list when a comment is due or at the end."""
+        """Return events, or an empty list before a comment and at the end."""
         # A cancelled batch() loses no events.
         with anyio.CancelScope() as self._waiting:
             return await self._follower.batch(self._heartbeat)
@@ -218,7 +243,7 @@ class EventFrames:
 
 
 def _write_chunks(items: deque[Followed]) -> Iterator[bytes]:
-    """Encode items of a follower in few chunks; drop each item that is encoded."""
+    """Yield encoded items in few chunks. Remove each encoded item from ``items``."""
     frames: list[bytes] = []
     size = 0
     while items:

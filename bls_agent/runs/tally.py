@@ -1,4 +1,4 @@
-"""Adds up the events of all runs that one store writes in this process."""
+"""Counts the events of all runs that one store writes in this process."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from bls_agent.connection.after_fork import register
 
 @dataclass(frozen=True, kw_only=True)
 class EventStoreStats:
-    """The counters of a store in this process; runs that have ended are included.
+    """The counters of a store in this process. They include runs that have ended.
 
     Attributes:
-        open_runs: Runs that are written now, by :meth:`EventStore.run`.
-        written: Events of runs that are in Redis; each merged event is counted.
-        dropped: Reason → events of runs that were dropped; the reasons are those of
-            :class:`RunWriterStats`. Events for a run that was never opened are not
-            included.
-        queued: Events of runs that wait or are being written.
-        failed_writes: The store's own writes that failed without raising an error.
+        open_runs: Number of open writers, which :meth:`EventStore.run` has returned.
+        written: Number of events of these writers that are in Redis. Each piece of a
+            merged event is counted.
+        dropped: Number of events that these writers dropped, by reason.
+            :class:`RunWriterStats` lists the reasons. Events that were emitted before
+            the writer was opened are not included.
+        queued: Number of events that wait or are being written.
+        failed_writes: Number of failed calls of the store's own methods, such as
+            ``add``, that raised no error because of ``on_error="none"``.
     """
 
     open_runs: int
@@ -34,7 +36,7 @@ class EventStoreStats:
 
 @dataclass
 class EventCounts:
-    """Events that were written, dropped (by reason), and wait."""
+    """Numbers of events: written, dropped (by reason) and waiting."""
 
     written: int = 0
     dropped: Counter[str] = field(default_factory=Counter[str])
@@ -47,7 +49,7 @@ class EventCounts:
 
 
 class Writing(Protocol):
-    """The task that writes a run."""
+    """A task that writes one run."""
 
     @property
     def loop_is_closed(self) -> bool: ...
@@ -56,10 +58,10 @@ class Writing(Protocol):
 
 
 class RunTally:
-    """The runs of a store that are written now, and the counts of those that ended.
+    """Holds the runs that a store writes now, and the counts of the ended runs.
 
-    A run counts as ended when its task has ended, or when its event loop was closed
-    without ending the task.
+    A run counts as ended when its task has ended, or when the event loop of the task
+    was closed.
     """
 
     def __init__(self) -> None:
@@ -67,8 +69,8 @@ class RunTally:
         register(self)
 
     def reset_after_fork(self) -> None:
-        """Count from zero in a forked child, because the runs are the parent's."""
-        self._lock = threading.RLock()  # reentrant: a finaliser may drop an event
+        """Count from zero in a forked child, because the parent writes the runs."""
+        self._lock = threading.RLock()  # reentrant: finalisers call refuse()
         self._open: set[Writing] = set()
         self._ended = EventCounts()
 
@@ -84,7 +86,7 @@ class RunTally:
                 self._ended.add(counts)
 
     def refuse(self, reason: str) -> None:
-        """Count an event that no task of a run has got."""
+        """Count an event that was dropped before the task of its run received it."""
         with self._lock:
             self._ended.dropped[reason] += 1
 
@@ -95,7 +97,7 @@ class RunTally:
         with self._lock:
             total.add(self._ended)
             writing_now = [*self._open]
-        # Not under the lock: a thread that holds a buffer's lock may call refuse().
+        # Without the lock, because a thread with a buffer's lock may call refuse().
         for writing in writing_now:
             total.add(writing.count_events())
         return EventStoreStats(

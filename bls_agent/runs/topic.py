@@ -1,4 +1,4 @@
-"""The newest events of a run, which its followers share in one event loop."""
+"""Keeps the newest events of a run in memory, for all followers of one event loop."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from bls_agent.runs.reading import RunKeys
 if TYPE_CHECKING:
     import asyncio
 
-MOST: Final = 1_000  # events in a buffer
-MOST_BYTES: Final = 2 * 1024 * 1024
+MOST: Final = 1_000  # largest number of events in a buffer
+MOST_BYTES: Final = 2 * 1024 * 1024  # largest number of bytes in a buffer
 
-LINGER: Final = 5.0  # seconds for which a run is read after the last follower waited
+LINGER: Final = 5.0  # seconds for which a run is read after its last follower waited
 
 
 class EventBuffer:
-    """All events between two ids, each with a number that grows by one.
+    """All events between two ids. Each event has a number, and numbers grow by one.
 
-    ::
+    ``base`` is the id after which the buffer begins. ``head`` is the id of the newest
+    event. ::
 
         base   events[0]   events[1]   …   events[-1] = head
                  first      first + 1                          end
 
-    The buffer is bounded by count and bytes. The newest event always stays, however
-    large, because otherwise a thousand followers would fetch it a thousand times.
+    The number of events and their bytes are limited. The newest event stays even if it
+    is larger than the limit, because otherwise each follower would read this event from
+    Redis.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class EventBuffer:
         return self.first + len(self._events)
 
     def add(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
-        """Append events that directly follow the head; drop the oldest events."""
+        """Append events that directly follow the head. Drop events above the limits."""
         self._events += events
         self._sizes += sizes
         self._bytes += sum(sizes)
@@ -72,20 +74,23 @@ class EventBuffer:
             del self._events[:drop], self._sizes[:drop]
 
     def restart(self, head: EventId) -> None:
-        """Empty the buffer and begin after an id; earlier numbers become invalid."""
+        """Empty the buffer and begin after an id. Old numbers become invalid."""
         self.first = self.end + 1
         self._events, self._sizes, self._bytes = [], [], 0
         self.base = self.head = head
 
     def after(self, number: int, most: int) -> list[StreamEvent] | None:
-        """Return events from a number on; ``None`` if some of them were dropped."""
+        """Return events from a number on, or ``None`` if the first was dropped."""
         at = number - self.first
         if at < 0:
             return None
         return self._events[at : at + most]
 
     def locate(self, place: EventId) -> int | None:
-        """Return the number of the event after an id; ``None`` if it is not here."""
+        """Return the number of the event after an id.
+
+        Return ``None`` if the buffer does not contain the id.
+        """
         if place == self.head:
             return self.end
         if place == self.base:
@@ -108,8 +113,9 @@ def _order_of(event: StreamEvent) -> tuple[int, int]:
 class RunTopic:
     """Holds the newest events of one run, and wakes followers that wait for more.
 
-    The topic does not know its followers. It lives as long as a follower waits, and
-    some seconds longer. A follower that comes back later makes a new topic.
+    The topic has no list of its followers. The stream reader closes the topic when no
+    follower has waited for 5 seconds. A follower that continues later makes a new
+    topic.
     """
 
     def __init__(
@@ -121,7 +127,7 @@ class RunTopic:
         now = self._loop.time()
         self.keys = keys
         self.buffer: EventBuffer = EventBuffer(head)
-        self.known = known  # the sequence at the head, if it is known
+        self.known = known  # sequence number of the head; ``None`` if unknown
         self.version: int = 0  # grows with each change other than new events
         self.liveness: WriterLiveness = WriterLiveness(now, existed=seen)
         self.outage: RedisUnavailableError | None = None  # why Redis is unavailable now
@@ -133,19 +139,22 @@ class RunTopic:
 
     @property
     def due_at(self) -> float:
-        """When Redis is asked next whether the run exists and its writer lives."""
+        """When to ask Redis again whether the run exists and its writer is alive."""
         return 0.0 if self.needs_check else self.liveness.probe_at
 
     def is_wanted(self, now: float) -> bool:
-        """Return whether a follower waits, or has waited within the last seconds."""
+        """Return whether a follower waits, or has waited in the last 5 seconds."""
         return bool(self._waiters) or now - self._left_at < LINGER
 
     async def wait(self, until: float = math.inf) -> None:
-        """Wait for events or another change of the run, at most ``until``."""
+        """Wait for new events or another change of the run.
+
+        The wait ends at ``until`` at the latest, a time of the event loop's clock.
+        """
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
         timer = None
-        if until < math.inf:  # a timer, because a cancel scope costs more
+        if until < math.inf:  # call_at() costs less than a cancel scope
             timer = self._loop.call_at(until, _resolve, waiter)
         try:
             await waiter
@@ -162,7 +171,7 @@ class RunTopic:
         self.wake()
 
     def wake(self) -> None:
-        """Wake all followers; a follower that finds nothing new waits again."""
+        """Wake all followers. A follower that finds nothing new waits again."""
         waiters, self._waiters = self._waiters, set()
         if waiters:
             self._left_at = anyio.current_time()
@@ -176,20 +185,22 @@ class RunTopic:
         self.wake()
 
     def skip(self, events: Sequence[StreamEvent]) -> None:
-        """Move the head behind events that may not directly follow it.
+        """Empty the buffer, and make the last of these events the head.
 
-        Each follower reads these events from Redis, and finds out what is missing.
+        Call this if other events may be missing before the first of these events. Each
+        follower then reads the events from Redis, and checks which are missing.
         """
         self.buffer.restart(events[-1].id)
         self.known = sequence_of(events[-1])
         self.wake()
 
     def compare(self, head: EventId, last: EventId) -> bool:
-        """Compare the head with the server's last id; return whether it is lost.
+        """Return whether the server has lost the event at the head.
 
-        ``head`` is the head at the time of the request. The head is lost if the
-        server's last id is smaller. All followers are woken in any case, because
-        followers that have read further must check their positions.
+        ``head`` is the head at the time of the request, and ``last`` is the last id of
+        the run on the server. The event is lost if ``last`` is smaller than ``head``.
+        All followers are woken in any case, because a follower that has read more
+        events than the topic must check its position.
         """
         is_lost = order(last) < order(head) and head == self.buffer.head
         if is_lost:
@@ -200,7 +211,7 @@ class RunTopic:
         return is_lost
 
     def close(self) -> None:
-        """End the topic; its followers find another topic, or end."""
+        """End the topic and wake its followers, which find another topic or end."""
         self.detach()
         self.wake()
 
