@@ -1,8 +1,8 @@
-"""Runs one command, or every health check, of an agent without a server.
+"""Runs one command, or all health checks, of an agent without a server.
 
-Handlers, middleware, time limits and threads are those of the agent. The runner is the
-class that an open agent uses. The log records of a call are put into a list of the call,
-and never into the buffer from which the agent writes to Redis.
+A call uses the handlers, middleware, time limits and threads of the agent, and the same
+runner class as an open agent. The log records of the call are collected in a list. They
+never enter the buffer from which the agent writes to Redis.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ R = TypeVar("R")
 
 CANCEL_GRACE: Final = 0.5  # seconds that a cancelled handler gets to clean up
 Records = list[AnyRecord]
-# The list for the records of the call that runs here; other records go to the buffer.
+# In the context of a call: the list for its log records. Elsewhere: None.
 _RECORDS: Final[ContextVar[Records | None]] = ContextVar("bls_records", default=None)
 
 
 @dataclass(kw_only=True, eq=False)
 class Invocation:
-    """How a command ended that was run alone, with the records that it has logged.
+    """The result of ``agent.invoke``: how a command ended, and its log records.
 
     Attributes:
-        outcome: The outcome as a console reads it: values of JSON, without secrets.
-        logs: The log records of the command as a console reads them, without secrets,
-            in their order. The outcome record is left out.
-        exception: The exception that ended the command, from the handler, a middleware
-            or the check of the arguments. A time limit that has passed is a
-            ``TimeoutError``. ``None`` if the command succeeded.
+        outcome: The outcome, as a console reads it. It has only JSON values, and
+            secrets are removed. logs: The log records of the command in their order, as
+            a console reads them. Secrets are removed. The outcome record is left out.
+            exception: The exception that ended the command. The handler, a middleware
+            or the check of the arguments has raised it. If the command timed out, the
+            exception is a ``TimeoutError``. ``None`` if the command succeeded.
     """
 
     outcome: Outcome
@@ -68,23 +68,29 @@ class Invocation:
     _trace: TracebackType | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        """Keep the traceback, because each raise adds frames to that of the exception."""
+        """Keep the traceback now, because each ``raise`` adds frames to it."""
         if self.exception is not None:
             self._trace = _without_our_frames(self.exception.__traceback__)
 
     @property
     def kind(self) -> OutcomeKind:
-        """How the command ended, for example ``"succeeded"`` or ``"rejected"``."""
+        """The kind of the outcome, for example ``"succeeded"`` or ``"rejected"``."""
         return self.outcome.kind
 
     @property
     def result(self) -> Any:
-        """What the handler returned, as JSON; ``None`` if the command did not succeed."""
+        """The value that the handler returned, converted to JSON and back.
+
+        ``None`` if the command did not succeed.
+        """
         return self.outcome.result
 
     @property
     def error(self) -> JSONObject:
-        """``{"type", "message", …}`` if the command did not succeed, else ``{}``."""
+        """The error of the outcome. ``{}`` if the command succeeded.
+
+        The error has the fields ``type`` and ``message``, and may have others.
+        """
         return self.outcome.error
 
     @property
@@ -95,9 +101,10 @@ class Invocation:
     def unwrap(self) -> Any:
         """Return the result, or raise the exception that ended the command.
 
-        The traceback begins in the handler, so that a test report shows its lines.
+        The traceback begins in the handler, so that a test report shows the handler's
+        lines.
         """
-        __tracebackhide__ = True  # pytest leaves this frame out
+        __tracebackhide__ = True  # pytest hides this frame in its report
         if self.exception is not None:
             raise self.exception.with_traceback(self._trace)
         return self.result
@@ -109,8 +116,9 @@ class CheckResult:
 
     Attributes:
         ok: Whether the check succeeded.
-        reason: Type and text of the failure, without secrets; ``""`` if it succeeded.
-        seconds: How long the call took.
+        reason: The type and the message of the failure. Secrets are removed. ``""`` if
+            the check succeeded.
+        seconds: The duration of the call in seconds.
     """
 
     ok: bool
@@ -128,17 +136,18 @@ def make_context(
     deadline: float | None = None,
     logs: list[LogEntry] | None = None,
 ) -> CommandContext:
-    """Make the context of a command, to call a handler or a middleware by hand.
+    """Make a ``CommandContext``, to call a handler or a middleware directly in a test.
 
     Args:
         command: The command's name.
-        args: The arguments as they would have been sent.
+        args: The arguments, as a console would send them.
         id: The command's id. Default: a new id.
-        source: The sender.
-        delivery: How often the command was handed out.
-        deadline: When the handler will be cancelled, on the clock of
-            ``anyio.current_time()``; nobody cancels a handler that is called by hand.
-        logs: A list that gets every record which ``context.log`` writes.
+        source: The name of the sender.
+        delivery: How often the command was taken from Redis.
+        deadline: The value of ``context.deadline``, in seconds on the clock of
+            ``anyio.current_time()``. The deadline has no effect, because no agent
+            cancels a handler that is called directly.
+        logs: A list to which each record of ``context.log`` is appended.
 
     Raises:
         ConfigurationError: An argument does not fit the console protocol.
@@ -169,15 +178,16 @@ def _checked_delivery(value: object) -> int:
 
 
 class _Tap:
-    """Stands before the buffer of an agent, and keeps the records of calls out of it.
+    """Puts the records of a call into its list, and all others into the agent's buffer.
 
-    A tap stays when a call has ended, because a thread of that call may go on.
+    A tap replaces ``LogStream.put`` at the first call, and is never removed, because a
+    thread of a call may still log when the call has ended.
     """
 
     def __init__(self, put: Callable[[AnyRecord], None]) -> None:
         self._put = put
-        # Of the calls that run while the agent is closed. The newest call also gets the
-        # records of threads that belong to no call.
+        # The lists of the calls that run while the agent is closed. The list of the
+        # newest call also gets the records of threads that belong to no call.
         self.alone: list[Records] = []
 
     def __call__(self, record: AnyRecord) -> None:
@@ -191,11 +201,11 @@ class _Tap:
 
 
 class _KeptError:
-    """Observes one command: keeps the exception that has ended the command."""
+    """Observes one command, and keeps the exception that ended the command."""
 
     error: BaseException | None = None
 
-    def begin(self, taken: TakenCommand) -> OnEnd:  # noqa: ARG002 - as every observer
+    def begin(self, taken: TakenCommand) -> OnEnd:  # noqa: ARG002 - of the interface
         return self._end
 
     def _end(self, _: Outcome, error: BaseException | None) -> None:
@@ -203,10 +213,10 @@ class _KeptError:
 
 
 class Alone:
-    """Runs commands and health checks of an agent outside of its queue and schedule.
+    """Runs commands and health checks of an agent directly, without Redis.
 
-    The agent may be closed, so that there is no session. Otherwise the commands run in
-    the event loop of the session.
+    If the agent is closed, there is no session, and the commands run in the caller's
+    event loop. If the agent is open, the commands run in the event loop of its session.
     """
 
     def __init__(
@@ -245,7 +255,7 @@ class Alone:
         delivery: int | None,
         arguments: Mapping[str, Any],
     ) -> Message:
-        """Make the message of a command, as a console would have sent it."""
+        """Return the message that a console would have sent for this command."""
         is_whole = isinstance(command, Command)
         if is_whole + (args is not None) + bool(arguments) > 1:
             rule = (
@@ -265,7 +275,10 @@ class Alone:
 
     @contextmanager
     def _collecting(self) -> Generator[Records]:
-        """Collect what is logged in the block; then release threads that it started."""
+        """Collect the log records of the block.
+
+        If the agent is closed, the threads that the block has started end afterwards.
+        """
         tap, is_alone = self._state.stream.put, self._session is None
         if not isinstance(tap, _Tap):
             tap = self._state.stream.put = _Tap(tap)
@@ -282,12 +295,12 @@ class Alone:
                 self._state.threads.close()
 
     async def _run(self, message: Message) -> Invocation:
-        """Run a command in a task of its own, as a worker of the dispatcher does.
+        """Run a command in its own task, and return its result.
 
-        1. The command has ended: return how.
-        2. The handler ignores its cancellation after the time limit: return that, too;
-           the task goes on.
-        3. The caller is cancelled: cancel the handler, as an agent does that stops.
+        1. The command ends. Return how it ended.
+        2. The handler ignores its cancellation after the time limit. Return that the
+           command timed out, while the task continues.
+        3. The caller is cancelled. Cancel the handler, as an agent does when it stops.
         """
         import asyncio  # noqa: PLC0415 - 20 ms; anyio has no task without a scope
 
@@ -297,7 +310,7 @@ class Alone:
             runner = CommandRunner(
                 self._state.router,
                 self._state.stream,
-                Counter(),  # the counters of an agent count the commands of its queue
+                Counter(),  # not the agent's counters, which count commands from Redis
                 self._settings,
                 clock=self._state.clock,
                 observers=observers,
@@ -319,7 +332,7 @@ class Alone:
         return _read(records, kept.error)
 
     async def _run_checks(self) -> dict[str, CheckResult]:
-        """Call every check once, all at the same time, each within its timeout."""
+        """Call all checks once and concurrently. Each check has its own timeout."""
         state = self._state
         monitor = HealthMonitor(
             state.checks,
@@ -354,7 +367,7 @@ class Alone:
 
 
 def _read(records: Records, error: BaseException | None) -> Invocation:
-    """Read the records as a console does: the outcome record, and the others."""
+    """Decode the records as a console does, and separate the outcome record."""
     logs: list[LogEntry] = []
     outcome: Outcome | None = None
     for record in records:
@@ -369,22 +382,22 @@ def _read(records: Records, error: BaseException | None) -> Invocation:
 
 
 def exception_of(outcome: Outcome, error: BaseException | None) -> BaseException | None:
-    """Return the exception that a test gets for an outcome; ``None`` for a success."""
+    """Return the exception for :meth:`Invocation.unwrap`, or ``None`` for a success."""
     if outcome.succeeded:
         return None
     if outcome.kind is OutcomeKind.TIMED_OUT:
         timeout = TimeoutError(outcome.message)
         timeout.__cause__ = error  # its traceback shows where the handler waited
         return timeout
-    # A cancellation would be taken for that of the test. Without an error the message
-    # was not run, for example because it is too long.
+    # A CancelledError is not raised, because it would cancel the caller. Without an
+    # error, the message was not run, for example because it is too long.
     if error is None or isinstance(error, anyio.get_cancelled_exc_class()):
         return CommandError(outcome.message)
     return error
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from its first frame that is none of this package's."""
+    """Return the part of a traceback that begins with the first frame of other code."""
     rest = trace
     while rest is not None:
         if not str(rest.tb_frame.f_globals.get("__name__")).startswith("bls_agent."):

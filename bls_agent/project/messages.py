@@ -1,6 +1,7 @@
-"""The values of the console protocol's three keys: status, log record, command. No I/O.
+"""The values in the three keys of the console protocol: status, log record, command.
 
-Reading accepts other forms, too. Writing produces exactly the documented form.
+Writing produces exactly the documented form. Reading also accepts other forms, because
+other programs may write these keys. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ if TYPE_CHECKING:
 
 CONSOLE_SOURCE: Final = "BLS Project Console"
 COMMAND_LIMIT: Final = 65_535  # bytes; the console protocol asks for less than 64 KB
-# The metadata field in which a log record states why the status has changed. It is
-# empty if the reason is not known.
+# The metadata field with the reason of the current status, in the log record of a
+# change of the status. The field is empty if the reason is not known.
 STATUS_REASON: Final = "statusReason"
-PEEKED: Final = 1024 * 1024  # bytes of the longest message that is parsed to be shown
+PEEKED: Final = 1024 * 1024  # bytes; Command.peek() does not parse a longer message
 
 
 class Status(StrEnum):
-    """State of a project, as the console shows it."""
+    """The status of a project, as the console shows it.
+
+    The Chinese words are the values in Redis: ``ONLINE`` is 在线, ``OFFLINE`` is 离线,
+    ``FAULT`` is 故障 and ``ERROR`` is 报错.
+    """
 
     ONLINE = "在线"
     OFFLINE = "离线"
@@ -46,20 +51,25 @@ class Status(StrEnum):
 
     @property
     def severity(self) -> int:
-        """A number that is higher for a worse status: 故障 > 报错 > 在线 > 离线."""
+        """A number that is higher for a worse status.
+
+        The order from the worst status is 故障, 报错, 在线, 离线.
+        """
         return _SEVERITY.index(self)
 
     @classmethod
     def worst(cls, *states: Status) -> Status:
-        """Return the worst of several states."""
+        """Return the status with the highest :attr:`severity`."""
         return max(states, key=lambda status: status.severity)
 
     @classmethod
     def of(cls, value: object) -> Status:
-        """Return the status that a text names: ``在线`` or ``online``, in any case.
+        """Return the status with this value or name, such as ``在线`` or ``online``.
+
+        A name may have upper or lower case letters.
 
         Raises:
-            ConfigurationError: The text names none of the four states.
+            ConfigurationError: ``value`` is none of the four values and names.
         """
         word = value.strip() if isinstance(value, str) else ""
         with suppress(ValueError):
@@ -71,10 +81,11 @@ class Status(StrEnum):
 
     @classmethod
     def decode(cls, payload: bytes) -> Status:
-        """Read a status value.
+        """Return the status whose value Redis has returned.
 
         Raises:
-            DecodeError: ``bad_status``: the value is not one of the four.
+            DecodeError: The reason is ``bad_status``, because the value is none of the
+                four values.
         """
         try:
             return cls(payload.decode("utf-8", "replace").strip())
@@ -86,20 +97,20 @@ _SEVERITY: Final = (Status.OFFLINE, Status.ONLINE, Status.ERROR, Status.FAULT)
 
 
 class IntakeState(StrEnum):
-    """Whether an agent takes commands."""
+    """Whether an agent takes commands from Redis."""
 
     OPEN = "open"
     """The agent takes commands."""
     PAUSED = "paused"
-    """The agent takes no commands except built-in ones, until it is resumed."""
+    """Until it is resumed, the agent takes only built-in commands."""
     DRAINING = "draining"
-    """The agent is paused, and commands that it has taken still run."""
+    """The agent is paused, and some commands that it has taken have not ended."""
     DRAINED = "drained"
-    """The agent is paused, and every command that it had taken has ended."""
+    """The agent is paused, and all commands that it has taken have ended."""
 
 
 class Level(StrEnum):
-    """How severe a log record is."""
+    """The level of a log record."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -108,12 +119,15 @@ class Level(StrEnum):
 
     @property
     def rank(self) -> int:
-        """The order of the levels: 0 for debug, 3 for error."""
+        """A number for comparisons, from 0 for debug to 3 for error."""
         return _RANKS[self]
 
     @classmethod
     def parse(cls, value: object) -> Level:
-        """Read a level in any spelling; an unknown one counts as info."""
+        """Return the level for a word such as ``warning`` or ``fatal``, in any case.
+
+        An unknown word counts as info.
+        """
         return _SPELLINGS.get(str(value).strip().lower(), cls.INFO)
 
 
@@ -128,7 +142,10 @@ _SPELLINGS: Final[Mapping[str, Level]] = {
 
 
 class OutcomeKind(StrEnum):
-    """How a command ended; ``docs/protocol.md`` describes each word."""
+    """How a command ended.
+
+    The page about the console protocol (``docs/protocol.md``) describes each value.
+    """
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -143,7 +160,10 @@ class OutcomeKind(StrEnum):
 
     @property
     def level(self) -> Level:
-        """ERROR if an operator must act on it, INFO for success, else WARN."""
+        """The level of the outcome record.
+
+        ``ERROR`` if an operator must act, ``INFO`` for a success, otherwise ``WARN``.
+        """
         if self is OutcomeKind.SUCCEEDED:
             return Level.INFO
         return Level.ERROR if self in _GRAVE else Level.WARN
@@ -163,17 +183,19 @@ _GRAVE: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a command ended, as recorded in the console list.
+    """How a command ended. The agent writes each outcome as a record into the log.
 
     Attributes:
-        command: ``""`` for a message that had no name.
-        command_id: ``""`` for a message that had no id.
-        source: The command's sender, or ``""``.
-        duration_ms: Milliseconds from taking the command to its end.
-        result: What the handler returned, if the command succeeded.
-        error: ``{"type", "message", …}`` if the command did not succeed.
-        truncated: Size of the record in bytes before it was shortened to fit into
-            65,535 bytes; 0 if it was not shortened.
+        kind: How the command ended.
+        command: The name of the command. ``""`` if the message has no name.
+        command_id: The id of the command. ``""`` if the message has no id.
+        source: The name of the sender, or ``""``.
+        duration_ms: Milliseconds from the start of the command to its end.
+        result: The value that the handler returned, if the command succeeded.
+        error: A dictionary with ``type``, ``message`` and other fields, if the command
+            did not succeed.
+        truncated: The size of the record in bytes before it was shortened to the limit
+            of 65,535 bytes. 0 if the record was not shortened.
     """
 
     kind: OutcomeKind
@@ -192,7 +214,7 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """The English sentence that the outcome record shows to people."""
+        """The message of the outcome record, in English."""
         name = f" {cut_text(self.command, 100)!r}" if self.command else ""
         if self.succeeded:
             return f"command{name} succeeded"
@@ -202,7 +224,11 @@ class Outcome:
 
     @property
     def metadata(self) -> JSONObject:
-        """The metadata of the record (``agent`` is added when it is written)."""
+        """The metadata of the outcome record.
+
+        The field ``agent`` is not included, because it is added when the record is
+        written.
+        """
         fields: JSONObject = {
             "commandId": self.command_id,
             "command": cut_text(self.command, 1_000),
@@ -219,14 +245,15 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """One record of the console list, as it was read.
+    """One record that was read from a project's log.
 
     Attributes:
-        timestamp: ISO-8601 text as it was written, or ``""``.
-        level: The level; an unknown level is read as info.
-        message: The text; the whole value if the value is no JSON object.
-        metadata: The additional fields, ``{}`` if there are none.
-        valid: Whether the value was a JSON object.
+        timestamp: The time of the record, as ISO-8601 text from its writer, or ``""``.
+        level: The level. An unknown level is read as info.
+        message: The message. If the value in Redis is no JSON object, the message is
+            the whole value.
+        metadata: The additional fields. ``{}`` if there are none.
+        valid: Whether the value in Redis is a JSON object.
     """
 
     timestamp: str
@@ -237,7 +264,7 @@ class LogEntry:
 
     @classmethod
     def decode(cls, payload: bytes) -> LogEntry:
-        """Read a record of any writer; never raises."""
+        """Read a record, also if another program has written it. Never raises."""
         try:
             fields = decode_object(payload)
         except DecodeError as error:
@@ -259,19 +286,27 @@ class LogEntry:
 
     @property
     def instance(self) -> str:
-        """The process that wrote the record; ``""`` if the record has no id."""
+        """The name of the process that wrote the record.
+
+        ``""`` if the record has no id. The id is the metadata field ``agent``, such as
+        ``order-1#7``.
+        """
         return self._agent()[0]
 
     @property
     def number(self) -> int | None:
-        """The record's number within its process, if it has an id."""
+        """The number of the record among the records of its process.
+
+        ``None`` if the record has no id.
+        """
         return self._agent()[1]
 
     @property
     def outcome(self) -> Outcome | None:
-        """The outcome that the record reports, if it is an outcome record.
+        """The outcome of a command, if this entry is an outcome record, else ``None``.
 
-        A record of the host that only has a field ``outcome`` is no outcome record.
+        A record of your program with a metadata field ``outcome`` is no outcome record,
+        unless it also has the fields ``command`` and ``durationMs``.
         """
         kind = self.metadata.get("outcome")
         if not isinstance(kind, str) or kind not in _KINDS:
@@ -294,7 +329,10 @@ class LogEntry:
 
     @property
     def is_gap(self) -> bool:
-        """Whether this entry stands for missing records (see ``follow_logs``)."""
+        """Whether this entry is no record, but marks that records are missing here.
+
+        ``Console.follow_logs`` yields such entries.
+        """
         return "gap" in self.metadata and not self.timestamp
 
     def _agent(self) -> tuple[str, int | None]:
@@ -313,14 +351,17 @@ def _text(value: JSONValue) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One command of the control list.
+    """One command, as it is stored in the control list.
 
     Attributes:
-        id: The id; :meth:`decode` makes a new id if the message has none.
-        timestamp: When the command was sent, as the sender wrote it, or ``""``.
-        source: The sender, or ``""``.
-        broadcast: Whether every replica runs the command. The console protocol does not
-            have this field; this package adds it.
+        id: The id. If the message has no id, :meth:`decode` makes a new id.
+        timestamp: The time when the command was sent, as text from the sender, or
+            ``""``.
+        source: The name of the sender, or ``""``.
+        command: The name of the command.
+        args: The arguments of the command.
+        broadcast: Whether every replica runs the command. This field is an addition of
+            this package to the console protocol.
     """
 
     id: str
@@ -343,6 +384,15 @@ class Command:
         broadcast: bool = False,
     ) -> Command:
         """Make a command in the form that the console uses.
+
+        Args:
+            command: The name of the command.
+            args: The arguments, which must be encodable as JSON.
+            now: The current time in Unix seconds.
+            id: The id. Default: a new id.
+            source: The name of the sender.
+            timestamp: The time of sending in ISO-8601. Default: ``now``.
+            broadcast: Whether every replica runs the command.
 
         Raises:
             ConfigurationError: An argument does not fit the console protocol.
@@ -368,7 +418,7 @@ class Command:
         )
 
     def describe(self, redactor: Redactor) -> JSONObject:
-        """Return the fields that people may see: the arguments contain no secrets."""
+        """Return the fields for people to read, without secrets in the arguments."""
         return {
             "id": self.id,
             "timestamp": self.timestamp,
@@ -378,9 +428,10 @@ class Command:
         }
 
     def encode(self, trace: Mapping[str, str] | None = None) -> bytes:
-        """Write the command in the protocol's form and order.
+        """Return the command as JSON, with its fields in the order of the protocol.
 
-        ``trace`` has the fields ``traceparent`` and ``tracestate``, if any.
+        Args:
+            trace: The fields ``traceparent`` and ``tracestate``, which are added.
         """
         fields: dict[str, object] = {
             "id": self.id,
@@ -397,12 +448,12 @@ class Command:
 
     @classmethod
     def decode(cls, payload: bytes, *, now: float, limit: int) -> Command:
-        """Read a command. A command without an id gets a new id, made from ``now``.
+        """Read a command. A command without an id gets a new id.
 
         Args:
-            payload: The element of the list.
-            now: Unix seconds.
-            limit: Longest message in bytes.
+            payload: The element of the control list.
+            now: The current time in Unix seconds, which becomes part of a new id.
+            limit: The longest allowed message in bytes.
 
         Raises:
             DecodeError: ``too_large``, ``not_utf8``, ``not_json``, ``too_deep``,
@@ -412,7 +463,7 @@ class Command:
 
     @classmethod
     def from_fields(cls, fields: JSONObject, payload: bytes, *, now: float) -> Command:
-        """Make a command from the fields of its payload.
+        """Make a command from the decoded fields of its payload.
 
         Raises:
             DecodeError: ``no_command`` or ``bad_args``.
@@ -429,8 +480,8 @@ class Command:
     def peek(cls, payload: bytes) -> Command:
         """Read the valid fields of a message, even if it is no command. Never raises.
 
-        Missing and wrong fields are empty. If a message is too long or no JSON, only an
-        ``id`` that is its first field is read.
+        Missing and invalid fields are empty. If a message is too long or no JSON, only
+        the id is read, and only if it is the first field.
         """
         try:
             fields = decode_object(payload, limit=PEEKED)
@@ -459,7 +510,7 @@ _FIRST_ID: Final = re.compile(
 
 
 def leading_id(payload: bytes) -> str:
-    """Return the id of a message that is no JSON, if the id is its first field."""
+    """Return the id of a message that cannot be parsed, if it is the first field."""
     leading = _FIRST_ID.match(payload)
     try:
         return id_of(decode_object(leading[1] + b"}")) if leading else ""
@@ -468,7 +519,10 @@ def leading_id(payload: bytes) -> str:
 
 
 def id_of(fields: JSONObject) -> str:
-    """Return the id that the sender gave; ``""`` if none is usable."""
+    """Return the id that the sender has set, or ``""`` if the id is missing or invalid.
+
+    An integer is accepted as an id, too.
+    """
     value = fields.get("id")
     if isinstance(value, str):
         return value
@@ -476,5 +530,8 @@ def id_of(fields: JSONObject) -> str:
 
 
 def new_command_id(now: float) -> str:
-    """Make an id of the protocol's form: ``cmd-<milliseconds>-<6 characters>``."""
+    """Return a new id in the form of the protocol: ``cmd-<milliseconds>-<6 digits>``.
+
+    The digits are hexadecimal and random.
+    """
     return f"cmd-{int(now * 1000)}-{secrets.token_hex(3)}"

@@ -1,3 +1,3 @@
-"""What a console reads of a project: its log, its control list, its keys."""
+"""The requests of a console to one project: log, control list, dead letters, keys."""
 
 from __future__ import annotations

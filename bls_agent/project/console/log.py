@@ -1,4 +1,4 @@
-"""How the console reads a project's log: its tail, new records, pages backwards."""
+"""Reads a project's log for a console: new records, older pages, and searches."""
 
 from __future__ import annotations
 
@@ -17,20 +17,25 @@ if TYPE_CHECKING:
     from bls_agent.project.console.search import LogFilter, LogSearch
     from bls_agent.project.log.reading import Follower, LogPage, LogPlace
 
-WINDOW: Final = 64  # records that a follower reads first; more if these are too few
+WINDOW: Final = 64  # records in the first read of a follower
 MOST: Final = 65_536  # largest number of records in one read
-LONGEST: Final = 16 * 1024 * 1024  # bytes in one read, about; lengths are estimated
-FEW: Final = 4  # records from which the length of the others is estimated
+# Approximate limit of bytes in one read. The length of records is estimated from the
+# records that were read before.
+LONGEST: Final = 16 * 1024 * 1024
+FEW: Final = 4  # records in the first read of a page, to estimate the length of records
 GROWTH: Final = 8  # factor by which the next read asks for more records
-READ_RATE: Final = 8 * 1024 * 1024  # bytes per second that following reads, about
+READ_RATE: Final = 8 * 1024 * 1024  # bytes per second that a follower may read, roughly
 LONGEST_PAUSE: Final = 15.0  # seconds between two reads of very long records
-SEARCHED: Final = 1_000  # records in one read while a position is searched for
-MOST_SEARCHED: Final = 10_000  # largest number of records that one search reads, about
-AT_ONCE: Final = 500  # records in one read of a search; between reads other tasks run
+SEARCHED: Final = 1_000  # records in one read while the position of a page is searched
+MOST_SEARCHED: Final = 10_000  # records after which one call of search() ends, roughly
+AT_ONCE: Final = 500  # records in one read of a search; other tasks run between reads
 
 
 class LogReader:
-    """Reads the console list of one project; every request may be repeated."""
+    """Reads the console list of one project.
+
+    All requests only read, so they are repeated after a lost connection.
+    """
 
     def __init__(self, pool: ConnectionPool, project: str) -> None:
         self._pool = pool
@@ -38,7 +43,11 @@ class LogReader:
         self._encoded = encode_key(self._key)
 
     async def look(self, follower: Follower) -> list[LogEntry]:
-        """Read more of the newest records until the follower finds the new ones."""
+        """Return the records that the follower has not seen.
+
+        Read a growing number of the newest records, until the follower recognises a
+        record that it has seen.
+        """
         size = min(WINDOW, _fit(follower.window_bytes, follower.window_records))
         while True:
             window, length = await self._window(-size, -1)
@@ -49,12 +58,18 @@ class LogReader:
             size = min(size * GROWTH, most)
 
     async def newest(self, limit: int) -> tuple[list[bytes], int]:
-        """Return the newest records, fewer if they are long, and the list's length."""
+        """Return the newest records and the length of the list.
+
+        If the records are long, return fewer than ``limit``.
+        """
         window, length, _ = await self._newest(limit)
         return window, length
 
     async def _newest(self, limit: int) -> tuple[list[bytes], int, int]:
-        """Read in growing steps; the third value is the number last asked for."""
+        """Return the newest records, the list's length, and the size of the last read.
+
+        Each read asks for more records than the read before.
+        """
         size = min(limit, FEW)
         while True:
             window, length = await self._window(-size, -1)
@@ -64,22 +79,22 @@ class LogReader:
             size = min(size * GROWTH, most)
 
     async def page(self, before: str, limit: int) -> LogPage:
-        """Read the newest records, or the records before the position of a page."""
+        """Return the page before a position, or the newest page for ``before=""``."""
         from bls_agent.project.log.reading import LogPage, cut_page  # noqa: PLC0415 - rare
 
         found = await self._read(before, limit)
         return cut_page(*found) if found else LogPage(entries=(), trimmed=True)
 
     async def search(self, wanted: LogFilter, before: str, limit: int) -> LogSearch:
-        """Search for records backwards, from the newest or from a position.
+        """Search backwards, from the newest record or from the position ``before``.
 
-        The search ends if
+        The search ends in one of these cases:
 
-        1. the list begins there, or every record is older than the wanted records,
-           because then no older record can match;
-        2. as many records match as the caller asks for;
-        3. as many records were read as one search may read;
-        4. the records before were trimmed meanwhile.
+        1. It has reached the beginning of the list, or a page whose records are all
+           older than ``wanted.since``, because no older record can match.
+        2. ``limit`` records match.
+        3. ``MOST_SEARCHED`` records were read.
+        4. The next older records were trimmed from the list meanwhile.
         """
         from bls_agent.project.console.search import LogSearch  # noqa: PLC0415 - rare
         from bls_agent.project.log.reading import cut_page  # noqa: PLC0415 - rare
@@ -90,7 +105,7 @@ class LogReader:
             page = cut_page(*read)
             fits = [at for at, one in enumerate(page.entries) if wanted.wants(one)]
             surplus = len(found) + len(fits) - limit
-            if surplus > 0:  # end at the last record that is wanted
+            if surplus > 0:  # the page begins at the oldest record that is returned
                 window, index, end, _ = read
                 page = cut_page(window, index, end, len(page.entries) - fits[surplus])
             searched += len(page.entries)
@@ -113,7 +128,10 @@ class LogReader:
     async def _read(
         self, before: str, limit: int
     ) -> tuple[list[bytes], int, int, int] | None:
-        """Read the arguments of ``cut_page``; ``None`` if the position was trimmed."""
+        """Read records, and return the arguments for ``cut_page``.
+
+        Return ``None`` if the position ``before`` was trimmed from the list.
+        """
         from bls_agent.project.log.reading import LogPlace  # noqa: PLC0415 - rare
 
         if before:
@@ -136,10 +154,11 @@ class LogReader:
                     return window, first, at, min(limit, most)
                 top, wanted = first + at, min(wanted * GROWTH, limit, most)
                 size = wanted
-            elif at is not None:  # the window begins too late for a whole page
+            elif at is not None:  # the window has too few records before the position
                 top, size = first + at, wanted
             elif first:
-                # Trimming moves records to the front, so the record can only be there.
+                # Trimming makes the index of a record smaller, so the search continues
+                # at smaller indexes.
                 top = max(0, min(first - 1, length - place.count))
                 size = max(wanted, min(SEARCHED, most))
             else:
@@ -157,9 +176,10 @@ class LogReader:
 async def follow_log(
     open_log: Callable[[], LogReader], last: int, interval: float
 ) -> AsyncGenerator[LogEntry]:
-    """Yield the last records, and then new ones; wait while Redis is unreachable.
+    """Yield the ``last`` newest records, and then each new record.
 
-    The log is opened at the first step, in the event loop that runs the iteration.
+    While Redis is unreachable, the iteration waits. ``open_log`` is called when the
+    iteration begins, so that the connection belongs to the running event loop.
     """
     from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few programs need it
 
@@ -186,7 +206,10 @@ async def follow_log(
 
 
 def pause_after(held: int) -> float:
-    """Return the pause in seconds after ``held`` bytes, so that reading stays cheap."""
+    """Return the pause in seconds after a read of ``held`` bytes.
+
+    The pause limits the bytes that a follower reads per second.
+    """
     return min(held / READ_RATE, LONGEST_PAUSE)
 
 
@@ -195,5 +218,8 @@ def _fitting(window: Sequence[bytes]) -> int:
 
 
 def _fit(held: int, records: int) -> int:
-    """Return how many records of this average length may be read at once."""
+    """Return how many records one read may ask for.
+
+    ``held`` is the number of bytes of ``records`` records that were read before.
+    """
     return max(1, min(MOST, LONGEST * records // held)) if held else MOST

@@ -42,10 +42,11 @@ REMEDY: Final = "Stop its agent first, or pass force=True."
 
 
 async def find_projects(pool: ConnectionPool) -> dict[str, Status | None]:
-    """Return every project that has any key, with its status, sorted by name.
+    """Find all projects that have a status, a log or a control list in Redis.
 
-    The status is ``None`` if the value is not valid or missing. A project whose status
-    key may not be read is left out.
+    Return each project's name and status, sorted by name. A status is ``None`` if its
+    key is missing or has an invalid value. A project is left out if the ACL forbids to
+    read its status key.
     """
     names: set[str] = set()
     for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
@@ -55,7 +56,7 @@ async def find_projects(pool: ConnectionPool) -> dict[str, Status | None]:
                 names.add(parsed["project"])
     found = sorted(names)
     keys = [PROJECT_STATUS.locate(project=name) for name in found]
-    # Not MGET, because one forbidden key would make Redis refuse all keys.
+    # MGET is not used, because Redis would refuse it if one key is forbidden.
     requests = [("GET", encode_key(key)) for key in keys]
     replies = await pool.read_many(requests)
     refused = [reply for reply in replies if _is_refusal(reply)]
@@ -81,7 +82,10 @@ def _status_in(reply: Reply) -> Status | None:
 
 
 async def has_keys(pool: ConnectionPool, project: str) -> bool:
-    """Whether a project has a status, log or control list; a refused read counts."""
+    """Return whether a project has a status, a log or a control list.
+
+    If Redis refuses to read one of these keys, return true.
+    """
     rows = (("PTTL", PROJECT_STATUS), ("LLEN", PROJECT_CONSOLE), ("LLEN", CONTROL))
     requests = [(name, encode_key(row.locate(project=project))) for name, row in rows]
     return await pool.read_many(requests) != [NO_KEY, 0, 0]
@@ -92,7 +96,8 @@ async def forget_project(
 ) -> list[str]:
     """Delete every key of a project and return the names of the deleted keys.
 
-    Raises LeaseHeldError if the project is online, unless ``force`` is true.
+    Raises LeaseHeldError if an agent of the project is running, unless ``force`` is
+    true.
     """
     status = PROJECT_STATUS.locate(project=project)
     place = place_beside(CONTROL.locate(project=project))
@@ -135,7 +140,10 @@ def _owner_of(key: str) -> str:
 
 
 def _tags_of(key: str) -> set[str]:
-    """Return the ``place`` in a key's name; two, if it can be read in two ways."""
+    """Return every value that ``place`` may have in the name of a key.
+
+    There are two values if the name fits two templates.
+    """
     readings = (KEYS[row].parse(key) or {} for row in find_templates(key))
     return {reading["place"] for reading in readings if "place" in reading}
 

@@ -1,4 +1,4 @@
-"""The lists of a project's commands: waiting, taken by a process, given up."""
+"""Reads and changes the lists of commands: waiting, taken, and dead letters."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ from bls_agent.project.messages import Command
 if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
 
-PAGE: Final = 100  # commands in one request; few, because a command may be long
+PAGE: Final = 100  # commands in one request; not more, because a command may be long
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandsInHand:
-    """The commands that one process in mode ``reliable`` has taken and not ended.
+    """The unfinished commands of one process in mode ``reliable``.
 
     Attributes:
         instance: The name of the process.
-        commands: The commands, oldest first. The oldest may be running.
-        alive: Whether the process holds its lease. If not, another process of the
-            project puts the commands back into the queue.
+        commands: The commands that the process has taken, oldest first. The oldest
+            commands may be running.
+        alive: Whether the lease of the process is valid. The lease is a key that the
+            process renews while it lives. If the lease has expired, another process of
+            the project puts the commands back into the control list.
     """
 
     instance: str
@@ -90,17 +92,17 @@ class CommandLists:
         ]
 
     async def is_waiting(self, command_id: str) -> bool:
-        """Return whether a command with an id is in the control list."""
+        """Return whether the control list contains a command with this id."""
         async for _, command in read_backwards(self._pool, self._control):
             if command.id == command_id:
                 return True
         return False
 
     async def withdraw(self, command_id: str | None) -> list[Command]:
-        """Remove the waiting commands with an id, or all; return these, oldest first.
+        """Remove the waiting commands with this id, or all commands for ``None``.
 
-        Each command is removed by its own request, so a command that an agent takes
-        meanwhile is not returned.
+        Return the removed commands, oldest first. Each command is removed by its own
+        LREM request, so the result leaves out a command that an agent took meanwhile.
         """
         found = (await self._find(self._control, command_id))[::-1]
         key = encode_key(self._control)
@@ -122,10 +124,11 @@ class CommandLists:
     async def settle_dead_letters(
         self, command_id: str | None, *, chooses_all: bool, requeues: bool
     ) -> list[Command]:
-        """Queue dead letters again or discard them; return these, oldest first.
+        """Put dead letters back into the control list, or discard them.
 
-        The caller names an id or chooses all. Many dead letters are settled by several
-        runs of the script, and each run is atomic.
+        The caller passes an id, or ``chooses_all=True``. Return the settled commands,
+        oldest first. One run of the script settles up to ``PAGE`` dead letters. Each
+        run is atomic, but several runs together are not.
         """
         if (command_id is not None) == chooses_all:
             rule, remedy = "an id, or all=True", "Pass one of them."
@@ -150,7 +153,10 @@ class CommandLists:
         return settled
 
     async def _find(self, key: str, command_id: str | None) -> list[bytes]:
-        """Return each command with an id once, or every command; the last one first."""
+        """Return the commands with this id, or all commands for ``None``, newest first.
+
+        Equal payloads are returned only once.
+        """
         if command_id is not None and (not command_id or type(command_id) is not str):
             raise ConfigurationError("id", command_id, "a text that is not empty")
         with wrong_type_of(key):
@@ -168,7 +174,7 @@ class CommandLists:
 
 @contextmanager
 def wrong_type_of(key: str) -> Generator[None]:
-    """Raise WrongTypeError, which names the key, for the server's error."""
+    """Replace the server's WRONGTYPE error by WrongTypeError, which names the key."""
     try:
         yield
     except RedisUnavailableError as error:
@@ -178,10 +184,11 @@ def wrong_type_of(key: str) -> Generator[None]:
 async def read_backwards(
     pool: ConnectionPool, key: str
 ) -> AsyncIterator[tuple[bytes, Command]]:
-    """Read a list of commands from its end, so that no change hides one that stays.
+    """Yield the commands of a list from its end, even if the list changes meanwhile.
 
-    Pages overlap by one command. If that command is not found, the previous page is
-    read again. A command may be returned more than once.
+    Each command that stays in the list is yielded at least once. Two pages overlap by
+    one command. If the next page lacks this command, the list has changed, and the
+    previous page is read again. Therefore a command may be yielded more than once.
     """
     last, edge = -1, b""
     while True:

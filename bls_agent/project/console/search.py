@@ -1,4 +1,4 @@
-"""The filter and the result of a search in a log. No I/O."""
+"""The filter and the result of a search in a log. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ _SPAN: Final = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class LogFilter:
-    """Selects records of a log. Every attribute must match; a gap always matches.
+    """Selects records of a log.
+
+    A record is selected if it matches all attributes. A gap, which is the entry for
+    missing records, is always selected.
 
     Attributes:
-        text: Plain text, in any case, that occurs in the message, in the metadata as
-            JSON, or in a field of the metadata written as ``name=value``.
+        text: A text that occurs in the message, in the metadata as JSON, or in a field
+            of the metadata written as ``name=value``. Upper and lower case are equal.
         level: The lowest level of the records.
         since: The earliest time of the records. A record without a time matches.
-        until: The latest time of the records. A record without a time does not match.
-        replica: The name of the replica that wrote the record, or the beginning of the
-            id in ``metadata.agent``.
-        logger: The name of a logger of ``logging``; loggers below it match, too.
+        until: The latest time of the records. If ``until`` is set, a record without a
+            time does not match.
+        replica: The beginning of the name of the replica that wrote the record.
+        logger: The name of a logger of ``logging``. Records of its child loggers match,
+            too.
     """
 
     text: str = ""
@@ -40,7 +44,7 @@ class LogFilter:
     logger: str = ""
 
     def wants(self, entry: LogEntry) -> bool:
-        """Return whether a record matches every attribute, or stands for a gap."""
+        """Return whether the filter selects this entry."""
         if entry.is_gap:
             return True
         return (
@@ -52,7 +56,7 @@ class LogFilter:
         )
 
     def is_before(self, entry: LogEntry) -> bool:
-        """Return whether a record is older than ``since``; older ones are, too."""
+        """Return whether a record is older than ``since``."""
         moment = parse_timestamp(entry.timestamp) if self.since else None
         return moment is not None and self.since is not None and moment < self.since
 
@@ -60,7 +64,7 @@ class LogFilter:
         if self.since is None and self.until is None:
             return True
         moment = parse_timestamp(entry.timestamp)
-        if moment is None:  # such a record counts as new
+        if moment is None:  # a record without a valid time counts as new
             return self.until is None
         is_before = self.since is not None and moment < self.since
         is_after = self.until is not None and moment > self.until
@@ -94,13 +98,13 @@ class LogSearch:
 
     Attributes:
         entries: The records that match, newest last.
-        searched: How many records were read.
-        back_to: The timestamp of the oldest record read, ISO-8601 text as it was
-            written; ``""`` if no record has a time.
-        before: The argument that continues the search with older records; ``""`` if no
+        searched: How many records the search has read.
+        back_to: The timestamp of the oldest record that was read, as the record's
+            writer wrote it. ``""`` if none of the records has a timestamp.
+        before: The argument that continues the search with older records. ``""`` if no
             older record can match.
-        trimmed: Whether the search ended because the older records, from which it was to
-            continue, were trimmed from the list meanwhile.
+        trimmed: Whether the search ended because the next older records were trimmed
+            from the list meanwhile.
     """
 
     entries: Sequence[LogEntry] = ()
@@ -111,7 +115,10 @@ class LogSearch:
 
 
 def read_moment(text: str) -> datetime | None:
-    """Parse a timestamp, or an age like ``10m`` or ``1h30m``; ``None`` if neither."""
+    """Return the time of an ISO-8601 timestamp, or of an age like ``10m`` or ``1h30m``.
+
+    Return ``None`` for any other text.
+    """
     if found := _SPAN.fullmatch(text):
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         ago = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)

@@ -1,4 +1,4 @@
-"""Sends commands and settles dead letters, with a record that names who did it."""
+"""Sends commands and settles dead letters. A log record may name the sender."""
 
 from __future__ import annotations
 
@@ -23,24 +23,28 @@ from bls_agent.project.messages import Command
 if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
 
-RECORD_TIME: Final = 1.0  # seconds at most to write a record alone
+RECORD_TIME: Final = 1.0  # seconds that a separate write of a record may take
 
 
 @dataclass(frozen=True)
 class RecordedActions:
-    """Actions that leave a record of the sender in the project's log, if possible."""
+    """Actions that write a record with the sender's name into the project's log.
+
+    If the record cannot be written, the action still succeeds.
+    """
 
     pool: ConnectionPool
     redactor: Redactor
-    longest: int  # records of a list, above which a new record replaces the oldest
+    longest: int  # if the log has more records, a new record replaces the oldest
     clock: Callable[[], float]
 
     async def send(
         self, project: str, command: Command, payload: bytes, sender: str
     ) -> None:
-        """Send a command, in one write with the record of its sender if there is one.
+        """Send a command, together with a record if ``sender`` is not empty.
 
-        Only the command must succeed.
+        Both are sent in one round trip. Raises an error only if the command could not
+        be written.
         """
         console, key = (
             row.locate(project=project) for row in (PROJECT_CONSOLE, CONTROL)
@@ -73,7 +77,7 @@ class RecordedActions:
         record: bool,
         sent_by: str,
     ) -> list[Command]:
-        """Requeue or discard dead letters; write the record when they are settled."""
+        """Requeue or discard dead letters, and then write a record if wanted."""
         sender = find_sender(sent_by, record=record)
         settled = await CommandLists(self.pool, project).settle_dead_letters(
             command_id, chooses_all=chooses_all, requeues=requeues
@@ -89,5 +93,6 @@ class RecordedActions:
 
     async def _trim(self, console: str, length: object) -> None:
         if isinstance(length, int) and length > self.longest:
-            with suppress(BlsError):  # one record: the list may be longer on purpose
+            # Remove only one record, because the agent may allow a longer list.
+            with suppress(BlsError):
                 await self.pool.call(console, "LTRIM", 1, -1)

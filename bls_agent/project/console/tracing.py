@@ -1,4 +1,4 @@
-"""Where tracing sees the commands that a console sends."""
+"""The interface through which tracing is called for each command of a console."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from bls_agent.project.messages import Command
 
 
 class SendTracer(Protocol):
-    """Observes the sending of a command; tracing puts its fields into the payload."""
+    """Observes the sending of a command, and may add trace fields to its payload."""
 
     def __call__(
         self, project: str, command: Command, payload: bytes, size_limit: int, /
     ) -> AbstractContextManager[bytes]:
-        """Return a context manager that returns the payload to send."""
+        """Return a context manager, which is open while the command is sent.
+
+        Entering it returns the payload to send.
+        """
         ...
 
 
@@ -27,7 +30,7 @@ def untraced(
 
 
 class SendTracing:
-    """Holds the tracer of a console, if it has one."""
+    """The tracer of a console. Without tracing, :func:`untraced` is the tracer."""
 
     def __init__(self) -> None:
         self.tracer: SendTracer = untraced
