@@ -1,4 +1,4 @@
-"""BLPOP: the way to receive that the console protocol recommends."""
+"""Receives commands with BLPOP, as the console protocol recommends."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from bls_agent.project.receive.receiver import Message, Receiver
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-BLOCK: Final = 2  # seconds that the server holds a read; Redis 5 needs an integer
+BLOCK: Final = 2  # seconds for which the server blocks a read; Redis 5 needs an integer
 MARGIN: Final = 1.0  # seconds that a reply may be late before a PING is sent
-FIRST_PAUSE: Final = 0.05  # seconds until the second UNBLOCK; doubled for each one
-PATIENCE: Final = 1.5  # seconds that a PING may take before a second try
+FIRST_PAUSE: Final = 0.05  # seconds until the second UNBLOCK; each pause is doubled
+PATIENCE: Final = 1.5  # seconds that a PING may take before the second try
 
 
 class BlockingRead:
     """Sends blocking requests and reads their replies, over the blocking connection.
 
-    If a read is cancelled, its reply stays pending for the next call, because the reply
-    may contain commands. A reply that was read is kept until :meth:`take_replies`.
+    If :meth:`wait` is cancelled, the next call of :meth:`wait` reads the missing
+    replies, because they may contain commands. A reply that was read is kept until
+    :meth:`take_replies` returns it.
     """
 
     def __init__(self, connections: AgentConnections) -> None:
         self._connections = connections
         self._connection = connections.blocking
         self._blocking = BlockingConnection(connections.blocking)
-        # The replies to the last requests, in their order; error replies are among
-        # them, and a lost connection adds its error at the end.
+        # The replies to the last requests, in the order of the requests. An error reply
+        # is a RedisUnavailableError. A lost connection adds its error at the end.
         self.replies: list[Reply] = []
 
     async def send(self, requests: Sequence[Request]) -> None:
@@ -44,17 +45,18 @@ class BlockingRead:
         await self._blocking.post(requests)
 
     def take_replies(self) -> list[Reply]:
-        """Return the replies that were read, each only once."""
+        """Return the replies that were read. Each reply is returned only once."""
         replies, self.replies = self.replies, []
         return replies
 
     async def wait(self) -> None:
-        """Read all pending replies; if they are late, find out why.
+        """Read all pending replies. If a reply is late, check the connection.
 
-        A late reply does not prove a dead connection, because the server may be frozen
-        or the link slow. If the server answers a PING but nothing arrives here, UNBLOCK
-        is sent. If still nothing arrives for some time, the connection is dropped with
-        an error of kind ``deaf``.
+        A late reply does not prove a lost connection, because the server may be frozen
+        or the link slow. Therefore a PING is sent over another connection. If the
+        server answers the PING, CLIENT UNBLOCK is sent. If nothing has arrived on the
+        blocking connection after another ``MARGIN``, the connection is dropped, and an
+        error of kind ``deaf`` is raised.
         """
         link = self._connections.gate.connect_time  # a slow link gets more time
         deadline = BLOCK + MARGIN + link
@@ -84,10 +86,10 @@ class BlockingRead:
             self.replies.append(error)
 
     async def _server_answers(self) -> bool:
-        """Return whether the server answers a PING over another connection.
+        """Return whether the server answers a PING over the admin connection.
 
-        An error reply counts as an answer. The other connection may be broken, too, so
-        it is replaced once if no answer comes.
+        An error reply counts as an answer. The admin connection may be lost, too.
+        Therefore, if no answer comes, a second PING is sent over a new connection.
         """
         patience = PATIENCE + 2 * self._connections.gate.connect_time
         for wait in (patience, CONNECT_TIMEOUT):
@@ -100,7 +102,8 @@ class BlockingRead:
                         await admin.call("PING")
                         return True
                     since = admin.waiting_since
-                    if since is None or since >= asked:  # older ones have a deadline
+                    # A request that was sent before this PING has its own deadline.
+                    if since is None or since >= asked:
                         await admin.drop()
             except RedisUnavailableError as error:
                 if not (error.connecting or error.ambiguous):
@@ -127,10 +130,10 @@ class BlockingRead:
         )
 
     async def release(self) -> None:
-        """End the blocking read with CLIENT UNBLOCK, or wait until its time is over.
+        """End the blocking read with CLIENT UNBLOCK, and keep its reply.
 
-        If then still nothing arrives although the server answers a PING, the connection
-        is dropped.
+        If UNBLOCK is not possible, wait until the server ends the read by itself. If no
+        reply arrives although the server answers other requests, drop the connection.
         """
         grace = MARGIN + self._connections.gate.connect_time
         pause, waited = FIRST_PAUSE, 0.0
@@ -148,12 +151,12 @@ class BlockingRead:
 
 
 class BlockingReceiver(Receiver):
-    """Takes commands with BLPOP, on a connection of its own.
+    """Takes commands with BLPOP, on its own connection.
 
-    :meth:`receive` returns each element at most once. Stopping, cancelling and
-    reconnecting lose no element. If the server or the connection dies, a reply may be
-    lost, which holds at most ``prefetch`` commands. A killed process loses the commands
-    that it has taken.
+    :meth:`receive` returns each command at most once. Stopping, cancelling and
+    reconnecting lose no command. If the server or the connection fails, one reply with
+    at most ``prefetch`` commands may be lost. If the process is killed, the commands
+    that it has taken are lost.
     """
 
     def __init__(self, connections: AgentConnections, key: str) -> None:
@@ -168,7 +171,8 @@ class BlockingReceiver(Receiver):
     async def receive(self, limit: int) -> Sequence[Message]:
         """Wait up to 2 s for at least one command and take up to ``limit``.
 
-        An error is raised only if no command came, because other replies may hold some.
+        An error is raised only if no command has come. If one reply has a command and
+        another is an error, the command is returned and the error is dropped.
         """
         if self._stopping:
             return ()
@@ -190,8 +194,8 @@ class BlockingReceiver(Receiver):
                     return
             requests: list[Request] = [("BLPOP", self._key, BLOCK)]
             if limit > 1 and self._can_prefetch:
-                # Sent together with BLPOP, which saves a round trip: the server buffers
-                # this request while BLPOP blocks.
+                # LPOP is sent together with BLPOP, because this saves a round trip. The
+                # server executes LPOP when BLPOP has ended.
                 requests.append(("LPOP", self._key, limit - 1))
             await self._read.send(requests)
         await self._read.wait()
@@ -201,7 +205,7 @@ class BlockingReceiver(Receiver):
         for at, reply in enumerate(self._read.take_replies()):
             if isinstance(reply, RedisUnavailableError):
                 self._note_failure(reply, is_prefetch=at > 0)
-            elif reply:  # from BLPOP the key and a command, from LPOP commands
+            elif reply:  # BLPOP returns the key and a command, LPOP returns commands
                 messages += map(Message, reply if at else reply[1:])
         return messages
 
@@ -213,7 +217,7 @@ class BlockingReceiver(Receiver):
             self._failure = self._failure or error
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
-        """Put the commands back to the head of the list, in their order."""
+        """Put the commands back to the head of the control list, in their order."""
         payloads = [message.payload for message in reversed(messages)]
         if not payloads:
             return True

@@ -1,4 +1,4 @@
-"""The compatibility mode, which works without BLPOP, and the mode ``auto``."""
+"""Receives commands without BLPOP (mode ``compat``), or with BLPOP if it is allowed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ from bls_agent.project.receive.receiver import Message, Receiver, Warn
 logger: logging.Logger = logging.getLogger(__name__)
 
 POLL: Final = 0.1  # seconds between two polls
-# "refused": the ACL allows scripts, but not the commands in the script.
+# The kinds of errors after which a weaker way to remove a command is used. ``refused``
+# means that the ACL allows scripts, but not the commands in the script.
 _WEAKENING: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 
 
 class CompatReceiver(Receiver):
-    """Reads the head of the list with LRANGE, and removes it after its handler ended.
+    """Reads the first command with LRANGE, and removes it when its handler has ended.
 
-    Each command runs at least once. The list may have one consumer only, which runs one
-    command at a time. A script removes the head if it is still the handled command. If
-    scripts are refused, LREM removes the command by its value. If LREM is refused, too,
-    LTRIM removes the head after a check with LRANGE.
+    Each command runs at least once. The list must have only one consumer, and the
+    consumer runs one command at a time. There are three ways to remove a command, and a
+    weaker way is used only if the server refuses the way before:
+
+    1. A script removes the first element if it is still the handled command.
+    2. LREM removes the command by its value.
+    3. LTRIM removes the first element after a check with LRANGE.
     """
 
     mode = "compat"
@@ -43,7 +47,7 @@ class CompatReceiver(Receiver):
         self._stopping = anyio.Event()
         self._handled: Message | None = None
         self._standing: bytes | None = None
-        self._lock = anyio.Lock(fast_acquire=True)  # held while the head is removed
+        self._lock = anyio.Lock(fast_acquire=True)  # held while a command is removed
         self._in_doubt = False
         self._cuts: Sequence[Callable[[bytes], Awaitable[bool]]] = (
             self._cut_by_script,
@@ -67,7 +71,7 @@ class CompatReceiver(Receiver):
         return []
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - removed at once
-        """Remove the command that has ended; if that fails, :meth:`receive` retries."""
+        """Remove a command that has ended. If this fails, :meth:`receive` retries."""
         self._handled = message
         try:
             await self.finish()
@@ -75,14 +79,14 @@ class CompatReceiver(Receiver):
             logger.warning("a handled command is not trimmed yet: %s", error)
 
     async def finish(self) -> None:
-        """Remove the handled command from the list, before another one is read."""
+        """Remove the handled command from the list, if there is one."""
         async with self._lock:
             await self._finish()
 
     async def _finish(self) -> None:
         if self._handled is None:
             return
-        if self._in_doubt:  # an earlier removal may still arrive
+        if self._in_doubt:  # an earlier request to remove may still reach the server
             await self._connections.kill_orphans(self._connections.intake, kill=True)
         found = await self._cut_in_some_way(self._handled.payload)
         self._handled = self._standing = None
@@ -96,7 +100,7 @@ class CompatReceiver(Receiver):
             )
 
     async def _cut_in_some_way(self, payload: bytes) -> bool:
-        """Remove the command; if the server refuses a way, use the next weaker."""
+        """Remove the command, with the first way that the server does not refuse."""
         while True:
             try:
                 return await self._cuts[0](payload)
@@ -111,7 +115,7 @@ class CompatReceiver(Receiver):
                         "are refused): be the only consumer",
                         {"key": self._key, "reason": error.kind},
                     )
-            except BaseException:  # cancelled; the server may have removed it
+            except BaseException:  # cancelled: the server may have removed the command
                 self._in_doubt = True
                 raise
 
@@ -130,7 +134,7 @@ class CompatReceiver(Receiver):
         return True
 
     async def rest(self) -> None:
-        with suppress(RedisUnavailableError):  # receive() tries again
+        with suppress(RedisUnavailableError):  # receive() retries
             await self.finish()
 
     async def stop(self) -> None:
@@ -144,9 +148,10 @@ class CompatReceiver(Receiver):
 
 
 class AutoReceiver(Receiver):
-    """Uses BLPOP, or compatibility mode if the server or its ACL refuses BLPOP.
+    """Uses BLPOP, or mode ``compat`` if the server or its ACL refuses BLPOP.
 
-    A warning is logged then. After a reconnect BLPOP is tried again.
+    The change to mode ``compat`` is logged as a warning. After a reconnect, BLPOP is
+    tried again.
     """
 
     def __init__(self, connections: AgentConnections, key: str, warn: Warn) -> None:
@@ -190,7 +195,10 @@ class AutoReceiver(Receiver):
         await self._compat.settle(message)
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:
-        """Put back messages that BLPOP took; others never left the list."""
+        """Put back the messages that BLPOP has taken.
+
+        Messages of mode ``compat`` are still in the list.
+        """
         taken = [one for one in messages if one.mode == BlockingReceiver.mode]
         return await self._blocking.give_back(taken)
 

@@ -1,4 +1,8 @@
-"""The list of commands that this process has taken and not acknowledged."""
+"""The in-flight list: the commands that this process has taken and not acknowledged.
+
+A command is acknowledged when Redis has removed it from the in-flight list and has
+stored its id. An "ack" is the request that does this.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +38,15 @@ from bls_agent.runtime.lease import Lease
 logger: logging.Logger = logging.getLogger(__name__)
 
 SEEN_LIMIT: Final = 100_000
-LONGEST_ID: Final = 200  # bytes of the longest id stored; the same in exchange.lua
-ACKS_AT_ONCE: Final = 1_000  # acks in one script, which must be short
+LONGEST_ID: Final = 200  # bytes of the longest id that is stored; equal in exchange.lua
+ACKS_AT_ONCE: Final = 1_000  # acks in one run of the script, which must be short
 
 
 class ListState(Enum):
-    """What is known about the list at the server; see :class:`InFlightList`."""
+    """The state of the list in Redis, as far as this process can be sure.
+
+    The docstring of :class:`InFlightList` describes each state.
+    """
 
     UNKNOWN = "unknown"
     OURS = "ours"
@@ -49,7 +56,7 @@ class ListState(Enum):
 
 
 class Stage(Enum):
-    """How far a command has come in this process."""
+    """The progress of a command in this process."""
 
     TAKEN = "taken"
     STARTED = "started"
@@ -60,44 +67,52 @@ class Stage(Enum):
 class HeldCommand:
     """One command that this process has taken and not acknowledged."""
 
-    id: str  # the id that Redis remembers after the command has ended, or ``""``
-    start: Start  # what to do when the command can start
+    id: str  # the id that Redis stores when the command has ended; may be empty
+    start: Start  # whether the command runs when a worker is free
     stage: Stage = Stage.TAKEN
-    reclaimed: bool = False  # if true, the list no longer has the command
+    reclaimed: bool = False  # if true, the list in Redis no longer has the command
 
 
 class InFlightList:
-    """Owns an in-flight list in Redis and its lease, and holds its commands in memory.
+    """Owns an in-flight list in Redis and its lease, and has a copy of it in memory.
 
-    The states, and what leads from one to the next:
+    The states are:
 
-    * ``UNKNOWN``: no lease was held yet. :meth:`reconcile` takes the lease, and puts
-      back commands that a dead process of this name has left in the list.
-    * ``OURS``: the lease is held, and list and memory hold the same commands.
-    * ``IN_DOUBT``: a request may or may not have been executed, or a connection was
-      lost. Commands in memory may still start. :meth:`reconcile` leads to ``OURS``.
-    * ``LOST``: the lease was interrupted, so another process may have reclaimed the
-      list. No command starts. :meth:`reconcile` takes the lease again, or the lease of
-      another list, and leads to ``OURS``.
-    * ``CLOSED``: after :meth:`close` no command is taken or started, no lease renewed.
+    * ``UNKNOWN``: This process has not had the lease yet. :meth:`reconcile` takes the
+      lease. It also puts back the commands that a dead process of this name has left in
+      the list.
+    * ``OURS``: This process has the lease, and the list and the memory contain the same
+      commands.
+    * ``IN_DOUBT``: It is unknown whether a request was executed, or a connection was
+      lost. Commands in memory may still start. :meth:`reconcile` changes the state to
+      ``OURS``.
+    * ``LOST``: The lease has ended, so another process may have emptied the list. No
+      command starts. :meth:`reconcile` takes this lease again, or the lease of another
+      list, and changes the state to ``OURS``.
+    * ``CLOSED``: :meth:`close` was called. No command is taken or started, and the
+    lease
+      is not renewed.
 
-    What :meth:`reconcile` does with each command, which Redis knows by its bytes:
+    :meth:`reconcile` compares the commands by their bytes. A command is in memory, in
+    the list, in both or in none:
 
     ======== ============ ================================ ==========================
-    memory   list         reason                           what is done
+    memory   list         reason                           action of ``reconcile``
     ======== ============ ================================ ==========================
-    yes      yes          taken and not acknowledged       nothing
+    yes      yes          taken and not acknowledged       none
     yes      no           the reply to its ack was lost,   marked as reclaimed: not
                           or another process has it        started, not acknowledged
     no       yes          the reply with it was lost, or   put back to the head of the
                           no worker became free            control list, not counted
-    no       no           the command has ended            nothing
+    no       no           the command has ended            none
     ======== ============ ================================ ==========================
+
+    "Not counted" means that the delivery count of the command stays the same.
 
     Seven attributes only keep the arguments of the constructor.
 
-    The caller holds a lock while it calls a method that is a coroutine, except for
-    :meth:`renew`, which must not wait for the others.
+    The caller holds a lock while it calls a coroutine method. :meth:`renew` is called
+    without this lock, because a renewal must not wait for other requests.
     """
 
     def __init__(
@@ -117,15 +132,19 @@ class InFlightList:
         self._instance = instance
         self._reclaimer = reclaimer
         self._report_dead = report_dead
-        self._on_settled = on_settled  # gets messages and the seconds of the request
+        # Called with acknowledged messages, and the duration of the request in seconds.
+        self._on_settled = on_settled
         self._renewing = anyio.Lock()
         self.lease: Lease = self._make_lease(instance)
         self.state: ListState = ListState.UNKNOWN
-        self.losses: int = 0  # how often the lease was interrupted
-        self._doubts = 0  # doubts and losses so far; reconcile() compares the number
+        self.losses: int = 0  # how often the lease was lost
+        # Counts doubts and losses. If the number changes during reconcile(), the state
+        # does not become OURS.
+        self._doubts = 0
         self._held: dict[Message, HeldCommand] = {}
-        self._ids: Counter[str] = Counter()  # ids of commands not reclaimed
-        # Held commands that have ended, in order, because a search is too slow.
+        self._ids: Counter[str] = Counter()  # ids of commands in _held, not reclaimed
+        # The held commands that have ended, in the order of their ends. A search in
+        # _held would be too slow.
         self.ended: dict[Message, None] = {}
         self._warned_of_counts = False
 
@@ -137,7 +156,7 @@ class InFlightList:
 
     @property
     def valid(self) -> bool:
-        """Whether this process surely owns the list now, so that commands may start."""
+        """Whether commands may start, because this process surely has the lease now."""
         state = self.state
         may_be_ours = state is ListState.OURS or state is ListState.IN_DOUBT
         return may_be_ours and self.lease.valid
@@ -148,17 +167,17 @@ class InFlightList:
 
     @property
     def in_order(self) -> bool:
-        """Whether list and memory surely hold the same commands."""
+        """Whether the list and the memory surely contain the same commands."""
         is_ours = self.state is ListState.OURS and self.lease.valid
         return is_ours and not self._connections.blocking.orphans
 
     # --- the commands in memory
 
     def begin(self, message: Message) -> Start:
-        """Decide whether a message may start now.
+        """Return whether a message may start now.
 
-        A command that another process may have reclaimed is dropped. If it is still in
-        the list, the next :meth:`reconcile` puts it back.
+        If another process may have reclaimed the command, it is dropped from memory. If
+        the command is still in the list, the next :meth:`reconcile` puts it back.
         """
         held = self._held.get(message)
         if held is None:
@@ -183,7 +202,7 @@ class InFlightList:
             self._forget_id(held)
 
     def payloads(self, *stages: Stage) -> list[bytes]:
-        """Return the bytes of commands at these stages that the list should have."""
+        """Return the payloads at these stages that the list in Redis should contain."""
         return [
             message.payload
             for message, held in self._held.items()
@@ -191,9 +210,10 @@ class InFlightList:
         ]
 
     def mark_missing(self, missing: Iterable[bytes]) -> None:
-        """Mark commands that are missing in the list as reclaimed.
+        """Mark the commands as reclaimed that are missing in the list.
 
-        Among commands with equal bytes, ended ones are marked first, then the latest.
+        If several commands have equal bytes, commands that have ended are marked first,
+        and then the commands that were taken last.
         """
         counts = Counter(missing)
         latest_first = reversed(self._held.items())
@@ -226,11 +246,12 @@ class InFlightList:
     async def exchange(
         self, limit: int, *, startable: int = 0, acks: int = ACKS_AT_ONCE
     ) -> list[Message]:
-        """Take up to ``limit`` commands and acknowledge ended ones, in one step.
+        """Take up to ``limit`` commands, and acknowledge up to ``acks`` ended commands.
 
-        ``startable`` is how many commands may be started before the next request, if
-        that is more than ``concurrency``. If the request fails, the list is in doubt,
-        unless the server refused it, because then nothing was changed.
+        One script does both. ``startable`` is the number of commands that may start
+        before the next request, if this number is larger than ``concurrency``. If the
+        reply is lost, the state becomes ``IN_DOUBT``. If the server refuses the script,
+        the state stays the same, because nothing was changed.
         """
         connections, lease = self._connections, self.lease
         concurrency = self._settings.concurrency
@@ -238,7 +259,8 @@ class InFlightList:
         acknowledged: list[Argument] = []
         for message in ended:
             held = self._held[message]
-            is_known = held.start is Start.DUPLICATE  # the first command stores the id
+            # A duplicate stores no id, because the first command with this id does so.
+            is_known = held.start is Start.DUPLICATE
             acknowledged += (message.payload, "" if is_known else held.id)
             acknowledged.append(0 if held.reclaimed else 1)
         keys, sent_at = self._keys, time.monotonic()
@@ -262,15 +284,16 @@ class InFlightList:
                 ],
             )
         except BaseException as error:
-            if getattr(error, "ambiguous", True):  # also for a cancellation
+            if getattr(error, "ambiguous", True):  # true for a cancellation, too
                 self._record_doubt()
             raise
         seconds = time.monotonic() - sent_at
         ours, found = cast("tuple[int, list[tuple[bytes, int, bytes, int]]]", reply)
         if lease is not self.lease:
-            return []  # another list is used now; all commands are marked
-        # Taken commands are held before ended ones are dropped, so that a command with
-        # the id of one that has just ended is found to be a duplicate.
+            return []  # another list is used now, and all commands are marked
+        # New commands are added before ended commands are dropped. Therefore a new
+        # command with the id of a command that has just ended is found to be a
+        # duplicate.
         taken = await self._hold_taken(found) if found else []
         self._drop_ended(ended, is_ours=bool(ours))
         if not ours:
@@ -281,7 +304,7 @@ class InFlightList:
 
     def _drop_ended(self, ended: Iterable[Message], *, is_ours: bool) -> None:
         for message in ended:
-            held = self._held.get(message)  # None if dropped meanwhile
+            held = self._held.get(message)  # None if it was dropped meanwhile
             if held is not None and (is_ours or held.reclaimed):
                 self.drop(message)
 
@@ -303,7 +326,7 @@ class InFlightList:
         try:
             seen = await self._look_up(unread) if unread else {}
         except BaseException:
-            self._record_doubt()  # the commands are in the list only
+            self._record_doubt()  # the commands are in the list, but not in memory
             raise
         for message, own, (*_, guess, is_seen) in zip(taken, ids, found, strict=True):
             known = bool(own) and own.encode() == guess and bool(is_seen)
@@ -311,7 +334,10 @@ class InFlightList:
         return taken
 
     async def _look_up(self, ids: list[str]) -> dict[str, bool]:
-        """Return id → whether it was seen, for ids that the script could not read."""
+        """Return for each id whether a command with this id has ended recently.
+
+        Used for ids that ``exchange.lua`` could not read.
+        """
         scores = [("ZSCORE", self._keys.seen, one) for one in ids]
         replies = await self._connections.control.call_many([("TIME",), *scores])
         for reply in replies:
@@ -326,7 +352,7 @@ class InFlightList:
         }
 
     def _id_of(self, message: Message) -> str:
-        """Return the id that Redis will remember; of a long id only a digest."""
+        """Return the id that Redis will store, or a digest of a long id."""
         if not self._settings.dedup_window:
             return ""
         try:
@@ -345,15 +371,16 @@ class InFlightList:
             logger.warning(text, self._keys.deliveries)
 
     async def reconcile(self) -> None:
-        """Make list and memory agree, as the table of the class describes.
+        """Make the list and the memory equal, as the docstring of the class describes.
 
-        If this fails, the state is not ``OURS``.
+        If this raises an error, the state is not ``OURS``.
         """
         self._record_doubt()
         connections = self._connections
         for connection in (connections.blocking, connections.control):
             await connections.kill_orphans(connection, kill=True)
-        # Sent after all earlier requests, also those that their callers gave up.
+        # The server executes this request after all earlier requests, including those
+        # whose callers were cancelled.
         await self.renew()
         doubts = self._doubts
         missing = await self.hand_back(*Stage)
@@ -367,11 +394,11 @@ class InFlightList:
     async def hand_back(
         self, *stay: Stage, is_final: bool = False
     ) -> list[bytes] | None:
-        """Put all commands of the list back, except held commands at these stages.
+        """Put the commands of the list back, except those in memory at these stages.
 
-        With ``is_final`` the lease is ended, too, and a delivery is counted for each
-        started command. Returns commands that should stay but are missing in the list;
-        ``None`` if this process does not own the list.
+        ``is_final`` also ends the lease, and counts a delivery for each command that
+        has started. Return the commands that should stay but are missing in the list,
+        or ``None`` if this process does not own the list.
         """
         connections, lease = self._connections, self.lease
         blocking = connections.blocking
@@ -401,9 +428,10 @@ class InFlightList:
     # --- the lease
 
     async def renew(self) -> None:
-        """Renew the lease, take it again, or take another list; register the list.
+        """Renew the lease, and register the list.
 
-        A list that another process owns is not touched.
+        If the lease has ended, take it again. If another process has the lease, leave
+        its list unchanged and take the lease of a new list.
         """
         async with self._renewing:
             if self.state is ListState.CLOSED:
@@ -415,12 +443,13 @@ class InFlightList:
                 if in_use or not await self.lease.acquire():
                     await self._take_another_list()
                 if is_first:
-                    self.state = ListState.IN_DOUBT  # nothing is held yet
+                    self.state = ListState.IN_DOUBT  # no command was taken yet
             await self._register()
 
     async def _register(self) -> None:
-        """Register the list each time, because its entry may have been deleted."""
-        # "all": until exchange.lua stores a number, every command may have started.
+        """Add the list to the hash of all in-flight lists, if its entry is missing."""
+        # "all" means that every command may have started. exchange.lua replaces "all"
+        # by a number.
         registered, length = await self._connections.control.call_many(
             [
                 ("HSETNX", self._keys.lists, self.lease.key, "all"),
@@ -430,7 +459,7 @@ class InFlightList:
         if isinstance(registered, RedisUnavailableError):
             raise registered
         if isinstance(length, int) and length > len(self.payloads(*Stage)):
-            self._record_doubt()  # the list holds more than the memory
+            self._record_doubt()  # the list has more commands than the memory
 
     async def _take_another_list(self) -> None:
         name = f"{self._instance}~{secrets.token_hex(4)}"
@@ -469,5 +498,8 @@ def _is_running(item: tuple[Message, HeldCommand]) -> bool:
 
 
 def _is_waited_for(_: str) -> bool:
-    """Return false: before a dead owner's lease is taken, its list is emptied."""
+    """Return false, so that :class:`Lease` never takes the lease of a dead process.
+
+    The reclaimer empties the list of the dead process first.
+    """
     return False

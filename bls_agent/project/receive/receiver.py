@@ -1,7 +1,8 @@
-"""The interface of all receivers of commands.
+"""The interface of all receivers, which take commands from the control list.
 
-A receiver is asked for messages only when a handler is free. :meth:`Receiver.stop` must
-end it, because the reply of an unfinished read may hold a command.
+The dispatcher calls :meth:`Receiver.receive` only when a handler slot is free. At the
+end it calls :meth:`Receiver.stop`, because the reply of an unfinished read may contain
+a command.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ from bls_agent.core.codec import JSONObject, decode_object
 from bls_agent.core.errors import ConfigurationError, DecodeError
 from bls_agent.core.keys import CONTROL, PROJECT_STATUS, shares_slot
 
-# Writes a warning to the console list and to the host's log, each text once a minute.
+# Logs a warning in the console list and with ``logging``, each text once a minute.
 Warn = Callable[[str, dict[str, object]], None]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Message:
-    """One element taken from the control list. A message equals only itself."""
+    """One element taken from the control list.
+
+    Two messages are never equal, even if their payloads are equal.
+    """
 
     payload: bytes
-    delivery: int = 1  # how often it was handed out, this time included
-    mode: str = "blocking"  # the mode in which it was taken
+    delivery: int = 1  # how often the command was taken from Redis, including this time
+    mode: str = "blocking"  # the mode in which the message was taken
     _read: JSONObject | DecodeError | None = None
 
     def read(self, limit: int) -> JSONObject:
-        """Return the fields; the payload is parsed once.
+        """Return the fields of the payload, which is parsed only at the first call.
 
         Raises DecodeError if the payload is no JSON object, or longer than ``limit``
         bytes.
@@ -46,7 +50,7 @@ class Message:
 
     @property
     def fields(self) -> JSONObject:
-        """The fields if the payload was read and is an object, else ``{}``."""
+        """The fields, or ``{}`` before :meth:`read` and if the payload is invalid."""
         return self._read if isinstance(self._read, dict) else {}
 
     @property
@@ -56,87 +60,100 @@ class Message:
 
 
 class Start(Enum):
-    """Whether a message may run; decided just before its handler starts."""
+    """Whether a message may run. Decided just before its handler would start."""
 
     RUN = "run"
-    SKIP = "skip"  # another process may have taken it over
-    # The message is not run, but reported with this outcome.
+    SKIP = "skip"  # not run, because another process may have taken over the command
+    # The command is not run. Its outcome record has the outcome of this value.
     DUPLICATE = "duplicate"
     ABANDONED = "abandoned"
 
 
 class ReceiverCounts(NamedTuple):
-    """Counters that only mode ``reliable`` has."""
+    """Counters of mode ``reliable``. In other modes they are zero."""
 
     held: int = 0  # commands that were taken and are not acknowledged
-    reclaimed: int = 0  # commands taken back from dead processes
-    lease_losses: int = 0  # times when another process may have taken over commands
+    reclaimed: int = 0  # commands of dead processes that this process has put back
+    lease_losses: int = 0  # how often this process has lost its lease
 
 
 class Receiver:
-    """Takes commands from the control list; each subclass documents its guarantee."""
+    """Takes commands from the control list.
+
+    The docstring of each subclass describes which commands may be lost or repeated.
+    """
 
     mode = "blocking"  # how commands are taken: ``blocking``, ``compat``, ``reliable``
-    one_at_a_time = False  # whether a command must end before the next is taken
+    one_at_a_time = False  # whether a command must end before the next one is taken
 
     async def receive(self, limit: int) -> Sequence[Message]:
-        """Wait for messages; return none if stopped or if none came.
+        """Wait for messages and return them.
 
-        Raises RedisUnavailableError, or WrongTypeError if the control key is no list.
+        The result is empty if no message has come for some time, or if :meth:`stop` was
+        called. Raises RedisUnavailableError, or WrongTypeError if the control key is no
+        list.
         """
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """Stop receiving: end the blocking read and keep the commands of its reply."""
+        """Stop receiving. End the blocking read, and keep the commands of its reply."""
         raise NotImplementedError
 
     @property
     def standing(self) -> bytes | None:
-        """The bytes of a command that runs and is still in the control list."""
+        """The payload of a running command that is still in the control list."""
         return None
 
     async def rest(self) -> None:
-        """End the blocking read, as :meth:`stop` does; :meth:`receive` may follow."""
+        """End the blocking read. Unlike after :meth:`stop`, receiving may continue."""
 
     def begin(self, message: Message) -> Start:  # noqa: ARG002 - for subclasses
-        """Decide whether a message may be run now."""
+        """Return whether a message may run now."""
         return Start.RUN
 
     def mark_ended(self, message: Message) -> None:
-        """Record that a command was reported as ended while its handler runs."""
+        """Record that the outcome was reported, although the handler still runs."""
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:
-        """Record that a message has ended; not called in mode ``blocking``.
+        """Record that a message has ended. Not called in mode ``blocking``.
 
-        ``fetch_follows`` means that the caller calls :meth:`receive` right afterwards.
+        With ``fetch_follows=True`` the caller promises to call :meth:`receive` at once.
         """
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:  # noqa: ARG002 - for subclasses
-        """Put messages that were not started back to the head of the list.
+        """Put messages that were not started back to the head of the control list.
 
-        Returns ``False`` if they were surely not put back, ``None`` if that is unknown.
+        Return ``False`` if Redis has surely not put them back, and ``None`` if this is
+        unknown.
         """
         return True
 
     def leftovers(self) -> list[Message]:
-        """Return, only once, taken messages that :meth:`receive` has not returned."""
+        """Return the taken messages that no call of :meth:`receive` has returned.
+
+        Each message is returned only once.
+        """
         return []
 
     async def run(self) -> None:
         """Run the background work of the receiver until cancelled."""
 
     async def close(self) -> None:
-        """Release connections and leases; the handlers have ended or were given up."""
+        """Release connections and leases. Called after the handlers were stopped."""
 
     def counts(self) -> ReceiverCounts:
-        """Return counts for ``stats()``; zeros in modes other than ``reliable``."""
+        """Return counters for ``agent.stats()``."""
         return ReceiverCounts()
 
 
 def check_cluster_name(
     project: str, endpoint: Endpoint | None, *, mode: str, replicas: bool
 ) -> None:
-    """Refuse a name that would put other keys of the project into another slot."""
+    """Refuse a project name whose braces allow no further keys in its cluster slots.
+
+    Mode ``reliable`` and ``replicas=True`` put further keys into the slots of the
+    control list and of the status.
+    """
     needs = "mode='reliable'" if mode == "reliable" else "replicas=True" * replicas
     keys = (CONTROL.build(project=project), PROJECT_STATUS.build(project=project))
     is_cluster = endpoint is not None and endpoint.is_cluster

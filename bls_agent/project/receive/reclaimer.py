@@ -1,4 +1,4 @@
-"""The keys of mode ``reliable``, and the recovery of commands from dead processes."""
+"""The keys of mode ``reliable``, and the return of commands from dead processes."""
 
 from __future__ import annotations
 
@@ -25,37 +25,41 @@ logger: logging.Logger = logging.getLogger(__name__)
 MAX_DELIVERIES: Final = 3
 DEAD_LETTER_LIMIT: Final = 1_000
 DELIVERIES_TTL: Final = cast("int", DELIVERIES.ttl)  # seconds
-LISTS_AT_ONCE: Final = 100  # lists checked in one round, chosen at random
-COMMANDS_AT_ONCE: Final = 100  # commands moved by one script, which must be short
+LISTS_AT_ONCE: Final = 100  # in-flight lists that one round checks, chosen at random
+COMMANDS_AT_ONCE: Final = 100  # commands that one run of the script moves, at most
 
 
 class ReliableKeys:
-    """The keys of mode ``reliable``, in the same cluster slot as the control list."""
+    """The keys of mode ``reliable``, in the same cluster slot as the control list.
+
+    An in-flight list has the commands that one process has taken and not acknowledged.
+    """
 
     def __init__(self, control: str) -> None:
         place = place_beside(control)
-        self.control = control  # the protocol's list, from which commands are taken
-        # A hash: in-flight list → how many of its oldest commands may have started.
+        self.control = control  # the control list of the console protocol
+        # A hash from each in-flight list to the number of its oldest commands that may
+        # have started.
         self.lists: str = INFLIGHT_LISTS.locate(place=place)
-        # A hash: command that came back → how often it was handed out.
+        # A hash from each command that was put back to the number of its deliveries.
         self.deliveries: str = DELIVERIES.locate(place=place)
-        # A sorted set: ids of commands that ended.
+        # A sorted set with the ids of commands that have ended.
         self.seen: str = SEEN.locate(place=place)
-        # A list: commands that were handed out too often.
+        # A list of the commands that were taken too often without an end.
         self.dead_letters: str = DEAD_LETTERS.locate(place=place)
 
     def inflight(self, instance: str) -> str:
         return INFLIGHT.locate(place=place_beside(self.control), instance=instance)
 
     def owner(self, inflight: str) -> str:
-        """Return the key of a list's lease, which exists while the owner lives."""
+        """Return the key of a list's lease, which exists while its process lives."""
         return OWNER.locate(place=place_beside(inflight))
 
     def is_inflight(self, key: str) -> bool:
         return key.startswith(self.inflight("")) and key != self.inflight("")
 
     def moving(self, inflight: str) -> tuple[str, ...]:
-        """Return the keys for the scripts that move commands back, in their order."""
+        """Return the keys for the scripts that put commands back, in their order."""
         owner = self.owner(inflight)
         return (
             *(self.control, inflight, owner, self.lists),
@@ -63,7 +67,7 @@ class ReliableKeys:
         )
 
     def types(self, inflight: str) -> Mapping[str, str]:
-        """Return key → its Redis type, for an error that names a wrong one."""
+        """Return the Redis type that each key must have."""
         return {
             self.control: "list",
             inflight: "list",
@@ -76,7 +80,7 @@ class ReliableKeys:
 
 
 class Reclaimer:
-    """Moves commands that dead processes have taken back to the control list."""
+    """Puts the commands of dead processes back into the control list."""
 
     def __init__(
         self,
@@ -91,10 +95,10 @@ class Reclaimer:
         self._lease_ms = max(1, int(ttl * 1000))
         self._report_dead = report_dead
         self._throttled_log = throttled_log
-        self.reclaimed: int = 0  # commands of dead processes, dead letters included
+        self.reclaimed: int = 0  # moved commands, including those that are dead letters
 
     async def reclaim_all(self, *, but: str) -> None:
-        """Check the lists of other processes, and empty those whose owner is dead."""
+        """Empty the in-flight lists of dead processes. Skip the list ``but``."""
         call, lists = self._connection.call, self._keys.lists
         found = await call("HRANDFIELD", lists, LISTS_AT_ONCE)
         names = [name.decode("utf-8", "replace") for name in found]
@@ -102,7 +106,8 @@ class Reclaimer:
         requests = [("PTTL", self._keys.owner(name)) for name in names]
         left = await self._connection.call_many(requests)
         for name, answer in zip(names, left, strict=True):
-            # If the owner lives, the script shortens a lease that is too long.
+            # The script is also run for a lease that is too long. It shortens the lease
+            # of a living process.
             if isinstance(answer, int) and not 0 <= answer <= self._lease_ms:
                 try:
                     await self.empty(name)
@@ -110,7 +115,7 @@ class Reclaimer:
                     self._throttled_log.warn(f"commands stay in {name!r}", error)
 
     async def empty(self, name: str) -> bool:
-        """Empty a list unless its owner lives; return whether the owner lives."""
+        """Empty an in-flight list if its process is dead, else return ``True``."""
         moved = COMMANDS_AT_ONCE
         while moved == COMMANDS_AT_ONCE:
             reply = await RECLAIM.run(

@@ -1,7 +1,8 @@
 """Mode ``reliable``: a command stays in a list in Redis until it is acknowledged.
 
-A script moves commands into the list of this process. If there is no command, BLMOVE
-waits for one. It moves the head of the control list onto itself, so it takes nothing.
+A script moves commands from the control list into the in-flight list of this process.
+If the control list is empty, BLMOVE waits for a command. BLMOVE has the control list as
+source and destination, so it moves no command away.
 """
 
 from __future__ import annotations
@@ -41,28 +42,30 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-LOOKS_PER_TTL: Final = 3
+LOOKS_PER_TTL: Final = 3  # renewals of the lease in one TTL
 AWAY_GRACE: Final = 0.5  # seconds that closing waits for an unreachable Redis
-FIRST_PAUSE: Final = 0.25  # longest first pause in seconds after a failed request
-ACK_WITHIN: Final = 0.005  # most seconds that an ack waits for the next fetch
+FIRST_PAUSE: Final = 0.25  # upper limit in seconds of the first pause after a failure
+ACK_WITHIN: Final = 0.005  # seconds that an ack may wait for the next fetch
 _NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
 
 
 class ReliableReceiver(Receiver):
-    """Moves commands into an in-flight list of this process, and acknowledges each one.
+    """Moves commands into the in-flight list of this process, and acknowledges them.
 
-    Each command that the serving Redis still holds runs at least once. A command runs
-    twice only if the process or the connection dies before the ack, or if the process
-    is frozen for longer than its lease, because then another process takes over.
+    Each command runs at least once, unless Redis loses its data. A command runs twice
+    only if the process or its connection fails before the ack, or if the process is
+    frozen for longer than its lease, because then another process takes over the
+    command.
 
-    One request takes commands and acknowledges ended ones. There are three cases for
-    the ack of a command that ends:
+    One request takes new commands and acknowledges commands that have ended. When a
+    command ends, there are three cases:
 
-    1. Its worker fetches at once: the ack is sent with that fetch.
-    2. Its batch may hold several commands, and the batch before was quick: the ack is
-       sent with the next fetch, or 5 ms after the batch was taken. Meanwhile more
-       commands than ``concurrency`` may be started, which Redis has stored.
-    3. Otherwise the ack is sent alone, and the worker waits for its reply.
+    1. The worker fetches new commands immediately. The fetch also sends the ack.
+    2. The batch may have several commands, and the first command of the batch before
+       ended within 5 ms. The next fetch sends the ack, or a separate request 5 ms after
+       the batch was taken. Meanwhile more than ``concurrency`` commands may start, and
+       Redis has stored this larger number.
+    3. Otherwise a separate request sends the ack, and the worker waits for its reply.
 
     ``report`` is called for each command that has become a dead letter.
     """
@@ -103,7 +106,7 @@ class ReliableReceiver(Receiver):
             on_settled=on_settled,
         )
         self._read = BlockingRead(connections)
-        # Held while commands are taken or acknowledged, or while lists are compared.
+        # Held while commands are taken or acknowledged, and during reconcile().
         self._lock = anyio.Lock(fast_acquire=True)
         self._backoff = Backoff(base=FIRST_PAUSE)  # of repeated acks
         self._retry_at = float("-inf")
@@ -126,7 +129,7 @@ class ReliableReceiver(Receiver):
             raise await self._explain(error) from error
 
     async def _receive(self, limit: int) -> Sequence[Message]:
-        if self._connections.blocking.pending:  # an earlier wait was interrupted
+        if self._connections.blocking.pending:  # an earlier call was interrupted
             await self._wait()
         async with self._lock:
             if not self.list.in_order:
@@ -158,7 +161,7 @@ class ReliableReceiver(Receiver):
             messages = await self.list.exchange(limit, startable=startable)
         except RedisUnavailableError as error:
             if not (error.ambiguous or error.connecting):
-                await self._acknowledge()  # if memory is out, acks still work
+                await self._acknowledge()  # works even if Redis is out of memory
             raise
         if messages and limit > 1:
             first_time = all(message.delivery == 1 for message in messages)
@@ -169,14 +172,15 @@ class ReliableReceiver(Receiver):
         return self.list.begin(message)
 
     def mark_ended(self, message: Message) -> None:
-        """Acknowledge with the next request a command whose handler still runs."""
+        """Let the next request acknowledge the command, although its handler runs."""
         self.list.end(message)
 
     async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:
-        """Acknowledge a command at once or with the next fetch; see the class.
+        """Acknowledge a command now or with the next fetch, as the class describes.
 
-        If the ack is sent alone, this waits for its reply, unless the lease is over or
-        the agent stops. All callers share one request and its pause after a failure.
+        If a separate request sends the ack, wait for its reply, unless the lease has
+        ended or the agent stops. Concurrent callers share this request, and the pause
+        after a failure.
         """
         self.list.end(message)
         self._pace.record_ended()
@@ -196,10 +200,11 @@ class ReliableReceiver(Receiver):
                 await self._stopped.wait()
 
     async def _acknowledge(self) -> None:
-        """Acknowledge all commands that have ended; after a failure first a single one.
+        """Acknowledge all commands that have ended.
 
-        An ack that is sent twice could remove another command with the same bytes, so
-        list and memory are compared first if they may differ.
+        After a failure, acknowledge a single command first. If the list and the memory
+        may differ, compare them first, because a second ack could remove another
+        command with equal bytes.
         """
         if not self.list.ended:
             return
@@ -221,8 +226,8 @@ class ReliableReceiver(Receiver):
     async def give_back(self, messages: Sequence[Message]) -> bool:
         """Put commands back to the head of the control list.
 
-        No delivery is counted. If that fails, the commands stay in the list of this
-        process, and go back when its lease is over.
+        The delivery counts stay the same. If this fails, the commands stay in the
+        in-flight list. Another process puts them back when the lease has ended.
         """
         for message in messages:
             self.list.drop(message)
@@ -245,9 +250,10 @@ class ReliableReceiver(Receiver):
         await self.rest()
 
     async def close(self) -> None:
-        """Put back commands that did not end, remove the list and release the lease."""
+        """Put back the unfinished commands, remove the list and end the lease."""
         self._stopped.set()
-        # Any open connection counts; one that changes servers is closed for a moment.
+        # Check all connections, because one connection may be closed for a short time
+        # while it changes to another server.
         is_away = not any(one.connected for one in self._connections.all)
         with anyio.move_on_after(AWAY_GRACE if is_away else None):
             async with self._lock:
@@ -285,7 +291,8 @@ class ReliableReceiver(Receiver):
                 async with self._lock:
                     if self.list.ended:
                         await self._acknowledge()
-                    elif self.list.in_order:  # Redis stores that no more may be started
+                    elif self.list.in_order:
+                        # Redis stores that only ``concurrency`` commands may start.
                         await self.list.exchange(0)
 
     async def _keep_lease(self) -> None:
@@ -339,17 +346,18 @@ class ReliableReceiver(Receiver):
 
 
 class AckPace:
-    """Decides how long acks may wait for a fetch, and reports the overdue ones.
+    """Decides whether acks may wait for the next fetch, and for how long.
 
-    A batch may defer its acks if the first command of the batch before it ended within
-    5 ms, because slower handlers gain nothing from deferring.
+    A batch is the commands of one fetch. The acks of a batch may wait if the first
+    command of the batch before has ended within 5 ms. With slower handlers, waiting
+    would save nothing.
     """
 
     def __init__(self) -> None:
         self.is_quick: bool = False  # whether the last batch's first command was quick
-        self.defers: bool = False  # acks of this batch wait for the next fetch
+        self.defers: bool = False  # whether acks of this batch wait for the next fetch
         self._taken_at: float | None = None  # set until a command of the batch ends
-        self._due: float | None = None  # when waiting acks are sent alone
+        self._due: float | None = None  # when a separate request sends the waiting acks
         self._timer: asyncio.TimerHandle | None = None
         self._overdue = anyio.Event()
 
@@ -369,14 +377,14 @@ class AckPace:
             self._taken_at = None
 
     def expect_fetch(self) -> None:
-        """Let the acks of this batch wait for the next fetch, for 5 ms at most."""
+        """Let the acks of this batch wait up to 5 ms for the next fetch."""
         if self._due is None:
             self._due = time.monotonic() + ACK_WITHIN
             if self._timer is None:
                 self._watch(ACK_WITHIN)
 
     def stop_deferring(self) -> None:
-        """From now on send each ack of this batch without waiting for a fetch."""
+        """Let the following acks of this batch not wait for the next fetch."""
         self.defers = False
 
     async def overdue(self) -> None:
@@ -391,9 +399,10 @@ class AckPace:
         self._timer = loop.call_later(seconds, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
-        """Called by the timer: report overdue acks, or set the timer again.
+        """Wake :meth:`overdue` if acks have waited for 5 ms, or set the timer again.
 
-        One timer serves many fetches, because a timer for each fetch would cost more.
+        The timer calls this method. One timer serves many fetches, because a timer for
+        each fetch would cost more.
         """
         self._timer = None
         if self._due is None:
