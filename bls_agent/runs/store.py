@@ -43,10 +43,10 @@ from bls_agent.runs.writer import RunWriter, WriterOptions
 from bls_agent.runs.writer_task import HighWaterMarks, WriterPool
 from bls_agent.runtime.lease import boot_seconds
 
-REFRESH: Final = 5.0  # seconds between two checks of Redis in an endless wait
+REFRESH: Final = 5.0  # seconds between two checks of Redis in a wait without limit
 
-SIZE_LIMIT: Final = 1024 * 1024  # bytes of an event's data
-LEAST_LIMIT: Final = 256
+SIZE_LIMIT: Final = 1024 * 1024  # default limit in bytes for the data of an event
+LEAST_LIMIT: Final = 256  # smallest allowed limit in bytes
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class EventPage:
 
     Attributes:
         events: The events, oldest first.
-        next: Pass it as ``after`` (or ``before``) to read the next page; ``None`` if
-            there is no further page now.
+        next: Value to pass as ``after`` (or ``before``) to read the next page; ``None``
+            if there is no further page now.
     """
 
     events: list[StreamEvent]
@@ -66,9 +66,9 @@ class EventPage:
 class EventStore(WritingStore):
     """Writes, reads and follows the events of runs; usable from any event loop.
 
-    The methods have the names and the argument order of the protocol; methods that do
-    I/O are awaited. If Redis cannot answer, a read returns no empty result but raises
-    :class:`~bls_agent.RedisUnavailableError`.
+    The names of the methods and the order of their arguments are those of the protocol.
+    Methods that do I/O are coroutines. If Redis cannot answer, a read raises
+    :class:`~bls_agent.RedisUnavailableError` and never returns an empty result instead.
     """
 
     client_name: ClassVar[str] = "bls-runs"
@@ -83,18 +83,19 @@ class EventStore(WritingStore):
         on_error: Literal["raise", "none"] = "raise",
         timeout: float = 5.0,
     ) -> None:
-        """Remember how to reach Redis; no connection is opened yet.
+        """Store how to reach Redis. No connection is opened yet.
 
         Args:
             redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
                 ``BLS_REDIS_URL``, read at the first request.
-            maxlen: Approximate number of events that are kept of a run.
-            ttl: Seconds for which a run is kept after its last sign of life.
-            event_size_limit: Longest data of an event, in bytes of JSON.
+            maxlen: Approximate largest number of events that Redis keeps of a run.
+            ttl: Seconds for which Redis keeps a run after its last event. The writer of
+                an open run also extends this time while no event is written.
+            event_size_limit: Largest number of bytes of an event's data as JSON.
             on_error: What a write does if Redis cannot answer. ``raise`` raises the
                 error. ``none`` returns an empty result (``None`` from ``add``), counts
                 the failure in ``failed_writes``, and logs a warning at most once a
-                minute. Reads always raise.
+                minute. A read always raises the error.
             timeout: Deadline of one request in seconds.
 
         Raises:
@@ -123,9 +124,9 @@ class EventStore(WritingStore):
     ) -> str | None:
         """Add one event, in one round trip.
 
-        Redis counts the sequence over all writers of the run. If Redis has lost events,
-        the sequence continues after the last event that this store has written. The
-        run's TTL starts again.
+        Redis numbers the events of all writers of the run in one sequence. If Redis has
+        lost events, the sequence continues after the last event that this store has
+        written. Each call restarts the TTL of the run.
 
         Args:
             run_id: The run.
@@ -142,8 +143,8 @@ class EventStore(WritingStore):
         Raises:
             ConfigurationError: An argument breaks its rule; nothing was written.
             WrongTypeError: The key is no stream; nothing was written.
-            RedisUnavailableError: Redis could not answer. Only if ``error.ambiguous``,
-                the event may have been added.
+            RedisUnavailableError: Redis could not answer. If ``error.ambiguous`` is
+                true, the event may have been added, otherwise it was not.
         """
         event = NewEvent(
             event_category, event_action, data, source, timestamp, sequence
@@ -165,14 +166,14 @@ class EventStore(WritingStore):
             events: :class:`NewEvent`, or tuples of its first fields.
 
         Returns:
-            The ids of the events. With ``on_error="none"``, the ids of the events that
-            were added before Redis could not answer.
+            The ids of the events. If Redis stops answering and ``on_error="none"``, the
+            ids of the events that were added before.
 
         Raises:
             ConfigurationError: An event breaks a rule; nothing was written.
             WrongTypeError: The key is no stream; nothing was written.
-            RedisUnavailableError: Not all events were added. The events of earlier
-                round trips were added.
+            RedisUnavailableError: Redis could not answer. Only the events of earlier
+                round trips were surely added.
         """
         keys = RunKeys(check_run_id(run_id))
         now = time.time()  # noqa: TID251 - the time of the call
@@ -217,32 +218,38 @@ class EventStore(WritingStore):
         buffer_bytes: int = 8 * 1024 * 1024,
         shutdown_timeout: float = 10.0,
     ) -> RunWriter:
-        """Write a run from beginning to end: ``async with store.run(1) as run:``.
+        """Return a writer for a whole run: ``async with store.run(1) as run:``.
 
-        Opening writes ``lifecycle.started``. Leaving writes ``completed``, ``failed``
-        with the error, or ``cancelled``, and then ``system.close``. In between,
-        ``run.emit(…)`` accepts events from any thread without waiting. Each event is
-        written exactly once and in order, unless a full buffer drops it. Readers see
-        dropped events as a ``system.warning``.
+        Entering the block writes ``lifecycle.started``. Leaving the block writes
+        ``lifecycle.completed``, ``failed`` with the error, or ``cancelled``, and then
+        ``system.close``. In the block, ``run.emit(…)`` accepts events from any thread
+        without waiting. Each event is written exactly once and in order, unless a full
+        buffer drops the event. The writer then writes a ``system.warning`` with the
+        number of dropped events.
 
         Args:
-            run_id: The run. Only one living writer at a time can own the run.
+            run_id: The run. Only one writer at a time can own the run.
             source: The source of events that are emitted without a source.
             data: Data of ``lifecycle.started``.
             lifecycle: Whether this writer begins, owns and ends the run. If ``False``,
-                it only contributes events to the run of another writer.
-            lease: Seconds after which followers learn that the writer died without
-                leaving. Each batch renews the lease; without batches it is renewed
-                three times within this time.
+                the writer only adds events to the run of another writer.
+            lease: Seconds without a sign of the writer after which the writer counts as
+                lost. The lease is a key with this TTL. Each written batch renews the
+                lease. Without batches, a task renews it three times within the TTL.
             coalesce: Seconds for which events are collected before a write.
                 Neighbouring ``llm.stream`` events that differ only in their text
-                (``content``, ``delta``, ``text``, ``token`` or ``chunk``) are merged. 0
-                merges none.
-            buffer: Most events in memory, 1,000 or more. A full buffer drops
-                ``llm.stream`` first, the categories ``lifecycle`` and ``system`` last.
-            buffer_bytes: Largest number of bytes of these events; four times ``event_size_limit`` or
-                more.
-            shutdown_timeout: Longest time in seconds for the writes of leaving.
+                (``content``, ``delta``, ``text``, ``token`` or ``chunk``) are merged.
+                With 0, no events are merged.
+            buffer: Largest number of events in memory, at least 1,000. A full buffer
+                drops ``llm.stream`` first, the categories ``lifecycle`` and ``system``
+                last.
+            buffer_bytes: Largest number of bytes of these events, at least 1 MiB and
+                four times ``event_size_limit``.
+            shutdown_timeout: Longest time in seconds for the last writes when the block
+                is left.
+
+        Returns:
+            The writer, which ``async with`` or ``with`` opens.
 
         Raises:
             ConfigurationError: An argument breaks its rule.
@@ -272,7 +279,7 @@ class EventStore(WritingStore):
         return WriterPool(self._access, self._marks, self, self._tally)
 
     def stats(self) -> EventStoreStats:
-        """Return this process's counters of the store and its runs; from any thread."""
+        """Return the store's counters in this process. Any thread may call this."""
         return self._tally.show(self.failed_writes)
 
     async def set_expire(self, run_id: int, ttl_seconds: int = DAY) -> bool:
@@ -289,8 +296,8 @@ class EventStore(WritingStore):
         Raises:
             ConfigurationError: An argument breaks its rule.
             WrongTypeError: The key is no stream, and was not changed.
-            RedisUnavailableError: Redis could not answer. Only if ``error.ambiguous``,
-                the time may have been set.
+            RedisUnavailableError: Redis could not answer. If ``error.ambiguous`` is
+                true, the time may have been set, otherwise it was not.
         """
         keys = RunKeys(check_run_id(run_id))
         ttl = check_count("ttl_seconds", ttl_seconds)
@@ -307,8 +314,11 @@ class EventStore(WritingStore):
     async def delete(self, run_id: int) -> bool:
         """Delete the events of a run.
 
-        The sequences of the run start again. If the writer of the run lives, the
-        sequences continue, because the writer knows the last sequence.
+        Afterwards the sequence of the run begins at 1 again. If a writer is alive, the
+        sequence continues, because the writer remembers the last number.
+
+        Args:
+            run_id: The run.
 
         Returns:
             ``True`` if the run had events. ``False`` if the run had no events, or if
@@ -317,13 +327,13 @@ class EventStore(WritingStore):
         Raises:
             ConfigurationError: ``run_id`` is no id of a run.
             WrongTypeError: The key is no stream, and was not changed.
-            RedisUnavailableError: Redis could not answer. Only if ``error.ambiguous``,
-                the events may have been deleted.
+            RedisUnavailableError: Redis could not answer. If ``error.ambiguous`` is
+                true, the events may have been deleted, otherwise they were not.
         """
         keys = RunKeys(check_run_id(run_id))
         reader = RunReader(self._access.pool, run_id)
         try:
-            # A run whose lease exists has a living writer.
+            # If the lease of a run exists, the writer is alive.
             if await self._access.pool.read(keys.owner, "PTTL") != NO_KEY:
                 return bool(await self._each(reader, [keys.events], "UNLINK"))
             deleted = await self._each(reader, [keys.events, keys.books], "UNLINK")
@@ -336,7 +346,7 @@ class EventStore(WritingStore):
     async def _each(
         self, reader: RunReader, keys: Sequence[str], name: str, *rest: Argument
     ) -> Reply:
-        """Check that the run is a stream; then send a request for each of its keys."""
+        """Check that the run is a stream, then send a command for each of its keys."""
         await reader.ask("XLEN")
         requests = [(name, key, *rest) for key in keys]
         async with self._access.pool.to(reader.keys.events) as connection:
@@ -359,7 +369,7 @@ class EventStore(WritingStore):
             run_id: The run.
             start_id: Id of the first event, or ``-`` for the oldest.
             end_id: Id of the last event, or ``+`` for the newest.
-            count: Most events to return; default: all events.
+            count: Largest number of events to return; default: all events.
 
         Raises:
             ConfigurationError: An argument breaks its rule.
@@ -387,8 +397,9 @@ class EventStore(WritingStore):
 
         Args:
             run_id: The run.
-            last_id: Id of the last known event, which is not returned again.
-            count: Most events to return; default: all events.
+            last_id: Id of the last event that the client has. Only later events are
+                returned.
+            count: Largest number of events to return; default: all events.
 
         Raises the same errors as :meth:`get_events`.
         """
@@ -398,12 +409,12 @@ class EventStore(WritingStore):
     async def page(
         self, run_id: int, *, after: str | None = None, limit: int = 100
     ) -> EventPage:
-        """Read one page of events; each event is on exactly one page.
+        """Read one page of events, the oldest first. No event is on two pages.
 
         Args:
             run_id: The run.
-            after: The ``next`` of the page before; default: the first page.
-            limit: Most events on the page, from 1 to 1,000.
+            after: ``next`` of the previous page; default: the first page.
+            limit: Largest number of events on the page, from 1 to 1,000.
 
         Raises the same errors as :meth:`get_events`.
         """
@@ -417,16 +428,16 @@ class EventStore(WritingStore):
     async def page_back(
         self, run_id: int, *, before: str | None = None, limit: int = 100
     ) -> EventPage:
-        """Read a page of the events before an id, as for a view that scrolls up.
+        """Read the page of events before an id, for a view that scrolls back.
 
         Args:
             run_id: The run.
-            before: The ``next`` of the page read last; default: the newest page.
-            limit: Most events on the page, from 1 to 1,000.
+            before: ``next`` of the page that was read last; default: the newest page.
+            limit: Largest number of events on the page, from 1 to 1,000.
 
         Returns:
-            The events, oldest first. Pass ``next`` as ``before`` to read earlier ones;
-            it is ``None`` at the beginning of the run.
+            The events, the oldest first. Pass ``next`` as ``before`` to read earlier
+            events. ``next`` is ``None`` at the beginning of the run.
 
         Raises the same errors as :meth:`get_events`.
         """
@@ -439,7 +450,9 @@ class EventStore(WritingStore):
         return EventPage(events, events[0].id if len(found) > limit else None)
 
     async def tail(self, run_id: int) -> str:
-        """Return the id of the last event, after which only new events are read.
+        """Return the id of the last event.
+
+        Pass the id to :meth:`subscribe` or :meth:`follow` to read only new events.
 
         Returns:
             The id; ``0-0`` if the run has no event.
@@ -450,18 +463,19 @@ class EventStore(WritingStore):
         return BEGINNING if last is None else last.id
 
     def follow(self, run_id: int, last_id: str = BEGINNING) -> Follower:
-        """Return an iterable of the events after an id as they are written.
+        """Return an iterable of the events after an id, also of future events.
 
-        Each event is returned once, in order. The iteration waits for a run that does
-        not exist yet, and while Redis is unavailable. It returns a
-        :class:`~bls_agent.runs.Gap` where events are missing, and a
-        :class:`~bls_agent.runs.WriterLost` if the writer fell silent without ending the
-        run. It ends at ``system.close``, and when the run disappears.
+        The iteration returns each event once, in order. Where events are missing, the
+        iteration returns a :class:`~bls_agent.runs.Gap`. If the writer has stopped
+        without ending the run, the iteration returns a
+        :class:`~bls_agent.runs.WriterLost`. The iteration waits if the run does not
+        exist yet, and while Redis is unavailable. The iteration ends after
+        ``system.close``, or if the run was deleted or has expired.
 
         Args:
             run_id: The run.
-            last_id: Id of the last known event; ``0-0`` for all events in Redis, ``$``
-                for events that are written after the iteration began.
+            last_id: Id of the last event that the caller has; ``0-0`` for all events in
+                Redis, ``$`` for events that are written after the iteration began.
 
         Returns:
             A follower for ``async for``, which need not be closed.
@@ -477,17 +491,19 @@ class EventStore(WritingStore):
     ) -> list[StreamEvent]:
         """Wait once for events after an id, like the protocol's blocking read.
 
-        A call does not remember its position. Pass the id of the last event that you
-        have, and begin with the id from :meth:`tail`. With ``$`` in a loop you miss
-        events that are written between two calls; :meth:`follow` misses none.
+        The store does not remember a position between two calls. Pass the id from
+        :meth:`tail` to the first call, and the id of your last event to each later
+        call. A loop that always passes ``$`` misses events that are written between two
+        calls. :meth:`follow` misses no event.
 
         Args:
             run_id: The run.
-            last_id: Id of the last known event; ``$`` for new events only.
+            last_id: Id of the last event that the caller has; ``$`` for new events
+                only.
             block_ms: Longest wait in milliseconds; 0 waits without limit.
 
         Returns:
-            The events; an empty list if none came in time.
+            The events; an empty list if no event arrived in time.
 
         Raises the same errors as :meth:`get_events`.
         """
@@ -502,30 +518,31 @@ class EventStore(WritingStore):
                 return [event for event in found if isinstance(event, StreamEvent)]
 
     async def runs(self, limit: int = 100) -> RunList:
-        """Find all runs, the one with the newest event first.
+        """Find all runs. The run with the newest event is the first.
 
-        All keys are searched with SCAN. A key that looks like the key of a run and
-        cannot be read is counted in ``left_out``; the other runs are still returned.
+        SCAN searches all keys of the database. If a key looks like the key of a run but
+        cannot be read, the key is counted in ``left_out``, and the other runs are
+        returned.
 
         Args:
-            limit: Most runs to return, up to 10,000.
+            limit: Largest number of runs to return, up to 10,000.
 
         Raises:
             ConfigurationError: ``limit`` breaks its rule.
             RedisUnavailableError: Redis cannot answer, or no run can be read because
-                of a missing right.
+                of a missing permission.
         """
         return await list_runs(self._access.pool, limit)
 
     async def describe(self, run_id: int) -> RunSummary | None:
-        """Summarise a run; ``None`` if the run does not exist.
+        """Return the summary of a run, or ``None`` if the run does not exist.
 
         Raises the same errors as :meth:`get_events`.
         """
         return await describe_run(self._access.pool, run_id)
 
     async def exists(self, run_id: int) -> bool:
-        """Return whether a run has events.
+        """Return whether the stream of a run exists, even if it is empty.
 
         Raises the same errors as :meth:`get_events`.
         """
@@ -533,7 +550,7 @@ class EventStore(WritingStore):
         return bool(await reader.ask("XLEN")) or bool(await reader.ask("EXISTS"))
 
     async def get_length(self, run_id: int) -> int:
-        """Return the number of events that Redis has of a run.
+        """Return the number of events of a run that are in Redis.
 
         Raises the same errors as :meth:`get_events`.
         """
@@ -541,9 +558,9 @@ class EventStore(WritingStore):
         return length
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop; the next request opens them again.
+        """Close the connections of this event loop. The next request opens new ones.
 
-        The followers in this loop end.
+        The followers in this event loop end.
         """
         # Without the shield, a cancelled ``async with`` block would not close the
         # store.

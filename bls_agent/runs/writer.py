@@ -59,34 +59,34 @@ logger: logging.Logger = logging.getLogger(__name__)
 SHORTEST: Final = 0.1  # seconds of the shortest lease
 LONGEST: Final = 10.0  # longest time in seconds to collect pieces of a text
 PACE: Final = 0.005  # seconds between two writes if nothing is merged
-LEAST: Final = 1_000  # events of the smallest buffer, which one batch must not fill
-LEAST_BYTES: Final = 1024 * 1024
-LONGEST_EVENTS: Final = 4  # the smallest buffer holds so many of the longest events
+LEAST: Final = 1_000  # smallest allowed ``buffer``, which one batch cannot fill
+LEAST_BYTES: Final = 1024 * 1024  # smallest allowed ``buffer_bytes``
+LONGEST_EVENTS: Final = 4  # events of the largest size that each buffer can hold
 
-LEAVE_GRACE: Final = 1.0  # extra seconds to wait for another event loop
+LEAVE_GRACE: Final = 1.0  # seconds after a timeout to wait for another event loop
 AT_EXIT: Final = 1.5  # longest wait in seconds when the interpreter exits
 THREAD: Final = SharedThread("bls-agent runs", at_exit=AT_EXIT)
 
 
 class WriterState(Enum):
-    """The states of a writer; the values are also the reasons of dropped events."""
+    """The states of a writer. The values are also the reasons of dropped events."""
 
     NEW = "not_open"
     OPEN = "open"
     CLOSED = CLOSED
-    FORKED = "forked"  # opened by the parent of this process
+    FORKED = "forked"  # the parent process has opened the writer
 
 
 @dataclass(frozen=True)
 class WriterOptions:
-    """The options of ``EventStore.run``, checked."""
+    """Checks and holds the options of ``EventStore.run``."""
 
     lifecycle: bool  # whether this writer begins, owns and ends the run
-    lease: float  # seconds until a silent writer counts as lost
-    coalesce: float  # seconds for which pieces of a text are collected; 0 merges none
+    lease: float  # seconds without a renewal after which the writer counts as lost
+    coalesce: float  # seconds for which pieces of a text are collected; 0: no merging
     buffer: int  # largest number of events in memory
     buffer_bytes: int  # largest number of bytes of the events in memory
-    shutdown_timeout: float  # longest time in seconds for the writes of leaving
+    shutdown_timeout: float  # longest time in seconds for the last writes
     event_size_limit: int  # largest number of bytes of the data of an event
 
     def __post_init__(self) -> None:
@@ -126,19 +126,22 @@ class RunWriterStats:
 
     Attributes:
         open: Whether the writer accepts events.
-        is_owner: Whether this writer surely owns the run, and so can end the run.
-        accepted: All events that were emitted.
-        written: Emitted events that are in Redis; each merged event is counted.
-        dropped: Reason → number of dropped events. ``buffer_full``; ``shutdown``: the
-            event could not be written before the end; ``not_open``, ``closed``,
-            ``forked``: the event was emitted before opening, after leaving, or in a
-            forked child; ``fault``: an unexpected error.
-        queued: Events that wait or are being written.
+        is_owner: Whether it is certain that this writer owns the run. Only the owner
+            can end the run.
+        accepted: Number of all emitted events.
+        written: Number of emitted events that are in Redis. Each piece of a merged
+            event is counted.
+        dropped: Number of dropped events, by reason. ``buffer_full``: the buffer was
+            full. ``shutdown``: the time for the last writes was too short.
+            ``not_open``: the event was emitted before the writer was opened.
+            ``closed``: after the run had ended. ``forked``: in a forked child.
+            ``fault``: an unexpected error.
+        queued: Number of events that wait or are being written.
         queued_bytes: Approximate bytes of the queued events.
-        cut: Events whose data were longer than ``event_size_limit`` and were shortened.
-        merged: Pieces of a text that were written within another event.
-        resent: Events that were sent again because no reply had come. Redis does not
-            add an event again that it had added before.
+        cut: Number of events whose data were shortened to ``event_size_limit``.
+        merged: Number of pieces of a text that were written within another event.
+        resent: Number of events that were sent again because no reply had arrived.
+            Redis ignores an event that it has added before.
     """
 
     run_id: int
@@ -155,20 +158,23 @@ class RunWriterStats:
 
 
 class RunWriter:
-    """Writes one run, from ``lifecycle.started`` to ``system.close``; usable once.
+    """Writes one run, from ``lifecycle.started`` to ``system.close``.
 
-    :meth:`EventStore.run` makes the writer. Open the writer by ``async with``, or by
-    ``with`` in a program without an event loop. Opening and leaving may wait and raise;
-    :meth:`emit` does neither. Redis may be unavailable at any time, even at the start.
-    Events that are emitted then are kept within the limits of the buffer, and written
-    when Redis is back, each once and in order.
+    :meth:`EventStore.run` makes the writer, which can be opened once. Open the writer
+    by ``async with``, or by ``with`` in a program without an event loop. Opening the
+    writer and leaving the block may wait and may raise exceptions. :meth:`emit` never
+    waits and never raises. If Redis is unavailable, also at the start, the buffer keeps
+    the emitted events up to its limits. When Redis is available again, the writer
+    writes each of these events once and in order.
 
-    An open writer owns the run, except with ``lifecycle=False``. It renews its lease
-    and the TTL of the run, even if no event is emitted. If the process dies without
-    leaving, the lease ends, and followers learn that the writer is lost.
+    An open writer owns the run, unless ``lifecycle=False``. The owner has a lease: a
+    key with a TTL, which shows that the writer is alive. The writer renews the lease
+    and the TTL of the run, even if no event is emitted. If the process dies, the lease
+    expires, and each follower returns a :class:`~bls_agent.runs.WriterLost`.
 
-    One daemon thread writes all runs that were opened by ``with``; runs of the same
-    store share a connection. Thread and connection end with the last of these runs.
+    One daemon thread writes all runs that were opened by ``with``. Runs of the same
+    store share a connection. The thread and the connection end with the last of these
+    runs.
 
     Attributes:
         result: Data of ``lifecycle.completed``.
@@ -196,11 +202,11 @@ class RunWriter:
         )
         self._delivery = BatchWriter(buffer, pace=options.pace)
         self._state = WriterState.NEW
-        self._outside = Counter[str]()  # reason → events dropped before the buffer
-        self._lock = threading.RLock()  # guards the counter
+        self._outside = Counter[str]()  # reason → events dropped outside the buffer
+        self._lock = threading.RLock()  # protects ``_outside``
         self._run_lease: RunLease | None = None
         self._writing: RunWriterTask | None = None
-        # Kept here, because an event loop keeps no reference to its tasks.
+        # Without this reference, the task could be garbage-collected before its end.
         self._withdrawing: asyncio.Task[None] | None = None
         self._thread: LoopThread | None = None  # set if the run was opened by ``with``
         register(self)
@@ -222,12 +228,12 @@ class RunWriter:
 
     @property
     def is_owner(self) -> bool:
-        """Whether this writer surely owns the run, and so can end the run."""
+        """Whether it is certain that this writer owns the run and so can end it."""
         lease = self._run_lease
         return lease is not None and lease.valid
 
     def complete(self, data: Mapping[str, Any] | None = None) -> None:
-        """Set the data of ``lifecycle.completed``, which is written on leaving.
+        """Set the data of ``lifecycle.completed``, written when the block is left.
 
         Args:
             data: Content of the event, as a JSON object.
@@ -242,16 +248,17 @@ class RunWriter:
         *,
         source: Mapping[str, str | None] | None = None,
     ) -> None:
-        """Queue an event to be written soon. Never waits or raises, in any thread.
+        """Queue an event, which the writer's task writes soon.
 
-        The data are copied, so that you may change them afterwards. Values that JSON
-        cannot hold are replaced by a readable text. Data that are longer than the
-        store's ``event_size_limit`` are shortened. Before opening and after leaving,
-        the event is dropped and counted.
+        Any thread may call this method. The method never waits and never raises. The
+        data are copied, so that the caller may change them afterwards. Values that JSON
+        cannot hold are replaced by readable text. Data that are longer than the store's
+        ``event_size_limit`` are shortened. If the writer is not open, the event is
+        dropped and counted.
 
         Args:
-            category: Such as ``llm``; any text.
-            action: Such as ``stream``; any text.
+            category: Any text, such as ``llm``.
+            action: Any text, such as ``stream``.
             data: Content of the event, as a JSON object; default: ``{}``.
             source: Source of the event; default: the source of the run.
         """
@@ -273,7 +280,7 @@ class RunWriter:
                 merges=self._options.merges,
             )
             self._delivery.put(event)
-        except Exception:  # noqa: BLE001 - whatever the host's objects raise
+        except Exception:  # noqa: BLE001 - objects of the caller may raise anything
             self._refuse("fault")
 
     def _refuse(self, reason: str) -> None:
@@ -287,7 +294,7 @@ class RunWriter:
             logger.warning(text, self.run_id, reason)
 
     def stats(self) -> RunWriterStats:
-        """Return every counter and state; from any thread."""
+        """Return every counter and state. Any thread may call this method."""
         buffered, writing = self._delivery.buffer.stats(), self._writing
         with self._lock:
             outside = Counter(self._outside)
@@ -316,7 +323,8 @@ class RunWriter:
             timeout: Longest wait in seconds.
 
         Returns:
-            Counts that are true if no such event is left. No error of Redis is raised.
+            The counts, whose ``bool()`` is true if none of these events is left. Errors
+            of Redis are not raised.
         """
         writing = self._writing
         if writing is not None and not writing.loop_is_closed:
@@ -331,14 +339,14 @@ class RunWriter:
         return Flushed(complete=False, delivered=0, dropped=0, queued=queued)
 
     async def __aenter__(self) -> Self:
-        """Open the writer; ``lifecycle.started`` is written when Redis is available.
+        """Open the writer. ``lifecycle.started`` is written when Redis is available.
 
-        Waits for an answer of Redis, at most the store's ``timeout``. If Redis cannot
-        be reached, the writer opens without an answer.
+        Wait for a reply of Redis, at most the store's ``timeout``. If no reply arrives,
+        the writer is open all the same.
 
         Raises:
-            LeaseHeldError: A living writer owns the run; nothing was written.
-            WrongTypeError: The key is no stream; nothing was written.
+            LeaseHeldError: Another writer owns the run. Nothing was written.
+            WrongTypeError: The key is no stream. Nothing was written.
             ConfigurationError: The writer was opened before, or ``BLS_REDIS_URL`` is
                 wrong.
         """
@@ -356,15 +364,15 @@ class RunWriter:
             withdraw = partial(self._withdraw, pool)
             self._withdrawing = start_background(withdraw, "bls-agent run")
             raise
-        # The task does not refer to this writer. Otherwise a writer that nobody closes
-        # would never be garbage-collected.
+        # The task does not refer to this writer. Otherwise a writer that the program
+        # forgets to close would never be garbage-collected.
         self._writing = writing = RunWriterTask(
             self._delivery, pool, keys, self._run_lease, merges=self._options.merges
         )
         if self._options.lifecycle:
             self._put("lifecycle", "started", self._data)
         self._state = WriterState.OPEN
-        if self.is_owner:  # events of other writers must come after ``started``
+        if self.is_owner:  # other writers add events only after ``started``
             try:
                 await writing.flush(until - anyio.current_time())
             except BaseException as error:
@@ -386,7 +394,7 @@ class RunWriter:
         self._run_lease = lease = RunLease(pool, keys, self._options.lease)
         with anyio.move_on_after(self._access.timeout):
             await lease.answered.wait()
-        lease.answered.set()  # later errors go to the log
+        lease.answered.set()  # later errors are logged, not raised
         refusal: BlsError | None = lease.refusal
         if refusal is not None:
             raise refusal
@@ -402,11 +410,11 @@ class RunWriter:
     async def __aexit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Write the end of the run and ``system.close``; suppress no exception.
+        """Write the end of the run and ``system.close``. Suppress no exception.
 
-        Takes about ``shutdown_timeout`` at most, also if Redis does not answer or the
-        task is cancelled. Events that cannot be written by then are dropped and
-        counted, and the lease expires.
+        This takes at most about ``shutdown_timeout`` seconds, also if Redis does not
+        answer or the task is cancelled. Events that cannot be written in this time are
+        dropped and counted. The lease then expires at the end of its TTL.
         """
         writing = self._writing
         if self._state is not WriterState.OPEN or writing is None:
@@ -428,13 +436,14 @@ class RunWriter:
             self._delivery.put(event)
 
     def wait_flushed(self, timeout: float = 5.0) -> Flushed:
-        """Wait, without an event loop, until all events are written or dropped.
+        """Wait like :meth:`flush`, in a program without an event loop.
 
         Args:
             timeout: Longest wait in seconds.
 
         Returns:
-            Counts that are true if no such event is left. No error of Redis is raised.
+            The counts, whose ``bool()`` is true if no event emitted before the call is
+            left. Errors of Redis are not raised.
 
         Raises:
             ConfigurationError: The writer is not open, it was opened by ``async with``,
@@ -453,7 +462,7 @@ class RunWriter:
         return self._unflushed() if unanswered else flushing.result()
 
     def __enter__(self) -> Self:
-        """Open without an event loop; waits and raises like ``async with``."""
+        """Do the same as ``async with``, in a program without an event loop."""
         refuse_in_event_loop("with store.run(...)", "'async with store.run(...)'")
         self._thread = THREAD.open(self._open_there)
         return self
@@ -470,9 +479,10 @@ class RunWriter:
     def __exit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Write the end of the run, as ``async with`` does, within the same time.
+        """Write the end of the run as ``async with`` does, within the same time.
 
-        A second signal ends the wait, and drops the events that are not yet written.
+        If a signal handler raises an exception during the wait, such as a second
+        Ctrl-C, the wait ends. Events that are not written yet may then be lost.
         """
         thread = self._thread
         if thread is None:  # in a forked child
@@ -493,7 +503,7 @@ class RunWriter:
             await self._close_unused()
 
     async def _close_unused(self) -> None:
-        """Close the connections of this event loop, unless a run is open in it."""
+        """Close the connections of this event loop if no run is open in the loop."""
         if not self._get_pool().users:
             await self._access.aclose()
 

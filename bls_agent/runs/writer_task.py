@@ -1,4 +1,4 @@
-"""Writes an open run: renews its lease, and writes its events in batches, each once."""
+"""Writes the events of an open run in batches, and renews the lease of the run."""
 
 from __future__ import annotations
 
@@ -60,24 +60,25 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-MOST: Final = 10_000  # runs that are remembered, those written last
+MOST: Final = 10_000  # runs to remember; the run written longest ago is forgotten first
 _UNKNOWN: Final = (0, BEGINNING, float("-inf"))
 
 CLOSED: Final = "closed"  # reason of drops: the event came after the end of the run
-REPORTED: Final = ("buffer_full", "fault")  # reasons of drops that readers see
+REPORTED: Final = ("buffer_full", "fault")  # reasons that ``system.warning`` reports
 REMEDY: Final = "Give the run another id, or contribute to it with lifecycle=False."
 
 CAP: Final = 2.0  # longest pause in seconds while Redis is unavailable
 AGAIN: Final = 0.1  # shortest pause in seconds between two tries on a cluster
 RETRY: Final = 1.0  # seconds between two tries after an unexpected error
-FINAL_WRITE: Final = 1.0  # seconds that the last write may take when a loop ends
-GLANCE: Final = 0.01
+FINAL_WRITE: Final = 1.0  # seconds for the last write when the event loop ends
+GLANCE: Final = 0.01  # seconds between two checks in flush()
 
 
 class HighWaterMarks:
-    """The last sequence and id that this process has written of each run.
+    """Remembers the last sequence number and id that this process wrote to each run.
 
-    A run is forgotten when it has expired.
+    If the server loses events, new events continue after these values, so that no
+    number is used twice. The values of a run are no longer used after it has expired.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class HighWaterMarks:
         self._lock = threading.Lock()
 
     def of(self, run_id: int, now: float) -> tuple[int, str]:
-        """Return the last sequence and id; zeros for an unknown or expired run."""
+        """Return the last sequence and id, or zeros for an unknown or expired run."""
         sequence, event_id, until = self._marks.get(run_id, _UNKNOWN)
         return (sequence, event_id) if now < until else (0, BEGINNING)
 
@@ -103,11 +104,12 @@ class HighWaterMarks:
         *,
         is_new: bool = False,
     ) -> None:
-        """Record the last event that was written; an older event changes nothing.
+        """Record the last event that was written. An older event changes nothing.
 
-        ``is_new``: the server has begun a new run, whose sequences begin at 1.
+        ``until`` is the time when the run expires. If ``is_new``, the server has begun
+        a new run, whose sequence begins at 1.
         """
-        with self._lock:  # event loops in several threads may share a store
+        with self._lock:  # because several threads may share a store
             known_sequence, known_id, known = self._marks.pop(run_id, _UNKNOWN)
             if is_new:
                 known_sequence = 0
@@ -118,13 +120,13 @@ class HighWaterMarks:
                 self._marks.popitem(last=False)
 
     def expire(self, run_id: int, until: float) -> None:
-        """Set when a run's mark is forgotten, because the run then expires."""
+        """Set the time when a run expires and its values are forgotten."""
         with self._lock:
             if run_id in self._marks:
                 self._marks[run_id] = (*self._marks[run_id][:2], until)
 
     def forget(self, run_id: int) -> None:
-        """Drop the mark of a run that was deleted; it begins at 1 again."""
+        """Forget a run that was deleted, because its sequence begins at 1 again."""
         with self._lock:
             self._marks.pop(run_id, None)
 
@@ -148,11 +150,11 @@ class WriterPool:
         self.bounds = bounds
         self._access = access
         self._gate = ReconnectGate(Backoff(cap=CAP))
-        self.users = 0  # runs that are open
-        self.is_away = False  # whether the last request for a lease found no connection
+        self.users = 0  # number of open runs
+        self.is_away = False  # whether the last lease request could not connect
 
     async def open(self) -> None:
-        """Connect; while Redis is unavailable, all runs share one try."""
+        """Connect to Redis. While Redis is unavailable, one run at a time tries."""
         pool = self._access.pool
         if not pool.is_cluster and not pool.pick().connected:
             async with pool.to("") as connection:
@@ -161,9 +163,9 @@ class WriterPool:
     async def run_script(
         self, script: Script, keys: RunKeys, arguments: Sequence[Argument]
     ) -> Reply:
-        """Run a script of a run; an error is logged before it is raised.
+        """Run a script on the keys of a run. Log an error before raising it.
 
-        If a key has a wrong type, the log and the cause of the error name the key.
+        If a key has a wrong type, the log and ``__cause__`` of the error name the key.
         """
         pool = self._access.pool
         try:
@@ -179,23 +181,24 @@ class WriterPool:
                 shown = BlsError(str(error))
             if not error.connecting:
                 self._gate.throttled_log.warn("events of runs cannot be written", shown)
-            elif pool.is_cluster:  # because open() delays no tries on a cluster
+            elif pool.is_cluster:  # because open() does not wait on a cluster
                 await anyio.sleep(AGAIN + Backoff(cap=CAP, failures=4).failed())
             raise
         return reply
 
 
 class RunLease(LeaseState):
-    """The lease of one writer on its run, renewed by a task of its own.
+    """The lease of one writer on its run. A task renews the lease.
 
-    Each renewal also starts the TTL of the run again, even if no event is written.
+    Each renewal also restarts the TTL of the run, even if no event is written.
     """
 
     def __init__(self, pool: WriterPool, keys: RunKeys, lease: float) -> None:
         super().__init__(keys.events, lease, make_token(lease))
         # When to send the next request, by the event loop's clock.
         self.due: float = 0.0
-        # Set at the first reply, for which opening waits, or if none is expected soon.
+        # Set when the first request has a reply or has failed, or if Redis is away.
+        # Opening the writer waits for this event.
         self.answered: anyio.Event = anyio.Event()
         # The error that opening the run raises.
         self.refusal: BlsError | None = None
@@ -210,8 +213,8 @@ class RunLease(LeaseState):
     async def _keep(self) -> None:
         while self.due < math.inf:
             if (pause := self.due - anyio.current_time()) > 0:
-                # anyio keeps a reference to a task in a cancel scope, so that the task
-                # ends without a warning if its event loop is abandoned.
+                # anyio keeps a reference to a task in a cancel scope. Therefore asyncio
+                # logs no warning if the event loop is closed while the task waits.
                 with anyio.move_on_after(pause):
                     await anyio.sleep_forever()
                 continue  # a batch may have renewed the lease during the pause
@@ -224,7 +227,7 @@ class RunLease(LeaseState):
                 self.due = anyio.current_time() + RETRY
 
     async def _renew(self) -> float:
-        """Take or renew the lease; return the seconds until the next request."""
+        """Take or renew the lease. Return the seconds until the next request."""
         arguments = (*self.arguments, self._pool.bounds.ttl)
         try:
             await self._pool.open()
@@ -251,13 +254,13 @@ class RunLease(LeaseState):
         return math.inf if lease_reply.what == "ended" else self.ttl / RENEWALS
 
     def note_renewed(self, *, sent_at: float) -> None:
-        """Record that a batch of events has renewed the lease, too."""
+        """Record that the write of a batch has renewed the lease, too."""
         self.record_renewed(sent_at)
         self._log_regained()
         self.due = anyio.current_time() + self.ttl / RENEWALS
 
     def finish(self) -> None:
-        """Stop using the lease without a request; it ends at the server by itself."""
+        """Stop renewing the lease in this process, without a request to Redis."""
         self._task.cancel()
         self.end()
 
@@ -290,14 +293,14 @@ class _Batch(list[PendingEvent]):
     def __init__(self, events: Sequence[PendingEvent]) -> None:
         super().__init__(events)
         self.rows: list[Prepared] = []
-        self.pieces = 0  # pieces of a text that were merged into another event
+        self.pieces = 0  # number of pieces of a text that were merged
         self.ends = False  # whether the run ends with this batch
-        self.number = 0  # 0 before the first write, then the same for each write
+        self.number = 0  # 0 before the first write; each repeated write has the same
 
 
 @dataclass
 class WriterCounts:
-    """Counts of a run's task, which :class:`RunWriterStats` shows."""
+    """Counts of a run's task, which are part of :class:`RunWriterStats`."""
 
     behind_end: int = 0  # events after the end of the run, which were not written
     merged: int = 0  # pieces of a text that were written within another event
@@ -307,8 +310,8 @@ class WriterCounts:
 class RunWriterTask:
     """Writes the events of one run, in a task of its own.
 
-    A batch without a reply is sent again with the same number. The script recognises
-    the number, so that the copy that arrives second adds no events.
+    A batch without a reply is sent again with the same number. If the first copy has
+    arrived, the script recognises the number and does not add the events again.
     """
 
     def __init__(
@@ -344,7 +347,7 @@ class RunWriterTask:
         return start_background(function, f"bls-agent run {self._keys.run_id}")
 
     def prepare(self, items: Sequence[PendingEvent]) -> _Batch:
-        """Make a batch: add warnings of drops, merge pieces, and encode all events."""
+        """Make a batch: add warnings about drops, merge pieces, encode all events."""
         if self._has_end:
             self.counts.behind_end += len(items)
             return _Batch([])
@@ -370,7 +373,7 @@ class RunWriterTask:
         return batch
 
     def report_drops(self) -> list[PendingEvent]:
-        """Make events that warn readers about drops since the last warning."""
+        """Return warnings for readers about the events dropped since the last call."""
         dropped = Counter(self._delivery.buffer.stats().dropped)
         fresh, self._reported = dropped - self._reported, dropped
         warnings: list[PendingEvent] = []
@@ -383,7 +386,7 @@ class RunWriterTask:
         return warnings
 
     def _log_drops(self, dropped: Counter[str]) -> None:
-        """Log, at most once a minute, that the buffer was too small."""
+        """Log, at most once a minute, how many events were dropped so far."""
         counts = [f"{dropped[why]:,} ({why})" for why in REPORTED if dropped[why]]
         if counts:
             counted = BlsError(f"so far {', '.join(counts)}; stats() counts on")
@@ -415,7 +418,8 @@ class RunWriterTask:
             lease=self._run_lease.ttl if self._run_lease is not None else 0.0,
             ends=batch.ends,
         )
-        # While its owner lives, a run does not expire, even if no event is written.
+        # While the owner is alive, the run does not expire, because the owner renews
+        # the TTL.
         lives = self._run_lease is not None and not batch.ends
         until = math.inf if lives else boot_seconds() + self._pool.bounds.ttl
         sent_at = boot_seconds()
@@ -431,7 +435,7 @@ class RunWriterTask:
     def _handle_reply(
         self, batch: _Batch, reply: Reply, until: float, floor: tuple[int, str]
     ) -> None:
-        """Record which ids the events got, and when the run expires."""
+        """Record the ids of the written events, and when the run expires."""
         sequence, *ids = reply
         again = ids[1:2] == [b"again"]
         if again:
@@ -448,7 +452,7 @@ class RunWriterTask:
             self._run_lease.finish()
 
     def refuse(self, reason: str) -> None:
-        """Count an event that the writer has dropped before the buffer."""
+        """Count an event that was dropped before it reached the buffer."""
         self._pool.tally.refuse(reason)
 
     def count_events(self) -> EventCounts:
@@ -459,13 +463,12 @@ class RunWriterTask:
         return EventCounts(buffered.delivered - behind_end, dropped, buffered.queued)
 
     async def was_written(self, batch: Sequence[PendingEvent]) -> bool | None:
-        """Return ``False``, because a batch may be written again without harm."""
+        """Return ``False``, because writing a batch again adds no events twice."""
         del batch
         return False
 
     @property
     def loop_is_closed(self) -> bool:
-        """Whether the event loop of this task is closed."""
         return self.loop.is_closed()
 
     async def _write_all(self) -> None:
@@ -480,7 +483,7 @@ class RunWriterTask:
                     logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
                     await anyio.sleep(RETRY)
         except CancelledError:
-            if self._end is None:  # the event loop ends, and the run was not left
+            if self._end is None:  # the event loop ends before the block was left
                 await self._write_rest()
             raise
 
@@ -496,7 +499,7 @@ class RunWriterTask:
                 tasks.cancel_scope.cancel()
 
     async def flush(self, timeout: float) -> Flushed:
-        """Wait until all events put so far are written or dropped."""
+        """Wait until all events queued so far are written or dropped."""
         until = anyio.current_time() + timeout
         delivered, dropped, pause = 0, 0, 0.0
         while True:
@@ -507,12 +510,12 @@ class RunWriterTask:
             over = flushed or self._delivery.refused or self._task.done()
             if over or not left:
                 return replace(flushed, delivered=delivered, dropped=dropped)
-            # The task has not begun to write, or pauses after an unexpected error.
+            # The task has not begun to write, or waits after an unexpected error.
             await anyio.sleep(min(pause, left))
             pause = GLANCE
 
     async def end(self, within: float) -> None:
-        """Write the remaining events if possible; raise a cancellation afterwards."""
+        """Write the remaining events, even if the caller is cancelled meanwhile."""
         await _wait_through(self._begin_end(within))
 
     def _begin_end(self, within: float) -> asyncio.Task[None]:
@@ -521,7 +524,7 @@ class RunWriterTask:
         return self._end
 
     def abandon(self) -> None:
-        """End the writing for a writer that nobody closed; its lease then expires."""
+        """Write the last events of a writer that the program has not closed."""
         if self._run_lease is not None:
             self._run_lease.finish()
         self._end = self._begin_end(FINAL_WRITE)
