@@ -1,4 +1,4 @@
-"""How a store reaches Redis: by a URL, a client, an agent or ``BLS_REDIS_URL``."""
+"""Stores: objects that find Redis by a URL, a client, an agent or ``BLS_REDIS_URL``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Connected(Protocol):
-    """What a store needs of a ``ProjectAgent`` that is given in place of a URL."""
+    """The part of a ``ProjectAgent`` that a store uses to find the server."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -53,7 +53,9 @@ A store that gets a ``ProjectAgent`` uses the server of the agent.
 
 
 class LoopLocal(Generic[T]):
-    """One object for each event loop; :meth:`get` removes the objects of closed loops.
+    """Keeps one object for each event loop, such as the loop's connections.
+
+    :meth:`get` removes the objects of closed loops.
 
     Weak references to the loops are not enough, because most objects refer to their loop.
     """
@@ -66,7 +68,7 @@ class LoopLocal(Generic[T]):
         self._by_loop = WeakKeyDictionary()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: drop the parent's loops, and its lock."""
+        """In a forked child, drop the event loops and the lock of the parent."""
         never_finalize(self._by_loop)
         self._lock = RLock()
         self._by_loop = WeakKeyDictionary()
@@ -81,8 +83,8 @@ class LoopLocal(Generic[T]):
             return found
         register(self)
         made = make()
-        # Other threads add and remove loops: without the lock the dictionary would
-        # change while this thread iterates over it.
+        # Other threads add and remove loops. Without the lock the dictionary could
+        # change while this thread iterates over the dictionary.
         with self._lock:
             closed = [loop for loop in list(self._by_loop) if loop.is_closed()]
             left = [self._by_loop.pop(loop) for loop in closed]
@@ -111,7 +113,7 @@ class LoopLocal(Generic[T]):
 
 
 class Access:
-    """How one object reaches Redis; each event loop opens its own connections."""
+    """The connections of one object to Redis; each event loop opens its own ones."""
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class Access:
         timeout: float = 5.0,
         strict: bool = False,
     ) -> None:
-        """Remember where Redis is, as :class:`Store` does; CLIENT LIST shows ``name``."""
+        """Take the arguments of :class:`Store`; CLIENT LIST shows ``name``."""
         self._agent = redis if isinstance(redis, Connected) else None
         self._given = None
         if redis is not None and self._agent is None:
@@ -133,7 +135,7 @@ class Access:
 
     @cached_property
     def endpoint(self) -> Endpoint:
-        """Where Redis is; ConfigurationError if no usable URL was given."""
+        """The address of Redis; ConfigurationError if ``BLS_REDIS_URL`` is wrong."""
         from bls_agent.connection.pool import default_endpoint  # noqa: PLC0415 - 4 ms
 
         if self._agent is not None:
@@ -142,12 +144,12 @@ class Access:
 
     @property
     def known(self) -> Endpoint | None:
-        """Where Redis is, or ``None`` if not known yet; the environment is not read."""
+        """The address of Redis, or ``None`` before the environment was read."""
         return self._given or self.__dict__.get("endpoint")
 
     @property
     def shown(self) -> str:
-        """Where Redis is, without credentials; the environment is not read."""
+        """The address without credentials; the environment is not read."""
         return self.known.address if self.known else "BLS_REDIS_URL"
 
     @property
@@ -169,7 +171,7 @@ class Access:
 
 
 class Store:
-    """An object in Redis that is used with or without ``async with``.
+    """An object that sends requests to Redis, with or without ``async with``.
 
     The first request opens a connection in the event loop that sends the request. Without
     ``async with``, close the connection with :meth:`aclose` in that event loop.
@@ -187,7 +189,7 @@ class Store:
         timeout: float = 5.0,
         strict: bool = False,
     ) -> None:
-        """Remember where Redis is; nothing is opened yet.
+        """Open no connection yet.
 
         Args:
             redis: A URL, a client of redis-py or a ``ProjectAgent``. Default:
@@ -216,7 +218,7 @@ class Store:
 
 
 class WritingStore(Store):
-    """A store for long-lived programs, in which a failed write need not raise."""
+    """A store whose failed writes need not raise, for programs that run for long."""
 
     def __init__(
         self,
@@ -225,7 +227,7 @@ class WritingStore(Store):
         on_error: Literal["raise", "none"] = "raise",
         timeout: float = 5.0,
     ) -> None:
-        """Remember where Redis is; nothing is opened yet.
+        """Open no connection yet.
 
         Args:
             redis: As for :class:`Store`.

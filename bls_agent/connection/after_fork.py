@@ -1,9 +1,10 @@
 """Reset of objects that a forked child inherits: connections, locks, event loops.
 
-A child shares the open files of its parent. The server takes a child's write for a write
-of the parent. A transport that is closed through its event loop leaves the selector that
-both processes share, so that the *parent* receives no more data. So each object that is
-registered here drops what it inherited, without the loop, and becomes like a new object.
+A child shares the open sockets of its parent, and the server cannot distinguish their
+writes. If the child closes a transport through its event loop, the loop removes the
+socket from the selector that both processes share, and the *parent* receives no more
+data. So each object that is registered here drops its connections without using the
+loop, and becomes like a new object.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ class ForkAware(Protocol):
     """An object whose state only the parent can use after a fork."""
 
     def reset_after_fork(self) -> None:
-        """Reset the object; called in the only thread of the child. Must not wait."""
+        """Reset the object without waiting; the only thread of the child calls this."""
         ...
 
 
 _FORK_AWARE: Final[WeakValueDictionary[int, ForkAware]] = WeakValueDictionary()
-# Objects that a child never releases, because their finalisers would do harm.
+# Objects that a child never releases, because their finalisers would disturb the
+# parent.
 _INHERITED: Final[list[object]] = []
 
 
 def register(instance: ForkAware) -> None:
-    """Have ``instance.reset_after_fork()`` called in each child; keeps a weak reference."""
+    """Call ``instance.reset_after_fork()`` in each child; keep a weak reference."""
     _FORK_AWARE[id(instance)] = instance
 
 
 def _reset_all() -> None:
-    """Reset all objects, youngest first: a session's connections before the session."""
+    """Reset all objects, the newest first: first connections, then their session."""
     for reference in reversed(_FORK_AWARE.valuerefs()):
         instance = reference()
         if instance is None:
@@ -59,13 +61,13 @@ def never_finalize(inherited: object) -> None:
 
 
 def detach_fd(descriptor: int) -> None:
-    """Close a socket without its transport, which belongs to the parent's loop.
+    """Close a socket, but not its transport, which belongs to the parent's loop.
 
-    The descriptor then leads to ``/dev/null``. So a transport that closes the descriptor
-    later closes no other file, and no selector finds the parent's entry by it.
+    The descriptor then refers to ``/dev/null``. If the transport closes the descriptor
+    later, no other file is closed, and the parent's entry in the selector stays.
     """
     if os.name != "posix":
-        return  # no fork there, and a socket is no file descriptor
+        return  # Windows has no fork, and its sockets are no file descriptors
     with suppress(OSError):  # closed already, or no descriptor is left
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -74,10 +76,11 @@ def detach_fd(descriptor: int) -> None:
 
 
 def exit_if_child(error: BaseException | None, parent: int) -> None:
-    """End the process at once, if it is a forked child of the process ``parent``.
+    """End this process at once, if it is a forked child and ``error`` is a SystemExit.
 
-    A handler has called ``sys.exit`` in the child. The exception cannot unwind the
-    event loop of the child, because the loop shares its selector with the parent.
+    A handler has forked and has called ``sys.exit`` in the child. The exception must
+    not reach the event loop of the child, because the loop shares its selector with the
+    process ``parent``.
     """
     if not isinstance(error, SystemExit) or os.getpid() == parent:
         return

@@ -1,4 +1,4 @@
-"""The connections of one agent, one for each use, so that no use waits for another."""
+"""The connections of one agent: one for each use, so that no use waits for another."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bls_agent.core.backoff import Backoff, jittered
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-# Seconds between two checks whether another server has taken over. With Sentinel a
-# check is one request. On a cluster a check fetches the map of slots over a new
-# connection, and is rare, because most moves show in the replies of the nodes.
+# Seconds between two checks whether another server has replaced the server in use. With
+# Sentinel a check is one request. On a cluster a check fetches the map of slots over a
+# new connection. Such checks are rare, because MOVED replies report most changes.
 LOOK_EVERY: Final = {"sentinel": 1.0, "cluster": 10.0}
 OVERDUE: Final = 1.0  # seconds without a reply after which a check is made at once
 PACE: Final = 0.5  # seconds between two turns of the loop of monitor_failover()
@@ -30,11 +30,12 @@ ADMIN_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
 
 
 class AgentConnections:
-    """The connections of one agent; all of them wait at one gate before they connect.
+    """The connections of one agent, which share one :class:`ReconnectGate`.
 
-    A connection leads to the server of one key. On a cluster the status, the console
+    Each connection goes to the server of one key. On a cluster the status, the console
     list and the control list are on different nodes, so there are four connections.
-    Elsewhere there are three: ``control`` is ``liveness``, and ``intake`` is ``data``.
+    Without a cluster there are three: ``control`` is the connection ``liveness``, and
+    ``intake`` is the connection ``data``.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class AgentConnections:
         reconnect_max: float,
         keys: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Remember where Redis is; nothing is opened yet.
+        """Open no connection yet.
 
         ``timeout`` is the deadline of one request and ``reconnect_max`` the longest wait
         before the next try to connect, in seconds. ``keys`` maps a use (``control``,
-        ``data``, ``liveness``) to its key, which on a cluster decides about the node.
+        ``data``, ``liveness``) to a key. On a cluster the connection for this use goes
+        to the node of this key.
         """
         self.endpoint = endpoint
         self.gate: ReconnectGate = ReconnectGate(Backoff(cap=reconnect_max))
@@ -59,13 +61,13 @@ class AgentConnections:
         self._timeout = timeout
         self._keys = keys
         self.routes: Routes = Routes(endpoint)
-        # data: console list, log batches, all large requests. liveness: the status; it
-        # carries no large requests. blocking: the receiver waits on this connection.
+        # data: the console list, log batches and all large requests. liveness: the
+        # status, and no large requests. blocking: the receiver of commands waits here.
         self.data: Connection = self._connection("data")
         self.liveness: Connection = self._connection("liveness")
         self.blocking: Connection = self._connection("blocking", "control")
-        # Both lead to the control list. control: small, urgent requests. intake: reads
-        # and trims commands without blocking.
+        # Both are for the control list. control: small, urgent requests. intake:
+        # requests that read and trim commands without blocking.
         self.control: Connection = self.liveness
         self.intake: Connection = self.data
         if endpoint.is_cluster:
@@ -89,8 +91,8 @@ class AgentConnections:
     ) -> AsyncGenerator[Connection]:
         """Yield a connection to this server for urgent requests; open it if needed.
 
-        Opening fails at once, because it does not wait for the gate. If ``server`` is
-        ``None``, the connection to the control list is yielded.
+        A failure to connect is raised at once, because the connection does not wait for
+        the gate. If ``server`` is ``None``, yield the connection to the control list.
         """
         if server is None or self.endpoint.topology is None:
             yield self.control
@@ -111,15 +113,15 @@ class AgentConnections:
             await connection.aclose()
 
     async def kill_orphans(self, connection: Connection, *, kill: bool) -> bool:
-        """Make the server end the lost connections that it may still serve.
+        """Make the server end the connections that this process has lost.
 
-        Returns ``True`` if no lost connection can do harm any more. ``kill`` uses
-        CLIENT KILL instead of CLIENT UNBLOCK.
+        Return whether no request of a lost connection can be executed any more. If
+        ``kill``, send CLIENT KILL instead of CLIENT UNBLOCK.
         """
         return await connection.orphans.kill_all(connection, self, kill=kill)
 
     async def monitor_failover(self) -> None:
-        """Check for replaced servers and leave them; run until cancelled."""
+        """Drop connections to servers that were replaced; check until cancelled."""
         topology = self.endpoint.topology
         if topology is None:
             return
@@ -153,10 +155,12 @@ class AgentConnections:
         for addresses in left:
             logger.warning("leaving %s for %s", *addresses)
         if left:
-            self.gate.on_connected()  # the last writes went to the old server
+            # The session writes its status again, because the last writes went to the
+            # old server.
+            self.gate.on_connected()
 
     def detach(self) -> None:
-        """Drop all connections for good; send no request, do not use the loop."""
+        """Drop all connections for ever; send no request, do not use the event loop."""
         for connection in self.all:
             connection.detach()
             connection.retired = True

@@ -1,4 +1,7 @@
-"""Blocking reads: requests that wait at the server, for receivers and followed runs."""
+"""Blocking reads, such as BLPOP, whose replies come when there is data.
+
+Receivers of commands and readers that follow a run use them.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from bls_agent.core.errors import RedisUnavailableError
 
 
 class BlockingConnection:
-    """The blocking requests of one reader, on a connection that nobody else uses.
+    """The blocking requests of one reader, on a connection of its own.
 
-    A posted request has no deadline, and its reply stays pending. Cancelling a read
-    loses no reply, because the next read returns it. A redirected request is not sent
-    to the other node; the reader gets the redirection as an error.
+    A request that was sent by :meth:`post` has no deadline. Cancelling :meth:`collect`
+    loses no reply, because the next call returns the reply. If the node of a cluster
+    redirects a request, the reader gets the redirection as an error.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -24,7 +27,7 @@ class BlockingConnection:
 
     @property
     def pending(self) -> int:
-        """Number of posted requests whose reply was not collected yet."""
+        """Number of posted requests whose replies were not collected yet."""
         return self.connection.pending
 
     @property

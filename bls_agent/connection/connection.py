@@ -6,8 +6,8 @@
 * Errors of redis-py are translated into errors of this package (see ``faults.py``).
 * A request that belongs to another node of a cluster is sent to that node.
 
-Each try to connect looks up the server again (see ``route.py``); a gate delays the tries.
-``blocking.py`` contains the blocking reads.
+Each try to connect looks up the server again (see ``route.py``). A gate may delay the
+tries (see ``reconnect.py``). ``blocking.py`` contains the blocking reads.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Connection:
 
     * opening the connection: at most ``CONNECT_TIMEOUT`` to find the server, and
       ``patience`` to connect. A gate may delay the try without a limit.
-    * waiting until larger requests before this request are sent: at most ``timeout``,
-      with a gate without a limit.
-    * waiting for the reply (``Pace`` in ``transport.py``): ``timeout``, more for a long
-      request, and again ``timeout`` after each part of the reply.
+    * waiting until earlier, large requests are sent: at most ``timeout``. With a gate
+      there is no limit.
+    * waiting for the reply (``Pace`` in ``transport.py``): ``timeout``, or more for a
+      long request. After each part of the reply the time starts again.
     * repeating while the slot of a cluster moves: at most ``timeout`` until the last try.
     """
 
@@ -70,20 +70,21 @@ class Connection:
         outage: Outage | None = None,
         strict: bool = False,
     ) -> None:
-        """Remember the route; nothing is opened yet.
+        """Open no connection yet.
 
         ``timeout`` and ``patience`` are the deadlines of a request and of a try to
-        connect, in seconds. A long request has more time, after timeouts up to 16 times
-        ``timeout``. A reply has more time while its bytes arrive. If ``strict``, neither
-        has more time. Without a ``gate`` a failure to connect is raised at once; such
-        connections may share an ``outage``.
+        connect, in seconds. A long request has more time; after timeouts this time
+        grows up to 16 times ``timeout``. A reply has more time while its bytes arrive.
+        If ``strict``, requests and replies have no more time than ``timeout``. Without
+        a ``gate``, a failure to connect is raised at once. Connections without a gate
+        may share an ``outage``, so that the end of the outage is logged once.
         """
         self.route: Route = Route(where) if isinstance(where, Endpoint) else where
         self.name: str = client_name(name)
         self.server: Endpoint | None = None  # current server, or last one tried
         self.orphans: OrphanedConnections = OrphanedConnections()
         self.generation: int = 0  # how often the connection was opened
-        self.retired = False  # if true, it never connects again: callers wait forever
+        self.retired = False  # if true, callers that need a new connection wait forever
         self._patience = patience
         self._pace = Pace(timeout, strict=strict)
         self._gate = gate
@@ -99,7 +100,10 @@ class Connection:
         return f"<Connection {self.name} {self.address} {state}>"
 
     def __del__(self) -> None:
-        """Close the channel, which no caller can use any more; runs in any thread."""
+        """Close the channel, because no caller can use the channel any more.
+
+        The garbage collector may call this in any thread.
+        """
         channel: Channel | None = getattr(self, "channel", None)
         if channel is not None:
             channel.close_from_anywhere()
@@ -131,7 +135,7 @@ class Connection:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the running try to connect, or else the oldest request, began."""
+        """Start time of the running try to connect, or else of the oldest request."""
         if self._connecting_since is not None or self.channel is None:
             return self._connecting_since
         return self.channel.waiting_since
@@ -186,7 +190,7 @@ class Connection:
         return replies
 
     async def _follow(self, requests: Sequence[Request], replies: list[Reply]) -> None:
-        """Send redirected requests again; none of them was executed.
+        """Send redirected requests again, because no node has executed them.
 
         1. ``MOVED``: the request is sent at once to the node that the reply names.
         2. ``ASK``: the node does not have the key, because the slot is moving. The
@@ -223,14 +227,14 @@ class Connection:
         return replies
 
     async def read(self, *request: Argument) -> Reply:
-        """Send a request that changes nothing; if the connection is lost, once more."""
+        """Send a request that changes nothing; repeat it if the connection is lost."""
         reply = (await self.read_many([request]))[0]
         if isinstance(reply, RedisUnavailableError):
             raise reply
         return reply
 
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests that change nothing; if the connection is lost, once more."""
+        """Send requests that change nothing; repeat them if the connection is lost."""
         try:
             return await self.call_many(requests)
         except RedisUnavailableError as error:
@@ -239,9 +243,9 @@ class Connection:
         return await self.call_many(requests)
 
     async def _prepare(self) -> Channel:
-        """Return the open channel, as soon as it accepts this request.
+        """Return the open channel, as soon as the channel accepts a request.
 
-        Opens the connection if needed, and waits while large requests of other callers
+        Open the connection if needed, and wait while large requests of other callers
         are being sent.
         """
         while True:
@@ -256,7 +260,7 @@ class Connection:
     async def _await_others(
         self, wait: Callable[[], Awaitable[object]], text: str
     ) -> None:
-        """Wait for other callers: with a gate without a limit, else ``timeout``."""
+        """Wait for other callers; without a gate, wait for at most ``timeout``."""
         most = self._pace.timeout if self._gate is None else None
         with anyio.move_on_after(most) as scope:
             await wait()
@@ -267,7 +271,10 @@ class Connection:
     def note_refused(
         self, channel: Channel, requests: Sequence[Request], replies: Sequence[Reply]
     ) -> None:
-        """Log missing rights; leave the channel if it leads to the wrong server."""
+        """Log missing rights; stop using the channel after certain error replies.
+
+        An example is READONLY, because a replica cannot execute the next write either.
+        """
         if self._gate is not None:
             self._gate.throttled_log.note_denied(requests, replies)
         final = next(filter(ends_connection, replies), None)
@@ -298,7 +305,8 @@ class Connection:
     async def drop(self) -> None:
         """Drop the connection without a regular close, or end a running try to connect.
 
-        The server may still execute its requests, so it is remembered as an orphan.
+        The server may still execute requests of a dropped connection. So the connection
+        is remembered as an orphan (see ``orphans.py``).
         """
         channel = self._cut_short()
         if channel is not None and channel.state is not ChannelState.ENDED:
@@ -307,11 +315,11 @@ class Connection:
             self.route.invalidate()
 
     async def leave_for(self, right: Endpoint) -> bool:
-        """Drop the connection if it leads to another server; return whether it did.
+        """Drop the connection unless its server is ``right``; return if it was dropped.
 
-        A server that was killed or demoted ends its connections. A server that hangs, or
-        that the other servers cannot reach, does not end them, and writes to such a
-        server are lost when it comes back.
+        A server that was killed or demoted ends its connections itself. A server that
+        hangs, or that the other servers cannot reach, does not. Writes to such a server
+        are lost when the server comes back.
         """
         if not self.engaged or self.address == right.address:
             return False
@@ -326,14 +334,14 @@ class Connection:
                 channel.close()
 
     def _cut_short(self) -> Channel | None:
-        """End a running try to connect; detach the channel, if any, and return it."""
+        """End a running try to connect; remove the channel, if any, and return it."""
         if self._attempt is not None:
             self._attempt.deadline = -math.inf
         channel, self.channel = self.channel, None
         return channel
 
     def note_lost(self, channel: Channel) -> None:
-        """Remember as an orphan a connection that was lost and not closed."""
+        """Remember a connection that was lost, and not closed, as an orphan."""
         there, at = channel.own_address, channel.ended_at
         orphan = OrphanedConnection(channel.client_id, there, channel.server, at)
         self.orphans.add(orphan)
@@ -341,7 +349,7 @@ class Connection:
         self.route.invalidate()
 
     def reset_after_fork(self) -> None:
-        """In a forked child: forget all connections; the parent keeps open sockets."""
+        """In a forked child, forget all connections; the parent's sockets stay open."""
         for channel in self._reset():
             channel.reset_after_fork()
 

@@ -1,10 +1,11 @@
-"""The address of Redis, from a URL or a client of the host, and new connections to it.
+"""Finds the address of Redis from a URL or a client, and makes new connections.
 
-Only this module imports redis-py. Its defaults do not fit a library inside another
-program: a socket timeout ends BLPOP, ten silent retries may duplicate RPUSH, and
-connecting takes five round trips. So connections are built from parts of redis-py, with
-RESP2, one round trip to connect, frequent keepalive, no retry, and own deadlines. A
-client of the host provides address, credentials, TLS and database; it is never closed.
+Only this module imports redis-py. The defaults of redis-py do not fit a library inside
+another program: a socket timeout ends BLPOP, ten silent retries may duplicate RPUSH,
+and connecting takes five round trips. So this module builds connections from parts of
+redis-py, with RESP2, one round trip to connect, frequent keepalive, no retry, and own
+deadlines. From a client of the program it takes address, credentials, TLS and database.
+It never closes the client.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ CONNECT_TIMEOUT: Final = 5.0
 
 
 def packer() -> Callable[[tuple[Argument, ...]], bytes]:
-    """Return hiredis's function that packs one request, twice as fast as redis-py's."""
+    """Return hiredis's function that encodes a request, twice as fast as redis-py's."""
     hiredis: Any = import_module("hiredis")  # imported late, because it takes 3 ms
     return cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)
 
 
 def make_reader(parse_error: Callable[[str], Exception], nothing: object) -> Any:
-    """Make hiredis's parser; it returns ``nothing`` for an incomplete reply."""
+    """Return a parser of hiredis, which returns ``nothing`` for an incomplete reply."""
     from redis.exceptions import InvalidResponse
 
     hiredis: Any = import_module("hiredis")
@@ -69,7 +70,7 @@ class RawConnection(Protocol):
     async def disconnect(self, nowait: bool = False) -> None: ...  # noqa: FBT001, FBT002
 
 
-# The options of a URL or a client that are used; this module sets all other options.
+# Options that are taken from a URL or a client. This module sets all other options.
 _PLACE: Final = frozenset({"host", "port", "path", "db"})
 _CREDENTIALS: Final = frozenset({"username", "password", "credential_provider"})
 _FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
@@ -98,7 +99,7 @@ class Topology:
     kind: Kind
     seeds: tuple[Endpoint, ...]
     node: Callable[[str, int], Endpoint]  # from host and port, with the same login
-    service: str = ""  # the name under which sentinels know the master
+    service: str = ""  # the name of the master in the configuration of the sentinels
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,8 +110,9 @@ class Endpoint:
     make: Callable[[], RawConnection]  # connects to the first server
     notes: tuple[str, ...] = ()  # warnings about ignored options; logged once
     topology: Topology | None = None  # ``None`` for one server
-    likeness: int = 0  # equal for the same address and credentials; 0 if unknown
-    # Of all pools with this endpoint, because a console with five of them logs one end.
+    likeness: int = 0  # hash of address and credentials; 0 if unknown
+    # All pools with this endpoint share the outage, so that a console with five pools
+    # logs the end of an outage once.
     outage: Outage = field(default_factory=Outage, compare=False)
 
     def __repr__(self) -> str:
@@ -149,10 +151,10 @@ RedisSource: TypeAlias = Union[
     "redis.asyncio.RedisCluster",
     Endpoint,
 ]
-"""Where Redis is: a URL, or a client of redis-py with or without asyncio.
+"""The types of the argument ``redis``: a URL, or a client of redis-py.
 
-The package takes address and credentials from a client, and opens its own connections.
-``Endpoint`` is internal: the objects of one program share it.
+The client may be for asyncio or not. The package takes address and credentials from the
+client, and opens its own connections. ``Endpoint`` is internal.
 """
 
 
@@ -191,7 +193,7 @@ def _parse(url: str, shown: str) -> dict[str, Any]:
 
 
 def _wrong_part(url: str, message: str) -> str:
-    """Describe the wrong part of a URL without quoting it: it may hold a password."""
+    """Describe the wrong part of a URL without its text, which may be a password."""
     place, _, rest = url.partition("://")[2].partition("?")
     _, *after = re.split(r"[/#]", place, maxsplit=1)
     if any("@" in part for part in (*after, rest)):
@@ -278,10 +280,11 @@ def _endpoint_of_options(
             raise ConfigurationError("redis", shown, rule, remedy)
         if name in _FILES and value and not Path(str(value)).exists():
             raise ConfigurationError("redis", shown, f"{name} names no file: {value}")
-    if strict and scheme == "rediss":  # redis-py 5 trusts any host by default
+    if strict and scheme == "rediss":  # redis-py 5 does not check the host by default
         verifies = str(kept.get("ssl_cert_reqs", "required")).lower() != "none"
         kept.setdefault("ssl_check_hostname", verifies)
-    # Without a value OpenSSL asks at the terminal, which blocks our event loop.
+    # Without a value OpenSSL asks for the password of the key at the terminal, which
+    # blocks the event loop.
     kept |= {name: kept.get(name) or "" for name in known & {"ssl_password"}}
     fixed = _fixed_options(known, tcp=scheme != "unix")
     try:
@@ -310,7 +313,7 @@ def _notes_on(kept: Mapping[str, Any], overruled: Sequence[str]) -> tuple[str, .
 
 
 def _unknown_option(name: str, options: Mapping[str, Any]) -> str:
-    """Name the unknown option, unless it may be part of a password."""
+    """Return an error text; name the option unless it may be part of a password."""
     if any("@" in str(options[other]) for other in options.keys() - _CREDENTIALS):
         return "one of its options is not understood; is a ? in a password written %3F?"
     return f"its option {name!r} is not understood"
@@ -351,7 +354,7 @@ def _endpoint_of_client(client: object) -> Endpoint:
 
 
 def _endpoint_of_sentinel_client(pool: Any, kind: type) -> Endpoint:
-    """Return an endpoint that asks the client's sentinels over its own connections."""
+    """Return an endpoint that asks the sentinels of a client, over own connections."""
     from bls_agent.core.urls import address_of
 
     shown = f"Sentinel({pool.service_name!r})"
@@ -394,7 +397,7 @@ def _endpoint_of_foreign_pool(pool: Any, kind: type) -> Endpoint:
         raw.socket_timeout = None
         raw.health_check_interval = 0
         raw.encoder.decode_responses = False
-        raw.protocol = 2  # RESP2, because RESP3 pushes would be taken for replies
+        raw.protocol = 2  # with RESP3, push messages would be read as replies
         return cast("RawConnection", raw)
 
     note = f"connections are made by the given client ({kind.__name__}), as they are"
@@ -429,7 +432,7 @@ def _fixed_options(known: frozenset[str], *, tcp: bool) -> dict[str, Any]:
 
 
 def _keepalive() -> dict[int, int]:
-    """Return options that find a dead link in 25 s, with unacknowledged data in 20 s."""
+    """Return socket options that find a dead link in 25 s, or in 20 s if data waits."""
     wanted = {
         "TCP_KEEPIDLE": 10,
         "TCP_KEEPALIVE": 10,  # macOS's name for TCP_KEEPIDLE

@@ -12,14 +12,15 @@ if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Reply
 
 
-# After these words an error of Redis quotes the arguments: with AUTH, the password.
+# After these words an error of Redis quotes the arguments of the command. The arguments
+# of AUTH contain the password.
 ECHO: Final = ", with args beginning"
 CHAIN: Final = 10  # most causes that are followed; a chain may be circular
 
 
 # Each row: a class name anywhere in the error's ancestry, the beginning of its text,
 # and the kind. The first row that fits decides. The class alone is not enough, because
-# in redis-py a wrong password is a ConnectionError, as a lost connection is.
+# in redis-py a wrong password is a ConnectionError, like a lost connection.
 _KINDS: Final = (
     ("AuthenticationError", "", "auth"),
     ("NoPermissionError", "", "no_permission"),
@@ -81,11 +82,11 @@ _ENDING: Final = frozenset(  # kinds after which the connection must not be used
 # Parts of the texts of permanent OpenSSL errors, which redis-py wraps in its own error.
 _TLS: Final = (
     "certificate_verify_failed",
-    "wrong_version_number",  # the server does not speak TLS
-    "record layer failure",  # the server does not speak TLS, in newer versions
+    "wrong_version_number",  # the server does not use TLS
+    "record layer failure",  # the server does not use TLS, in newer versions
     "_alert_",  # the server refuses our certificate, version or ciphers
     "unsupported_protocol",
-    "] pem lib",  # a key or certificate of ours that cannot be read
+    "] pem lib",  # OpenSSL cannot read our key or certificate
     "[x509: ",  # the key does not match the certificate, or is no key
 )
 
@@ -110,7 +111,7 @@ def classify(error: BaseException) -> str:
 def translate(
     error: Exception, address: str, *, ambiguous: bool = False, connecting: bool = False
 ) -> RedisUnavailableError:
-    """Turn any error into an error of this package; remove arguments that it quotes."""
+    """Return an error of this package for any error, without arguments of commands."""
     if isinstance(error, RedisUnavailableError):
         return type(error)(
             error.kind,
@@ -121,7 +122,8 @@ def translate(
         )
     kind = classify(error)
     if kind == "not_redis" and not connecting:
-        # The server has spoken Redis before; the next connect checks this again.
+        # The server has sent correct replies before. If it is no Redis, the next try to
+        # connect finds this out.
         kind = "garbled"
     reason = str(error).split(ECHO, 1)[0] or type(error).__name__
     ours = RedisRefusedError if kind in _PERMANENT else RedisUnavailableError
@@ -133,7 +135,7 @@ def translate(
 
 
 def _advise(reason: str, address: str) -> str:
-    """Add to an error what probably listens instead of Redis, and how to fix the URL."""
+    """Add advice to an error: which server probably answers, and how to fix the URL."""
     if any(advice in reason for advice in _SIGNS.values()):
         return reason
     for sign, advice in _SIGNS.items():
@@ -160,20 +162,21 @@ _SIGNS: Final = {
 
 
 def port_was_closed(error: BaseException | None) -> bool:
-    """Return whether an error shows a closed port: then the server process has ended."""
+    """Return whether an error shows a closed port, so that its server has ended."""
     for _ in range(CHAIN):
         if error is None:
             break
         if isinstance(error, ConnectionRefusedError | FileNotFoundError):
             return True
-        if f"Errno {errno.ECONNREFUSED}]" in str(error):  # error of several addresses
+        # If a host has several addresses, asyncio joins their errors in one text.
+        if f"Errno {errno.ECONNREFUSED}]" in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def redirects(reply: Reply) -> bool:
-    """Return whether a reply names another node; its request was not executed."""
+    """Return whether a reply names another node; the request was not executed then."""
     return isinstance(reply, RedisUnavailableError) and reply.kind in ("moved", "ask")
 
 

@@ -1,7 +1,7 @@
 """Lost connections ("orphans"), remembered until the server has ended them, too.
 
-The server may still serve a connection that this process has lost: a BLPOP that waits
-there would take the next command, and an RPUSH that was sent may still be executed.
+The server may still serve a connection that this process has lost. A BLPOP that waits
+on such a connection would take the next command, and an RPUSH may still be executed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class OrphanedConnection(NamedTuple):
 
     client_id: int | None  # reply of the server to CLIENT ID, if known
     address: str  # local address; the server sees it unless addresses are translated
-    server: Endpoint | None = None  # ``None`` where there is one server only
-    at: float = 0.0  # when it ended, on the clock of the event loop
+    server: Endpoint | None = None  # ``None`` if the URL names one server only
+    at: float = 0.0  # time of the loss, on the clock of the event loop
 
 
 class Client(Protocol):
@@ -56,7 +56,7 @@ class Admins(Protocol):
 
 
 class _Fate(Enum):
-    """What has become of an orphan after a try to end it."""
+    """The result of a try to end an orphan."""
 
     ENDED = auto()  # the server no longer serves the orphan
     UNKILLABLE = auto()  # the server refuses to end the orphan
@@ -67,8 +67,9 @@ class OrphanedConnections:
     """The orphans of one connection.
 
     Attributes:
-        waiting: Orphans that the server was not asked to end yet.
-        unkillable: Orphans that the server refused to end. It is not asked again.
+        waiting: Orphans that still have to be ended at their server.
+        unkillable: Orphans that the server refused to end. The server is not asked
+            again.
     """
 
     def __init__(self) -> None:
@@ -80,11 +81,11 @@ class OrphanedConnections:
         return bool(self.waiting)
 
     def add(self, orphan: OrphanedConnection) -> None:
-        """Remember an orphan; if there are more than 8, the oldest is forgotten."""
+        """Remember an orphan; if there are more than 8, forget the oldest."""
         self.waiting = [*self.waiting[1 - REMEMBERED :], orphan]
 
     def restore(self, owed: Iterable[OrphanedConnection]) -> None:
-        """Put these orphans before the others, however many; none is forgotten."""
+        """Put these orphans before the others; forget none, even if there are many."""
         owed = list(owed)
         self.waiting = owed + [one for one in self.waiting if one not in owed]
 
@@ -94,9 +95,9 @@ class OrphanedConnections:
     async def kill_all(self, connection: Client, admins: Admins, *, kill: bool) -> bool:
         """Make the server end the orphans of ``connection``; return if all are harmless.
 
-        An orphan is harmless if the server has ended it, or 25 s after its loss, because
-        no request of it can arrive after that time. ``kill`` sends CLIENT KILL instead
-        of CLIENT UNBLOCK.
+        An orphan is harmless if the server has ended it. It is also harmless 25 s after
+        its loss, because no request of it can arrive after that time. If ``kill``, send
+        CLIENT KILL instead of CLIENT UNBLOCK.
 
         Raises RedisUnavailableError if the server of an orphan does not answer and still
         serves the key. The orphan then stays in ``waiting``.
@@ -120,10 +121,11 @@ async def _end_or_leave(
 ) -> _Fate:
     """End an orphan at its server, or forget it if another server has the key now.
 
-    1. The server answers: it ends the orphan or refuses to.
+    1. The server answers: the server ends the orphan or refuses this.
     2. The port is closed: the server process and all its connections have ended.
-    3. The server does not answer, and another server has taken over: forget the orphan.
-    4. The server does not answer, and no other server has taken over: raise the error.
+    3. The server does not answer, and another server has replaced it: forget the
+       orphan.
+    4. The server does not answer, and no other server has replaced it: raise the error.
     """
     try:
         return await _end(orphan, connection, admins, kill=kill)
@@ -143,8 +145,9 @@ async def _end(
 ) -> _Fate:
     """End an orphan at its server.
 
-    The client's name is checked first, because the server may have given the id to
-    another client. If the server refuses this check, CLIENT KILL names id and address.
+    The name of the client is checked first, because the server may have given the id to
+    another client. If the server refuses this check, the orphan is killed by id and
+    address.
     """
     number = orphan.client_id
     if number is None:

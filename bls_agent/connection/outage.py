@@ -1,4 +1,4 @@
-"""An outage of Redis, from the first lost connection to the first new one."""
+"""An outage of Redis: from the first lost connection to the first new connection."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class Outage:
-    """How long Redis has been unreachable, for all connections that share the object.
+    """Measures how long Redis is unreachable for the connections that share the object.
 
-    The end of an outage is logged once, but only if the outage was noticed: a try to
-    connect failed, or a warning was logged.
+    The end of an outage is logged once, but only if a try to connect has failed or a
+    warning was logged.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +26,10 @@ class Outage:
         self.quiet = False  # whether it logs nothing at all
 
     async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:
-        """Try to connect: success ends the outage, failure makes it worth reporting."""
+        """Try to connect. A success ends the outage.
+
+        After a failure the end of the outage will be logged.
+        """
         try:
             made = await connect()
         except Exception:
@@ -42,7 +45,7 @@ class Outage:
             self._since = self._clock()
 
     def mark_noticed(self) -> None:
-        """Make the end of the current outage worth reporting."""
+        """Record that the end of the current outage has to be logged."""
         self._noticed = self._since is not None
 
     def _end(self) -> None:

@@ -42,7 +42,10 @@ _Ask: TypeAlias = Callable[[Connection, Sequence[Request]], Awaitable[list[Reply
 
 
 class ConnectionPool:
-    """One connection for all keys; on a cluster one per slot, of which 8 stay open."""
+    """One connection for all keys; on a cluster one for each slot, at most 8 of them.
+
+    More connections are open only while callers use them.
+    """
 
     def __init__(
         self, endpoint: Endpoint, name: str, *, timeout: float, strict: bool = False
@@ -52,7 +55,7 @@ class ConnectionPool:
         self._name = name
         self._timeout = timeout
         self._outage = endpoint.outage
-        # Slot → connection; the connection that was used last stands at the end.
+        # Slot → connection, in the order of their last use.
         self._connections: dict[int, Connection] = {}
         self._users: Counter[int] = Counter()
         self._nodes: dict[Node, Connection] = {}  # for call_many() on a cluster
@@ -61,7 +64,7 @@ class ConnectionPool:
 
     @asynccontextmanager
     async def to(self, key: str) -> AsyncGenerator[Connection]:
-        """Yield the connection to the server of a key; it stays open in the block."""
+        """Yield the connection to the server of a key; keep it open in the block."""
         slot, connection = self.slot_of(key), self.pick(key)
         self._users[slot] += 1
         try:
@@ -101,7 +104,7 @@ class ConnectionPool:
         )
 
     def waiting(self, key: str) -> Connection:
-        """Make a connection for blocking reads of a key's slot; the caller closes it."""
+        """Return a new connection for blocking reads of a key; the caller closes it."""
         route, name = self._routes.to(key), f"{self._name}:blocking"
         connection = Connection(route, name, timeout=self._timeout, outage=self._outage)
         self._blocking.add(connection)
@@ -117,7 +120,7 @@ class ConnectionPool:
                 await self._connections.pop(slot).aclose()
 
     async def scan(self, pattern: str | bytes) -> AsyncIterator[bytes]:
-        """Yield the keys on all servers that match a pattern; uses SCAN, not KEYS."""
+        """Yield the keys of all servers that match a pattern; uses the command SCAN."""
         async with aclosing(self.scan_steps(pattern)) as steps:
             async for keys in steps:
                 for key in keys:
@@ -143,7 +146,7 @@ class ConnectionPool:
     def openings(self) -> int:
         """How often the connections for :meth:`call_many` were opened.
 
-        A higher number shows a reader that a connection was lost in between.
+        If the number has grown between two reads, a connection was lost between them.
         """
         connections = (self._nodes if self.is_cluster else self._connections).values()
         return sum(connection.generation for connection in connections)
@@ -159,15 +162,16 @@ class ConnectionPool:
             yield self._node(cluster, node)
 
     async def call_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send many requests, each about keys of one slot; up to 1,000 in one write.
+        """Send many requests, up to 1,000 in one write.
 
-        The returned list contains error replies, and on a cluster the error of a server
-        that failed. Without a cluster a lost connection raises RedisUnavailableError.
+        All keys of one request must have the same slot. The returned list contains
+        error replies, and on a cluster the error of a server that failed. Without a
+        cluster a lost connection raises RedisUnavailableError.
         """
         return (await self._ask_many(Connection.call_many, requests))[0]
 
     async def read_many(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests that change nothing, and once more after a lost connection.
+        """Send requests that change nothing; repeat them if the connection is lost.
 
         Raises RedisUnavailableError if a server fails, also on a cluster.
         """
@@ -179,7 +183,7 @@ class ConnectionPool:
     async def _ask_many(
         self, ask: _Ask, requests: Sequence[Request]
     ) -> tuple[list[Reply], RedisUnavailableError | None]:
-        """Send each server its requests; return the replies and a cluster's error."""
+        """Send each server its requests; return replies, and a node's error if any."""
         cluster = self._routes.cluster
         if cluster is None:
             async with self.to("") as connection:
@@ -263,7 +267,7 @@ async def _in_portions(
 async def _by_node(
     cluster: ClusterMap, requests: Sequence[Request]
 ) -> dict[Node, list[int]]:
-    """Return node → indices of the requests that this node has to execute."""
+    """Return each node → the indices of the requests that this node has to execute."""
     found: dict[Node, list[int]] = {}
     for at, request in enumerate(requests):
         node = await cluster.master_of(slot_of(_key_of(request)))
@@ -272,7 +276,7 @@ async def _by_node(
 
 
 def _key_of(request: Request) -> str:
-    """Return the first key of a request; all keys of a request lie in one slot."""
+    """Return the first key of a request; all other keys have the same slot."""
     at = FIRST_KEY_AT.get(str(request[0]), 1)
     if request[0] == "XREAD":
         at = request.index("STREAMS") + 1

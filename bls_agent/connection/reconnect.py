@@ -1,6 +1,7 @@
-"""What an agent does while Redis is unreachable or refuses: few tries, few warnings.
+"""Delays tries to connect, and limits warnings, while Redis is unreachable or refuses.
 
-All connections of an agent share one :class:`ReconnectGate`, and its :class:`ThrottledLog`.
+All connections of an agent share one :class:`ReconnectGate` and its
+:class:`ThrottledLog`.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ REMIND_EVERY: Final = 60.0  # seconds between two warnings of the same cause
 MOST_TOPICS: Final = 1_000  # most causes to remember; the oldest is forgotten first
 
 # Failures that depend on the request. All other failures come from the server's state
-# and reach all connections of an agent at the same time: one warning is enough.
+# and reach all connections of an agent at the same time, so that one warning is enough.
 _OF_REQUEST: Final = frozenset({"unknown_command", "unsupported", "refused"})
 
-_SAME: Final = {"role_changed": "read_only"}  # the same event, seen by a blocking read
+# A blocking read fails with the first kind when other requests fail with the second.
+_SAME: Final = {"role_changed": "read_only"}
 
 
 # Kind of error → advice in the warning if connecting fails.
@@ -49,9 +51,9 @@ _REMEDIES: Final = {
 
 
 def nobody_listens(name: str) -> bool:
-    """Return whether a logger has no handler that shows its records to somebody.
+    """Return whether no handler of a logger shows its records on this machine.
 
-    A handler that only sends records to Redis does not count (``ships_away``).
+    A handler that only sends records to Redis has the attribute ``ships_away``.
     """
     logger: logging.Logger | None = logging.getLogger(name)
     while logger is not None:
@@ -79,26 +81,26 @@ def show_log() -> Generator[None]:
 
 
 class Reminders:
-    """Decides whether to log a topic again: at most once a minute."""
+    """Decides whether to log a warning again; each topic is logged once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._warned_at: dict[str, float] = {}
 
     def is_due(self, topic: str) -> bool:
-        """Return whether to log a topic now; then the topic is not due for a minute."""
+        """Return whether to log a topic now; after ``True``, not again for a minute."""
         now = self._clock()
         if now - self._warned_at.get(topic, -REMIND_EVERY) < REMIND_EVERY:
             return False
         self._warned_at.pop(topic, None)
-        if len(self._warned_at) >= MOST_TOPICS:  # keys of a wrong type may be many
+        if len(self._warned_at) >= MOST_TOPICS:  # a topic may contain the name of a key
             self._warned_at.pop(next(iter(self._warned_at)), None)
         self._warned_at[topic] = now
         return True
 
 
 class ThrottledLog:
-    """Logs warnings about Redis, each cause once a minute for all connections."""
+    """Logs warnings about Redis for all connections, each cause once a minute at most."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._reminders = Reminders(clock)
@@ -112,14 +114,15 @@ class ThrottledLog:
     def warn(self, consequence: str, error: BlsError) -> bool:
         """Log a failure, unless its cause was logged in the last minute; return if logged.
 
-        ``consequence`` describes what does not work; it is not logged if Redis is down.
+        ``consequence`` describes what does not work. While Redis is unreachable, only
+        the error is logged, because everything fails.
         """
         if isinstance(error, WrongTypeError):
             return self._say_now(f"type of {error.key}", "%s: %s", consequence, error)
         if not isinstance(error, RedisUnavailableError):
             return self._say_now(consequence, "%s: %s", consequence, error)
         if error.kind == "moved":
-            return False  # nothing is wrong: the request is sent to another node
+            return False  # no fault, because the request is sent to another node
         if error.kind == "no_permission" and not error.connecting:
             return False  # note_denied() has logged the right
         if error.kind in _OF_REQUEST:
@@ -135,7 +138,7 @@ class ThrottledLog:
     def note_denied(
         self, requests: Sequence[Request], replies: Sequence[Reply]
     ) -> None:
-        """Find missing rights in error replies, and log the effect of each one once."""
+        """Find missing rights in error replies; log the effect of each right once."""
         for request, reply in zip(requests, replies, strict=False):
             if not isinstance(reply, RedisUnavailableError):
                 continue
@@ -168,7 +171,8 @@ async def wait_after_failure(
 ) -> None:
     """Log a failure and wait before the next try.
 
-    Does neither if the failure came from connecting, because the gate has done both.
+    If connecting has failed, do nothing, because the gate has logged the failure and
+    delays the next try.
     """
     permanent = isinstance(error, RedisRefusedError | WrongTypeError)
     delay = backoff.failed(permanent=permanent)
@@ -197,7 +201,7 @@ class ReconnectGate:
         self.on_connected: Callable[[], object] = lambda: None
 
     async def enter(self, connect: Callable[[], Awaitable[T]]) -> T:
-        """Wait for the end of the backoff delay, then try to connect."""
+        """Wait until the delay after the last failure is over, then try to connect."""
         async with self._lock:
             if (delay := self._retry_at - anyio.current_time()) > 0:
                 await anyio.sleep(delay)

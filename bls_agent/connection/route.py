@@ -1,7 +1,7 @@
-"""The server that a connection for a key leads to, looked up at each connect.
+"""A route finds the server for a key; a connection asks its route at each connect.
 
-The class here always finds the same server. The classes in ``topology.py`` find the
-master that sentinels name, or the node of a cluster that serves the key.
+The class in this module always finds the same server. The classes in ``topology.py``
+find the master that sentinels name, or the node of a cluster that serves the key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Node: TypeAlias = tuple[str, int]  # host and port
 
 
 class Route:
-    """Finds the server that serves a key; this base class always finds the same one.
+    """Finds the server for a key; this class always finds the same server.
 
     Attributes:
         address: Address for messages while no server is known, without credentials.
@@ -39,7 +39,7 @@ class Route:
         return self._endpoint
 
     def check(self, replies: Sequence[Reply]) -> None:
-        """Check the greeting's replies; raise RedisUnavailableError for a wrong server."""
+        """Raise RedisUnavailableError if the greeting's replies show a wrong server."""
 
     def invalidate(self, error: RedisUnavailableError | None = None) -> None:
         """Forget which server was found; a ``MOVED`` error names the next one."""
@@ -53,7 +53,7 @@ class Route:
         return RedisRefusedError("cluster_node", reason, address=error.address)
 
     async def resolve(self, server: Endpoint) -> Endpoint:
-        """Return the server that replaced ``server``, or ``server`` itself; never raise."""
+        """Return the server that replaced ``server``, or ``server``; never raise."""
         return server
 
     async def aclose(self) -> None:

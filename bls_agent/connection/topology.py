@@ -1,9 +1,9 @@
-"""Several servers behind one URL: the master of Sentinel, the nodes of a Cluster.
+"""Finds one of several servers: the master with Sentinel, or a node of a cluster.
 
 * **Sentinel.** The first sentinel that answers names the master. Each new connection
-  then asks that server for its role.
-* **Cluster.** Before a connect a known node is asked for the map of slots, if the map is
-  older than 1 s. A MOVED reply overrides the map for one connect.
+  then asks this server for its role.
+* **Cluster.** If the map of slots is older than 1 s, a known node is asked for a new
+  map before a connect. A MOVED reply overrides the map for one connect.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def _ask_in_turn(
 def _sum_up(
     kind: str, reason: str, failures: _Failures, address: str
 ) -> RedisUnavailableError:
-    """Make one error of the errors of all servers; permanent if every error is."""
+    """Return one error for the errors of all servers; permanent if all of them are."""
     refused = all(isinstance(error, RedisRefusedError) for error in failures)
     reasons = "; ".join(str(error) for error in failures[:3])
     error = RedisRefusedError if refused else RedisUnavailableError
@@ -100,10 +100,10 @@ class SentinelRoute(Route):
         self._sentinels = [s for s in self._sentinels if s is not sentinel] + [sentinel]
 
     def check(self, replies: Sequence[Reply]) -> None:
-        """Raise an error if the server that was connected is not a master."""
+        """Raise an error if the server of a new connection is not a master."""
         role = replies[0]
         if isinstance(role, RedisRefusedError):
-            return  # no right to ask; a replica refuses writes with READONLY
+            return  # the user may not call ROLE; a replica would refuse the next write
         if isinstance(role, RedisUnavailableError):
             raise role
         if role[0] != b"master":
@@ -111,7 +111,7 @@ class SentinelRoute(Route):
             raise RedisUnavailableError("not_master", reason)
 
     def invalidate(self, error: RedisUnavailableError | None = None) -> None:  # noqa: ARG002
-        """Ask another sentinel first next time, because this one may be out of date."""
+        """Put the first sentinel last, because its answer may be out of date."""
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
 
     async def resolve(self, server: Endpoint) -> Endpoint:
@@ -162,7 +162,7 @@ def read_slots(reply: Reply, asked: str) -> list[SlotRange]:
 
 
 def read_redirection(reason: str, asked: str) -> Node | None:
-    """Return the node that MOVED names (``3999 127.0.0.1:6381``, maybe without host)."""
+    """Return the node that MOVED names: ``3999 127.0.0.1:6381`` or ``3999 :6381``."""
     host, _, port = reason.rpartition(" ")[2].rpartition(":")
     return (host or asked, int(port)) if port.isdecimal() else None
 
@@ -186,11 +186,11 @@ class ClusterMap:
         return KeyRoute(self, slot_of(key))
 
     def distrust(self) -> None:
-        """Mark the map as outdated, so that it is fetched before the next use."""
+        """Mark the map as outdated, so that the next use fetches a new map first."""
         self._fetched = float("-inf")
 
     async def master_of(self, slot: int) -> Node:
-        """Return the node that serves a slot; RedisUnavailableError if none is known."""
+        """Return the node that serves a slot, or raise RedisUnavailableError."""
         await self._refresh()
         for first, last, nodes in self._ranges:
             if first <= slot <= last:
@@ -215,7 +215,7 @@ class ClusterMap:
         self._fetched = anyio.current_time()
 
     def _candidates(self) -> Iterator[Endpoint]:
-        """Yield each known node once: the last that answered, the seeds, the others."""
+        """Yield each known node once: first the last that answered, then the seeds."""
         last = [] if self._last is None else [self._last]
         named = (self.node(*node) for _, _, nodes in self._ranges for node in nodes)
         seen: set[str] = set()
@@ -275,7 +275,7 @@ class Routes:
     """The routes to the servers of one endpoint; they share a map or a sentinel route."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Choose the kind of routes by the endpoint; no server is asked yet."""
+        """Choose the kind of routes that fits the endpoint; ask no server yet."""
         self.cluster: ClusterMap | None = None
         self._shared = Route(endpoint)
         topology = endpoint.topology

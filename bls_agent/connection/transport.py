@@ -1,11 +1,12 @@
-"""One open connection: it writes requests and parses replies as they arrive.
+"""Writes requests to one open connection, and parses the replies that arrive.
 
 redis-py connects, authenticates and does TLS. Then :class:`Channel` takes over the
 transport and passes the bytes that arrive to hiredis. Only this module uses private
 attributes of redis-py; it was tested with the versions in :data:`TRIED`.
 
-* Any number of tasks send requests at the same time; replies come in the same order.
-  While a reply is awaited, new requests are written once per turn of the event loop.
+* Any number of tasks send requests at the same time, and replies come in the order of
+  the requests. While the channel waits for a reply, it collects new requests and writes
+  them once in each turn of the event loop.
 * Cancelling a caller drops only its reply; the connection stays open.
 * The oldest unanswered request has a deadline, which is later for large requests. If no
   reply arrives before the deadline, the connection is dropped.
@@ -60,7 +61,7 @@ class Pace:
     def __init__(self, timeout: float, *, strict: bool = False) -> None:
         self.timeout = timeout
         self.strict = strict
-        # Bytes of a long request.
+        # A request of more bytes than this is a long request.
         self.long: float = math.inf if strict else SLOWEST * timeout
         self._rate = FAST
 
@@ -72,7 +73,10 @@ class Pace:
         return max(self.timeout, size / FAST, slow)
 
     def learn(self, size: int, took: float | None) -> None:
-        """Allow long requests more time after a timeout, and less after a reply."""
+        """Allow long requests more time after a timeout, and less after a reply.
+
+        ``took`` are the seconds until the reply; ``None`` after a timeout.
+        """
         if size <= self.long:
             return
         if took is None:
@@ -113,17 +117,17 @@ class Batch:
         self.requests: Sequence[Request] = requests
         self.size: int = size
         self.left: int = len(requests)  # number of replies that have not come
-        # Gets all replies at once, unless posted.
+        # Gets all replies at once, unless the batch is posted.
         self.future: asyncio.Future[list[Reply]] = future
-        # No deadline; collect() returns the replies one by one.
+        # A posted batch has no deadline, and collect() returns its reply.
         self.posted: bool = posted
         # refused: a reply is an error. unsent: the requests are not written yet.
         self.refused: bool = False
         self.unsent: bool = False
         self.replies: list[Reply] = []
-        self.began: float = 0.0  # when it became the oldest
+        self.began: float = 0.0  # when the batch became the oldest unanswered one
         self.sent_at: float = 0.0
-        self.extended: float | None = None  # new deadline after the first one
+        self.extended: float | None = None  # later deadline, after the first has passed
         self.received: int = 0  # bytes that the channel had received at ``began``
 
 
@@ -138,7 +142,7 @@ class ChannelState(Enum):
     OPEN → CONGESTED: the transport holds large requests that are not sent yet
     CONGESTED → OPEN: the transport has sent these requests
     OPEN, CONGESTED → DRAINING: only replies are awaited, no more requests are sent
-    every state → ENDED: the server, a deadline, this process or a fork ended it
+    every state → ENDED: the server, a deadline, this process or a fork has ended it
     """
 
     GREETING = auto()
@@ -211,7 +215,7 @@ class Channel:
 
     @property
     def socket(self) -> Any:
-        """The socket, or the object that the event loop returns in its place."""
+        """The socket, or the object that the event loop returns instead."""
         return self._transport.get_extra_info("socket")
 
     @property
@@ -240,8 +244,8 @@ class Channel:
     async def collect(self, patience: float | None = None) -> Collected:
         """Return the next reply to a posted request; cancelling loses no reply.
 
-        Raises TimeoutError after ``patience`` seconds. This is done with a timer, because
-        a cancel scope takes twice as long.
+        Raises TimeoutError after ``patience`` seconds. A timer is used for this,
+        because a cancel scope takes twice as long.
         """
         if not self._arrived and self.state is not ChannelState.ENDED:
             waiter = self._waiter = self._loop.create_future()
@@ -279,7 +283,7 @@ class Channel:
         self.fail(ConnectionError("the connection was closed"), is_loss=False)
 
     def close_from_anywhere(self) -> None:
-        """Have the event loop close the connection; may be called in any thread."""
+        """Make the event loop close the connection; any thread may call this."""
         if self.state is not ChannelState.ENDED:
             try:
                 self._loop.call_soon_threadsafe(self.close)
@@ -295,9 +299,9 @@ class Channel:
     ) -> None:
         """End the connection; every unanswered request fails with ``error``.
 
-        If ``oldest`` is given, requests that were sent at least a timeout ago fail with
-        it instead. If ``is_loss``, the owner remembers the connection as an orphan,
-        because the server may still execute its requests.
+        If there is an error ``oldest``, requests that were sent at least one timeout
+        ago fail with that error instead. If ``is_loss``, the owner remembers the
+        connection as an orphan, because the server may still execute its requests.
         """
         if self.state is ChannelState.ENDED:
             return
@@ -321,7 +325,7 @@ class Channel:
             owner.note_lost(self)
 
     def reset_after_fork(self) -> None:
-        """In a forked child: leave the connection to the parent, and wake no caller."""
+        """In a forked child, stop using the parent's connection; wake no caller."""
         found = self.socket
         descriptor = -1 if found is None else int(found.fileno())
         self._end_silently("the connection belongs to another process")
@@ -374,7 +378,7 @@ class Channel:
             self._loop.call_soon(self._flush)
         self._outbox.append(data)
         self._outbox_size += len(data)
-        if self._outbox_size > OUTBOX:  # the transport can then pause at once
+        if self._outbox_size > OUTBOX:  # lets the transport pause the callers at once
             self._flush()
 
     def _flush(self) -> None:
@@ -475,7 +479,7 @@ class Channel:
     # --- the deadline of the oldest unanswered request
 
     def _begin(self, batch: Batch, now: float) -> None:
-        """Make a request the oldest unanswered one, whose deadline runs from now on."""
+        """Start the deadline of a batch that has become the oldest unanswered batch."""
         batch.began = batch.sent_at if self._pace.strict else now
         if batch.posted:
             return
@@ -492,9 +496,9 @@ class Channel:
         self._timer = self._loop.call_at(due, self._look_at_the_clock)
 
     def _look_at_the_clock(self) -> None:
-        """Called by the timer: drop the connection if the oldest request is overdue.
+        """Drop the connection if the oldest request is overdue; the timer calls this.
 
-        While bytes arrive, the deadline moves, because the link may only be slow.
+        While bytes arrive, the deadline is extended, because the link may only be slow.
         """
         self._timer = None
         batch = self._batches[0] if self._batches else None
@@ -517,9 +521,9 @@ class Channel:
 
 
 def _take_apart(raw: Any) -> tuple[Callable[[str], Exception], Any, Any, bytes]:
-    """Take parser, streams and unread bytes out of a connection of redis-py.
+    """Return parser, streams and unread bytes of a connection of redis-py.
 
-    The finaliser of that connection then has nothing left to close.
+    They are removed from the connection, so that its finaliser closes nothing.
     """
     parse_error: Callable[[str], Exception] = raw._parser.parse_error  # noqa: SLF001
     stream, writer = raw._reader, raw._writer  # noqa: SLF001
@@ -547,7 +551,7 @@ def _close_without_loop(transport: asyncio.Transport) -> None:
     if opened is None:
         return
     with suppress(OSError):
-        opened.shutdown(socket.SHUT_RDWR)  # also ends a copy in a forked child
+        opened.shutdown(socket.SHUT_RDWR)  # also ends the copy in a forked child
     with suppress(RuntimeError):  # with TLS this calls the closed loop
         plain._call_connection_lost(None)  # noqa: SLF001 - the last step
 

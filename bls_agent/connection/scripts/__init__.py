@@ -1,7 +1,7 @@
-"""Lua scripts with typed arguments; each script is loaded once.
+"""Lua scripts with typed arguments; the package reads each script once.
 
-A script is a ``.lua`` file in this folder. Its head lists the keys that it uses, and the
-reason why its work must be one atomic step.
+A script is a ``.lua`` file in this folder. The comment at its top lists the keys that
+the script uses, and explains why its work must be one atomic step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Script:
-    """One script; its text is sent only to a server that does not know the script."""
+    """One script; its text is sent only to a server that has not loaded the script."""
 
     def __init__(
         self,
@@ -31,10 +31,11 @@ class Script:
         keys: Sequence[str] = (),
         arguments: Sequence[str] = (),
     ) -> None:
-        """Remember the name; the functions of the file ``behind`` precede the script.
+        """Read no file yet.
 
-        ``keys`` and ``arguments`` are the names of local variables in the script.
-        Further arguments begin at ``ARGV[rest]``.
+        The script may call the functions of the file ``behind``. ``keys`` and
+        ``arguments`` are names of local variables that the script gets for its keys and
+        arguments. Further arguments begin at ``ARGV[rest]``.
         """
         self.name = name
         self._behind = behind
@@ -61,7 +62,7 @@ class Script:
         return hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
     def order(self, **named: Argument) -> list[Argument]:
-        """Return arguments in the order in which the script's ARGV has them."""
+        """Return arguments in the order in which the script reads them from ARGV."""
         return [named[name] for name in self.arguments]
 
     async def run(
@@ -83,7 +84,10 @@ class Script:
         where: ConnectionPool | Connection,
         runs: Sequence[tuple[Sequence[Argument], Sequence[Argument]]],
     ) -> list[Reply]:
-        """Run the script for many groups of keys and arguments; each group in one slot."""
+        """Run the script once for each pair of keys and arguments.
+
+        All keys of one run must have the same slot.
+        """
         return await run_scripts(where, [(self, *run) for run in runs])
 
     def request(
@@ -93,7 +97,7 @@ class Script:
         *,
         known: bool = True,
     ) -> tuple[Argument, ...]:
-        """Return the request for a run; it contains the text unless ``known``."""
+        """Return the request for a run; unless ``known``, with the script's text."""
         name, text = ("EVALSHA", self.digest) if known else ("EVAL", self.text)
         return (name, text, len(keys), *keys, *arguments)
 
@@ -113,7 +117,7 @@ async def run_scripts(
         for at, reply in enumerate(replies)
         if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script"
     ]
-    # Any of several servers may not know the script, so its text is sent.
+    # Each request carries the text, because each may go to a server without the script.
     texts = [
         script.request(keys, arguments, known=False)
         for script, keys, arguments in (runs[at] for at in unknown)
@@ -131,7 +135,10 @@ async def run_scripts(
 async def find_wrong_type(
     connection: Connection, error: RedisUnavailableError, types: Mapping[str, str]
 ) -> WrongTypeError | None:
-    """Return the first key of a wrong type, because the script's error names no key."""
+    """Return an error with the first key of a wrong type; ``None`` if there is none.
+
+    This is needed because the error of a script does not name the key.
+    """
     if error.kind not in ("wrong_type", "refused"):
         return None
     try:
