@@ -1,3 +1,3 @@
-"""Integrations with other libraries; each module needs an extra of its own."""
+"""Integrations with other libraries. Import each module under its own name."""
 
 from __future__ import annotations

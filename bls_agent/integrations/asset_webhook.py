@@ -58,11 +58,11 @@ class AssetWebhookApp(Starlette):
     then forgotten, so that GitHub's *Redeliver* starts a new synchronisation. Also run
     :meth:`AssetSync.run_forever`, because GitHub does not repeat lost deliveries.
 
-    If the application runs alone, it closes ``sync`` at the end. If it is mounted, the
-    host must call :meth:`aclose`.
+    If the application runs alone, it closes ``sync`` at the end. An application that
+    mounts it must call :meth:`aclose`, and close ``sync``.
 
     Args:
-        sync: The synchronisation to run; with ``wait=60`` if several processes
+        sync: The synchronisation to run. Make it with ``wait=60`` if several processes
             synchronise.
         secret: The webhook's secret in GitHub's settings, with 16 or more characters.
         branch: The branch whose pushes start a synchronisation. Default: the branch of

@@ -29,9 +29,10 @@ def loguru_sink(agent: HasLog) -> Callable[[Message], None]:
     The message is the record's own message, whatever ``format`` is. The metadata holds
     the fields of ``bind``, ``contextualize`` and ``patch``, the name of the module as
     ``logger``, and ``exception``. A field whose name this package uses gets an
-    underscore at its end, like ``agent_``. The agent's ``log_level`` applies beside the
-    sink's ``level``. Like ``agent.log`` the sink never waits and never raises, in any
-    thread. Records of the modules of ``bls_agent`` and ``redis`` are not sent.
+    underscore at its end, like ``agent_``. A record is sent only if it reaches the
+    sink's ``level`` and the agent's ``log_level``. Like ``agent.log``, the sink never
+    waits and never raises, in any thread. Records of the modules of ``bls_agent`` and
+    ``redis`` are not sent.
 
     Args:
         agent: The agent into whose console list the records go.

@@ -1,7 +1,7 @@
 """Traces and metrics of commands, by OpenTelemetry (extra ``otel``).
 
-Names follow the semantic conventions for messaging. The program brings its own SDK.
-``docs/tracing.md`` lists spans, attributes and metrics.
+Names follow the semantic conventions for messaging. The program must set up an SDK of
+OpenTelemetry. ``docs/tracing.md`` lists spans, attributes and metrics.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ except ModuleNotFoundError:
 __all__ = ["instrument"]
 
 SCOPE: Final = "bls_agent"
-UNREGISTERED: Final = "_unknown"  # any sender can make up names of commands
+UNREGISTERED: Final = "_unknown"  # because senders can invent any number of names
 LONGEST_TEXT: Final = 200  # bytes of an id or a name in an attribute
 LONGEST_FIELD: Final = 512  # characters of traceparent or tracestate
-# Seconds; the boundaries that the conventions ask for.
+# Boundaries of histogram buckets in seconds, as in the semantic conventions.
 BOUNDARIES: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0),
@@ -76,7 +76,7 @@ def instrument(
     error message of a command becomes an attribute.
 
     Call this function once for each agent and each console, before or after it is
-    opened. The providers may be set later, if they are the global ones.
+    opened. Global providers may also be set after this call.
 
     Args:
         target: The agent or the console.
@@ -136,7 +136,8 @@ class _Instruments:
         self.sent = meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Commands that were sent."
         )
-        # Observed when metrics are collected, because a record costs as much as a span.
+        # Counted here and read when metrics are collected, because recording a value in
+        # a metric for each command costs as much time as a span.
         self.consumed: Counter[tuple[tuple[str, str], ...]] = Counter()
         meter.create_observable_counter(
             "messaging.client.consumed.messages",
@@ -167,7 +168,7 @@ def _sending(
     payload: bytes,
     size_limit: int,
 ) -> Generator[bytes]:
-    """Send a command in a span; a limit that the trace would exceed leaves it out."""
+    """Send a command in a span, without trace fields if they exceed the size limit."""
     shared = _operation("send", project)
     name = cut_text(command.command, LONGEST_TEXT)
     attributes: dict[str, AnyValue] = {
@@ -220,7 +221,7 @@ class _CommandObserver:
             f"process {taken.registered}" if taken.registered else "process",
             parent,
             SpanKind.CONSUMER,
-            self._process,  # a sampler may ask for these; the others follow at the end
+            self._process,  # a sampler may read these; others are set at the end
             links,
         )
         contexts.attach(trace.set_span_in_context(span, parent))
@@ -256,8 +257,10 @@ class _CommandObserver:
 
         There are two cases:
 
-        1. The request acknowledges one command: the span is a child of its span.
-        2. The request acknowledges several: the span has no parent and a link to each.
+        1. The request acknowledges one command: the span is a child of the command's
+           span.
+        2. The request acknowledges several commands: the span has no parent, and has a
+           link to the span of each command.
         """
         self._instruments.operation_duration.record(seconds, self._settle)
         found = [self._unsettled.pop(message, None) for message in messages]
@@ -306,7 +309,7 @@ def _length(fields: Mapping[str, str]) -> int:
 
 
 def _trace_fields(fields: JSONObject) -> dict[str, str]:
-    """Return the trace fields of a message that are texts of a sensible length."""
+    """Return the trace fields of a message, if they are texts and not too long."""
     return {
         name: value
         for name in ("traceparent", "tracestate")
@@ -315,7 +318,7 @@ def _trace_fields(fields: JSONObject) -> dict[str, str]:
 
 
 def _trace_of_caller() -> Mapping[str, str]:
-    """Return the ids of the caller's span, if it is sampled, for its log records."""
+    """Return the ids of the current span for log records, if the span is sampled."""
     context = trace.get_current_span().get_span_context()
     if not context.is_valid or not context.trace_flags.sampled:
         return {}

@@ -1,7 +1,8 @@
-"""A collector of ``prometheus_client`` over the counters of agents (extra ``prometheus``).
+"""Exports the counters of agents by ``prometheus_client`` (extra ``prometheus``).
 
-The collector reads ``stats()`` when Prometheus asks. Only the commands are counted when
-they end, by an observer that the collector adds to each agent.
+The collector reads ``stats()`` when Prometheus requests the metrics. Only commands are
+counted earlier: the collector adds an observer to each agent, which counts each command
+when it ends.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ BUCKETS: Final = (
 UNKNOWN: Final = "_unknown"  # the label ``command`` of a command without a handler
 
 Source: TypeAlias = ProjectAgent | FunctionCache | Heartbeat | WritingStore
-# Metrics, values of the labels that all of them have, and the counters.
+# Metrics, values of the labels that all these metrics have, and the counters.
 _Counters: TypeAlias = "tuple[Sequence[Family], tuple[str, ...], Mapping[str, Any]]"
 _KINDS: Final = {"total": "counter", "info": "info", "seconds": "histogram"}
 
@@ -53,9 +54,10 @@ class Family(NamedTuple):
     """A metric of :class:`AgentCollector`.
 
     Attributes:
-        name: The name in queries; its end decides the kind.
+        name: The name in queries. Its last word determines the kind.
         help: The meaning, in one sentence.
-        field: The counter that is shown; if it counts by label, a mapping.
+        field: The name of the counter that is exported. The counter is a number, a
+            histogram, or a mapping from the values of labels.
         labels: The names of the labels.
     """
 
@@ -137,7 +139,7 @@ FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(
 
 
 class _Histogram:
-    """How many values lie in each bucket, and their sum."""
+    """The number of values in each bucket, and the sum of all values."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -166,7 +168,7 @@ class _CommandRecorder:
         register(self)
 
     def reset_after_fork(self) -> None:
-        """Count from zero in a forked child, because its parent counts its own."""
+        """Count from zero in a forked child, because the parent exports its counts."""
         self.ended = Counter[tuple[str, str]]()
         self.durations = defaultdict[str, _Histogram](self._new)
         self.waits = self._new()
@@ -189,7 +191,7 @@ class _CommandRecorder:
 
 
 class AgentCollector(Collector):
-    """Shows the counters of agents and of other objects to Prometheus.
+    """Exports the counters of agents and of other objects to Prometheus.
 
     ::
 
@@ -197,9 +199,10 @@ class AgentCollector(Collector):
         REGISTRY.register(AgentCollector(cache, heartbeat, store))
 
     A program with several agents passes all of them to one collector. :data:`FAMILIES`
-    lists the metrics; those of an agent have the label ``project``. Commands without a
-    handler of their own count as ``_unknown``. Equal series of several objects are added
-    up. Counters that belong to an open agent begin again when it is opened again.
+    lists the metrics. Metrics of an agent have the label ``project``. Commands without
+    a handler of their own count as ``_unknown``. If several objects have an equal
+    series, their values are added. Some counters of an agent begin again at zero when
+    the agent is opened again.
 
     The commands are counted from the moment when the collector is made. :meth:`collect`
     never waits for Redis, and may be called in any thread, before the agent is opened
@@ -246,7 +249,7 @@ class AgentCollector(Collector):
         metrics = self._make_metrics()
         for (name, suffix, labels), value in totals.items():
             names = (*FAMILIES[name].labels, "le")
-            shown = dict(zip(names, labels, strict=False))  # buckets alone have ``le``
+            shown = dict(zip(names, labels, strict=False))  # only buckets have ``le``
             metrics[name].samples.append(Sample(name + suffix, shown, value))
         return metrics.values()
 

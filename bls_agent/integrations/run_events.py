@@ -1,6 +1,7 @@
-"""Events of runs over HTTP: for Starlette, FastAPI, any ASGI server (extra ``web``).
+"""Serves the events of runs over HTTP, on any ASGI server (extra ``web``).
 
-Mount :class:`RunEventsApp`, or answer one route with :class:`RunEventsResponse`::
+Mount :class:`RunEventsApp` in Starlette or FastAPI, or answer one route with
+:class:`RunEventsResponse`::
 
     app.mount("/", RunEventsApp(store, authorize=may_read))
 """
@@ -55,8 +56,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 RETRY_AFTER: Final = "2"  # seconds
 CROWDED: Final = 10_000  # milliseconds until a client above the limit reconnects
 DIGITS: Final = 19  # digits of the largest run id
-# Caches may not keep responses, because reading may need a right. Proxies may not
-# collect a stream before they forward it.
+# Caches must not keep responses, because a reader may need a permission. Proxies must
+# forward a stream at once instead of collecting it.
 HEADERS: Final = {"cache-control": "no-cache, no-store"}
 STREAM_HEADERS: Final = {**HEADERS, "x-accel-buffering": "no"}
 _ABSENT: Final = {404: "there is no such run", 410: "the run is not there any more"}
@@ -116,7 +117,7 @@ def _run_in_path(request: Request) -> int:
 
 
 def _cors(allow_origins: Sequence[str]) -> list[Middleware]:
-    """Let web pages of these origins read with cookies, or all (``*``) without."""
+    """Allow these origins to read with cookies, or all (``*``) without cookies."""
     if isinstance(allow_origins, str):
         rule, remedy = "it is a list of origins", f"Pass [{allow_origins!r}]."
         raise ConfigurationError("allow_origins", allow_origins, rule, remedy)
@@ -155,7 +156,7 @@ class _FrameStream(EventSourceResponse):
         del self.headers["connection"]  # the server sets this header
 
     def end(self) -> None:
-        """End at once, without ``close``, so that the client connects again."""
+        """End without the event ``close``, so that the client connects again."""
         self._frames.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -188,7 +189,7 @@ Authorize: TypeAlias = Callable[
 
 
 async def allow_all(request: Request, run_id: int) -> bool:  # noqa: ARG001 - an Authorize
-    """Let every request read every run; only for servers that no stranger reaches."""
+    """Allow every request to read every run. Use it only in a trusted network."""
     return True
 
 
@@ -197,8 +198,8 @@ class RunEventsResponse(Response):
 
     The response reads ``Last-Event-ID`` and ``?last_event_id=`` of the request. With
     ``?unnamed=1`` no event has a name, so that all arrive at ``EventSource.onmessage``.
-    When the response is sent, Redis is asked for the run, and
-    :func:`~bls_agent.runs.sse.stream_status` returns the HTTP status. The stream ends
+    When the response is sent, :func:`~bls_agent.runs.sse.stream_status` reads the run
+    from Redis and determines the HTTP status. The stream ends
     when the run ends or the client leaves. When uvicorn stops, the stream ends within a
     second, and the client connects again.
     """
@@ -214,7 +215,7 @@ class RunEventsResponse(Response):
         heartbeat: float = HEARTBEAT,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Make the response; Redis is not asked yet.
+        """Make the response without a request to Redis.
 
         Args:
             store: Store of the events.
@@ -308,7 +309,7 @@ class RunEventsApp(Starlette):
     of URLs, because URLs are logged in many places.
 
     If the application runs alone (``uvicorn --factory``), it closes the store's
-    connections at the end. If it is mounted, the host must close them. Set
+    connections at the end. An application that mounts it must close the store. Set
     ``timeout_graceful_shutdown`` for uvicorn. Otherwise a client that has stopped
     reading delays the end of the server.
     """
@@ -323,7 +324,7 @@ class RunEventsApp(Starlette):
         heartbeat: float = HEARTBEAT,
         max_streams: int = 2_000,
     ) -> None:
-        """Make the application; Redis is not asked yet.
+        """Make the application without a request to Redis.
 
         Args:
             store: Store of the events.

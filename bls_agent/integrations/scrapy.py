@@ -5,7 +5,8 @@ One line in a project's settings chooses the scheduler and the duplicate filter:
     ADDONS = {"bls_agent.integrations.scrapy.CrawlAddon": 500}
 
 The queue runs in a thread with an event loop of its own. So requests to Redis do not
-block the reactor, of whatever kind, and leases are renewed during a slow callback.
+block the reactor, whichever reactor Scrapy uses. Leases are renewed even during a slow
+callback.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ __all__ = [
 ]
 
 # A field of ``meta``. In Redis, the field holds the attributes of Scrapy's request that
-# a CrawlRequest lacks. In a taken request, its retries and redirects, it is ``True``.
+# a CrawlRequest lacks. In a request that Scrapy got from this queue, and in the retries
+# and redirects of that request, the field is ``True``.
 MARK: Final = "crawl_queue"
 AHEAD: Final = 8  # requests that are taken before Scrapy asks for them
 LOOK_EVERY: Final = 0.5  # seconds between two checks whether requests are left
@@ -98,7 +100,7 @@ class CrawlDedupPipeline(DedupPipeline):
     """Drops items that any process of the spider has seen before.
 
     The settings are those of :class:`CrawlScheduler`, and ``REDIS_TTL``. The cleanup of
-    the scheduler also forgets the items.
+    the scheduler also removes the fingerprints of items.
     """
 
     dropped: ClassVar[type[Exception]] = DropItem
@@ -115,14 +117,14 @@ class CrawlDedupPipeline(DedupPipeline):
 class CrawlDupeFilter(RFPDupeFilter):
     """Leaves the search for duplicates to :class:`CrawlScheduler` and Redis.
 
-    Redis tests and queues a request in one step. The filter itself knows only requests
-    that stay in the memory of this process. Duplicates are logged as by Scrapy's own
-    filter (``DUPEFILTER_DEBUG``).
+    Redis tests and queues a request in one step. The filter itself is used only for
+    requests that stay in the memory of this process. Duplicates are logged as by
+    Scrapy's own filter (``DUPEFILTER_DEBUG``).
 
     Raises:
-        ConfigurationError: ``SCHEDULER`` is not :class:`CrawlScheduler`. Any other one
-            would write the fingerprint before the request, and a crash in between would
-            hide the request for ever.
+        ConfigurationError: ``SCHEDULER`` is not :class:`CrawlScheduler`. Any other
+            scheduler would write the fingerprint before the request. After a crash
+            between the two writes, the request would never be fetched.
     """
 
     @classmethod
@@ -245,12 +247,12 @@ class _Held:
 class CrawlScheduler(BaseScheduler):
     """A scheduler whose requests are in Redis, shared by all processes of a spider.
 
-    A request is acknowledged when its download, its callback's or errback's output and
-    the item pipelines are done, and the new requests are in Redis. So the requests of a
-    killed process return to the queue when their leases end. A request that cannot be
-    written as JSON stays in the memory of the process that made the request. The
-    reactor's thread and the thread of an event loop share the scheduler, which has many
-    attributes because each thread has attributes of its own.
+    A request is acknowledged when Scrapy has processed the whole output of its callback
+    or errback, including the item pipelines, and its new requests are in Redis. So the
+    requests of a killed process return to the queue when their leases end. A request
+    that cannot be written as JSON stays in the memory of the process that made the
+    request. The reactor's thread and the thread of an event loop share the scheduler,
+    which has many attributes because each thread has attributes of its own.
 
     Settings: ``BLS_REDIS_URL`` or ``REDIS_URL`` (default: the variable
     ``BLS_REDIS_URL``), ``PROJECT_NAME`` (default: ``BOT_NAME``), ``SPIDER_NAME``
@@ -349,12 +351,12 @@ class CrawlScheduler(BaseScheduler):
         """Return at once, and queue a request in the background.
 
         Returns:
-            ``False`` if the filter in memory knows the request. If Redis knows the
-            request, the signal ``request_dropped`` is sent later.
+            ``False`` if the filter in memory contains the request. If the filter in
+            Redis contains the request, the signal ``request_dropped`` is sent later.
         """
         self._changes += 1
         self._is_over = False
-        # Each process makes the start requests again, so they ignore dont_filter here.
+        # Each process makes the start requests again, so their dont_filter is ignored.
         is_first = request.meta.get("is_start_request") and MARK not in request.meta
         unique = bool(is_first) or not request.dont_filter
         if not isinstance(self._df, CrawlDupeFilter):
@@ -369,13 +371,13 @@ class CrawlScheduler(BaseScheduler):
         return True
 
     def _is_duplicate(self, request: Request) -> bool:
-        """Return whether the filter in memory knows a request, and log a duplicate."""
+        """Return whether a request is in the filter in memory, and log a duplicate."""
         if is_seen := self._df.request_seen(request):
             self._df.log(request, self._spider)
         return is_seen
 
     def _keep(self, request: Request, error: Exception, *, unique: bool) -> bool:
-        """Keep a request in memory; return ``False`` if it is a duplicate."""
+        """Keep a request in memory, or return ``False`` for a duplicate."""
         if unique and self._is_duplicate(request):
             return False
         if self._log_all or not self._stats.get_value("scheduler/unserializable"):
@@ -391,7 +393,7 @@ class CrawlScheduler(BaseScheduler):
         return True
 
     def next_request(self) -> Request | None:
-        """Return the next request, first those in memory, or ``None``. Do not wait."""
+        """Return the next request or ``None`` at once. Those in memory come first."""
         self._finish()
         if self._memory:
             _, _, request = heappop(self._memory)
@@ -414,8 +416,9 @@ class CrawlScheduler(BaseScheduler):
     def _finish(self) -> None:
         """Acknowledge the requests that Scrapy has finished.
 
-        Scrapy sends no signal when a request's whole output is processed. But the
-        engine keeps a set of requests in progress, from the download to the last item.
+        Scrapy sends no signal when the whole output of a request is processed.
+        Therefore this method reads the engine's set of requests in progress, which
+        contains a request from its download to its last item.
         """
         if self._out and (slot := self._slot) is not None:
             for request in self._out.keys() - slot.inprogress:

@@ -19,7 +19,7 @@ from bls_agent.project.messages import Level
 
 __all__ = ["BLSProcessor"]
 
-# What structlog adds to an event, and what has a place of its own in a record.
+# Fields that structlog adds, and fields that a record stores outside its metadata.
 _NOT_METADATA: Final = frozenset(
     {
         *("_record", "_from_structlog", "event", "level", "level_number", "logger"),
@@ -31,7 +31,7 @@ _NOT_METADATA: Final = frozenset(
 class BLSProcessor:
     """Sends each event into the agent's log and passes it on unchanged.
 
-    Put it in front of the renderer, and in front of ``format_exc_info``::
+    Put the processor before the renderer and before ``format_exc_info``::
 
         structlog.configure(
             processors=[
@@ -42,10 +42,11 @@ class BLSProcessor:
             ]
         )
 
-    The event is the message; the bound keys are the metadata. A key whose name this
-    package uses gets an underscore at its end, like ``agent_``. The agent's
-    ``log_level`` applies. Like ``agent.log`` it never waits and never raises, in any
-    thread. Events of the loggers ``bls_agent`` and ``redis`` are passed on only.
+    The event becomes the message, and the bound keys become the metadata. A key whose
+    name this package uses gets an underscore at its end, like ``agent_``. The agent's
+    ``log_level`` applies. Like ``agent.log``, the processor never waits and never
+    raises, in any thread. Events of the loggers ``bls_agent`` and ``redis`` are passed
+    on, but are not sent.
 
     Args:
         agent: The agent into whose console list the events go.
@@ -60,7 +61,7 @@ class BLSProcessor:
     def __call__(
         self, logger: Any, method_name: str, event_dict: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        """Send the event; structlog calls this method."""
+        """Send the event, and return it for the next processor."""
         call_guarded(self._log, self._send, logger, method_name, event_dict)
         return event_dict
 

@@ -1,7 +1,7 @@
-"""Tests of what is built with bls-agent: handlers alone, and whole agents.
+"""Helpers for tests of programs that use bls-agent: of handlers and of whole agents.
 
-The names below are loaded when they are first used. ``bls_agent.testing.plugin`` is the
-plugin of pytest, which pytest finds by itself.
+The names below are loaded when they are first used. pytest loads its plugin,
+``bls_agent.testing.plugin``, without any configuration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A fleet of agents on a real server, and a link to the server that can be made bad."""
+"""Runs the agents of a test on a real server, behind a proxy that causes faults."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from bls_agent.testing.running_agent import RunningAgent
 P = ParamSpec("P")
 T = TypeVar("T")
 
-USER: Final = "bls-test"  # the Redis user of the agents on a server of our own
+USER: Final = "bls-test"  # the Redis user of the agents on a server of the plugin
 TINY: Final = "1"  # bytes of memory; less than any server uses
 
 
 class FleetServer:
     """A real server and a proxy in front of it, for all tests of one process.
 
-    The proxy lives in a thread with an event loop of its own, because a handler that
-    blocks the event loop of a test must not block the link. Each method waits for that
-    thread, about a millisecond.
+    The proxy runs in a thread with an event loop of its own, because a handler that
+    blocks the event loop of a test must not block the proxy. Each method waits for that
+    thread, which takes about a millisecond.
     """
 
     def __init__(self, server_url: str, *, is_ours: bool) -> None:
@@ -79,7 +79,7 @@ class FleetServer:
         return self._thread.call(function, *args, **kwargs)
 
     def ask(self, *request: str) -> Reply:
-        """Send a request to the server as its default user, past the proxy."""
+        """Send a request directly to the server, not through the proxy."""
 
         async def ask() -> Reply:
             async with self._access.pool.to("") as connection:
@@ -96,9 +96,9 @@ class FleetServer:
 
         There are two cases:
 
-        1. The server is ours: all its databases are emptied.
+        1. The plugin has started the server: all its databases are emptied.
         2. ``BLS_REDIS_URL`` has chosen the server: its database has to be empty, because
-           somebody may need the data. :meth:`empty` deletes what the test has written.
+           somebody may need the data. :meth:`empty` deletes the data of the test.
         """
         self.proxy.examine = None
         self.call(self.proxy.heal)
@@ -115,7 +115,7 @@ class FleetServer:
             raise self.refusal(rule, remedy)
 
     def empty(self) -> None:
-        """Delete the data of a database that is not ours, after a test."""
+        """Delete the data of a test on a server that the plugin has not started."""
         if not self.is_ours:
             self.ask("FLUSHDB")
 
@@ -131,8 +131,9 @@ def open_server(environ: Mapping[str, str]) -> Generator[FleetServer]:
     There are two cases:
 
     1. ``BLS_REDIS_URL`` is set: that server is used. The worker ``gwN`` of pytest-xdist
-       adds N to the number of the database, because tests delete all data of theirs.
-    2. It is not set: a server is started, one for each process.
+       adds N to the number of the database, because each test deletes all data of its
+       database.
+    2. ``BLS_REDIS_URL`` is not set: each process starts a server.
     """
     if url := environ.get("BLS_REDIS_URL"):
         parts = urlsplit(url)
@@ -158,7 +159,7 @@ def open_fleet(server: FleetServer, *, allow_failed: bool) -> Generator[AgentFle
     """Yield the fleet of one test.
 
     Raises:
-        AssertionError: Something is wrong that the test has not looked at.
+        AssertionError: There is a problem that the test has not checked.
     """
     server.clear()
     before = os.environ.get("BLS_REDIS_URL")
@@ -179,15 +180,16 @@ def open_fleet(server: FleetServer, *, allow_failed: bool) -> Generator[AgentFle
 
 
 class AgentFleet:
-    """What the fixture ``bls_fleet`` returns: agents on a real server, and faults.
+    """Runs agents on a real server, and causes faults, for the fixture ``bls_fleet``.
 
-    Each test begins without data. During the test ``BLS_REDIS_URL`` is :attr:`url`, so
+    Each test begins without data. During the test, ``BLS_REDIS_URL`` is :attr:`url`, so
     that stores without a URL and programs that the test starts use the server, too. Each
     fault lasts as long as its ``async with`` block.
 
     Attributes:
-        url: The URL of the server behind the link that the faults make bad.
-        server_url: The URL of the server itself, which no fault of the link concerns.
+        url: The URL of the proxy in front of the server. Faults of the connection occur
+            here.
+        server_url: The URL of the server itself, without faults of the connection.
     """
 
     def __init__(self, server: FleetServer) -> None:
@@ -210,8 +212,8 @@ class AgentFleet:
         the block.
 
         Args:
-            agent: The agent, closed; its URL does not matter.
-            within: Seconds until the agent has written its status.
+            agent: A closed agent. Its own URL is not used.
+            within: Seconds to wait until the agent has written its status.
             lifespan: An asynchronous context manager that opens the agent, such as
                 ``app.router.lifespan_context(app)``. Default: the agent itself.
 
@@ -228,18 +230,18 @@ class AgentFleet:
                     yield running
 
     def status(self, project: str) -> Status | None:
-        """Read a project's status from the server; also during a fault of the link."""
+        """Read a project's status from the server, even during a fault."""
         return self._server.status(project)
 
     def findings(self) -> list[str]:
-        """Describe what is wrong and was not looked at; see :class:`RunningAgent`."""
+        """Describe unchecked problems. :class:`RunningAgent` lists what is checked."""
         return [text for one in self._recordings for text in one.findings()]
 
     @asynccontextmanager
     async def during(
         self, *conditions: Condition, breaks: bool = False
     ) -> AsyncGenerator[None]:
-        """Keep conditions of the link on, such as ``Hold()``.
+        """Keep conditions such as ``Hold()`` on until the block ends.
 
         Args:
             conditions: Objects of the classes in :mod:`bls_agent.testing`.
@@ -263,13 +265,13 @@ class AgentFleet:
     async def redis_away(
         self, seconds: float = 0.0, *, silent: bool = False
     ) -> AsyncGenerator[None]:
-        """Let the agents lose Redis, until the block ends.
+        """Disconnect the agents from Redis until the block ends.
 
         Args:
-            seconds: How long the outage lasts at least; the end of the block waits.
+            seconds: Least duration of the outage. The end of the block waits for it.
             silent: Whether connections stay open and bytes arrive after the outage, as
-                behind a broken router. By default connections are reset, and new ones
-                are refused.
+                behind a broken router. By default, connections are reset, and new
+                connections are refused.
         """
         until = anyio.current_time() + seconds
         condition = Hold() if silent else Refuse()
@@ -281,7 +283,7 @@ class AgentFleet:
     async def slow(
         self, seconds: float = 0.0, *, bytes_per_second: float | None = None
     ) -> AsyncGenerator[None]:
-        """Let bytes arrive later, or limit the rate of each connection.
+        """Delay all bytes, or limit the rate of each connection.
 
         Args:
             seconds: Delay in each direction.
@@ -293,14 +295,14 @@ class AgentFleet:
 
     @asynccontextmanager
     async def cut(self, after_bytes: int) -> AsyncGenerator[None]:
-        """Break one connection in the middle of what the server sends.
+        """Break one connection while the server is sending to it.
 
         Args:
-            after_bytes: Number of bytes that the server sends before, over all
-                connections, counted from the beginning of the block.
+            after_bytes: Number of bytes from the server before the break. The bytes of
+                all connections are counted from the beginning of the block.
 
         Raises:
-            AssertionError: The server has sent fewer bytes.
+            AssertionError: The server has sent fewer bytes during the block.
         """
         cut = self._server.proxy.examine = CutAfter(after_bytes)
         try:
@@ -314,7 +316,7 @@ class AgentFleet:
 
     @asynccontextmanager
     async def full(self) -> AsyncGenerator[None]:
-        """Let the server refuse writes, as a server without memory does.
+        """Make the server refuse writes, like a server that is out of memory.
 
         Raises:
             ConfigurationError: The server was chosen by ``BLS_REDIS_URL``.
@@ -328,7 +330,7 @@ class AgentFleet:
 
     @asynccontextmanager
     async def deny(self, *rights: str) -> AsyncGenerator[None]:
-        """Take rights from the agents, whose connections break at the beginning.
+        """Remove permissions from the agents, and break their connections once.
 
         Args:
             rights: Commands (``"blpop"``) or categories (``"@scripting"``) of Redis.

@@ -1,7 +1,7 @@
-"""A proxy on loopback between clients and a Redis server, whose link can be made bad.
+"""A proxy between clients and a Redis server that can disturb their connections.
 
-The proxy uses asyncio's streams, because anyio cannot reset a connection (RST), and has
-no server that stops listening and keeps its connections.
+The proxy uses asyncio's streams. With anyio, a program cannot reset a connection (RST),
+and a server cannot stop listening and keep its connections.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Delay(Condition):
-    """Bytes arrive later; their order and the throughput stay."""
+    """Bytes arrive later. Their order and the throughput do not change."""
 
     seconds: float
 
@@ -65,15 +65,15 @@ class Slices(Condition):
 
 @dataclass(frozen=True)
 class Hold(Condition):
-    """Bytes wait until the condition ends, like in a partition that heals."""
+    """Bytes wait until the condition ends, as in a network partition that ends."""
 
 
 @dataclass(frozen=True)
 class Swallow(Condition):
-    """Bytes vanish, and so does the end of a stream, but the sockets stay open.
+    """Bytes and ends of streams are lost, but the sockets stay open.
 
-    A connection that has lost bytes stays silent in that direction after the condition
-    has ended. New connections work.
+    A connection that has lost bytes transmits no more bytes in that direction, even
+    after the condition has ended. New connections work.
     """
 
 
@@ -84,19 +84,21 @@ class Refuse(Condition):
 
 C = TypeVar("C", bound=Condition)
 
-# What a link does with bytes, in order: send them, wait for seconds, break the link.
+# One action of a link: send these bytes, wait for these seconds, or break the link.
 Act: TypeAlias = bytes | float | None
 BREAK: Final = None
-# Decides about bytes that were read: number of the connection, direction, bytes.
+# Returns actions for the number of the connection, the direction and the bytes read.
 Examine: TypeAlias = Callable[[int, Direction, bytes], Iterable[Act]]
 
-_Queue: TypeAlias = "asyncio.Queue[tuple[float, Act]]"  # when it is due, and the act
-_END: Final = b""  # the act at the end of a stream
+_Queue: TypeAlias = "asyncio.Queue[tuple[float, Act]]"  # its time, and the action
+_END: Final = b""  # the action at the end of a stream
 _Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class CutAfter:
-    """Breaks one connection after a number of bytes from the server, counted over all.
+    """Breaks one connection after a number of bytes from the server.
+
+    Bytes of all connections are counted together.
 
     Attributes:
         left: Number of bytes until the break.
@@ -108,7 +110,7 @@ class CutAfter:
         self.fired: bool = False
 
     def __call__(self, _: int, direction: Direction, data: bytes) -> list[Act]:
-        """Pass bytes on until the count is reached; then break the connection once."""
+        """Pass bytes on until the number is reached, then break this connection."""
         if self.fired or direction is Direction.REQUESTS:
             return [data]
         kept, self.left = data[: self.left], self.left - len(data)
@@ -118,7 +120,7 @@ class CutAfter:
 
 
 class FaultProxy:
-    """Forwards bytes between clients and a Redis server, and makes their link bad.
+    """Forwards bytes between clients and a Redis server, and causes faults on request.
 
     Write ``async with FaultProxy(server_url) as proxy:``, let the clients connect to
     ``proxy.url``, and switch faults on with :meth:`during`. Use the proxy in the event
@@ -133,7 +135,7 @@ class FaultProxy:
             connection; ``None`` to pass all bytes on.
 
     Raises:
-        ConfigurationError: ``target`` is no such URL.
+        ConfigurationError: ``target`` is not a URL of this form.
     """
 
     def __init__(self, target: str) -> None:
@@ -157,7 +159,7 @@ class FaultProxy:
 
     @property
     def port(self) -> int:
-        """The port on 127.0.0.1; it stays the same while new connections are refused."""
+        """The port on 127.0.0.1. It does not change while connections are refused."""
         return self._port
 
     @property
@@ -192,7 +194,7 @@ class FaultProxy:
         return condition
 
     async def end(self, *conditions: Condition) -> None:
-        """Switch conditions off; conditions that are not on are ignored."""
+        """Switch conditions off. Conditions that are not on are ignored."""
         self._conditions = [one for one in self._conditions if one not in conditions]
         self._changed.set()
         self._changed = asyncio.Event()
@@ -235,7 +237,7 @@ class FaultProxy:
     def deafen(
         self, *directions: Direction, numbers: Container[int] | None = None
     ) -> None:
-        """Let no more bytes through on open connections, whose sockets stay open.
+        """Drop all further bytes of open connections. The sockets stay open.
 
         Args:
             directions: The directions of the bytes.
@@ -290,7 +292,7 @@ class FaultProxy:
             except OSError:
                 client[1].transport.abort()
                 return
-            if place != self.server:  # changed while the connection was made
+            if place != self.server:  # a test set another server meanwhile
                 server[1].transport.abort()
                 client[1].transport.abort()
                 return
@@ -303,12 +305,12 @@ class FaultProxy:
 
 
 class _Link:
-    """The connection of a client, and the connection to the server behind it."""
+    """The connection of a client to the proxy, and its connection to the server."""
 
     def __init__(
         self, number: int, proxy: FaultProxy, client: _Streams, server: _Streams
     ) -> None:
-        self.deaf: set[Direction] = set()  # directions in which bytes vanish
+        self.deaf: set[Direction] = set()  # directions in which bytes are dropped
         self._number = number
         self._proxy = proxy
         self._ways = {
@@ -327,7 +329,7 @@ class _Link:
         try:
             await asyncio.gather(*tasks)
             complete = True
-        except OSError:  # a side has closed its connection, or an act breaks the link
+        except OSError:  # a side has closed its connection, or an action broke it
             pass
         finally:
             for task in tasks:
@@ -335,7 +337,7 @@ class _Link:
             for _, writer in self._ways.values():
                 with suppress(RuntimeError):  # the event loop is closed
                     writer.close()
-                    # A side that reads no more would keep the socket open for ever.
+                    # A side that does not read would keep the socket open for ever.
                     if not complete and writer.transport.get_write_buffer_size():
                         writer.transport.abort()
 
@@ -350,7 +352,7 @@ class _Link:
             delay = proxy.find(Delay, direction)
             due = time.monotonic() + (delay.seconds if delay else 0.0)
             examine = proxy.examine
-            # A request is examined even if it vanishes, because the next one may follow.
+            # ``examine`` gets all bytes, even those that are dropped afterwards.
             acts = examine(self._number, direction, data) if examine else (data,)
             for act in acts:
                 if not self._is_deaf(direction):

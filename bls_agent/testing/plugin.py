@@ -1,7 +1,7 @@
 """The plugin of pytest: fixtures for tests of agents, and their marker.
 
-pytest loads this module in every run of everybody who has installed bls-agent. So it
-imports pytest and the standard library alone until a fixture is used.
+If bls-agent is installed, pytest loads this module in every run. So the module imports
+only pytest and the standard library until a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def bls_run() -> Iterator[RunCommand[Any]]:
-    """Run a command of an agent without a server; awaited in coroutines.
+    """Run a command of an agent without a server. In a coroutine, await the call.
 
     ``outcome = bls_run(agent, "take", goods="tea")``
     """
@@ -41,7 +41,7 @@ def bls_run() -> Iterator[RunCommand[Any]]:
 
 @pytest.fixture(scope="session")
 def bls_server() -> Iterator[FleetServer]:
-    """Run the server of ``bls_fleet``: one for all tests of a process."""
+    """Run the server of ``bls_fleet``, one server for all tests of a process."""
     from bls_agent.testing.fleet import open_server  # noqa: PLC0415 - not before it is used
 
     with open_server(os.environ) as server:

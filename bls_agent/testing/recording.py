@@ -18,7 +18,7 @@ from bls_agent.project.log.record import AnyRecord
 from bls_agent.project.messages import Outcome, OutcomeKind
 from bls_agent.project.stats import AgentStats
 
-# Outcomes that no test has to look at: a command that still runs when the test ends is
+# Outcomes that no test has to check. A command that still runs when the test ends is
 # cancelled, and a duplicate has been run before.
 EXPECTED: Final = frozenset(
     {OutcomeKind.SUCCEEDED, OutcomeKind.CANCELLED, OutcomeKind.DUPLICATE}
@@ -34,8 +34,9 @@ class RecordedCommand:
         args: The arguments as they were sent.
         id: The command's id.
         outcome: How the command ended; ``None`` while it runs.
-        exception: What the handler, a middleware or the check of the arguments raised.
-        seen: Whether the test has looked at the outcome.
+        exception: The exception that the handler, a middleware or the check of the
+            arguments raised.
+        seen: Whether the test has checked the outcome.
     """
 
     command: str
@@ -68,7 +69,7 @@ class Recording:
         self._seen = self._newest = agent.stats()
 
     def begin(self, taken: TakenCommand) -> OnEnd:
-        """Record a command, as an observer of the agent."""
+        """Record a command. The agent calls this method before it runs the command."""
         args: JSONValue = taken.message.fields.get("args")
         args = args if isinstance(args, dict) else {}
         command = RecordedCommand(taken.command, args, taken.id)
@@ -81,7 +82,7 @@ class Recording:
 
     @contextmanager
     def on(self, endpoint: Endpoint) -> Generator[None]:
-        """Let the agent use an endpoint and record it, and restore the agent at the end."""
+        """Connect the agent to an endpoint and record it, until the block ends."""
         state, fields = state_of(self._agent), vars(self._agent)
         stream, board = state.stream, state.board
         before, put = fields["_endpoint"], stream.put
@@ -103,18 +104,18 @@ class Recording:
             self.count(faults=self._newest.faults)
 
     def look(self) -> AgentStats:
-        """Return the counters, which the test has then looked at."""
+        """Return the counters. From now on, they count as checked by the test."""
         self._seen = self.count()
         return self._seen
 
     def count(self, faults: int | None = None) -> AgentStats:
-        """Read the counters; ``faults`` are those of a session that has ended."""
+        """Read the counters. ``faults`` replaces the number of an ended session."""
         stats = self._agent.stats()
         self._newest = stats if faults is None else replace(stats, faults=faults)
         return self._newest
 
     def findings(self) -> list[str]:
-        """Describe what is wrong and was not looked at, in this order.
+        """Describe the problems that the test has not checked, in this order.
 
         1. Commands that failed.
         2. Faults of the agent's own code.

@@ -1,4 +1,4 @@
-"""Runs commands of an agent in plain tests and in coroutines, by the same call."""
+"""Runs commands of an agent by the same call in plain tests and in coroutines."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class RunCommand(Protocol[R_co]):
-    """The type of the fixture ``bls_run``: :meth:`~bls_agent.ProjectAgent.invoke`.
+    """The type of the fixture ``bls_run``, which calls ``ProjectAgent.invoke``.
 
-    In a plain test the call returns when the command has ended: annotate the fixture
-    ``RunCommand[Invocation]``. The commands of a test run in one event loop. In a
-    coroutine the call is awaited: ``RunCommand[Awaitable[Invocation]]``.
+    In a plain test, the call returns when the command has ended. Annotate the fixture
+    with ``RunCommand[Invocation]``. All commands of the test run in one event loop. In
+    a coroutine, await the call, and annotate the fixture with
+    ``RunCommand[Awaitable[Invocation]]``.
     """
 
     def __call__(
@@ -36,7 +37,7 @@ class RunCommand(Protocol[R_co]):
 
 @contextmanager
 def running_commands() -> Generator[RunCommand[Any]]:
-    """Provide the function of the fixture, and close its event loop at the end."""
+    """Yield the function of the fixture, and close its event loop at the end."""
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
     def run(agent: ProjectAgent, /, *command: Any, **arguments: Any) -> object:

@@ -1,4 +1,4 @@
-"""An agent that a test has opened: commands, assertions, and what consoles see of it."""
+"""An agent that a test has opened, with assertions and readers of its data."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SHOWN: Final = 20  # newest commands or records that a message shows
 
 
 class RunningAgent:
-    """An agent on the server of a test; ``bls_fleet.run(agent)`` opens it.
+    """An agent on the server of a test. ``bls_fleet.run(agent)`` yields this object.
 
-    Assertions check what has happened so far, and do not wait. To wait, write
+    Assertions check the past of the agent, and do not wait. To wait, write
     ``await eventually(lambda: running.assert_logged("warn", "stock is low"))``.
     Expected values may be matchers, such as ``unittest.mock.ANY``.
 
-    After the test, the fixture fails the test if something is wrong that the test has
-    not looked at. A test has looked at
+    After the test, the fixture fails the test if there is a problem that the test has
+    not checked. The test has checked
 
     1. the outcome of a command, if :meth:`call` has returned or raised it;
     2. the outcome of a command, if :meth:`assert_outcome` has found it;
@@ -58,11 +58,11 @@ class RunningAgent:
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Return the object; ``bls_fleet.run`` enters it."""
+        """Return this object. ``bls_fleet.run`` calls this method."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the readers."""
+        """Close the console and the stores of this object."""
         self._recording.count()
         await self._opened.aclose()
 
@@ -78,14 +78,14 @@ class RunningAgent:
 
     @property
     def status(self) -> Status | None:
-        """The status as consoles see it; ``None`` if Redis has none.
+        """The status in Redis, or ``None`` if Redis has no status.
 
-        It is read from the server, past the link that the faults make bad.
+        The status is read directly from the server, even during a fault.
         """
         return self._read_status(self.agent.project)
 
     def stats(self) -> AgentStats:
-        """Return every counter of the agent, which the test has then looked at."""
+        """Return every counter of the agent. The test has then checked the counters."""
         return self._recording.look()
 
     async def call(
@@ -102,7 +102,8 @@ class RunningAgent:
 
         Args:
             command: The command's name.
-            args: The arguments, if their names are not ``check`` or ``within``.
+            args: The arguments as a mapping. Use it for arguments that are called
+                ``check`` or ``within``.
             check: Whether to raise the exception of a command that did not succeed.
             within: Seconds until the outcome is recorded.
             arguments: The arguments as keywords.
@@ -112,8 +113,8 @@ class RunningAgent:
             :class:`~bls_agent.Outcome`.
 
         Raises:
-            Exception: The exception that the handler has raised. If a command failed
-                without an exception of its own, TimeoutError or CommandError.
+            Exception: The exception that the handler has raised. If the command failed
+                without such an exception, a TimeoutError or a CommandError.
             NoOutcomeError: No outcome was recorded in time.
         """
         __tracebackhide__ = True  # pytest leaves this frame out
@@ -132,7 +133,10 @@ class RunningAgent:
     def assert_called_once_with(self, command: str, /, **args: Any) -> RecordedCommand:
         """Assert that the agent has taken a command once, with these arguments.
 
-        The command may have more arguments. Its outcome does not matter.
+        The command may have more arguments. Its outcome is not checked.
+
+        Returns:
+            The command.
 
         Raises:
             AssertionError: The command was not taken, or more than once, or with other
@@ -157,15 +161,18 @@ class RunningAgent:
             raise AssertionError(_compare(f"no command {command}", taken, "command"))
 
     def assert_outcome(self, command: str, kind: str, /, **error: Any) -> Outcome:
-        """Assert how a command ended, and look at each outcome that fits.
+        """Assert how a command ended. Each outcome that fits counts as checked.
 
         Args:
             command: The command's name.
             kind: The kind of the outcome, such as ``"failed"`` or ``"rejected"``.
             error: Fields of the outcome's error, such as ``type="OutOfStock"``.
 
+        Returns:
+            The newest outcome that fits.
+
         Raises:
-            AssertionError: No command of this name ended so.
+            AssertionError: No command of this name has such an outcome.
         """
         __tracebackhide__ = True
         found: Outcome | None = None
@@ -212,7 +219,7 @@ class RunningAgent:
 
     @cached_property
     def console(self) -> Console:
-        """A console on the server, past the link that the faults make bad."""
+        """A console that is connected directly to the server, without faults."""
         return self._open(Console(self._server_url))
 
     @cached_property
@@ -240,7 +247,7 @@ class RunningAgent:
 
 
 def _fits(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> bool:
-    """Return whether each expected value is there; matchers stand on the left of ==."""
+    """Return whether each expected value, which may be a matcher, equals the actual."""
     return all(k in actual and value == actual[k] for k, value in expected.items())
 
 

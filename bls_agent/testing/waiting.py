@@ -10,7 +10,7 @@ import anyio
 
 T = TypeVar("T")
 
-LONGEST_PAUSE: Final = 0.05  # seconds between two checks; a tenth of the time waited
+LONGEST_PAUSE: Final = 0.05  # seconds between two checks
 
 
 async def eventually(
@@ -26,6 +26,9 @@ async def eventually(
             The condition holds if the function returns a true value. It does not hold
             if the function raises AssertionError.
         within: Seconds to wait at most.
+
+    Returns:
+        The first true value that the function returned.
 
     Raises:
         AssertionError: The condition did not hold in time. If the function raised

@@ -1,1 +1,1 @@
-"""Judges any program that takes part in a contract by the vectors of `docs/vectors`."""
+"""Judges whether a program follows a protocol, by the vectors in ``docs/vectors``."""

@@ -1,6 +1,6 @@
-"""Judges an agent of the console protocol: plays the console and a broken network.
+"""Judges an agent of the console protocol, as its console and as its network.
 
-The program has to run the command ``echo``: a record that it writes then contains the
+The program has to run the command ``echo``, which writes a log record that contains the
 argument ``word``. The function of each check returns ``None`` if the program passes.
 """
 
@@ -34,12 +34,12 @@ from bls_agent.testing.link import Direction, FaultProxy, Refuse
 
 STATUSES: Final = frozenset(status.value for status in Status)
 LEVELS: Final = frozenset(level.value for level in Level)
-LONGEST_RECORD: Final = 65_536  # bytes; 002 §4
-LONGEST_LIFE: Final = 300  # seconds that a status may live without a refresh
-REFRESH: Final = 7  # times the patience in which a status is written again; 002 §2.1
-START: Final = 20.0  # seconds in which a program has to connect
+LONGEST_RECORD: Final = 65_536  # bytes
+LONGEST_LIFE: Final = 300  # seconds of a status in Redis without a refresh
+REFRESH: Final = 7  # times the patience, until a deleted status is back
+START: Final = 20.0  # seconds within which a program has to connect
 AWAY: Final = 3.0  # seconds for which the link is broken
-RECOVERY: Final = 12  # times the patience in which a dead connection is noticed
+RECOVERY: Final = 12  # times the patience, until a dead connection is replaced
 MANY: Final = 20  # commands whose order is checked
 ALIKE: Final = 5  # faults of one check after which the rest of the check is skipped
 
@@ -57,7 +57,7 @@ class AgentJudge:
         self._faults: Counter[str] = Counter()
 
     async def judge(self, vectors: Sequence[Vector]) -> AsyncIterator[Verdict]:
-        """Start the program, and yield a verdict for each vector, in a useful order."""
+        """Start the program, and yield verdicts in the order of ``CHECKS``."""
         ranks = [*CHECKS]
         await self._restart()
         for vector in sorted(vectors, key=lambda one: ranks.index(one.check)):
@@ -119,7 +119,7 @@ async def check_status_written(judge: AgentJudge, _: Vector) -> Fault | None:
 
 
 async def check_echo(judge: AgentJudge, vector: Vector) -> Fault | None:
-    """Push one message that is a good ``echo``, in the form of the vector."""
+    """Push an ``echo`` in the form of the vector. The command has to run."""
     word = make_word()
     await judge.wire.push(vector.message.replace(WORD, word.encode()))
     return await judge.runs(word)
@@ -156,7 +156,7 @@ async def check_order(judge: AgentJudge, _: Vector) -> Fault | None:
 
 
 async def check_emptied(judge: AgentJudge, _: Vector) -> Fault | None:
-    """Send a good command, after which the control list has to be empty."""
+    """Send a valid command. After it has run, the control list has to be empty."""
     if fault := await judge.runs(await judge.wire.echo()):
         return fault
 
@@ -169,13 +169,13 @@ async def check_emptied(judge: AgentJudge, _: Vector) -> Fault | None:
 
 
 async def check_message(judge: AgentJudge, vector: Vector) -> Fault | None:
-    """Push a message; a good command behind it has to run."""
+    """Push the vector's message. A valid command after it has to run."""
     await judge.wire.push(vector.message)
     return await check_emptied(judge, vector)
 
 
 async def check_recorded(judge: AgentJudge, vector: Vector) -> Fault | None:
-    """Push a malformed message, of which an error has to be logged."""
+    """Push a malformed message. The program has to log an error."""
     before = set(await judge.wire.records())
     await judge.wire.push(vector.message)
 
@@ -191,7 +191,7 @@ async def check_recorded(judge: AgentJudge, vector: Vector) -> Fault | None:
 
 
 async def check_outcome(judge: AgentJudge, vector: Vector) -> Fault | None:
-    """Push a message, of which an outcome record has to have the vector's fields."""
+    """Push a message. Its outcome record must have the fields of the vector."""
     await judge.wire.call("DEL", judge.wire.log_key)
     await judge.wire.push(vector.message)
     if fault := await judge.runs(await judge.wire.echo()):
@@ -219,7 +219,7 @@ def _metadata(record: JSONObject) -> JSONObject:
 
 
 async def check_builtin(judge: AgentJudge, vector: Vector) -> Fault | None:
-    """Send a built-in command, whose outcome record has to report success."""
+    """Send a built-in command. Its outcome record has to report success."""
     command_id = make_word()
     await judge.wire.push(make_command(vector.values["command"], {}, command_id))
     if fault := await judge.runs(command_id):
@@ -245,7 +245,7 @@ async def check_records(judge: AgentJudge, _: Vector) -> Fault | None:
 
 
 def _problem_of(payload: bytes) -> str:
-    """Return the field of a record that is wrong; ``""`` if the record is good."""
+    """Return the name of a wrong field, or ``""`` if the record is correct."""
     record = read_record(payload)
     if record is None:
         return "JSON"
@@ -292,8 +292,8 @@ async def check_silent(judge: AgentJudge, _: Vector) -> Fault | None:
 async def _recovers(judge: AgentJudge, within: float) -> Fault | None:
     """Send a command each second until one runs.
 
-    One command is not enough, because the server may deliver the command over the
-    connection that is dead.
+    One command is not enough, because the server may send the command over the dead
+    connection, where it is lost.
     """
     words: list[str] = []
     with anyio.move_on_after(within):
@@ -314,12 +314,12 @@ async def check_away(judge: AgentJudge, _: Vector) -> Fault | None:
 
 
 async def check_waits(judge: AgentJudge, _: Vector) -> Fault | None:
-    """Push a command while the program does not run; the program then runs it."""
+    """Push a command while the program is stopped. The restarted program runs it."""
     await judge.program.stop()
 
     async def is_gone() -> (
         bool
-    ):  # else a connection of the dead program gets the command
+    ):  # else Redis sends the command to a connection of the dead program
         return not judge.link.connections
 
     await happens(is_gone, judge.wire.patience)
@@ -362,7 +362,7 @@ CHECKS: Final[dict[str, Check]] = {
 
 @asynccontextmanager
 async def open_judge(wire: Wire, url: str, command: str) -> AsyncGenerator[AgentJudge]:
-    """Yield a judge of the program of a command line, and end the program."""
+    """Yield a judge of a command line's program. Kill the program at the end."""
     async with anyio.create_task_group() as tasks, FaultProxy(url) as link:
         values = {"redis": link.url, "project": wire.project}
         program = Program(command, values)

@@ -1,7 +1,7 @@
-"""Judges a console of the console protocol: plays the agent that gets its commands.
+"""Judges a console of the console protocol, in place of the agent.
 
-The program is a command line that sends one command and ends. It gets the placeholders
-``{redis}``, ``{project}``, ``{command}`` and ``{args}`` (a JSON object).
+The program is a command line that sends one command and ends. The placeholders
+``{redis}``, ``{project}``, ``{command}`` and ``{args}`` (a JSON object) are replaced.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bls_agent.ops.conformance.judge import (
 from bls_agent.ops.conformance.program import Program
 from bls_agent.ops.conformance.vectors import Vector
 
-BEFORE: Final = b'{"command":"waiting"}'  # a command that is in the list already
+BEFORE: Final = b'{"command":"waiting"}'  # a command that waits in the list already
 
 
 class ConsoleJudge:
-    """Judges one program by vectors; each vector starts the program."""
+    """Judges one program by vectors. The program is started for each vector."""
 
     def __init__(self, wire: Wire, redis: str, command: str) -> None:
         self.wire = wire
@@ -43,7 +43,7 @@ class ConsoleJudge:
         await self.wire.clear()
 
     async def send(self, vector: Vector) -> bytes | Fault:
-        """Let the program send the vector's command; return what was pushed."""
+        """Run the program, which sends the vector's command. Return the sent bytes."""
         await self.wire.push(BEFORE)
         values = {
             "redis": self._redis,
@@ -64,7 +64,7 @@ class ConsoleJudge:
         return found[1]
 
     async def _run(self, values: dict[str, str]) -> Fault | None:
-        """Run the program to its end."""
+        """Run the program, and kill it if it does not end in time."""
         program = Program(self._command, values)
         async with anyio.create_task_group() as tasks:
             await program.start(tasks)
@@ -93,7 +93,7 @@ async def check_sent(judge: ConsoleJudge, vector: Vector) -> Fault | None:
 
 
 async def check_fields(judge: ConsoleJudge, vector: Vector) -> Fault | None:
-    """Send two commands, which have to differ in their ids."""
+    """Send two commands. Their fields must be valid, and their ids must differ."""
     ids: list[object] = []
     for _ in range(2):
         await judge.wire.clear()

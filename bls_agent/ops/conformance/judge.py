@@ -1,4 +1,4 @@
-"""What a judge of any program shares: the keys of a project, and the verdicts."""
+"""Verdicts of the judges, and access to the keys of the judged project."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.ops.conformance.vectors import Level, Vector
 from bls_agent.project.messages import Command
 
-POLL: Final = 0.02  # seconds between two looks
+POLL: Final = 0.02  # seconds between two checks
 RECENT: Final = 500  # newest records in which a word is searched
 WORD: Final = b"$WORD"
 SENT_AT: Final = 1_768_221_300.0  # Unix seconds: 2026-01-12T12:35:00Z
@@ -25,7 +25,7 @@ SENT_AT: Final = 1_768_221_300.0  # Unix seconds: 2026-01-12T12:35:00Z
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a program fails: the key of a text in the catalogue, and its values."""
+    """The reason why a program fails: key and values of a text in the catalogue."""
 
     text: str
     values: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -39,7 +39,7 @@ class Result(StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"
-    SKIPPED = "skipped"  # the vector was not tried; the fault says why
+    SKIPPED = "skipped"  # the vector was not tried; the fault has the reason
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class Verdict:
 
     @property
     def breaks(self) -> bool:
-        """Whether the program is not part of the contract because of this."""
+        """Whether the program violates the protocol by failing this vector."""
         return self.result is Result.FAILED and self.vector.level is Level.MUST
 
 
 class Wire:
-    """The keys of one project, seen from outside."""
+    """Reads and writes the keys of one project, next to the judged program."""
 
     def __init__(self, pool: ConnectionPool, project: str, patience: float) -> None:
         self._pool = pool
         self.project = project
-        self.patience = patience  # seconds in which a program has to react
+        self.patience = patience  # seconds within which a program has to react
         self.status_key: str = PROJECT_STATUS.locate(project=project)
         self.log_key: str = PROJECT_CONSOLE.locate(project=project)
         self.control_key: str = CONTROL.locate(project=project)
@@ -75,7 +75,7 @@ class Wire:
             await self.call("DEL", key)
 
     async def exists(self) -> bool:
-        """Return whether a service of this name is or was there."""
+        """Return whether Redis has any key of this project."""
         keys = (self.status_key, self.log_key, self.control_key)
         return any([await self.call("EXISTS", key) for key in keys])
 
@@ -84,7 +84,7 @@ class Wire:
         return reply.decode()
 
     async def status(self) -> str:
-        """Return the status as it is written; ``""`` if there is none."""
+        """Return the status in Redis, or ``""`` if there is no status."""
         if await self.type_of(self.status_key) != "string":
             return ""
         reply: bytes | None = await self.call("GET", self.status_key)
@@ -105,15 +105,16 @@ class Wire:
         return found
 
     async def echo(self, **arguments: str) -> str:
-        """Send a command ``echo`` with a fresh word, and return the word."""
+        """Send a command ``echo`` with a new random word, and return the word."""
         word = make_word()
         await self.push(make_command("echo", {"word": word, **arguments}))
         return word
 
     async def positions(self, word: str) -> list[int]:
-        """Return the positions of the newest records in which a word stands.
+        """Return the positions, among the newest records, of records with a word.
 
-        A record that reports an error with the word is no effect of the command.
+        Records of errors are left out, because an error that contains the word is no
+        effect of the command.
         """
         return [
             at
@@ -148,7 +149,7 @@ def make_command(name: str, arguments: JSONObject, command_id: str = "") -> byte
 
 
 def read_record(payload: bytes) -> JSONObject | None:
-    """Return a JSON object; ``None`` for anything else."""
+    """Return a JSON object, or ``None`` if the payload is no JSON object."""
     try:
         return decode_object(payload)
     except DecodeError:

@@ -44,7 +44,7 @@ class Program:
 
     @property
     def output(self) -> str:
-        """The end of what the program has written."""
+        """The end of the program's output."""
         return b"".join(self._output)[-KEPT:].decode("utf-8", "replace").strip()
 
     async def start(self, tasks: TaskGroup) -> None:
@@ -65,14 +65,14 @@ class Program:
                 self._output.append(data)
 
     async def wait(self) -> int | None:
-        """Wait until the program has ended; return ``None`` after ten seconds."""
+        """Return the exit code when the program ends, or ``None`` after ten seconds."""
         if self._process is not None:
             with anyio.move_on_after(END):
                 return await self._process.wait()
         return None
 
     async def stop(self) -> int | None:
-        """Send SIGTERM and wait; return ``None`` if the program had to be killed."""
+        """Send SIGTERM, and return the exit code, or ``None`` if SIGKILL was needed."""
         self._signal(signal.SIGTERM)
         ended = await self.wait()
         if ended is None:
@@ -84,7 +84,7 @@ class Program:
         await self.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to the program and to what the program has started."""
+        """Send a signal to the program and to the processes that it has started."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)

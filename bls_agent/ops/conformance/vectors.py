@@ -1,6 +1,6 @@
-"""Reads the vectors: what a program must, should and may do, with the exact bytes.
+"""Reads the vectors, which are rules of a protocol as test cases with exact bytes.
 
-A file holds the vectors of one level, with the fields that they share beside them.
+A file contains vectors of one level. Fields of the file apply to all its vectors.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ LARGEST: Final = 4 * 1024 * 1024  # bytes of a file
 
 
 class Level(StrEnum):
-    """How strictly a vector is meant."""
+    """Whether a program must, should or may pass a vector."""
 
-    MUST = "must"  # a program that fails is not part of the contract
-    SHOULD = "should"  # the contract recommends it
-    MAY = "may"  # this package does it, and says how
+    MUST = "must"  # a program that fails violates the protocol
+    SHOULD = "should"  # the protocol recommends it
+    MAY = "may"  # this package does it beyond the protocol
 
 
 class Side(StrEnum):
-    """The program that is judged."""
+    """The kind of program that is judged."""
 
     AGENT = "agent"
     CONSOLE = "console"
@@ -38,25 +38,25 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Vector:
-    """One thing that is judged, under an id that never changes."""
+    """One rule that is judged. Its id never changes."""
 
     id: str
     level: Level
     side: Side
     page: str  # a page of docs
     heading: str  # anchor of the page
-    check: str  # name of the function that judges
-    name: str  # of a message; empty for a behaviour
-    titles: Mapping[str, str]  # of a behaviour, by language
-    message: bytes  # the element of the list; `WORD` stands for a fresh word
-    values: JSONObject  # the other fields, which the check knows
+    check: str  # name of the check in ``CHECKS``
+    name: str  # name of the message; empty if ``titles`` has texts
+    titles: Mapping[str, str]  # title of a behaviour, by language
+    message: bytes  # element of the control list, with ``$WORD`` for a word
+    values: JSONObject  # the other fields, which the check reads
 
     def title(self, language: str) -> str:
         return self.titles.get(language) or self.name
 
 
 def find_document(name: str) -> Path:
-    """Return the path of a file or folder of `docs` that the package brings along."""
+    """Return the path of a file or folder in ``docs``, installed or in a checkout."""
     folder = next(one for one in FOLDERS if one.is_dir())
     return folder / name
 
@@ -89,7 +89,7 @@ def _read(file: Path) -> Iterator[Vector]:
 
 
 def read_bytes(written: str | Mapping[str, Any]) -> bytes:
-    """Return the bytes that a vector describes: a text, base64, or a repeated unit."""
+    """Return the bytes that a vector describes as text, base64 or a repeated unit."""
     if isinstance(written, str):
         return written.encode()
     if "text" in written:
