@@ -1,1 +1,1 @@
-"""Checks a live Redis against the five protocols, without writing to it."""
+"""Checks the keys and values of a live Redis against the five protocols; only reads."""

@@ -1,8 +1,8 @@
 """Examines a live Redis: finds every key, reads a part of its value, applies the rules.
 
 The doctor only reads. It finds keys with SCAN, never with KEYS, and reads only a part of
-a long value. Memory and traffic at one time depend on the size of a batch of keys, not
-on the size of the database.
+a long value. It works on one batch of keys after the other. Memory and traffic at one
+time therefore depend on the size of a batch, not on the size of the database.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["Progress", "examine"]
 Progress: TypeAlias = Callable[[int, int], None]
 
 SCAN_COUNT: Final = 1_000
-TOGETHER: Final = 250  # keys that are read at once; of each at most 256 KiB
+TOGETHER: Final = 250  # keys that are read at once, with at most 256 KiB of each key
 NAME: Final = "bls-doctor"
 WRONG_TYPE: Final = "wrong-type"
 
@@ -58,16 +58,16 @@ async def examine(
     project: str = "",
     progress: Progress | None = None,
     timeout: float = 10.0,
-    clock: Callable[[], float] = time.time,  # noqa: TID251 - the outermost place
+    clock: Callable[[], float] = time.time,  # noqa: TID251 - chosen here, passed on as an argument
 ) -> Report:
-    """Check a Redis against the contracts; nothing is written.
+    """Check the keys and values of a Redis against the protocols; write nothing.
 
     Args:
         redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
             Default: ``BLS_REDIS_URL``.
-        project: Check the keys of this project alone.
+        project: Check only the keys of this project. Default: all keys.
         progress: Called after each batch with the number of keys seen and the total
-            number of keys. The total is an estimate; both numbers never shrink.
+            number of keys. The total is an estimate. Neither number ever shrinks.
         timeout: Deadline of one round trip in seconds.
         clock: Returns Unix seconds.
 
@@ -190,7 +190,10 @@ class _Examination:
         return project_of(kind) == self.project
 
     async def _apply(self, samples: Sequence[Sample]) -> None:
-        """Apply the rules; apply those that ask about other keys again with answers."""
+        """Apply the rules.
+
+        A rule that needs data of other keys is applied again after these keys were read.
+        """
         waiting: list[tuple[Rule, Sample]] = []
         for sample in samples:
             of_its_type = KEYS[sample.row].type in (None, sample.type)
@@ -201,7 +204,7 @@ class _Examination:
                     self.report.add(rule.judge(sample))
                 except Unanswered:
                     waiting.append((rule, sample))
-        # The order of the questions is kept, so that related questions stay together.
+        # Related questions stay together, because the dict keeps the order of the rules.
         asked = {one: None for _, sample in waiting for one in sample.questions}
         requests = [[*map(encode_key, question)] for question in asked]
         answers = answered(asked, await self.pool.read_many(requests))

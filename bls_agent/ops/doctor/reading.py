@@ -1,8 +1,9 @@
-"""Decides, without I/O, to which contract a key belongs and which part of it is read.
+"""Decides, without I/O, to which protocol a key belongs and which part of it is read.
 
 Many keys are read together in two round trips. The first one reads TTL, length and
-memory usage of each key. The second one reads some of the elements, fewer if they are
-large. So a list of ten million elements or a string of 100 MB costs no more than others.
+memory usage of each key. The second one reads some of the elements, and fewer elements
+if they are large. A list of ten million elements or a string of 100 MB therefore costs
+no more than other keys.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import KEYS, KeyTemplate, RedisType, encode_key, key_beside
 from bls_agent.ops.doctor.rule import Sample, Values
 
-WHOLE: Final = 65_536  # largest number of bytes that are read of a string
-WEIGHT: Final = 131_072  # largest number of bytes of elements that are read of one key
+WHOLE: Final = 65_536  # bytes of a string that are read at most
+WEIGHT: Final = 131_072  # bytes of elements of one key that are read at most
 SOME: Final = 20  # elements that are read of a set, sorted set or long hash
 SHORT_HASH: Final = 64  # most fields of a hash that is read whole
 EVENTS: Final = 50
-WEIGHED: Final = "20"  # elements from which Redis estimates the memory usage
+WEIGHED: Final = "20"  # elements that Redis samples to estimate the memory usage
 
 # How many of the oldest and of the newest elements of a list are read.
 _ENDS: Final = {"control": (20, 5), "project_console": (3, 25)}
@@ -34,8 +35,8 @@ _LENGTH: Final = {
     RedisType.HASH: "HLEN",
     RedisType.STREAM: "XLEN",
 }
-# Longest key that is parsed by an ambiguous form, because all readings are computed. No
-# pair of valid names makes a longer key.
+# A longer key is not parsed by an ambiguous template, because the number of possible
+# readings grows with the length. No pair of valid names makes a longer key.
 LONGEST: Final = 1_200
 
 _CONSOLE_ROWS: Final = ("project_status", "project_console", "control")
@@ -43,7 +44,7 @@ _CONSOLE_ROWS: Final = ("project_status", "project_console", "control")
 
 @dataclass
 class Look:
-    """The reading of one key, and the sample with the data read so far."""
+    """The plan to read one key, and the sample with the data that was read so far."""
 
     sample: Sample
     refused: str = ""  # why the key could not be read
@@ -54,7 +55,7 @@ class Look:
         return KEYS[self.sample.row].type
 
     def first(self) -> list[Request]:
-        """Return requests for the TTL, and for the string or the size of the value."""
+        """Return the requests of the first round trip: TTL, and string or size."""
         key, expected = encode_key(self.sample.key), self._expected
         if expected is None:
             return [("PTTL", key), ("TYPE", key)]
@@ -87,7 +88,10 @@ class Look:
             sample.mean_bytes = usage[0] / max(answer, 1)
 
     def second(self) -> list[Request]:
-        """Return requests for content, or for the type if it is not the expected type."""
+        """Return the requests of the second round trip.
+
+        They read elements, or the key's type if the value has an unexpected type.
+        """
         key, expected = encode_key(self.sample.key), self._expected
         if self.refused or self.vanished:
             return []
@@ -161,14 +165,17 @@ def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 class Kind(NamedTuple):
-    """The contract's row for a key, and the values in the key's name."""
+    """The key template that a key matches, and the values in the key's name."""
 
-    row: str  # name in `KEYS`; `""` for a key of no contract
-    fields: Values  # field of the row → value in the key's name
+    row: str  # name of the template in `KEYS`; `""` for a key of no protocol
+    fields: Values  # field of the template → value in the key's name
 
 
 def is_loose(row: KeyTemplate) -> bool:
-    """Return whether keys of other programs may match, as ``{type}_update_{code}``."""
+    """Return whether keys of other programs may match the template by chance.
+
+    An example is the template ``{type}_update_{code}``.
+    """
     return row.ambiguous and row.template.startswith("{")
 
 
@@ -177,7 +184,7 @@ def _ends(row: KeyTemplate) -> tuple[str, str]:
 
 
 def _order(name: str) -> tuple[bool, bool]:
-    """Return a sort key: loose forms last, forms with a suffix before those without."""
+    """Return a sort key: templates with a suffix come first, loose templates last."""
     return is_loose(KEYS[name]), not _ends(KEYS[name])[1]
 
 
@@ -187,7 +194,7 @@ _ROWS: Final = [
 
 
 def kind_of(key: str) -> Kind:
-    """Return the row of a key, the most specific row if several match."""
+    """Return the template that a key matches; of several, the most specific one."""
     for name, head, tail, row in _ROWS:
         if key.startswith(head) and key.endswith(tail):
             if row.ambiguous and len(key) > LONGEST:
@@ -199,7 +206,7 @@ def kind_of(key: str) -> Kind:
 
 
 def project_of(kind: Kind) -> str:
-    """Return the project that a key belongs to; ``""`` if it belongs to none."""
+    """Return the project that a key belongs to, or ``""``."""
     if kind.row in _CONSOLE_ROWS:
         return kind.fields["project"]
     place = kind.fields.get("place", "")

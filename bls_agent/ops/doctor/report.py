@@ -1,4 +1,4 @@
-"""The report of the doctor: all findings are counted, and the first ones are kept."""
+"""The doctor's report, which counts all findings and keeps the first ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bls_agent.ops.doctor.server import Facts
 from bls_agent.ops.texts import Texts
 
 LONGEST_KEY: Final = 1_200  # bytes of a key that are shown at most
-KEPT: Final = 20  # most findings of one rule and severity that are kept
+KEPT: Final = 20  # findings of one rule and severity that are kept at most
 
 
 def show_key(key: str) -> str:
@@ -42,7 +42,7 @@ class Report:
 
     servers: list[Facts] = field(default_factory=list[Facts])
     project: str = ""  # the only project that was checked; empty for all
-    keys: Counter[str] = field(default_factory=Counter[str])  # by row; "": no contract
+    keys: Counter[str] = field(default_factory=Counter[str])  # by row; "": no protocol
     seconds: float = 0.0
     _groups: dict[tuple[str, Severity], Group] = field(
         default_factory=dict[tuple[str, Severity], Group]
@@ -85,7 +85,7 @@ class Report:
         return not any(group.severity.is_fault for group in self.groups)
 
     def count(self, severity: Severity) -> int:
-        """Return the number of findings of this severity, also of those not kept."""
+        """Return how many findings have this severity, including those not kept."""
         return sum(group.count for group in self.groups if group.severity is severity)
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _group_to_dict(group: Group) -> dict[str, Any]:
 
 
 class Words(NamedTuple):
-    """The texts of a finding."""
+    """The texts of a finding: what is wrong, what the protocol requires, what to do."""
 
     wrong: str
     contract: str

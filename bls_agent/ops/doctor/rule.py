@@ -32,16 +32,16 @@ Question: TypeAlias = tuple[str, ...]  # a command that only reads, about one ke
 class Severity(StrEnum):
     """How bad a finding is."""
 
-    ERROR = "error"  # the contract is broken: other programs will misunderstand the key
-    WARNING = "warning"  # the contract holds now, but may soon be broken
-    NOTE = "note"  # useful to know; nothing is wrong
+    ERROR = "error"  # violates the protocol, so that other programs misread the key
+    WARNING = "warning"  # may become an error soon, or an operator has to decide
+    NOTE = "note"  # useful to know, although nothing is wrong
 
     @property
     def is_fault(self) -> bool:
         return self is not Severity.NOTE
 
 
-class Unanswered(Exception):  # noqa: N818 - no error: the rule is applied again
+class Unanswered(Exception):  # noqa: N818 - no error, because the rule is applied again
     """Raised if a rule needs data of other keys that were not read yet."""
 
 
@@ -50,13 +50,13 @@ class Sample:
     """One key and the part of its value that was read."""
 
     key: str  # bytes that are not UTF-8 are surrogates
-    row: str = ""  # name in `KEYS`; `""` for a key of no contract, which is not read
+    row: str = ""  # name in `KEYS`; `""` for a key of no protocol, which is not read
     fields: Values = field(default_factory=dict[str, str])  # fields of the key's name
     type: str = ""  # reply to TYPE
     ttl: float | None = None  # seconds; `None` for a key that does not expire
     size: int = 0  # bytes of a string, else the number of elements
-    # A limited part of the value: the beginning of a string; the oldest elements of a
-    # list, then the newest ones; some members of a set or sorted set.
+    # A part of the value: the beginning of a string, the oldest and then the newest
+    # elements of a list, or some members of a set or sorted set.
     items: Sequence[bytes] = ()
     oldest: int = 0  # number of items that are the oldest of a list
     pairs: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
@@ -66,7 +66,7 @@ class Sample:
     now: float = 0.0  # Unix seconds by the server's clock
     # Instances of connected agents, from CLIENT LIST; `None` if unknown.
     connected: frozenset[str] | None = None
-    # Questions of rules, and the replies; there is no reply to a refused question.
+    # Questions of rules, and the replies; a question that Redis refuses has no reply.
     questions: dict[Question, None] = field(default_factory=dict[Question, None])
     answers: Mapping[Question, Any] | None = None
 
@@ -76,7 +76,7 @@ class Sample:
 
     @cached_property
     def objects(self) -> list[JSONObject | None]:
-        """The items as JSON objects; ``None`` for any other value."""
+        """One JSON object for each item; ``None`` for an item that is no JSON object."""
         return [read_object(item) for item in self.items]
 
     @property
@@ -89,7 +89,7 @@ class Sample:
         return [one for one in self.objects if one is not None]
 
     def ask(self, *question: str) -> Any:
-        """Return the reply to one question; ``None`` if Redis has refused it."""
+        """Return the reply to one question, or ``None`` if Redis has refused it."""
         return self.ask_all([question])[0]
 
     def ask_all(self, questions: Sequence[Question], refused: Any = None) -> list[Any]:
@@ -113,11 +113,11 @@ def read_object(payload: bytes) -> JSONObject | None:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about a key or server that is wrong or useful to know."""
+    """A fault of a key or server, or something useful to know about it."""
 
     rule: str  # code of the rule, and key of the texts in the catalogue
     severity: Severity
-    source: str  # contract and section, as in the documents: `002 §2.1`
+    source: str  # protocol and section, such as `002 §2.1`
     key: str = ""  # `""` if the finding is about the server
     values: Values = field(default_factory=dict[str, str])  # values for the texts
 
@@ -127,10 +127,10 @@ Check: TypeAlias = Callable[[Sample], Values | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule about the keys of one kind; several kinds may share a ``code``."""
+    """One rule about the keys of one template; several rules may share a ``code``."""
 
     code: str
-    row: str  # name of the kind in `KEYS`; `""` for keys of no contract
+    row: str  # name of the template in `KEYS`; `""` for keys of no protocol
     severity: Severity
     source: str  # as in a finding
     check: Check  # returns the values of a finding, or `None`
@@ -154,7 +154,10 @@ def lacks_zone(timestamp: object) -> bool:
 
 
 def seconds_ahead(written: object, sample: Sample) -> float:
-    """Return the seconds from the server's time to a timestamp; 0 without a time zone."""
+    """Return by how many seconds a timestamp is ahead of the server's time.
+
+    Return 0 if the timestamp cannot be read or has no time zone.
+    """
     moment = parse_timestamp(written)
     if moment is None or lacks_zone(written):
         return 0.0
@@ -174,7 +177,7 @@ def show(value: object) -> str:
 
 
 def shown_if(is_bad: object, value: object) -> Values | None:
-    """Return the values of a finding that quotes ``value``; ``None`` if not bad."""
+    """Return the values of a finding that quotes ``value``, or ``None`` if not bad."""
     return {"shown": show(value)} if is_bad else None
 
 
@@ -193,7 +196,7 @@ def is_number(text: bytes, digits: int = DIGITS) -> bool:
 
 
 def text_of(payload: bytes) -> str:
-    """Return the text; bytes that are not UTF-8 become surrogates, as in keys."""
+    """Decode UTF-8; other bytes become surrogates, as in the names of keys."""
     return payload.decode("utf-8", "surrogateescape")
 
 
@@ -208,7 +211,10 @@ def bad_items(is_bad: Callable[[bytes], bool]) -> Check:
 
 
 def is_no_text(item: bytes, *, whole: bool = True) -> bool:
-    """Return whether bytes are no UTF-8; unless ``whole``, the end may be incomplete."""
+    """Return whether bytes are no UTF-8.
+
+    If they are not the ``whole`` value, an incomplete character at the end is allowed.
+    """
     try:
         codecs.getincrementaldecoder("utf-8")().decode(item, whole)
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""One server that is examined: its reads, its facts, and the rules about servers."""
+"""Reads the facts about one server, and contains the rules about servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from bls_agent.ops.doctor.rule import Finding, Question, Severity, Values, show
 PINGS: Final = 5
 CLIENTS: Final = 10_000  # connections above which CLIENT LIST is not sent
 _AGENT: Final = re.compile(rb" name=bls-agent:(\S*):")  # in CLIENT LIST
-NO_TOUCH: Final = ("CLIENT", "NO-TOUCH", "ON")  # reads keep idle times; since 7.2
+# After this command (Redis 7.2 and newer), reads do not change the idle times of keys.
+NO_TOUCH: Final = ("CLIENT", "NO-TOUCH", "ON")
 
 _SETTINGS: Final = (
     "maxmemory", "maxmemory-policy", "maxclients", "timeout", "save",
@@ -28,9 +29,9 @@ _SETTINGS: Final = (
 OLDEST: Final = (5, 0)
 FULL: Final = (6, 2)  # first version with everything that this package uses
 SLOW: Final = 0.05  # seconds of a round trip above which a server is slow
-APART: Final = 2.0  # most seconds between two clocks
+APART: Final = 2.0  # most seconds between the server's clock and ours
 NEARLY: Final = 0.9  # part of a limit above which a finding is made
-BULK: Final = 2 * 1024 * 1024  # bytes that an escaped command of 1 MiB may need
+BULK: Final = 2 * 1024 * 1024  # bytes that a command of 1 MiB may need after escaping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ class Facts:
 
     @property
     def speaks(self) -> tuple[int, ...]:
-        """The version of Redis whose commands the server implements."""
+        """The version of Redis with whose commands the server is compatible."""
         parts = self.info.get("redis_version", "").split(".")
         return tuple(int(part) for part in parts if part.isdecimal())
 
@@ -83,16 +84,19 @@ class Server:
         self.connection = connection
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply]:
-        """Send requests that change nothing; the returned list contains error replies."""
+        """Send requests that change nothing; return an error reply in its place."""
         return (await self.connection.read_many([NO_TOUCH, *requests]))[1:]
 
     async def one(self, *request: Argument) -> Reply:
-        """Send one request and return its reply; ``None`` if it is refused."""
+        """Send one request; return the reply, or ``None`` if the server refuses it."""
         reply = (await self.ask([request]))[0]
         return None if _refusal(reply) else reply
 
     async def facts(self, clock: Callable[[], float], *, whole: bool) -> Facts:
-        """Return the server's facts and refusals; ``clock`` returns Unix seconds."""
+        """Read the facts, and which reads the server refuses.
+
+        ``clock`` returns the Unix seconds of this machine.
+        """
         settings = [("CONFIG", "GET", name) for name in _SETTINGS]
         requests = [("INFO",), ("TIME",), *settings]
         replies = await self.ask(requests)
@@ -117,7 +121,7 @@ class Server:
         )
 
     async def _measure(self, clock: Callable[[], float]) -> tuple[float, float]:
-        """Return the seconds of a round trip, and the lead of the server's clock."""
+        """Return the seconds of a round trip, and how far the server's clock is ahead."""
         trips: list[float] = []
         offsets = [0.0]
         for _ in range(PINGS):
@@ -139,7 +143,7 @@ class Server:
         return frozenset(name.decode() for name in _AGENT.findall(reply))
 
     async def fill(self, looks: Sequence[Look]) -> None:
-        """Read a part of each key; two round trips read all keys."""
+        """Read a part of each key, in two round trips for all keys together."""
         for plan, record in (
             (Look.first, Look.record_first),
             (Look.second, Look.record_second),
@@ -168,7 +172,7 @@ def _read_info(reply: bytes) -> dict[str, str]:
 def answered(
     asked: Iterable[Question], replies: Iterable[Reply]
 ) -> dict[Question, Reply]:
-    """Return question → reply, without the questions that were refused."""
+    """Return the reply to each question, without the questions that Redis refused."""
     pairs = zip(asked, replies, strict=True)
     return {request: reply for request, reply in pairs if not _refusal(reply)}
 

@@ -327,7 +327,8 @@ class StatusState:
         self.freshness.record(ttl if self.exists else None, at.now)
         age = self.freshness.age(at.now)
         written, shown = None if age is None else at.now - age, self._shown_written
-        # Smaller differences are not reported: a reader that lets the age grow is right.
+        # Smaller differences are not reported, because a reader that adds the passed time
+        # to the last age is then wrong by less than DRIFT.
         if written is None or shown is None or abs(written - shown) >= DRIFT:
             self._shown_written = written
 
@@ -420,7 +421,7 @@ class LogState:
         return now >= self._next_look
 
     def record_newest(self, payload: bytes | None, at: Moment, room: int) -> int:
-        """Record the newest record; return how many records fit into ``room`` bytes."""
+        """Record the newest record; return how many of the last records to read next."""
         self._looked_before, self._looked_at = self._looked_at, at.now
         size = len(payload or b"")
         self._next_look = at.now + min(size // SHOWN, LONGEST_PAUSE)

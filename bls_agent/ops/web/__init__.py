@@ -1,4 +1,4 @@
-"""The local console: pages for people, and the HTTP interface of the console protocol.
+"""The local console: pages for people, and an HTTP interface for programs.
 
 ``bls-agent console`` runs the console (extra ``web``). To mount it in your own server,
 pass a :class:`~bls_agent.ops.web.config.WebConfig` to

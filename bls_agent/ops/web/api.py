@@ -1,4 +1,4 @@
-"""The HTTP interface of the console protocol, in JSON."""
+"""The HTTP interface of the console for programs, in JSON."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ from bls_agent.runs import RunSummary
 from bls_agent.runs.events import check_id
 from bls_agent.workers import Worker
 
-SLICE: Final = 25  # projects or events that are written without letting other tasks run
-ASSETS: Final = 500  # assets that are written without letting other tasks run
-RECENT: Final = 200  # records among which an outcome may be that came at once
+SLICE: Final = 25  # projects or events that are encoded before other tasks may run
+ASSETS: Final = 500  # assets that are encoded before other tasks may run
+RECENT: Final = 200  # records read at first, because the outcome may already be there
 
 
 async def _post_command(request: Request) -> Response:
@@ -92,7 +92,7 @@ async def _post_command(request: Request) -> Response:
 async def _send_and_wait(
     request: Request, asked: CommandRequest, *, known: bool
 ) -> tuple[Command, Outcome | None]:
-    """Send a command, and read the project's log until its outcome or the deadline."""
+    """Send a command; read the project's log until the outcome or the deadline."""
     state = web_state(request)
     with state.streams.hold(requester(request)):
         sent = await send_command(request, asked, create=not known)
@@ -126,7 +126,10 @@ def _commands_answer(
 
 
 def _settle_at(path: str, method: str, how: Settlement) -> Route:
-    """Make the route that settles commands: one by ``id``, or with ``all=true``."""
+    """Make a route that withdraws, requeues or discards commands.
+
+    The query has the ``id`` of a command, or ``all=true`` for all commands of the list.
+    """
 
     async def settle(request: Request) -> Response:
         project, query = project_in_query(request.scope), request.query_params
@@ -169,7 +172,7 @@ async def _get_logs(request: Request) -> Response:
     if file_format not in ("json", "ndjson"):
         raise FieldError({"format": "it has to be json or ndjson"})
     project = project_in_query(request.scope)
-    check_project(request, project)  # an unknown project has no records
+    check_project(request, project)  # does not check that the project exists
     console = web_state(request).console
     before = query.get("before", "")
     head: dict[str, Any] = {"projectName": show_name(project)}
@@ -196,7 +199,10 @@ def _list_at(
     describe: Callable[[Any, float], JSONObject],
     project_of: Callable[[str], str] | None = None,
 ) -> Route:
-    """Make the route of a list; ``project_of`` returns the project of a thing's key."""
+    """Make the route of a list.
+
+    ``project_of`` returns the project of a key, if the items of the list have projects.
+    """
 
     async def show(request: Request) -> Response:
         watch: SharedWatch[Any] = getattr(web_state(request), feed)
@@ -226,7 +232,10 @@ async def _get_project(request: Request) -> Response:
 
 
 def _describe_project(view: ProjectView, elapsed: float) -> JSONObject:
-    """Describe a project read ``elapsed`` seconds ago; unknown values are ``null``."""
+    """Return a project's fields ``elapsed`` seconds after the read.
+
+    Unknown values are ``null``.
+    """
     return {
         "projectName": show_name(view.project),
         "status": view.status and view.status.value,
@@ -344,7 +353,7 @@ async def _get_asset(request: Request) -> Response:
 
 
 def _describe_queue(queue: SeenQueue, elapsed: float) -> JSONObject:
-    """Describe a queue; unknown counts and the rates of a first read are ``null``."""
+    """Return a queue's fields; unknown counts and the rates of a first read are null."""
     del elapsed  # no field depends on the time
     view, rates, _ = queue
     return {

@@ -52,7 +52,7 @@ class ConsoleApp(Starlette):
 
 
 def create_app(config: WebConfig | None = None) -> ConsoleApp:
-    """Make the console.
+    """Create the ASGI application of the console.
 
     Args:
         config: The options; by default, a console for this machine only.
@@ -127,12 +127,12 @@ async def _on_error_of_ours(request: Request, error: BlsError) -> Response:
 
 
 async def _on_gone(_: Request, __: Exception) -> Response:
-    """Log nothing, because clients that hang up must not fill the disk."""
+    """Log nothing, because clients that disconnect could fill the disk with log lines."""
     return Response(status_code=400)
 
 
 async def _on_surprise(request: Request, _: Exception) -> Response:
-    """Answer 500 for an error of the console; the server's log has the traceback."""
+    """Return 500 for an unexpected error; uvicorn logs the traceback."""
     reason = "something went wrong here; see the console's log"
     return refuse_with(request, 500, reason, shown="")
 

@@ -1,10 +1,13 @@
 """Users and their passwords, logins and their sessions.
 
-One user per line, ``name:$argon2id$…`` or ``name:$argon2id$…:roles``; blank lines and
-lines after ``#`` are skipped. A program has a token instead of a password, and its line
-has ``$token$`` and the token's digest: a token is random, so that a quick hash is enough.
-Verifying a password takes 64 MiB and some ten milliseconds, on purpose. Only a few are
-verified at once, never on the event loop. An unknown user takes as long as a known one.
+The users' file has one line for each user: ``name:$argon2id$…`` or
+``name:$argon2id$…:roles``. Blank lines and lines that begin with ``#`` are ignored. A
+program has a token instead of a password, and its line contains ``$token$`` and the
+token's digest. A quick hash is enough for a token, because the token is random.
+
+The check of a password takes 64 MiB and some ten milliseconds, to slow down attackers.
+Only a few passwords are checked at once, never on the event loop. For an unknown user the
+check takes as long as for a known user.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from bls_agent.ops.web.rights import EVERY_ROLE, Grants
 
 SHORTEST: Final = 8  # characters of a new password
 LONGEST: Final = 1_024  # bytes of a password that is checked
-_USERS_FILE: Final = 1_000_000  # bytes
+_USERS_FILE: Final = 1_000_000  # bytes of the users' file that are read
 _TOKEN: Final = "$token$"  # noqa: S105 - before the digest of a token
 _DIGEST: Final = re.compile(r"\$token\$[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[^:\s#][^:]{0,63}")
@@ -55,13 +58,13 @@ class User:
 
 
 def user_line(name: str, password: str, roles: str = "") -> str:
-    """Make the line of a user; ``roles`` as :meth:`Grants.parse` reads them."""
+    """Return the line of a user; :meth:`Grants.parse` describes ``roles``."""
     words = f":{roles}" if roles else ""
     return f"{_check_user(name)}:{hash_password(password)}{words}"
 
 
 def token_line(name: str, token: str, roles: str) -> str:
-    """Make the line of a program that sends ``token`` as its credentials."""
+    """Return the line of a program that sends ``token`` as its credentials."""
     return f"{_check_user(name)}:{hash_token(token)}:{roles}"
 
 
@@ -78,9 +81,9 @@ def _check_user(name: str) -> str:
 
 
 def parse_users(text: str) -> dict[str, User]:
-    """Read the lines of a users' file; a line without roles means every role.
+    """Read the lines of a users' file; a user without roles gets every role.
 
-    No error shows a hash.
+    No error message contains a hash.
     """
     users: dict[str, User] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -111,7 +114,7 @@ def _is_argon2(value: str) -> bool:
 
 
 def read_users(path: Path) -> dict[str, User]:
-    """Read a users' file, which other users may neither read nor change.
+    """Read a users' file; other users of this machine must have no access to the file.
 
     Raises ``ConfigurationError`` if the file cannot be read, if others may read or
     change it, or if it is empty or wrong.
@@ -155,7 +158,10 @@ class Verifier:
         )
 
     def _verify(self, user: str, password: str) -> bool:
-        """Verify a password; for an unknown user, against the hash of another user."""
+        """Verify a password.
+
+        For an unknown user, another user's hash is used, so that the check takes as long.
+        """
         if not self._users:
             return False
         known = self._users.get(user)
@@ -178,14 +184,16 @@ class Session:
     user: str
     since: float
     seen: float
-    over: bool = False  # a stream of this session must then end
+    over: bool = False  # if true, the streams of this session must end
 
 
 class Sessions:
-    """Tokens and their sessions; a new session may replace the least recently used.
+    """The sessions of all users, by token.
 
-    Only a keyed digest of each token is stored, so that nobody can log in with leaked
-    memory. A program keeps no cookie; its token is the credentials that it sends.
+    If there are too many sessions, a new session replaces the least recently used one.
+    Only a keyed digest of each token is stored, because nobody can log in with a digest
+    from leaked memory. A program keeps no cookie, so the name and password that it sends
+    are the token of its session.
     """
 
     def __init__(self, *, most: int, idle: float, lifetime: float) -> None:
@@ -199,7 +207,7 @@ class Sessions:
         return len(self._sessions)
 
     def start(self, user: str, now: float, token: str = "") -> str:
-        """Begin a session with the token, or with a new one; return the token."""
+        """Start a session with ``token``, or with a new token; return the token."""
         self._make_room()
         token = token or secrets.token_urlsafe(TOKEN_BYTES)
         self._sessions[self._digest(token)] = Session(user, now, now)
@@ -236,5 +244,8 @@ class Sessions:
 
 
 def cookie_name(*, secure: bool) -> str:
-    """Return the cookie's name; over TLS, its prefix stops other hosts setting it."""
+    """Return the name of the session's cookie.
+
+    Over TLS the name has a prefix, so that browsers let only this host set the cookie.
+    """
     return "__Host-bls_session" if secure else "bls_session"

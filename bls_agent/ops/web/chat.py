@@ -1,7 +1,7 @@
-"""Changes of statuses as messages for chat services. No I/O.
+"""Writes changes of statuses as messages for chat services. No I/O.
 
-The texts of a message come from Redis, so a message mentions nobody and contains no
-markup, whatever a text contains.
+The texts of a message come from Redis and may contain anything. They are therefore
+written so that the chat service finds no mention of a person and no markup in them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bls_agent.ops.texts import Texts
 
 LONGEST_NAME: Final = 100  # characters
 LONGEST_REASON: Final = 200  # characters
-PAUSE: Final = 3.0  # seconds between two posts; a bot may send 20 messages a minute
-ANSWER: Final = 4_096  # bytes of an answer that are read
+PAUSE: Final = 3.0  # seconds between two posts, because a bot may send 20 a minute
+ANSWER: Final = 4_096  # bytes of a service's response that are read
 
 
 class Post(NamedTuple):
-    """A body, and what is added to the headers and to the query of the URL."""
+    """The body of a post, and additions to the headers and to the query of the URL."""
 
     body: bytes
     headers: Mapping[str, str] = MappingProxyType({})
@@ -33,7 +33,7 @@ class Post(NamedTuple):
 
 
 def write_feishu(lines: Sequence[str], secret: str, now: float) -> Post:
-    """Write a rich text, whose texts, unlike those of a plain text, mention nobody."""
+    """Write a rich text, because a plain text could mention people of the chat."""
     content = [[{"tag": "text", "text": line}] for line in lines[1:]]
     post = {"zh_cn": {"title": lines[0], "content": content}}
     message: JSONObject = {"msg_type": "post", "content": {"post": post}}
@@ -55,7 +55,7 @@ def write_dingtalk(lines: Sequence[str], secret: str, now: float) -> Post:
 
 
 def write_wecom(lines: Sequence[str], _: str, __: float) -> Post:
-    text = "\n".join(lines).replace("<@", "< @")  # the beginning of a mention
+    text = "\n".join(lines).replace("<@", "< @")  # `<@` begins a mention
     return Post(encode({"msgtype": "text", "text": {"content": text}}))
 
 
@@ -72,7 +72,7 @@ def _sign(key: str, text: str) -> str:
 
 
 class Chat(NamedTuple):
-    """How a service takes messages; ``longest`` is in bytes, with some to spare."""
+    """How to post to a service; ``longest`` is in bytes, below the service's limit."""
 
     write: Callable[[Sequence[str], str, float], Post]
     longest: int
@@ -89,7 +89,10 @@ CHATS: Final[Mapping[str, Chat]] = {
 def write_lines(
     head: str, changes: Iterable[JSONObject], longest: int, texts: Texts
 ) -> list[str]:
-    """Write the head and a line for each change, as many as fit, and at least one."""
+    """Return the head and one line for each change, as long as the lines fit.
+
+    The first change is always included.
+    """
     lines = [head]
     size = len(head.encode())
     for change in changes:
@@ -115,11 +118,14 @@ def _cut(text: str, longest: int) -> str:
 
 
 def refusal_in(answer: bytes) -> str:
-    """Return the fault in an answer of status 200, ``""`` if there is none."""
+    """Return the error in a response of status 200, or ``""``.
+
+    Feishu, DingTalk and WeCom report errors in such responses.
+    """
     try:
         fields = decode_object(answer)
     except DecodeError:
-        return ""  # Slack answers with a word
+        return ""  # Slack returns a word instead of JSON
     code = fields.get("code") or fields.get("errcode")
     words = fields.get("msg") or fields.get("errmsg")
     return f"it answered {code}: {_cut(str(words), LONGEST_REASON)}" if code else ""

@@ -36,10 +36,10 @@ class WebhookTarget:
     """The URL to which status changes are posted, and the key that signs them.
 
     Attributes:
-        url: ``http`` or ``https``, without credentials; after ``feishu:``,
-            ``dingtalk:``, ``wecom:`` or ``slack:`` for a bot of such a service.
-        secret: ``whsec_`` and at least 24 bytes in base64; for a bot of Feishu or
-            DingTalk its own secret, or ``""``. Other services use no secret.
+        url: A URL with ``http`` or ``https``, without credentials. The URL of a bot of a
+            chat service begins with ``feishu:``, ``dingtalk:``, ``wecom:`` or ``slack:``.
+        secret: ``whsec_`` and at least 24 bytes in base64. A bot of Feishu or DingTalk
+            has a secret of its own, or ``""``. WeCom and Slack use no secret.
 
     Raises:
         ConfigurationError: The URL or the secret is wrong.
@@ -72,7 +72,7 @@ class WebhookTarget:
 
     @property
     def chat(self) -> Chat | None:
-        """The chat service that takes the posts, ``None`` for another receiver."""
+        """The chat service that receives the posts; ``None`` for any other receiver."""
         return CHATS.get(self.url.partition(":")[0])
 
     @property
@@ -81,7 +81,7 @@ class WebhookTarget:
 
     @property
     def place(self) -> str:
-        """The URL without path and credentials, which may be shown and logged."""
+        """The URL without path and credentials, so that it may be shown and logged."""
         parts = urlsplit(self.address)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
@@ -105,30 +105,31 @@ class Limits:
     """The limits for one client, and for all clients together."""
 
     body: int = 256 * 1024  # bytes of a request's body
-    head: int = 24 * 1024  # bytes of a request's head that came in parts
+    head: int = 24 * 1024  # bytes of a request's head that arrives in several parts
     connections: int = 1_000  # connections that are open at one time
-    requests: float = 100.0  # requests per second of a user (address before login)
+    requests: float = 100.0  # per second, of one user (before login: of one address)
     request_burst: int = 500  # requests at once before that limit applies
     commands: float = 5.0  # commands per second of one user
     command_burst: int = 30  # commands at once before that limit applies
     streams: int = 256  # open event streams
     user_streams: int = 128  # open event streams of one user
-    logins: int = 10  # failed logins of one address until each next one waits 30 s
-    all_logins: int = 100  # failed logins of all until each next one waits 2 s
+    logins: int = 10  # failed logins of an address, then one attempt in 30 s
+    all_logins: int = 100  # failed logins of all, then one attempt in 2 s
     hashing: int = 2  # passwords that are verified at once, with 64 MiB for each
     sessions: int = 1_000  # sessions that are kept
     session_idle: float = 8 * 3_600.0  # seconds without a request until a session ends
     session_lifetime: float = 7 * 86_400.0  # seconds after which any session ends
     heartbeat: float = 10.0  # seconds between two heartbeats in a quiet event stream
-    stall: float = 20.0  # seconds in which a client reads an event
+    stall: float = 20.0  # seconds until a client that reads nothing is disconnected
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebConfig:
     """Where the local console listens, who may use it, and what it shows.
 
-    Without users, nobody logs in, and everybody who can connect is ``local`` and may do
-    everything. Any address other than loopback, and a proxy, need users.
+    Without users there is no login. Everybody who can connect then has the name ``local``
+    and every role. Users are required behind a proxy, and at any address other than
+    loopback.
 
     Raises:
         ConfigurationError: A value is wrong, or two values contradict each other.
@@ -138,13 +139,13 @@ class WebConfig:
     host: str = "127.0.0.1"  # an IP address
     port: int = 8765  # 0 chooses a free port
     users: Mapping[str, User] = field(default_factory=dict[str, "User"], repr=False)
-    allowed_hosts: tuple[str, ...] = ()  # names of the console, besides its address
+    allowed_hosts: tuple[str, ...] = ()  # names of the console besides its address
     # Trust X-Forwarded-For and X-Forwarded-Proto of a proxy on this machine.
     behind_proxy: bool = False
     root_path: str = ""  # the prefix that the proxy removes, such as /console
     webhook: WebhookTarget | None = None  # the receiver of status changes
-    # Keep the newest 5,000 status changes in Redis. Without it, the console writes
-    # nothing by itself.
+    # Keep the newest 5,000 status changes in Redis. If this is off, the console writes to
+    # Redis only what users ask for.
     keep_changes: bool = False
     language: str = ""  # zh, en, or "" for the browser's preference
     title: str = ""  # the console's name in header and tab, such as 生产
@@ -181,7 +182,7 @@ class WebConfig:
             raise ConfigurationError("host", self.host, rule, MAKE_USERS)
         if self.behind_proxy:
             rule = f"others come through the proxy, and {NEEDS_USERS}"
-            raise ConfigurationError("behind_proxy", True, rule, MAKE_USERS)  # noqa: FBT003 - the value that was given
+            raise ConfigurationError("behind_proxy", True, rule, MAKE_USERS)  # noqa: FBT003 - the value that the caller has passed
         if self.allowed_hosts:
             rule = f"others know the console by this name, and {NEEDS_USERS}"
             shown = ", ".join(self.allowed_hosts)

@@ -1,9 +1,10 @@
-"""Make forms from an agent's answer to ``help``, and read what was typed. No I/O.
+"""Makes forms from an agent's answer to ``help``, and reads the users' input. No I/O.
 
-``help`` is sent when a user asks for it; agents in other languages may not know it. The
-answer comes from a foreign process and may be anything. Without a usable schema the form
-is ``None``, and the page shows one field for all arguments. Only the agent checks the
-values against its schema; the form checks that a text is a value of its field's kind.
+The console sends ``help`` only when a user asks for it, because agents in other languages
+may not have this command. Another process writes the answer, so the answer may contain
+anything. Without a usable schema the form is ``None``, and the page shows one field for
+all arguments. The form only checks that a text is a value of its field's kind. The agent
+checks the values against its schema.
 
 A field has a path, such as ``order.lines.3.count``, where 3 is the number of a row. Its
 inputs are ``arg.<path>``, ``null.<path>`` (if ticked, the value is null), ``rows.<path>``
@@ -38,24 +39,24 @@ from bls_agent.ops.fields import (
 HELP: Final = "help"
 MOST_ENTRIES: Final = 300
 MOST_MANUALS: Final = 500  # projects whose commands are remembered
-KEPT: Final = 3_600.0  # seconds for which an agent is not asked again
+KEPT: Final = 3_600.0  # seconds for which an agent's answer is cached
 LONGEST_ABOUT: Final = 2_000  # characters of a command's description
 MOST_ROWS: Final = 100  # rows of one list
-ALL: Final = "args"  # one field for all arguments
+ALL: Final = "args"  # name of the input if one field has all arguments
 LONGEST_NUMBER: Final = 400  # digits; a longer number is refused
-_ABSENT: Final = object()  # nothing is sent
+_ABSENT: Final = object()  # the command is sent without this argument
 _ROW: Final = re.compile(r"[0-9]{1,6}")
 _MINUTE: Final = re.compile(r"[0-9-]{10}T[0-9]{2}:[0-9]{2}")
 
 
 def path_of(name: str, around: str = "") -> str:
-    """Return the path of a field, whose name may contain dots."""
+    """Return the path of a field; dots in the name are quoted, because dots separate."""
     quoted = name.replace("~", "~0").replace(".", "~1")
     return f"{around}.{quoted}" if around else quoted
 
 
 def list_rows(typed: Mapping[str, str], path: str) -> list[str]:
-    """Return the numbers of a list's rows, in their order."""
+    """Return the numbers of a list's rows, in the order of the page."""
     numbers = typed.get(f"rows.{path}", "").split()
     return [one for one in dict.fromkeys(numbers) if _ROW.fullmatch(one)][:MOST_ROWS]
 
@@ -63,9 +64,9 @@ def list_rows(typed: Mapping[str, str], path: str) -> list[str]:
 def change_rows(
     typed: Mapping[str, str], *, add: str = "", remove: str = ""
 ) -> tuple[dict[str, str], str]:
-    """Add a row to the list at a path, or remove the row at a path.
+    """Add a row to the list at the path ``add``, or remove the row ``remove``.
 
-    Returns the inputs, and the beginning of the name of the input to focus.
+    Returns the inputs, and the first part of the name of the input that gets the focus.
     """
     path, _, removed = (add, "", "") if add else remove.rpartition(".")
     rows = [row for row in list_rows(typed, path) if row != removed]
@@ -78,15 +79,15 @@ def change_rows(
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One command."""
+    """One command of an agent."""
 
     name: str
     description: str = ""
-    parameters: object = None  # its JSON Schema, as the agent sent it
+    parameters: object = None  # the arguments' JSON Schema, as the agent has sent it
 
     @cached_property
     def fields(self) -> tuple[Field, ...] | None:
-        """``None`` if the arguments are only JSON."""
+        """The fields of the form; ``None`` if one field has all arguments as JSON."""
         return read_fields(self.parameters)
 
 
@@ -96,7 +97,7 @@ class Manual:
 
     entries: tuple[Entry, ...]
     answered_at: float  # monotonic time
-    asked: bool = True  # False if no answer or attempt is known
+    asked: bool = True  # whether the console has sent `help`
 
 
 def read_manual(result: JSONValue) -> tuple[Entry, ...]:
@@ -114,7 +115,7 @@ def read_manual(result: JSONValue) -> tuple[Entry, ...]:
 
 
 class HelpCache:
-    """Caches the answers of agents to ``help``, and that an agent did not answer."""
+    """Caches answers to ``help``, and for which agents there was no answer."""
 
     def __init__(self) -> None:
         self._manuals: dict[str, Manual] = {}  # the oldest first
@@ -132,7 +133,7 @@ class HelpCache:
 
 
 class MisfitError(Exception):
-    """A text does not fit its field; ``code`` names a text of the catalogue."""
+    """An input does not fit its field; ``code`` is the key of the error's text."""
 
     def __init__(self, code: str) -> None:
         self.code = code
@@ -141,7 +142,7 @@ class MisfitError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """The arguments that fit, and the errors of the other fields."""
+    """The arguments of the valid inputs, and the errors of the other inputs."""
 
     arguments: JSONObject = part(default_factory=dict[str, JSONValue])
     errors: Mapping[str, MisfitError] = part(default_factory=dict[str, MisfitError])
@@ -150,7 +151,7 @@ class Submission:
 def read_submission(
     fields: Sequence[Field] | None, typed: Mapping[str, str]
 ) -> Submission:
-    """Read all inputs of a form; without fields, one input has all arguments."""
+    """Read all inputs of a form; if ``fields`` is ``None``, one input has everything."""
     if fields is None:
         return _read_object(typed.get(ALL, ""))
     reading = _Reading(typed)
@@ -158,7 +159,7 @@ def read_submission(
 
 
 class _Reading:
-    """Reads the fields of a form; collects an error for each input that is wrong."""
+    """Reads the fields of a form, and collects an error for each invalid input."""
 
     def __init__(self, typed: Mapping[str, str]) -> None:
         self._typed = typed
@@ -178,10 +179,11 @@ class _Reading:
         """Return the value of a field.
 
         1. The box for null is ticked: ``None``.
-        2. A list: a value for each row. Without rows, only a required list is sent.
-        3. An object: its fields. Only a required object is sent without any.
-        4. Nothing is typed: nothing is sent, because nobody would notice an empty text.
-        5. Anything else is converted.
+        2. A list: a value for each row. A list without rows is sent only if required.
+        3. An object: its fields. An object without input is sent only if required.
+        4. The input is empty: the argument is not sent, because an empty text is easily
+           overlooked. For a required argument this is an error.
+        5. Any other input is converted.
         """
         typed = self._typed
         if field.nullable and typed.get(f"null.{path}"):
@@ -199,7 +201,7 @@ class _Reading:
             if text if field.kind is FieldKind.TEXT else text.strip():
                 return _parse(field, text, typed.get(f"zone.{path}", ""))
             if field.required:
-                raise MisfitError("required")  # noqa: TRY301 - beside the other misfits
+                raise MisfitError("required")  # noqa: TRY301 - handled like the errors of _parse()
         except MisfitError as error:
             self.errors[f"arg.{path}"] = error
         return _ABSENT
@@ -229,7 +231,7 @@ def _parse(field: Field, text: str, zone: str) -> JSONValue:
         case FieldKind.TEXT:
             return text
         case FieldKind.DATE | FieldKind.MOMENT | FieldKind.UUID | FieldKind.DECIMAL:
-            seconds = ":00" if _MINUTE.fullmatch(text) else ""  # browsers omit zeros
+            seconds = ":00" if _MINUTE.fullmatch(text) else ""  # browsers omit :00
             return _check_text(field.kind, f"{_half_width(text)}{seconds}{zone}")
         case FieldKind.INTEGER | FieldKind.NUMBER:
             return _parse_number(field, text)
@@ -261,14 +263,14 @@ _TEXT_FORMS: Final = {form.format: form for form in TEXT_FORMS.values()}
 
 
 def _check_text(kind: FieldKind, text: str) -> str:
-    with suppress(ValueError):  # a moment needs its zone
+    with suppress(ValueError):  # a time without a zone is no moment
         if getattr(_TEXT_FORMS[kind].read(text), "tzinfo", "") is not None:
             return text
     raise MisfitError(kind.value)
 
 
 def _half_width(text: str) -> str:
-    """Return what was typed without the full-width digits of Chinese keyboards."""
+    """Replace full-width digits, which Chinese keyboards produce, by ASCII digits."""
     return unicodedata.normalize("NFKC", text[: 2 * LONGEST_NUMBER]).strip()
 
 

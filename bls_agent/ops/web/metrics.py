@@ -1,9 +1,9 @@
 """``GET /metrics``: the state of the whole fleet for Prometheus.
 
-The values come from the feeds of the pages, so that a scrape reads nothing from Redis by
-itself. A scrape keeps the feeds running as an open page does. A part of the fleet whose
-feed has no current values, because Redis is away, a right is missing or the first read
-has not ended, is left out, and ``bls_console_part_up`` says so.
+A scrape reads nothing from Redis, because the pages' feeds already have the values. Like
+an open page, a scrape keeps the feeds running. A feed has no current values during an
+outage of Redis, if a right is missing, or until its first read has ended. Then the scrape
+has no samples of this part of the fleet, and ``bls_console_part_up`` is 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bls_agent.project.messages import Status
 from bls_agent.runs import RunState
 from bls_agent.workers import TaskState, Worker
 
-MOST: Final = 2_000  # projects, workers and crawl queues of which there are samples
+MOST: Final = 2_000  # most projects, workers or crawl queues that have samples
 QUEUE_STATES: Final = ("waiting", "in_flight", "delayed", "failed")
 
 _T = TypeVar("_T")
@@ -130,8 +130,8 @@ class _Scrape:
     async def collect(self) -> None:
         """Wait for the feeds, at most some seconds, and add the samples of each part.
 
-        A user without a role for all projects gets projects and crawl queues only,
-        because workers, tasks, runs and assets belong to no project.
+        A user without a role for all projects gets only samples of projects and crawl
+        queues, because workers, tasks, runs and assets belong to no project.
         """
         state, parts = self.state, dict(_OWN_PARTS)
         if self.grants.everywhere >= Role.VIEWER:
@@ -156,7 +156,7 @@ class _Scrape:
     def _limited(
         self, part: str, found: Iterable[_T], rank: Callable[[_T], Any]
     ) -> list[_T]:
-        """Return the things that get samples: of too many, those of the lowest rank."""
+        """Return the items that get samples; of too many, those with the lowest rank."""
         things = list(found)
         self.out.add("bls_console_left_out", max(0, len(things) - MOST), part)
         return things if len(things) <= MOST else sorted(things, key=rank)[:MOST]
@@ -236,7 +236,7 @@ def _rank_queue(queue: tuple[Namespace, QueueStats]) -> tuple[int, str]:
     return -stats.failed, name.shown
 
 
-# Part of the fleet → the attribute of WebState that is its feed, and what adds samples.
+# The attribute of WebState that is a part's feed, and the method that adds its samples.
 _Part: TypeAlias = tuple[str, Callable[[_Scrape], None]]
 _OWN_PARTS: Final[Mapping[str, _Part]] = {
     "projects": ("fleet", _Scrape.add_projects),

@@ -1,4 +1,4 @@
-"""The checks that every request has to pass, and logging in and out."""
+"""The checks that every request has to pass, the login and the logout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 def refuse_request(request: Request, refusal: HTTPException) -> Response:
     status, reason = refusal.status_code, refusal.detail
-    shown = "" if reason == HTTPStatus(status).phrase else reason  # the headline has it
+    shown = "" if reason == HTTPStatus(status).phrase else reason  # the heading has it
     needs = ""
     if isinstance(refusal, RoleError):
         texts, needs = texts_of(request), refusal.role.word
@@ -50,9 +50,9 @@ def refuse_request(request: Request, refusal: HTTPException) -> Response:
 
 
 def _to_login(request: Request) -> Response:
-    """Redirect people to the login page; answer programs with 401."""
+    """Redirect people to the login page; return 401 to programs."""
     if is_data(request):
-        browser = "sec-fetch-mode" in request.headers  # Basic would open a dialog
+        browser = "sec-fetch-mode" in request.headers  # for Basic, it opens a dialog
         scheme = "Session" if browser else 'Basic realm="bls-agent", charset="UTF-8"'
         headers = {"www-authenticate": scheme}
         return error_answer(401, "log in first", headers=headers)
@@ -77,7 +77,7 @@ class SecurityMiddleware:
     """Refuses requests, and finds the user of each accepted request.
 
     An accepted request has ``request.state.user`` (``""`` without users), ``.grants``
-    (the user's roles), ``.role`` (for what the request is about), ``.session``,
+    (the user's roles), ``.role`` (the role for the request's project), ``.session``,
     ``.client`` (the address) and ``.sent_by`` (for the audit record of a command).
     """
 
@@ -104,7 +104,7 @@ class SecurityMiddleware:
         await self._app(scope, receive, send)
 
     async def _check(self, request: Request) -> Response | None:
-        """Check a request, or raise; return a response if the user must log in."""
+        """Raise if the request is refused; return a response if the user must log in."""
         self._check_size(request)
         self._check_names(request)
         self._check_origin(request)
@@ -125,7 +125,10 @@ class SecurityMiddleware:
         return None
 
     def _check_size(self, request: Request) -> None:
-        """Refuse a body that is too long; the server has checked that it has its length."""
+        """Refuse a body that is too long.
+
+        uvicorn has already checked that the body is as long as ``Content-Length``.
+        """
         limit = self._state.config.limits.body
         if "transfer-encoding" in request.headers:
             raise HTTPException(411, "a body needs its Content-Length", CLOSE)
@@ -136,7 +139,10 @@ class SecurityMiddleware:
             raise HTTPException(413, f"a body has at most {limit} bytes")
 
     def _check_names(self, request: Request) -> None:
-        """Refuse foreign names (DNS rebinding), and proxies if there are no users."""
+        """Refuse a ``Host`` that is not ours (DNS rebinding).
+
+        Also refuse a request from a proxy if there are no users.
+        """
         hosts = request.headers.getlist("host")
         if len(hosts) != 1 or not self._state.hosts.allows(hosts[0]):
             detail = "this console does not go by that name; see --allowed-host"
@@ -172,7 +178,10 @@ class SecurityMiddleware:
             self._set_user(request, session.user)
 
     async def _log_program_in(self, request: Request) -> None:
-        """Check the token, or name and password, of a program, which keeps no cookie."""
+        """Find the user of a program by its token, or by its name and password.
+
+        Programs send these with each request, because they keep no cookie.
+        """
         if request.state.user or not is_data(request):
             return
         state, token = self._state, _read_credentials(request.headers, "bearer")
@@ -183,7 +192,7 @@ class SecurityMiddleware:
         credentials = _read_basic(request.headers)
         if credentials is None:
             return
-        token = "\0".join(("basic", *credentials))  # no cookie can contain a NUL
+        token = "\0".join(("basic", *credentials))  # no cookie has a NUL
         session = state.sessions.find(token, state.now())
         if session is None:
             if not await _check_password(state, request, *credentials):
@@ -221,7 +230,8 @@ async def _check_password(
 ) -> bool:
     """Check a name and a password; raise 429 if this address has to wait.
 
-    An attempt is counted before it is verified, so that a flood is refused at once.
+    Each attempt is counted before its password is verified, so that many attempts at the
+    same time are refused, too.
     """
     verifier, client, now = state.verifier, request.state.client, state.now()
     if verifier is None:

@@ -1,8 +1,8 @@
 """Writes metrics as text, in the OpenMetrics and the older Prometheus format. No I/O.
 
-``prometheus_client`` could do the same. The console does not need its registry, because
-the console's values come from one read of its feeds, and it would be one more dependency
-of every console.
+The console does not use ``prometheus_client``, because the library would be one more
+dependency. The console does not need the library's registry either, because all values
+of a scrape come from the feeds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNITS: Final = ("seconds",)
 
 @dataclass(frozen=True)
 class Family:
-    """One metric: its name (of a counter without ``_total``), labels and meaning."""
+    """One metric; the name of a counter has no ``_total``."""
 
     name: str
     help: str
@@ -44,15 +44,15 @@ class Exposition:
         }
 
     def add(self, name: str, value: float | None, *labels: str) -> None:
-        """Add a sample with the values of its labels; ``None`` is an unknown value.
+        """Add a sample with the values of its labels.
 
-        Of two samples with the same labels, the first one counts.
+        Ignore an unknown value (``None``), and a second sample with the same labels.
         """
         if value is not None:
             self._samples[name].setdefault(labels, value)
 
     def write(self, *, openmetrics: bool) -> bytes:
-        """Write the families that have samples."""
+        """Return the text of all families that have samples."""
         lines: list[str] = []
         for name, samples in self._samples.items():
             if samples:
@@ -84,7 +84,10 @@ def _write_samples(
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Decide by the header ``Accept``; browsers and old scrapers get plain text."""
+    """Return whether the client accepts OpenMetrics, by its header ``Accept``.
+
+    Browsers and old scrapers get the older format.
+    """
     return "openmetrics" in accept or "text/" not in accept
 
 

@@ -1,6 +1,6 @@
-"""Read addresses, fields and JSON of requests, and write responses. No I/O.
+"""Reads the paths, fields and JSON of requests, and writes responses. No I/O.
 
-An address quotes a project's name byte by byte, because the name may contain ``/`` or
+In a path, each byte of a project's name is quoted, because the name may contain ``/`` or
 may not be UTF-8.
 """
 
@@ -106,7 +106,7 @@ ANY_QUEUE = "{queue:any_name}"
 
 
 class _AnyName(Convertor[str]):
-    """A part of a path that may contain any character, also slashes and line ends."""
+    """A part of a path that may contain any character, even slashes and line ends."""
 
     regex = r"[\s\S]*"
 
@@ -125,7 +125,7 @@ _Other = TypeVar("_Other")
 
 
 class FieldError(Exception):
-    """Fields of a request are wrong; ``fields`` maps each name to its fault."""
+    """Fields of a request are wrong; ``fields`` has the fault of each wrong field."""
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self.fields: dict[str, str] = dict(fields)
@@ -141,11 +141,11 @@ class CommandRequest:
     project: str
     command: str
     args: dict[str, Any] = field(default_factory=dict[str, Any])
-    id: str | None = None  # None for a new one
+    id: str | None = None  # None for a new id
     wait: float = 0.0  # seconds to wait for the outcome
     source: str = ""  # "" for the console
     timestamp: str = ""  # "" for now
-    record: bool = True  # whether the log names the user
+    record: bool = True  # whether the project's log gets a record with the user's name
 
 
 _PROJECT: Final = ("targetProjectName", "projectName")
@@ -190,7 +190,7 @@ def read_command(body: bytes) -> CommandRequest:
         raise FieldError({"body": f"it is no JSON ({error.reason})"}) from None
     if not isinstance(decoded, dict):
         raise FieldError({"body": "it has to be a JSON object"})
-    # Only these fields must not be null.
+    # In any other field, null means that the field is missing.
     needed = {*_PROJECT, "command"}
     fields: dict[str, Any] = {
         name: value
@@ -234,7 +234,7 @@ def read_limit(value: str | None) -> int:
 
 
 def read_log_filter(query: Mapping[str, str]) -> LogFilter:
-    """Read the filter of log records; raise ``FieldError`` for all wrong fields."""
+    """Read the filter of log records; raise ``FieldError`` if any field is wrong."""
     fields = {name: query.get(name, "") for name in FILTERS}
     rule = f"it has at most {LONGEST_FILTER} characters"
     wrong = {name: rule for name, text in fields.items() if len(text) > LONGEST_FILTER}
@@ -270,7 +270,7 @@ def media_type(request: Request) -> str:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Read the fields of a form; of several fields with one name, the last counts."""
+    """Return the fields of a form; of fields with the same name, return the last one."""
     if media_type(request) != "application/x-www-form-urlencoded":
         raise HTTPException(415)
     try:
@@ -300,7 +300,7 @@ def is_data(request: Request) -> bool:
 async def convert(
     items: Iterable[_One], write: Callable[[_One], _Other], at_once: int
 ) -> list[_Other]:
-    """Convert many items, and let other tasks run after each ``at_once`` of them."""
+    """Convert many items; let other tasks run after every ``at_once`` items."""
     written: list[_Other] = []
     for number, item in enumerate(items, 1):
         written.append(write(item))
@@ -343,7 +343,10 @@ def error_answer(
 def list_answer(
     name: str, parts: Iterable[bytes], head: Mapping[str, Any] | None = None
 ) -> Response:
-    """Answer with an object whose last member is a list of encoded ``parts``."""
+    """Return a response: a JSON object whose last member is a list of ``parts``.
+
+    The parts are encoded already.
+    """
     begin = encode(head)[:-1] + b"," if head else b"{"
     return json_answer(b'%s"%s":[%s]}' % (begin, name.encode(), b",".join(parts)))
 

@@ -1,7 +1,8 @@
 """Roles of users, and the table of the roles that all routes need. No I/O.
 
-A user has roles, each for all projects or for the projects that a glob matches. Every
-request passes :func:`authorize`, which refuses a route without a row in ``RIGHTS``.
+Each role of a user is for all projects, or for the projects that a glob matches. For
+every request, :func:`find_right` finds the row of ``RIGHTS``, and refuses a route without
+a row. Then :func:`authorize` checks the user's roles.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.requests import project_in_path
 
 ALL: Final = "*"
-MORE_METHODS: Final = {"HEAD": "GET"}  # answered by the handler of another method
+MORE_METHODS: Final = {"HEAD": "GET"}  # the route of GET also handles HEAD
 
 
 class Role(IntEnum):
     """What a user may do. A higher role includes the lower roles."""
 
     NOBODY = 0
-    VIEWER = 1  # sees
-    OPERATOR = 2  # sends, withdraws and requeues
-    ADMIN = 3  # deletes projects and dead letters
+    VIEWER = 1  # may read
+    OPERATOR = 2  # may send, withdraw and requeue commands
+    ADMIN = 3  # may delete projects and dead letters
 
     @property
     def word(self) -> str:
@@ -44,12 +45,12 @@ class Role(IntEnum):
 class About(Enum):
     """The projects for which a user needs the role of a route."""
 
-    NOTHING = "nothing"  # nobody needs a role, nor a login
-    SEEN = "seen"  # any project; the handler leaves out those of others
+    NOTHING = "nothing"  # no role and no login is necessary
+    SEEN = "seen"  # at least one; the handler leaves out projects without the role
     PROJECT = "project"  # the project in the path, or ``projectName`` in the query
     BODY = "body"  # the project in the body; the handler calls check_project
     QUEUE = "queue"  # the project of the crawl queue in the path
-    EVERYTHING = "everything"  # all projects, because the things belong to no project
+    EVERYTHING = "everything"  # all projects, because workers and so on have no project
 
 
 class Right(Enum):
@@ -110,7 +111,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
 
 @dataclass(frozen=True)
 class Grants:
-    """The roles of one user: pairs of a role and a glob of projects."""
+    """The roles of one user, as pairs of a role and a glob for project names."""
 
     pairs: tuple[tuple[Role, str], ...] = ()
 
@@ -188,7 +189,7 @@ def find_right(
 
 
 def may_post(request: Request, path: str) -> bool:
-    """Return whether a page that this request shows may have a button for a path."""
+    """Return whether the user may post to ``path``, so that a page shows the button."""
     place = {"type": "http", "path": path.partition("?")[0], "root_path": ""}
     right, _ = find_right(request, {**place, "method": "POST"})
     return right is not None and request.state.role >= right.role

@@ -1,9 +1,13 @@
-"""Decide which requests are answered, by their origin and number. No I/O.
+"""Decides which requests are refused, by their origin and number. No I/O.
 
-Each of three attacks has a rule against it. A name of the attacker points to this
-machine (DNS rebinding): the ``Host`` has to be one of ours. A foreign page posts a form
-or reads data: ``Origin`` and ``Sec-Fetch-Site`` have to name our own origin. A foreign
-page keeps the console busy: such a page may only link to our pages.
+There is a rule against each of three attacks:
+
+1. A host name of the attacker resolves to this machine (DNS rebinding). The header
+   ``Host`` must therefore be one of our names.
+2. A page of another site posts a form or reads data. The headers ``Origin`` and
+   ``Sec-Fetch-Site`` must therefore name our own origin.
+3. A page of another site keeps the console busy with requests. Pages of other sites may
+   therefore only link to our pages.
 """
 
 from __future__ import annotations
@@ -58,7 +62,8 @@ def split_host(header: str) -> tuple[str, str] | None:
 class HostRule:
     """The host names under which browsers may call the console.
 
-    Ports do not matter, because a tunnel changes them, and only names can be rebound.
+    Any port is allowed, because a tunnel may change the port, and an attacker can change
+    only the address of a name.
     """
 
     bound: str  # the address that we listen at
@@ -89,14 +94,15 @@ def refuse(
     json: bool = False,
     data: bool = False,
 ) -> str:
-    """Return the reason to refuse a request, ``""`` if it may pass.
+    """Return the reason to refuse a request, or ``""`` if the request may pass.
 
     ``own`` is our origin as this request sees it; ``origin``, ``site`` and ``mode`` are
-    the headers ``Origin``, ``Sec-Fetch-Site`` and ``Sec-Fetch-Mode``. ``json``: the body
-    is declared as JSON, which no form can do. ``data``: the path returns no page.
+    the headers ``Origin``, ``Sec-Fetch-Site`` and ``Sec-Fetch-Mode``. ``json`` is whether
+    the body's media type is JSON, which no form can send. ``data`` is whether the path is
+    one for programs, which returns no page.
 
-    Programs such as curl send none of these headers; they may read, and they may post
-    JSON. A browser always sends the ``Origin`` of a POST.
+    Programs such as curl send none of these headers. Programs may read, and may post JSON.
+    A browser always sends ``Origin`` with a POST.
     """
     foreign = site not in {None, "same-origin", "none"}
     if method in SAFE_METHODS:
@@ -105,7 +111,7 @@ def refuse(
     if foreign or site == "none":
         return "it was sent by another site"
     if origin is not None:
-        # Browsers write both in lower case and leave out the default port.
+        # Browsers write both values in lower case and without the default port.
         return "" if origin == own else "its Origin is another one"
     if site is None and not json:
         return NOT_JSON if data else "a form has to say its Origin"
@@ -121,7 +127,10 @@ def local_target(path: str, *, default: str = "/") -> str:
 
 
 class Buckets:
-    """Token buckets of the clients seen last, stored as the time when each is full."""
+    """One token bucket for each of the clients that were seen last.
+
+    A bucket is stored as the time at which it will be full.
+    """
 
     def __init__(self, size: float, rate: float, *, most: int = 4_096) -> None:
         self._size = size
@@ -130,7 +139,7 @@ class Buckets:
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def take(self, client: str, now: float) -> float:
-        """Take a token and return 0, or return the seconds until the client has one."""
+        """Take a token and return 0, or return the seconds until there is a token."""
         full_at = max(now, self._full_at.get(client, now))
         wait = full_at - now - (self._size - 1) / self._rate
         if wait <= ROUNDING:

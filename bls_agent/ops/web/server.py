@@ -1,8 +1,8 @@
-"""The console as a process: its socket, uvicorn, and an end within two seconds.
+"""Runs the console as a process with uvicorn; the process stops within two seconds.
 
-uvicorn limits the number of connections and the size of a request's head. It waits for
-ever for a request that does not arrive and for a client that reads nothing. A console
-that other people than its users can reach therefore needs a proxy, which also has TLS.
+uvicorn limits the number of connections and the size of a request's head. But it waits
+for ever for the rest of a request, and for a client that does not read. A console that
+strangers can reach therefore needs a proxy, which also provides TLS.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 BACKLOG: Final = 128  # connections that wait to be accepted
 KEEP_ALIVE: Final = 15  # seconds
-GRACE: Final = 1  # seconds for which responses may still finish at the end
-PROXIES: Final = ["127.0.0.1", "::1"]  # whose headers are trusted
+GRACE: Final = 1  # seconds that open responses get to finish when the console stops
+PROXIES: Final = ["127.0.0.1", "::1"]  # addresses of proxies whose headers are trusted
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that ends the event streams before it waits for open responses."""
+    """uvicorn, but it ends the event streams before it waits for open responses."""
 
     def __init__(self, app: ConsoleApp, ready: Callable[[], None]) -> None:
         super().__init__(_uvicorn_config(app))
         self._app = app
         self._ready = ready
-        self.interrupted: bool = False  # by SIGINT
+        self.interrupted: bool = False  # whether SIGINT has stopped the server
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.interrupted = self.interrupted or sig == signal.SIGINT
@@ -56,11 +56,11 @@ class _Server(uvicorn.Server):
 def serve(
     app: ConsoleApp, ready: Callable[[Sequence[str]], None] | None = None
 ) -> None:
-    """Run the console until SIGINT or SIGTERM, which then ends the process as usual.
+    """Run the console until SIGINT or SIGTERM.
 
-    ``ready`` is called with the URLs to open, once the console listens. Raises
-    ``ConfigurationError`` if the console cannot listen at its address, and
-    ``KeyboardInterrupt`` after SIGINT.
+    When the console has stopped, the signal ends the process as usual. The console calls
+    ``ready`` with its URLs as soon as it listens. Raises ``ConfigurationError`` if the
+    console cannot listen at its address, and ``KeyboardInterrupt`` after SIGINT.
     """
     with open_socket(app.web.config) as channel:
         server = make_server(app, channel, ready)

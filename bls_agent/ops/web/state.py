@@ -57,8 +57,8 @@ _SETTLED: Final[Mapping[Settlement, str]] = {
 class WebState:
     """The state of one running console.
 
-    It has many attributes, because it composes the console. Each attribute is something
-    that requests use, and is set only once.
+    There are many attributes, because this class creates all parts of the console.
+    Requests use the attributes, and nothing sets them again.
     """
 
     def __init__(self, config: WebConfig) -> None:
@@ -129,7 +129,7 @@ def web_state(request: Request) -> WebState:
 
 
 def requester(request: Request) -> str:
-    """Name the user, or the address, for which requests and streams are counted."""
+    """Return the user, or without users the address, whose requests are counted."""
     user: str = request.state.user
     client: str = request.state.client
     return user or client
@@ -174,7 +174,7 @@ async def send_command(
         source=request.state.user or wanted.source or CONSOLE_SOURCE,
         timestamp=wanted.timestamp,
     )
-    # The id is a text of the sender, and a line end in it would forge a log line.
+    # The sender chooses the id, and a line end in the id would forge a log line.
     shown = visible(sent.id)
     logger.info("%s sent %r (%s) to %r", sent_by, wanted.command, shown, wanted.project)
     return sent
@@ -190,7 +190,7 @@ async def ask_help(request: Request, project: str, timeout: float) -> Outcome:
 async def settle_commands(
     request: Request, project: str, number: str | None, how: Settlement
 ) -> list[Command]:
-    """Settle the commands with an id; with ``None``, all commands of the list."""
+    """Withdraw, requeue or discard the commands with an id, or all (``None``)."""
     sent_by = _count_command(request)
     console = web_state(request).console
     if how == "withdraw" and number is None:
@@ -230,7 +230,10 @@ async def requeue_failed(request: Request, shown: str) -> int:
 
 
 def _count_command(request: Request) -> str:
-    """Count a command of a user, or raise 429; return the user for the audit record."""
+    """Count a command of the user, and return the user's name for the audit record.
+
+    Raises 429 if the user has sent too many commands.
+    """
     state = web_state(request)
     wait = state.commands.take(requester(request), state.now())
     if wait:

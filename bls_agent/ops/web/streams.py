@@ -27,12 +27,12 @@ from bls_agent.runs import Followed, Follower, Gap, StreamEvent
 from bls_agent.runs.events import BEGINNING, check_id
 
 RETRY: Final = b"retry: 2000\n\n"
-HEARTBEAT = b"event: beat\ndata: {}\n\n"  # a comment would not reach the page
+HEARTBEAT = b"event: beat\ndata: {}\n\n"  # because pages ignore comments
 FIRST_WAIT = 5.0  # seconds to wait for the first read of a list
-PATIENCE = 0.3  # seconds for which streams may outlive the console
+PATIENCE = 0.3  # seconds that streams get to end when the console stops
 EVENT_SIZE = 256 * 1024  # bytes of one event with records
 
-WHOLE: Final = 2_000  # events at the start of a stream, at most
+WHOLE: Final = 2_000  # most events at the start of a stream
 LOOK: Final = 0.2  # seconds of one wait for events, less than PATIENCE
 HEAD: Final = 2.0  # seconds between two reads of the run's state
 QUIET_HEAD: Final = 5.0  # seconds between two such reads while no event arrives
@@ -47,7 +47,7 @@ class _Stream(EventSourceResponse):
         self._session: Session | None = request.state.session
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - a dict of its own
             self._ending(events),
-            ping=0,  # off, because HEARTBEAT is an event of ours
+            ping=0,  # off, because this module sends HEARTBEAT instead
             send_timeout=self._state.config.limits.stall,
             shutdown_grace_period=PATIENCE,
         )
@@ -63,11 +63,12 @@ class _Stream(EventSourceResponse):
         yield RETRY
         session, state = self._session, self._state
         try:
-            async for event in events:  # the events end with the console
+            async for event in events:  # ends when the console stops
                 if session is not None:
                     if state.sessions.is_over(session, state.now()):
                         return
-                    session.seen = state.now()  # because nobody clicks on a wallboard
+                    # An open page keeps the session: nobody clicks on a wallboard.
+                    session.seen = state.now()
                 yield event or HEARTBEAT
         except BlsError as error:  # a lasting error ends the stream
             kind = getattr(error, "kind", "wrong_type")
@@ -77,7 +78,7 @@ class _Stream(EventSourceResponse):
 
 
 def _write_event(kind: str, data: bytes) -> bytes:
-    """Write an event, without escaping, because our JSON has no line ends."""
+    """Write an event; nothing is escaped, because our JSON has no line ends."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 
@@ -103,7 +104,7 @@ async def _follow_log(request: Request) -> Response:
     limit = read_limit(request.query_params.get("limit"))
     project = await existing_project(request, project_in_query(request.scope))
     state = web_state(request)
-    await state.console.logs(project, 1)  # an error still gets a status here
+    await state.console.logs(project, 1)  # an error still sets the response's status
     return _Stream(request, _log_events(state, project, limit))
 
 
@@ -121,7 +122,7 @@ async def _log_events(
             yield event
         while not feed.closed:
             await feed.ring.wait(place, heartbeat)
-            # Take the records of only one event, to bound the memory of a slow client.
+            # Take the records of only one event, to save memory with a slow client.
             items, missed = feed.ring.since(place, EVENT_SIZE)
             place += missed + len(items)
             if missed:
@@ -136,9 +137,10 @@ async def _log_events(
 
 
 def _write_items(items: Iterable[Item], shared: str = "log") -> list[bytes]:
-    """Write items as events; consecutive ones of kind ``shared`` become a JSON array.
+    """Write items as events.
 
-    The id of such an event is the position of its last item.
+    Consecutive items of the kind ``shared`` become one event, whose data is a JSON array
+    and whose id is the position of the last item.
     """
     events: list[bytes] = []
     held: list[Item] = []
@@ -170,7 +172,7 @@ async def _run_events(request: Request) -> Response:
     after = None if given is None else check_id("after", given)
     state = web_state(request)
     if after is None:
-        await state.store.describe(run_id)  # an error still gets a status here
+        await state.store.describe(run_id)  # an error still sets the response's status
     stream = _RunStream(state, run_id)
     return _Stream(request, stream.events(after))
 
@@ -181,10 +183,10 @@ class _RunStream:
     run_id: int
 
     async def events(self, after: str | None) -> AsyncIterator[bytes]:
-        """Yield the events that a page needs, in its order.
+        """Yield the events for a page.
 
-        First ``run`` (the run's state), ``begin`` (the position of older events) and
-        the newest ``events``; then each event that follows.
+        The first events are ``run`` (the run's state), ``begin`` (the position of older
+        events) and ``events`` (the newest ones). Then each new event of the run follows.
         """
         yield await self._head()
         if after is None:
@@ -201,7 +203,7 @@ class _RunStream:
                 await follower.aclose()
 
     async def _newest(self) -> tuple[list[bytes], str]:
-        """Write the newest events, about a page; return them and the id of the last."""
+        """Return the newest events, written for the page, and the id of the last one."""
         page = await read_page(self.state.store, self.run_id, None, WHOLE, back=True)
         frames = [_write_event("begin", encode({"before": page.next}))]
         frames += write_followed(page.events)
@@ -236,7 +238,10 @@ class _RunStream:
                 yield b""
 
     async def _head(self) -> bytes:
-        """Write the run's state, or nothing in an outage, which _follow reports."""
+        """Return the run's state as an event.
+
+        Return nothing during an outage, because ``_follow`` reports the outage.
+        """
         try:
             run = await self.state.store.describe(self.run_id)
         except RedisRefusedError:
@@ -249,7 +254,7 @@ class _RunStream:
 
 
 def write_followed(found: Sequence[Followed]) -> list[bytes]:
-    """Write items of a follower; an event's id is the position of its last item."""
+    """Write items of a follower as events, as ``_write_items`` does."""
     return _write_items(map(_as_item, found), "events")
 
 

@@ -39,7 +39,7 @@ KNOWN: Final = frozenset(name.encode() for name in CATEGORIES)
 SYNC_STATES: Final = frozenset({b"idle", b"syncing", b"failed"})
 SYNC_NUMBERS: Final = (b"last_sync_time", b"synced_count")
 STUCK: Final = 3_600.0  # seconds since the last sync after which a sync is stuck
-ASKED: Final = 20  # largest number of members that are compared with other keys
+ASKED: Final = 20  # members that are compared with other keys at most
 
 _VERSION: Final = re.compile(
     rb"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?"
@@ -70,7 +70,7 @@ def _other_id(sample: Sample) -> Values | None:
 
 
 def _field(name: bytes, is_good: Callable[[bytes], object]) -> Check:
-    """Make a check of one field; a missing or empty field is not checked."""
+    """Make a check of one field; the check ignores a missing or empty field."""
 
     def check(sample: Sample) -> Values | None:
         written = sample.pairs.get(name)
@@ -137,7 +137,10 @@ def _strange_members(sample: Sample) -> Values | None:
 
 
 def _ask_entries(sample: Sample) -> Iterator[tuple[bytes, list[bytes | None]]]:
-    """Return ids of the index with the fields that summary and metadata share."""
+    """Return ids of the index, each with the fields of its metadata.
+
+    These are the fields that the entry of the index (the summary) contains, too.
+    """
     entries = list(sample.pairs)[:ASKED]
     names = ("id", *SUMMARY[1:4])
     questions = [("HMGET", _metadata_of(one), *names) for one in entries]
@@ -162,7 +165,7 @@ def _bad_summary(is_bad: Callable[[bytes, bytes], bool]) -> Check:
 
 
 def _is_odd_summary(asset: bytes, payload: bytes) -> bool:
-    """Return whether this package ignores an entry, or the description of an entry."""
+    """Return whether this package cannot read an entry, or its description."""
     try:
         AssetSummary.read(asset, payload)
     except DecodeError:
@@ -200,8 +203,8 @@ def _odd_sync_status(sample: Sample) -> Values | None:
 def _stuck(sample: Sample) -> Values | None:
     """Find a synchronisation that no process runs any more.
 
-    A process of this package holds a lease meanwhile. For other programs only the time
-    since the last complete synchronisation is known.
+    A process of this package holds a lease while it synchronises. Other programs hold no
+    lease, so only the time since the last complete synchronisation counts.
     """
     if sample.pairs.get(b"sync_status") != b"syncing":
         return None

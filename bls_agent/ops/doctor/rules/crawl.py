@@ -24,10 +24,10 @@ from bls_agent.ops.doctor.rule import (
     text_of,
 )
 
-ASKED: Final = 20  # largest number of members that are compared with the other key
+ASKED: Final = 20  # members that are compared with the other key at most
 OVERDUE: Final = 300.0  # seconds; a worker puts overdue requests back sooner than this
 COUNTER_DIGITS: Final = 18
-DIGITS: Final = 3  # most digits of a count of retries; its limit is an option
+DIGITS: Final = 3  # most digits of a count of retries, because users set the limit
 
 # Sorted set of requests → hash with the bodies of these requests.
 QUEUES: Final = {
@@ -45,10 +45,10 @@ def _odd_key(sample: Sample) -> Values | None:
 def _ask_both(
     sample: Sample, members: Sequence[bytes], queue: str, bodies: str
 ) -> Iterator[tuple[bytes, Any, Any]]:
-    """Return member, score and existence of the body for some requests of a queue.
+    """Return some members of a queue, each with its score and whether it has a body.
 
-    ``b""`` stands for a refused question. All are asked in one write, because a request
-    that is taken between two reads would look like a fault.
+    ``b""`` replaces the answer to a question that Redis refuses. One write sends all
+    questions, because a request that a worker takes between two reads looks like a fault.
     """
     some = members[:ASKED]
     scores = [("ZSCORE", queue, text_of(one)) for one in some]
@@ -68,7 +68,7 @@ def _without_body(sample: Sample) -> Values | None:
 
 
 def _without_request(sample: Sample) -> Values | None:
-    """Find members of a hash that are missing in the sorted set of the same queue."""
+    """Find fields of a hash that are no members of the queue's sorted set."""
     row, fields = BODIES.get(sample.row, "crawl_processing"), sample.fields
     if "place" in fields:
         fields = KEYS["crawl_requests"].parse(key_beside(fields["place"])) or {}
@@ -86,7 +86,7 @@ def _pickled(sample: Sample) -> Values | None:
 
 
 _PICKLE: Final = re.compile(rb"\x80[\x02-\x05]")
-_SALTED: Final = re.compile(rb"-?\d{12,20}")  # hash(), different in each process
+_SALTED: Final = re.compile(rb"-?\d{12,20}")  # hash(): each process has another result
 
 
 def _odd_retries(sample: Sample) -> Values | None:

@@ -1,4 +1,4 @@
-"""The rules about a project's keys: of the console protocol, and of this package."""
+"""The rules about a project's keys in the console protocol, and about our own keys."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from bls_agent.ops.doctor.rule import (
 from bls_agent.project.messages import Level, LogEntry, Status
 
 LAPSING: Final = 2.0  # seconds before a status expires
-SIZE_LIMIT: Final = 65_536  # largest number of bytes of one message
-CAP: Final = 50_000  # largest number of records; agents of this package keep 10,000
+SIZE_LIMIT: Final = 65_536  # most bytes of one message
+CAP: Final = 50_000  # most records of a log; agents of this package keep 10,000
 AHEAD: Final = 120.0  # most seconds that a clock may be ahead of the server's
 OLD: Final = 60.0  # seconds after which a command should have been taken
-BACKLOG: Final = 1_000  # largest number of commands that wait
+BACKLOG: Final = 1_000  # most commands that may wait
 LOG: Final = "project_console"
 CONTROL_LIST: Final = "control"
 LEVELS: Final = tuple(Level)
@@ -58,7 +58,7 @@ _ENDED: Final = (None, Status.OFFLINE.value.encode())  # no status, or a normal 
 
 
 def find_meant(key: str) -> str | None:
-    """Return the project key that was meant by a wrong key, or ``None``.
+    """Return the project key that a program probably meant by a wrong key, or ``None``.
 
     The wrong key may be written in GBK, or have full-width letters, or end in a newline.
     """
@@ -80,7 +80,7 @@ def _in_gbk(text: str) -> str:
 
 
 def tidy_name(text: str) -> str:
-    """Return a name in NFKC, without invisible characters and outer blanks."""
+    """Return a name in NFKC, without invisible characters and blanks at its ends."""
     if text.isprintable() and unicodedata.is_normalized("NFKC", text):
         return text.strip()
     plain = unicodedata.normalize("NFKC", text)
@@ -91,7 +91,7 @@ def tidy_name(text: str) -> str:
 
 
 def name_fault(project: str) -> str:
-    """Return the rule that a project's name breaks, so that agents refuse it, or ``""``."""
+    """Return why agents refuse a project's name, or ``""`` if the name is valid."""
     try:
         check_name("project", project)
     except ConfigurationError as error:
@@ -100,7 +100,7 @@ def name_fault(project: str) -> str:
 
 
 def quote_name(project: str) -> str:
-    """Quote a project's name; if it is not UTF-8, add the name decoded as GBK."""
+    """Quote a project's name; if its bytes are not UTF-8, also decode them as GBK."""
     raw = project.encode("utf-8", "surrogateescape")
     if not is_no_text(raw):
         return show(repr(project))
@@ -141,7 +141,7 @@ def _broken_name(sample: Sample) -> Values | None:
 
 
 def _untidy_name(sample: Sample) -> Values | None:
-    """Find a valid name that looks like the name of another existing project."""
+    """Find a valid name that looks like the name of another project that exists."""
     name = sample.fields["project"]
     tidy = name if name.isascii() else tidy_name(name)
     if tidy in ("", name) or name_fault(name):
@@ -172,7 +172,10 @@ def _no_objects(sample: Sample) -> Values | None:
 
 
 def _too_long(sample: Sample) -> Values | None:
-    """Find messages above the contract's 64 KB, by their own or by the average size."""
+    """Find messages above the protocol's limit of 64 KiB.
+
+    If no message was read, the average size of the messages counts.
+    """
     longest = max(map(len, sample.items), default=int(sample.mean_bytes))
     return {"bytes": f"{longest:,}"} if longest > SIZE_LIMIT else None
 
@@ -200,9 +203,9 @@ def _status_key(sample: Sample) -> str:
 def _two_agents(sample: Sample) -> Values | None:
     """Find two processes that write to one log although they are no replicas.
 
-    After a restart all records of the new process follow those of the old one. If records
-    of A follow records of B that follow records of A, both processes live. If CLIENT LIST
-    is known, it is checked instead whether both are connected.
+    After a restart, all records of the new process follow those of the old process. If
+    records of A, then of B, then of A again are in the log, both processes are alive. If
+    Redis allows CLIENT LIST, the rule checks instead whether both are connected.
     """
     writing = [LogEntry.decode(item).instance for item in sample.items[sample.oldest :]]
     order = [name for name, _ in groupby(filter(None, writing))]
@@ -227,7 +230,11 @@ def _repeated(sample: Sample) -> Values | None:
 
 
 def _waiting(code: str) -> Check:
-    """Make a check of commands that wait too long, or have no timestamp."""
+    """Make a check that returns a finding if waiting commands are a case of ``code``.
+
+    The commands wait too long, or have no timestamp. The project's status and log decide
+    which code is right, so at most one of the three checks returns a finding.
+    """
 
     def check(sample: Sample) -> Values | None:
         first = sample.objects[0] if sample.objects else None

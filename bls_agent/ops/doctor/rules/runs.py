@@ -1,4 +1,4 @@
-"""The rules about run events, and about the metadata that this package keeps of runs."""
+"""The rules about run events, and about the metadata of runs that this package writes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ ENDS: Final = tuple(
 )
 CLOSE: Final = (b"system", b"close")
 LIVES: Final = 86_400  # seconds for which a run's events are kept after its end
-LONGEST: Final = 20_000  # largest number of events; the contract keeps about 10,000
+LONGEST: Final = 20_000  # most events of a run; the protocol keeps about 10,000
 LARGE: Final = 256 * 1024  # bytes of one event; readers fetch hundreds at once
-HEAVY: Final = 64 * 1024 * 1024  # bytes of a run; 10,000 events of 6 KiB
+HEAVY: Final = 64 * 1024 * 1024  # bytes of a run, such as 10,000 events of 6 KiB
 AHEAD: Final = 300.0  # most seconds that an id may be ahead of the server's clock
-WAITING: Final = 3_600.0  # seconds after its end within which a run should be closed
+WAITING: Final = 3_600.0  # most seconds from the last event of a run to its close
 SEQUENCE_DIGITS: Final = 15  # sequences are at most 10^15 - 1
 ROW: Final = "run_events"
 BOOKS: Final = "run_books"
@@ -75,7 +75,7 @@ def _is_odd_data(data: bytes) -> bool:
 
 
 def _sequences(sample: Sample) -> list[int]:
-    """Return the sequence numbers, oldest first, without values that are no numbers."""
+    """Return the sequence numbers, oldest first; ignore values that are no numbers."""
     written = [event.get(b"sequence", b"") for _, event in reversed(sample.entries)]
     return [int(one) for one in written if is_number(one)]
 
@@ -98,7 +98,7 @@ def _repeated(sample: Sample) -> Values | None:
 
 
 def _holes(sample: Sample) -> Values | None:
-    """Find gaps between sequence numbers; return ``None`` if some go back."""
+    """Find gaps between sequence numbers; another rule reports numbers that go back."""
     numbers = _sequences(sample)
     if _repeated(sample):
         return None
@@ -107,7 +107,7 @@ def _holes(sample: Sample) -> Values | None:
 
 
 def _kept_for_ever(sample: Sample) -> Values | None:
-    """Find a run that is over but has no TTL, which is due at the end of the run."""
+    """Find a run that has ended but has no TTL; the writer sets one at the end."""
     _, event, age = _newest(sample)
     over = _act(event) in (*ENDS, CLOSE) or age > LIVES
     if sample.ttl is not None or not over:
@@ -116,7 +116,7 @@ def _kept_for_ever(sample: Sample) -> Values | None:
 
 
 def _newest(sample: Sample) -> tuple[bytes, _Event, float]:
-    """Return the newest event: id, fields, and age in seconds according to the id."""
+    """Return the newest event's id, its fields, and its age in seconds by the id."""
     if not sample.entries:
         return b"", {}, 0.0
     number, event = sample.entries[0]
@@ -128,7 +128,7 @@ def _act(event: _Event) -> tuple[bytes | None, bytes | None]:
 
 
 def _not_closed(sample: Sample) -> Values | None:
-    """Find a run that is over but not closed, so that its followers still wait."""
+    """Find a run that has ended but is not closed, so that its followers still wait."""
     _, event, age = _newest(sample)
     if _act(event) not in ENDS or age < WAITING:
         return None
@@ -137,7 +137,7 @@ def _not_closed(sample: Sample) -> Values | None:
 
 
 def _behind_close(sample: Sample) -> Values | None:
-    """Find events after system.close, which followers do not read any more."""
+    """Find events after ``system.close``, because no follower reads such events."""
     for behind, (number, event) in enumerate(sample.entries):
         if _act(event) == CLOSE:
             return {"count": str(behind), "shown": show(number)} if behind else None
@@ -145,7 +145,7 @@ def _behind_close(sample: Sample) -> Values | None:
 
 
 def _ahead(sample: Sample) -> Values | None:
-    """Find ids in the future, because the ids of later events are then no times."""
+    """Find ids in the future, because the ids of later events then show wrong times."""
     number, _, age = _newest(sample)
     if age >= -AHEAD:
         return None
@@ -175,7 +175,10 @@ def _too_heavy(sample: Sample) -> Values | None:
 
 
 def _ask_about(keys: RunKeys, sample: Sample) -> tuple[bool, list[Any] | None]:
-    """Return whether the writer's lease is missing, and the last entry of the stream."""
+    """Return whether the writer's lease is missing, and the stream's last entry.
+
+    The entry is a list of one or no entry, or ``None`` if Redis refuses the read.
+    """
     last = ("XREVRANGE", keys.events, "+", "-", "COUNT", "1")
     owners, entries = sample.ask_all([("EXISTS", keys.owner), last])
     return owners == 0, entries
@@ -194,7 +197,7 @@ def _lost(sample: Sample) -> Values | None:
 
 
 def _gone(sample: Sample) -> Values | None:
-    """Find metadata without events and without a writer that may still write them."""
+    """Find metadata of a run without events and without a writer that may add some."""
     keys = _keys(sample)
     if keys is None or _ask_about(keys, sample) != (True, []):
         return None

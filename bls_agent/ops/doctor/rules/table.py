@@ -1,4 +1,4 @@
-"""The table of all rules about keys, with general rules about type and TTL."""
+"""The table of all rules about keys, and the rules about the type and TTL of any key."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bls_agent.ops.doctor.rules.project import RULES as PROJECT
 from bls_agent.ops.doctor.rules.runs import RULES as RUNS
 from bls_agent.ops.doctor.rules.workers import RULES as WORKERS
 
-FAR: Final = 10  # a TTL is too long above this multiple of the contract's TTL
+FAR: Final = 10  # a TTL is too long above this multiple of the protocol's TTL
 
-# The contract only advises a TTL, or sets it late: other rules check these keys.
+# The protocol only recommends a TTL, or programs set it late. Other rules check the keys.
 TTL_ADVISED: Final = frozenset({"project_status", "run_events"})
-# The contract leaves the TTL open, or it is a TTL of this package that varies.
+# The protocol defines no TTL, or the key is one of this package and has varying TTLs.
 TTL_OPEN: Final = frozenset(
     {
         "deliveries", "seen", "broadcast", "intake", "instances", "owner",
@@ -26,7 +26,7 @@ TTL_OPEN: Final = frozenset(
         "crawl_failed_retries", "crawl_filter_fingerprint", "crawl_item_fingerprint",
     }
 )  # fmt: skip
-# The TTL is only a default, because the caller of the cache sets the TTL.
+# The template's TTL is only a default, because the user of the cache sets the TTL.
 TTL_DEFAULT: Final = frozenset({"func_cache"})
 # If one of these keys expires, data is lost without notice.
 _LOST: Final = frozenset({"inflight", "inflight_lists", "dead_letters"})

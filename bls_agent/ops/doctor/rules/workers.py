@@ -31,9 +31,9 @@ from bls_agent.workers.worker import GENERIC, HEARTBEATS, STALE, find_row
 APART: Final = 120.0  # most seconds between the times of a heartbeat and the server
 CACHED: Final = ("result", "timestamp", "func_name")
 STATES: Final = tuple(WorkerStatus)
-JUDGED_APART: Final = frozenset({"status", "timestamp"})  # by rules of their own
-LEAVING: Final = 5.0  # seconds; just before a lease ends, its heartbeat may be gone
-# Keys whose values the contract leaves open: they must be text, never a pickle.
+JUDGED_APART: Final = frozenset({"status", "timestamp"})  # separate rules check these
+LEAVING: Final = 5.0  # seconds before the end of a lease when its heartbeat may be gone
+# The protocol does not define the values of these keys, but they must be text, no pickle.
 TASKS: Final = ("task_status", "backtest_task_progress")
 TEXTS: Final = (GENERIC, "component_heartbeat", "process_heartbeat", *TASKS)
 
@@ -42,7 +42,7 @@ _Beat: TypeAlias = Callable[[JSONObject, Sample], Values | None]
 
 
 def _of_beat(check: _Beat) -> Check:
-    """Make a check of heartbeats; values that are no complete JSON object are skipped."""
+    """Make a check of heartbeats that ignores values that are no complete JSON object."""
 
     def check_sample(sample: Sample) -> Values | None:
         beat = sample.document
@@ -98,8 +98,8 @@ def _not_the_key(found: JSONObject, name: str, sample: Sample) -> Values | None:
 def _stale(beat: JSONObject, sample: Sample) -> Values | None:
     """Find heartbeats that were not refreshed for half a TTL.
 
-    The timestamp is checked, too, because a worker that sets a TTL below the contract's
-    always seems old by its TTL.
+    The timestamp is checked, too. If a worker sets a shorter TTL than the protocol's, its
+    heartbeat would always seem old by the remaining TTL alone.
     """
     ttl = float(KEYS[sample.row].ttl or 0)
     if sample.ttl is None or sample.ttl > ttl * STALE:
@@ -112,9 +112,9 @@ def _stale(beat: JSONObject, sample: Sample) -> Values | None:
 
 
 def _removed(sample: Sample) -> Values | None:
-    """Find a living lease whose heartbeat is missing, because it was deleted."""
+    """Find a worker whose heartbeat was deleted although its lease still exists."""
     key = key_beside(sample.fields.get("place", ""))
-    ended = sample.value.endswith(b" ended")  # stays for a moment after a clean stop
+    ended = sample.value.endswith(b" ended")  # remains for a moment after a clean stop
     short = sample.ttl is not None and sample.ttl < LEAVING
     if ended or short or not find_row(key, HEARTBEATS):
         return None
@@ -152,7 +152,7 @@ def _odd_moment(sample: Sample) -> Values | None:
 
 
 def _odd_dates(sample: Sample) -> Values | None:
-    """Find members that are no dates; a set without dates is of another program."""
+    """Find members that are no dates; ignore a set of another program without dates."""
     odd = [item for item in sample.items if not read_days([item])[0]]
     return count_bad(odd, sample) if len(odd) < len(sample.items) else None
 
