@@ -1,8 +1,9 @@
-"""One session of an agent: everything that is opened and closed together.
+"""One session of an agent: from the opening of the agent to its closing.
 
-A session runs in a task outside of every cancel scope of the host, so that neither can
-cancel the other. At its end a session stops receiving commands, waits for running
-handlers, and writes the rest of the log and the final status.
+A session runs in its own task, outside of the program's cancel scopes. Therefore the
+program cannot cancel the session with a scope, and a failing session cancels no task of
+the program. At its end a session stops receiving commands, waits for running handlers,
+and writes the rest of the log and the final status.
 """
 
 from __future__ import annotations
@@ -63,25 +64,25 @@ logger: logging.Logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 END_GRACE: Final = 1.9  # seconds after shutdown_timeout until the session is closed
-FLUSH_GRACE: Final = 1.0  # seconds of END_GRACE that are reserved for the log
+FLUSH_GRACE: Final = 1.0  # seconds of END_GRACE for writing the rest of the log
 AWAY_GRACE: Final = 0.5  # seconds that each step waits for an unreachable Redis
 
 
 class SessionState(Enum):
-    """The states of a session in their order; INHERITED may follow any other state."""
+    """The states of a session, in their order. INHERITED may follow any other state."""
 
     OPENING = "opening"  # the background tasks have not begun
     RUNNING = "running"  # the background tasks run
-    STOPPING = "stopping"  # the session was asked to stop, or was cancelled
+    STOPPING = "stopping"  # stop() was called, or the session was cancelled
     CLOSED = "closed"  # connections, threads and tasks are released
-    INHERITED = "inherited"  # in a forked child; only the parent continues the session
+    INHERITED = "inherited"  # this is a copy in a forked child, and does nothing
 
 
 class AgentSession:
-    """Makes, runs and releases everything that an agent has only while it is open.
+    """Makes, runs and releases all objects that an agent has only while it is open.
 
-    Most attributes are objects that are made together here, run together in :meth:`run`
-    and are released together.
+    Most attributes are objects that the constructor makes, :meth:`run` runs, and the
+    end of :meth:`run` releases.
     """
 
     def __init__(
@@ -92,9 +93,10 @@ class AgentSession:
         self.state: SessionState = SessionState.OPENING
         self._final_status = Status.OFFLINE
         self.stop_requested: anyio.Event = anyio.Event()  # set when stopping has begun
-        self._forced = anyio.Event()
-        self.faults: int = 0  # failures of the agent's own code, each in the host's log
-        # Whether the session was cancelled from outside.
+        self._forced = anyio.Event()  # set when stop() waits for no handler any more
+        self.faults: int = 0  # failures of the agent's own code; each is logged
+        # Whether the session ended without a call of stop(), for example by
+        # cancellation.
         self.ended_unasked: bool = False
         self.loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -201,7 +203,7 @@ class AgentSession:
         state = self._state
         if self._settings.stall_after is None:
             return None
-        silent = replace(endpoint, notes=())  # the notes have been logged before
+        silent = replace(endpoint, notes=())  # its notes were logged before
         return LoopWatch(
             StallStatusPublisher(
                 writer,
@@ -268,7 +270,8 @@ class AgentSession:
         self._task = task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        # A task that is cancelled before its first step runs no code, not even finally.
+        # This callback also runs if the task was cancelled before its first step. In
+        # this case run() has executed no code, not even its finally block.
         error = self.failure = None if task.cancelled() else task.exception()
         if self.state is not SessionState.INHERITED:
             self.state = SessionState.CLOSED
@@ -280,7 +283,10 @@ class AgentSession:
             logger.warning(text, self._state.project)
 
     async def call(self, function: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Await a function in the session's event loop, which may be another one."""
+        """Await a coroutine function in the session's event loop.
+
+        The caller may run in another event loop.
+        """
         import asyncio  # noqa: PLC0415 - anyio cannot call into another event loop
 
         if self.loop is None or not self.is_elsewhere:
@@ -292,13 +298,13 @@ class AgentSession:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return await function()  # the session's loop has ended meanwhile
+            return await function()  # the session's event loop has ended meanwhile
 
     def _backoff(self) -> Backoff:
         return Backoff(base=0.25, cap=self._settings.reconnect_max)
 
     def _rewrite_status(self) -> None:
-        """Write the status again after a reconnect; the server may have lost it."""
+        """Write the status again after a reconnect, because Redis may have lost it."""
         if any(
             connection.generation > connection.connected
             for connection in self.connections.all
@@ -315,21 +321,27 @@ class AgentSession:
             logger.info("%s: connected, the status is %s", project, now)
 
     def _warn(self, text: str, metadata: dict[str, object]) -> None:
-        """Warn in the console list and in the host's log, each text once a minute."""
+        """Log a warning in the console list and with ``logging``.
+
+        Each text is logged at most once a minute.
+        """
         if not self._reminders.is_due(f"{text} {metadata}"):
             return
         self._state.stream.emit(Level.WARN, text, metadata)
         logger.warning("%s: %s", self._state.project, text)
 
     def stop(self, final_status: Status) -> None:
-        """Begin to stop. May be called from any thread; returns at once."""
+        """Begin to stop, without waiting. May be called from any thread."""
         if self.is_open:
             self.state = SessionState.STOPPING
             self._final_status = final_status
             self.call_in_loop(self.stop_requested.set)
 
     def ended_by(self) -> signal.Signals | None:
-        """Return the signal that ended the session, if any; raise the error if any."""
+        """Return the signal that ended the session, or ``None``.
+
+        If an error ended the session, raise this error.
+        """
         if self.failure is not None:
             raise self.failure
         return self.signal
@@ -339,7 +351,11 @@ class AgentSession:
         self.call_in_loop(self._forced.set)
 
     async def ready(self, timeout: float | None) -> None:
-        """Wait until the first status was written; raise RedisUnavailableError if not."""
+        """Wait until the first status is written.
+
+        Raises RedisUnavailableError if no status was written within ``timeout``
+        seconds.
+        """
         with anyio.move_on_after(timeout):
             await self.call(self.status.published.wait)
         if not self.status.written:
@@ -351,7 +367,7 @@ class AgentSession:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the session's event loop is not the loop of the caller."""
+        """Whether the caller does not run in the session's event loop."""
         import asyncio  # noqa: PLC0415 - anyio has no such function
 
         return self.loop is not asyncio._get_running_loop()  # noqa: SLF001 - documented
@@ -376,10 +392,10 @@ class AgentSession:
                 await anyio.sleep(0.01)
 
     async def run(self) -> None:
-        """Run until :meth:`stop` is called; a cancellation also ends this in order.
+        """Run until :meth:`stop` is called or this task is cancelled.
 
-        A handler that ignores its cancellation keeps this task alive, but no caller
-        waits for this task.
+        In both cases all steps of the end are done. A handler that ignores its
+        cancellation keeps this task alive, but no caller waits for this task.
         """
         window = self._settings.error_window
         if self.watch is not None:
@@ -415,7 +431,7 @@ class AgentSession:
         except BaseException:
             if (
                 self.state is not SessionState.INHERITED
-            ):  # else the event loop belongs to the parent
+            ):  # in a forked child the event loop belongs to the parent process
                 raise
         finally:
             self._release_callers()
@@ -443,7 +459,7 @@ class AgentSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether the session opens or runs, and was not asked to stop."""
+        """Whether the session opens or runs, and :meth:`stop` was not called."""
         return self.state in (SessionState.OPENING, SessionState.RUNNING)
 
     @property
@@ -452,15 +468,15 @@ class AgentSession:
 
     @property
     def is_gone(self) -> bool:
-        """Whether an end in order is impossible: no loop of this process runs."""
+        """Whether the session cannot end in order, because its event loop has ended."""
         return self.is_inherited or (self.loop is not None and self.loop.is_closed())
 
     def detach(self) -> None:
-        """Release everything without a final status, because the loop runs no more."""
+        """Release everything, without a final status, after the event loop has ended."""
         self._detach(SessionState.CLOSED)
 
     def reset_after_fork(self) -> None:
-        """Detach in a forked child, because only the parent continues the session."""
+        """Detach in a forked child, because the parent continues the session."""
         never_finalize(self)
         self._detach(SessionState.INHERITED)
 
@@ -474,13 +490,13 @@ class AgentSession:
             self._release_host()
 
     def _release_callers(self) -> None:
-        """Wake every caller that waits for the session to open, to stop or to close."""
+        """Wake all callers that wait until the session is open, published or closed."""
         self.opened.set()
         self.status.published.set()
         self.closed.set()
 
     async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run a background function; log an unexpected error and run it again."""
+        """Run a background function. Log an unexpected error, and run it again."""
         backoff = self._backoff()
         while not self.stop_requested.is_set():
             try:
@@ -504,7 +520,7 @@ class AgentSession:
                     await self.switch.close()
                 with anyio.CancelScope(deadline=end - (END_GRACE - FLUSH_GRACE) / 2):
                     await self._flush(end)
-            finally:  # also after another cancellation
+            finally:  # the status is written even if the session is cancelled again
                 with anyio.CancelScope(deadline=end, shield=True):
                     await self._write_final_status()
 
@@ -521,7 +537,7 @@ class AgentSession:
             await self.dispatcher.stop(0.0)
 
     async def _flush(self, end: float) -> None:
-        """Write the rest of the log, even if the writing task has ended."""
+        """Write the rest of the log. If the writing task has ended, start it again."""
         delivery = self._state.stream.delivery
         timeout = (
             AWAY_GRACE if self._is_away() else max(0.0, end - anyio.current_time())
@@ -529,12 +545,15 @@ class AgentSession:
         async with anyio.create_task_group() as tasks:
             if not delivery.running:
                 tasks.start_soon(self._write_log)
-                await anyio.lowlevel.checkpoint()  # the writing task runs now
+                await anyio.lowlevel.checkpoint()  # lets the writing task begin
             await delivery.flush(timeout)
             tasks.cancel_scope.cancel()
 
     async def _write_final_status(self) -> None:
-        """Write 离线 or 故障 without a TTL. A second try uses a new connection."""
+        """Write 离线 or 故障 without a TTL. After a failure, try once more.
+
+        The second try uses a new connection.
+        """
         if self.watch is not None:
             with anyio.move_on_after(AWAY_GRACE):
                 await self.watch.end()
@@ -556,11 +575,12 @@ class AgentSession:
 
 
 def final_status(error: BaseException | None) -> Status:
-    """Return 离线 for an intended end, 故障 for any other exception."""
+    """Return 离线 if the program ended as intended, or 故障 after another exception."""
     if error is None or isinstance(error, KeyboardInterrupt | GeneratorExit):
         return Status.OFFLINE
     if isinstance(error, SystemExit):
         return Status.FAULT if error.code else Status.OFFLINE
-    # Checked last, because this needs an event loop and a forked child runs none.
+    # Checked last, because this check needs a running event loop, and a forked child
+    # has none.
     was_cancelled = isinstance(error, anyio.get_cancelled_exc_class())
     return Status.OFFLINE if was_cancelled else Status.FAULT

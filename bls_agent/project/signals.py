@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT for an agent that is the whole program."""
+"""Handles SIGTERM and SIGINT for ``agent.run()``, which is the whole program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 async def wait_until_closed(
     session: AgentSession, on_ready: Callable[[], None], *, handle_signals: bool
 ) -> None:
-    """Wait until a session is closed; call ``on_ready`` after its first status."""
+    """Wait until a session is closed. Call ``on_ready`` when its status is written."""
 
     async def announce_ready() -> None:
         await session.status.published.wait()
@@ -38,7 +38,10 @@ async def wait_until_closed(
 
 
 async def obey_signals(session: AgentSession) -> None:
-    """Drain at the first SIGTERM or SIGINT; at the second, wait for no handler."""
+    """Stop the session at the first SIGTERM or SIGINT, and wait for running handlers.
+
+    At the second signal, cancel the running handlers.
+    """
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or sys.platform == "win32":
         return
@@ -55,9 +58,9 @@ async def obey_signals(session: AgentSession) -> None:
 class _SignalHandlers:
     """Restores the default signal handlers in a forked child.
 
-    The handlers of :func:`obey_signals` wake the event loop through a pipe that the
-    child shares with its parent. A SIGTERM to the child would stop the parent's agent,
-    or be lost from Python 3.12 on.
+    The signal handlers of :func:`obey_signals` wake the event loop through a pipe. A
+    forked child shares this pipe with its parent. Therefore a SIGTERM to the child
+    would stop the parent's agent, or from Python 3.12 on would have no effect.
     """
 
     def __init__(self) -> None:
@@ -66,7 +69,7 @@ class _SignalHandlers:
     def reset_after_fork(self) -> None:
         signal.set_wakeup_fd(-1)
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) == handler:  # else the child has set its own
+            if signal.getsignal(number) == handler:  # unless the child has changed it
                 interrupt = number == signal.SIGINT
                 usual = signal.default_int_handler if interrupt else signal.SIG_DFL
                 signal.signal(number, usual)

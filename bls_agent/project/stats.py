@@ -15,45 +15,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentStats:
-    """Every counter and state of an agent at one moment.
+    """All counters and states of an agent at one moment.
 
-    ``logs_accepted == logs_delivered + sum(logs_dropped) + logs_queued`` holds always.
+    ``logs_accepted`` always equals the sum of ``logs_delivered``, ``logs_queued`` and
+    all numbers in ``logs_dropped``.
 
     Attributes:
-        project: The project's name.
-        instance: Name of this process in record ids.
+        project: The name of the project.
+        instance: The name of this process in the ids of log records.
         open: Whether the agent is open.
         status: The current status of the agent.
-        status_source: The source that decides the status: ``host``,
+        status_source: The source that decides the status: ``host`` (your program),
             ``health check <name>``, ``error window`` or ``event loop``. If several
             sources have this status, the first of them.
-        status_sources: Source → its status.
-        mode: How commands are received now: ``blocking``, ``compat``, ``reliable``,
-            or ``closed``.
-        intake: Whether commands are taken: ``open``, ``paused``, ``draining``,
-            ``drained``, or ``closed``.
-        connections: Use of a connection → whether it is connected.
-        reconnect_failures: Failed attempts to reach Redis.
-        commands_running: Handlers that run now.
-        commands_stuck: Handlers that still run after their time was over.
-        commands_held: Commands taken and not yet acknowledged (mode ``reliable``).
-        commands_reclaimed: Commands taken from dead processes (mode ``reliable``).
-        lease_losses: Times when the lease was lost, so that another process may have
-            taken over the commands of this one.
-        outcomes: Kind of outcome → commands.
-        logs_accepted: Records ever logged.
-        logs_delivered: Records written.
-        logs_dropped: Reason → records dropped.
-        logs_queued: Records waiting or in flight.
-        logs_queued_bytes: Bytes of the queued records.
-        logs_resent: Records sent again because the first try may have failed.
-        logs_maybe_repeated: Resent records that may stand twice in the list.
-        logs_not_encoded: Reason → log calls whose record could not be encoded.
-        status_writes: Times the status was written.
-        status_failures: Times the status could not be written.
-        loop_stalls: Times the event loop was blocked for longer than ``stall_after``.
+        status_sources: The status of each source.
+        mode: How commands are received now: ``blocking``, ``compat`` or ``reliable``.
+            ``closed`` if the agent is not open.
+        intake: Whether commands are taken: ``open``, ``paused``, ``draining`` or
+            ``drained``. ``closed`` if the agent is not open.
+        connections: For each use of a connection, whether it is connected.
+        reconnect_failures: Number of failed attempts to reach Redis.
+        commands_running: Number of handlers that run now.
+        commands_stuck: Number of handlers that still run after their timeout.
+        commands_held: Number of commands that were taken and are not acknowledged (mode
+            ``reliable``).
+        commands_reclaimed: Number of commands that were taken back from dead processes
+            (mode ``reliable``).
+        lease_losses: How often this process has lost its lease (mode ``reliable``).
+            After a loss, another process may have taken over its commands.
+        outcomes: Number of commands for each kind of outcome.
+        logs_accepted: Number of records that were logged.
+        logs_delivered: Number of records that were written to Redis.
+        logs_dropped: Number of dropped records for each reason.
+        logs_queued: Number of records that wait or are being sent.
+        logs_queued_bytes: Bytes of these records.
+        logs_resent: Number of records that were sent again, because the first try may
+            have failed.
+        logs_maybe_repeated: Number of records that were sent again and may now be twice
+            in the list.
+        logs_not_encoded: Number of log calls whose record could not be encoded, for
+            each reason.
+        status_writes: How often the status was written.
+        status_failures: How often the status could not be written.
+        loop_stalls: How often the event loop was blocked for longer than
+            ``stall_after``.
         loop_stalled_seconds: Seconds of the longest stall that has ended.
-        faults: Failures of the agent's own code; each is in the host's log.
+        faults: Number of failures of the agent's own code. Each is logged with
+            ``logging``.
     """
 
     project: str
@@ -88,7 +96,7 @@ class AgentStats:
 
 
 def collect_stats(state: AgentState, session: AgentSession | None) -> AgentStats:
-    """Make the snapshot; counters of a session are zero without one."""
+    """Return the counters now. Without a session, the counters of sessions are zero."""
     kept = _collect_kept(state)
     if session is None or session.closed.is_set():
         return kept
