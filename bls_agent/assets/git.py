@@ -284,7 +284,7 @@ class GitSource:
 
 
 def _check_url(url: str) -> str:
-    """Check the URL of a Git server; return its password, still percent-encoded."""
+    """Check the URL of a Git server. Return its password, still percent-encoded."""
     rule = "it is written https://host/repo.git, ssh://user@host/repo.git or user@host:path"
     try:
         parts = urlsplit(url)

@@ -195,7 +195,7 @@ def _unclear(
 
     There are three cases for a broken file:
 
-    1. The path of the file is that of a known asset: this asset is kept.
+    1. The file has the path of a known asset: this asset is kept.
     2. The file holds the id of a known asset: this asset is kept.
     3. The file is new, and its id cannot be read: all unclaimed assets are kept,
        because the file may be the moved and damaged manifest of any asset.

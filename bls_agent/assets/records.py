@@ -66,7 +66,7 @@ class Asset:
 
     @classmethod
     def read(cls, pairs: Mapping[bytes, bytes]) -> Self:
-        """Make an asset from the fields of its hash; unknown fields are ignored.
+        """Make an asset from the fields of its hash. Unknown fields are ignored.
 
         Raises DecodeError if a required field is missing.
         """
@@ -196,7 +196,7 @@ class SyncState:
 
 
 class WriteOutcome(StrEnum):
-    """What a write changed; ``same`` and ``lost`` mean that nothing was written."""
+    """What a write has changed. After ``same`` and ``lost``, nothing was written."""
 
     CREATED = "created"
     UPDATED = "updated"
@@ -267,7 +267,7 @@ def is_time(payload: bytes) -> bool:
 
 
 def read_time(payload: bytes) -> int:
-    """Return Unix seconds from stored seconds or from ISO-8601; drop any fraction."""
+    """Return Unix seconds from stored seconds or ISO-8601, without the fraction."""
     found = read_whole(_FRACTION.sub(b"", payload, count=1))
     moment = parse_timestamp(read_text(payload)) if found is None else None
     if found is None and moment is None:

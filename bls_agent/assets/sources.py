@@ -35,7 +35,7 @@ class Head:
     """The state of a source at one moment.
 
     Attributes:
-        commit: SHA of the commit at the branch's head; recorded as ``last_commit_sha``.
+        commit: SHA of the newest commit, which Redis stores as ``last_commit_sha``.
         content: Hash of the files if the commit alone does not identify them, or
             ``""``.
     """

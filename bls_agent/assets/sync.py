@@ -412,7 +412,7 @@ class AssetSync:
 
 
 async def _acquire(lease: Lease) -> bool:
-    """Try to take the lease. Return ``True`` also if the server has no scripts."""
+    """Try to take the lease. If the server has no scripts, run without the lease."""
     try:
         return await lease.acquire()
     except RedisRefusedError as error:

@@ -122,7 +122,7 @@ class _Write(NamedTuple):
 
 
 class Exchange:
-    """Collects the requests of one event loop's tasks to a queue, and sends them.
+    """Collects the calls of one event loop's tasks, and sends them to Redis together.
 
     The class has 16 attributes because taking, renewing and ending leases share one
     write. They hold the taken requests, the waiting tasks and the time of the next write.
@@ -341,7 +341,7 @@ class Exchange:
             await asyncio.sleep(backoff.failed())
 
     async def _exchange(self) -> None:
-        """Send the requests of the tasks, and pass the replies to the tasks.
+        """Send the collected calls to Redis, and pass the replies to the tasks.
 
         Raise RedisUnavailableError if Redis did not reply or refused. The settlements
         are then kept and sent again. Raise WrongTypeError if a key holds another type.
@@ -421,7 +421,7 @@ class Exchange:
         self._renew_at = self._loop.time() + self.options.lease / RENEWALS
 
     def _count_wanted(self) -> int:
-        """Count the requests to take now; 0 if the queue cannot have a request yet."""
+        """Return how many requests to take now, 0 if the queue cannot have any yet."""
         for future in [one for one in self._waiters if one.done()]:
             del self._waiters[future]
         is_time = self._loop.time() >= min([self._look_at, *self._waiters.values()])
@@ -472,7 +472,7 @@ class Exchange:
         return None
 
     def _fault_of(self, held: Held) -> str:
-        """Decode a request; return why no worker can execute it, or ``""``."""
+        """Decode a request. Return why no worker can execute it, or ``""`` if one can."""
         try:
             held.request = CrawlRequest.decode(held.body)
         except DecodeError as error:

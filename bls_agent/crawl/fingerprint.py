@@ -262,7 +262,7 @@ def _sort_query(query: str) -> str:
 
 @lru_cache(maxsize=1_000)  # a small cache suffices because a crawler has few hosts
 def _authority(scheme: str, netloc: str) -> str:
-    """Return user, host and port in canonical form; raise ValueError if invalid."""
+    """Return user, host and port in canonical form. Raise ValueError if invalid."""
     parts = urlsplit(f"{scheme}://{netloc}")
     if not parts.hostname:
         if scheme in _PORTS:
@@ -348,7 +348,7 @@ def _check_foreign(request: object) -> None:
 
 
 def _values(headers: Mapping[Any, Any] | None, name: str) -> list[bytes]:
-    """Return the values of a header; Scrapy keeps a list of values for each name."""
+    """Return the values of a header, because Scrapy has several for each name."""
     found: list[Any] = []
     for key, value in (headers or {}).items():
         if _encoded(key).lower() == name.encode():

@@ -40,7 +40,7 @@ class CrawlSettings(Protocol):
 
 
 def read_flag(settings: CrawlSettings, name: str) -> bool:
-    """Read a setting that is true or false; ``False`` by default.
+    """Read a setting that is true or false. An absent setting is ``False``.
 
     Raise ConfigurationError for any other value.
     """

@@ -51,7 +51,7 @@ class Namespace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The requests in a queue now, and counts since it was created or cleaned up.
+    """The requests in a queue now, and counts since its creation or cleanup.
 
     Attributes:
         waiting: Requests that may be taken now.
@@ -142,7 +142,7 @@ class QueueView(NamedTuple):
 
 
 class QueueOverview(Store):
-    """Finds crawl queues and counts their requests; writes nothing to Redis.
+    """Finds crawl queues and counts their requests. Writes nothing to Redis.
 
     All queues are counted over one connection, up to 1,000 requests in one write.
     """

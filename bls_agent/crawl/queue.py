@@ -124,7 +124,7 @@ class TakenRequest:
         bytes of the reason, with secrets masked.
 
         Returns:
-            The same as :meth:`ack`.
+            The same value as :meth:`ack`.
         """
         options = self._exchange.options
         if self._held.token and self.attempt <= options.max_retries:
@@ -139,7 +139,7 @@ class TakenRequest:
         The attempt does not count.
 
         Returns:
-            The same as :meth:`ack`.
+            The same value as :meth:`ack`.
         """
         if self.settled:
             return False
@@ -231,7 +231,7 @@ class RequestQueue(Store):
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of the running event loop.
+        """The object that sends this queue's calls in the running event loop.
 
         Raise ConfigurationError if the keys lie in several slots of a Redis Cluster.
         """

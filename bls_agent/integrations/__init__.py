@@ -1,3 +1,3 @@
-"""Integrations with other libraries. Import each module under its own name."""
+"""Integrations with other libraries. This module itself imports none of them."""
 
 from __future__ import annotations

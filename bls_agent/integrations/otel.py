@@ -49,7 +49,7 @@ except ModuleNotFoundError:
 __all__ = ["instrument"]
 
 SCOPE: Final = "bls_agent"
-UNREGISTERED: Final = "_unknown"  # because senders can invent any number of names
+UNREGISTERED: Final = "_unknown"  # senders can invent any number of names
 LONGEST_TEXT: Final = 200  # bytes of an id or a name in an attribute
 LONGEST_FIELD: Final = 512  # characters of traceparent or tracestate
 # Boundaries of histogram buckets in seconds, as in the semantic conventions.

@@ -199,9 +199,9 @@ class RunEventsResponse(Response):
     The response reads ``Last-Event-ID`` and ``?last_event_id=`` of the request. With
     ``?unnamed=1`` no event has a name, so that all arrive at ``EventSource.onmessage``.
     When the response is sent, :func:`~bls_agent.runs.sse.stream_status` reads the run
-    from Redis and determines the HTTP status. The stream ends
-    when the run ends or the client leaves. When uvicorn stops, the stream ends within a
-    second, and the client connects again.
+    from Redis and determines the HTTP status. The stream ends when the run ends or the
+    client leaves. When uvicorn stops, the stream ends within a second, and the client
+    connects again.
     """
 
     media_type = "text/event-stream"

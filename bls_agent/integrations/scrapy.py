@@ -5,8 +5,7 @@ One line in a project's settings chooses the scheduler and the duplicate filter:
     ADDONS = {"bls_agent.integrations.scrapy.CrawlAddon": 500}
 
 The queue runs in a thread with an event loop of its own. So requests to Redis do not
-block the reactor, whichever reactor Scrapy uses. Leases are renewed even during a slow
-callback.
+block any kind of reactor, and leases are renewed even during a slow callback.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ __all__ = [
 ]
 
 # A field of ``meta``. In Redis, the field holds the attributes of Scrapy's request that
-# a CrawlRequest lacks. In a request that Scrapy got from this queue, and in the retries
-# and redirects of that request, the field is ``True``.
+# a CrawlRequest lacks. A taken request, its retries and its redirects have ``True``.
 MARK: Final = "crawl_queue"
 AHEAD: Final = 8  # requests that are taken before Scrapy asks for them
 LOOK_EVERY: Final = 0.5  # seconds between two checks whether requests are left
@@ -78,7 +76,7 @@ class CrawlAddon:
     """
 
     def update_settings(self, settings: BaseSettings) -> None:
-        """Set scheduler and duplicate filter; called by Scrapy."""
+        """Set scheduler and duplicate filter. Scrapy calls this method."""
         settings.set("SCHEDULER", f"{__name__}.CrawlScheduler", "addon")
         settings.set("DUPEFILTER_CLASS", f"{__name__}.CrawlDupeFilter", "addon")
 
@@ -107,7 +105,7 @@ class CrawlDedupPipeline(DedupPipeline):
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
-        """Make the pipeline; called by Scrapy."""
+        """Make the pipeline. Scrapy calls this method."""
         url, project, name = _place_of(crawler)
         found = {"REDIS_URL": url, "PROJECT_NAME": project, "SPIDER_NAME": name}
         ttl = crawler.settings.get("REDIS_TTL")
@@ -129,7 +127,7 @@ class CrawlDupeFilter(RFPDupeFilter):
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
-        """Make the filter; called by the scheduler."""
+        """Make the filter. The scheduler calls this method."""
         scheduler = load_object(crawler.settings["SCHEDULER"])
         if CrawlScheduler not in scheduler.__mro__:  # issubclass() checks methods only
             name, rule = "SCHEDULER", "CrawlDupeFilter needs the scheduler beside it"
@@ -295,7 +293,7 @@ class CrawlScheduler(BaseScheduler):
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
-        """Make the scheduler; called by Scrapy."""
+        """Make the scheduler. Scrapy calls this method."""
         df = build_from_crawler(
             load_object(crawler.settings["DUPEFILTER_CLASS"]), crawler
         )
@@ -304,7 +302,7 @@ class CrawlScheduler(BaseScheduler):
     # In the reactor's thread:
 
     def open(self, spider: Spider) -> Deferred[None]:
-        """Connect to Redis and begin to take requests; called by Scrapy.
+        """Connect to Redis and begin to take requests. Scrapy calls this method.
 
         The Deferred fails with ``RedisUnavailableError`` if Redis cannot be reached.
         """
@@ -325,7 +323,7 @@ class CrawlScheduler(BaseScheduler):
         return self._deferred(self._open)
 
     def close(self, reason: str) -> Deferred[None]:
-        """Return unstarted requests to the queue, and end; called by Scrapy."""
+        """Return unstarted requests to the queue, and end. Scrapy calls this method."""
         self._finish()
         if self._memory:
             text = "%d requests that stood in memory alone are lost"
@@ -416,9 +414,8 @@ class CrawlScheduler(BaseScheduler):
     def _finish(self) -> None:
         """Acknowledge the requests that Scrapy has finished.
 
-        Scrapy sends no signal when the whole output of a request is processed.
-        Therefore this method reads the engine's set of requests in progress, which
-        contains a request from its download to its last item.
+        Scrapy sends no signal after the whole output of a request. But the engine has
+        a set of requests in progress, from their download to their last item.
         """
         if self._out and (slot := self._slot) is not None:
             for request in self._out.keys() - slot.inprogress:

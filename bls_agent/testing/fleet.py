@@ -206,7 +206,7 @@ class AgentFleet:
         within: float = 10.0,
         lifespan: AbstractAsyncContextManager[object] | None = None,
     ) -> AsyncGenerator[RunningAgent]:
-        """Open an agent on the server for the block, and wait until it is ready.
+        """Open an agent on the server, wait until it is ready, and close it at the end.
 
         The agent's own URL and the status that its program has set are restored after
         the block.

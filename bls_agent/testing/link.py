@@ -79,7 +79,7 @@ class Swallow(Condition):
 
 @dataclass(frozen=True)
 class Refuse(Condition):
-    """New connections are refused; open connections stay open."""
+    """New connections are refused. Open connections stay open."""
 
 
 C = TypeVar("C", bound=Condition)
@@ -90,7 +90,7 @@ BREAK: Final = None
 # Returns actions for the number of the connection, the direction and the bytes read.
 Examine: TypeAlias = Callable[[int, Direction, bytes], Iterable[Act]]
 
-_Queue: TypeAlias = "asyncio.Queue[tuple[float, Act]]"  # its time, and the action
+_Queue: TypeAlias = "asyncio.Queue[tuple[float, Act]]"  # when to act, and the action
 _END: Final = b""  # the action at the end of a stream
 _Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -1,4 +1,4 @@
-"""What an agent does during a test: its commands, its log records, its counters."""
+"""Records the commands, log records and counters of an agent during a test."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Recording:
         return self._seen
 
     def count(self, faults: int | None = None) -> AgentStats:
-        """Read the counters. ``faults`` replaces the number of an ended session."""
+        """Read the counters. ``faults`` replaces the number of faults among them."""
         stats = self._agent.stats()
         self._newest = stats if faults is None else replace(stats, faults=faults)
         return self._newest

@@ -29,7 +29,7 @@ SHOWN: Final = 20  # newest commands or records that a message shows
 class RunningAgent:
     """An agent on the server of a test. ``bls_fleet.run(agent)`` yields this object.
 
-    Assertions check the past of the agent, and do not wait. To wait, write
+    Assertions check what the agent has done so far, and do not wait. To wait, write
     ``await eventually(lambda: running.assert_logged("warn", "stock is low"))``.
     Expected values may be matchers, such as ``unittest.mock.ANY``.
 
@@ -247,7 +247,7 @@ class RunningAgent:
 
 
 def _fits(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> bool:
-    """Return whether each expected value, which may be a matcher, equals the actual."""
+    """Return whether each expected value, possibly a matcher, equals the actual one."""
     return all(k in actual and value == actual[k] for k, value in expected.items())
 
 

@@ -1,4 +1,4 @@
-"""Judges an agent of the console protocol, as its console and as its network.
+"""Judges an agent of the console protocol. The judge acts as console and network.
 
 The program has to run the command ``echo``, which writes a log record that contains the
 argument ``word``. The function of each check returns ``None`` if the program passes.
@@ -35,11 +35,13 @@ from bls_agent.testing.link import Direction, FaultProxy, Refuse
 STATUSES: Final = frozenset(status.value for status in Status)
 LEVELS: Final = frozenset(level.value for level in Level)
 LONGEST_RECORD: Final = 65_536  # bytes
-LONGEST_LIFE: Final = 300  # seconds of a status in Redis without a refresh
-REFRESH: Final = 7  # times the patience, until a deleted status is back
+LONGEST_LIFE: Final = 300  # seconds; longest TTL of a status
+# A deleted status must be written again within this many times the patience.
+REFRESH: Final = 7
 START: Final = 20.0  # seconds within which a program has to connect
 AWAY: Final = 3.0  # seconds for which the link is broken
-RECOVERY: Final = 12  # times the patience, until a dead connection is replaced
+# A dead connection must be replaced within this many times the patience.
+RECOVERY: Final = 12
 MANY: Final = 20  # commands whose order is checked
 ALIKE: Final = 5  # faults of one check after which the rest of the check is skipped
 

@@ -1,4 +1,4 @@
-"""Judges a console of the console protocol, in place of the agent.
+"""Judges a console of the console protocol. The judge takes the agent's place.
 
 The program is a command line that sends one command and ends. The placeholders
 ``{redis}``, ``{project}``, ``{command}`` and ``{args}`` (a JSON object) are replaced.

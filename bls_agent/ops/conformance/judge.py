@@ -57,7 +57,7 @@ class Verdict:
 
 
 class Wire:
-    """Reads and writes the keys of one project, next to the judged program."""
+    """Reads and writes the Redis keys of the judged program's project."""
 
     def __init__(self, pool: ConnectionPool, project: str, patience: float) -> None:
         self._pool = pool
@@ -111,7 +111,7 @@ class Wire:
         return word
 
     async def positions(self, word: str) -> list[int]:
-        """Return the positions, among the newest records, of records with a word.
+        """Return the positions of those of the newest records that contain a word.
 
         Records of errors are left out, because an error that contains the word is no
         effect of the command.

@@ -62,7 +62,7 @@ def find_document(name: str) -> Path:
 
 
 def load_vectors(folder: Path | None = None) -> list[Vector]:
-    """Return all vectors, in the order of files and of their lines."""
+    """Return all vectors, in the order of levels, files and lines."""
     folder = folder or find_document("vectors")
     files = [
         file for level in Level for file in sorted(folder.glob(f"*/{level}/*.json"))
