@@ -1,7 +1,7 @@
-"""An event of a run, its id and its form as a server-sent event; no I/O.
+"""Run events: their ids, their fields and their form as server-sent events. No I/O.
 
-An entry of a stream that breaks the format is decoded all the same. The ``faults`` of
-the event name the fields that are wrong.
+An entry that breaks the run event format is decoded, too. ``faults`` of the event
+contains the names of the wrong fields.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bls_agent.core.errors import ConfigurationError, DecodeError
 
 BEGINNING: Final = "0-0"  # the position before every event
 END: Final = "$"  # the position after the last event at the time of the request
-_LARGEST: Final = 2**64 - 1  # the largest value of either number of an id
-_LARGEST_RUN: Final = 2**63 - 1  # the largest value of a BIGINT column
+_LARGEST: Final = 2**64 - 1  # the largest value of each of the two numbers of an id
+_LARGEST_RUN: Final = 2**63 - 1  # run ids must fit into a BIGINT column
 _ID: Final = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
-DAY: Final = 86_400  # seconds for which the format keeps a run
+DAY: Final = 86_400  # TTL of a run in seconds, as the run event format defines
 LARGEST: Final = 100_000_000
 
 
@@ -30,7 +30,7 @@ EventId = str  # of the form ``<milliseconds>-<number>``
 
 
 def order(event_id: EventId) -> tuple[int, int]:
-    """Return the two numbers of an id, which compare as ids do in Redis."""
+    """Return the two numbers of an id, by which Redis sorts ids."""
     milliseconds, _, number = event_id.partition("-")
     return int(milliseconds), int(number or 0)
 
@@ -52,7 +52,7 @@ def previous_id(event_id: EventId) -> EventId | None:
 
 
 def find_id(text: object) -> EventId | None:
-    """Return the full form of an id or of milliseconds; ``None`` for other values."""
+    """Return an id in its full form, such as ``5-0`` for ``5``, or ``None``."""
     found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return None
@@ -63,14 +63,14 @@ def find_id(text: object) -> EventId | None:
 
 
 def read_id(value: object) -> EventId | None:
-    """Read an id from the bytes that Redis returned; ``None`` for other values."""
+    """Return the id in a reply of Redis, or ``None`` if the reply is no id."""
     return (
         find_id(value.decode("ascii", "replace")) if isinstance(value, bytes) else None
     )
 
 
 def check_id(name: str, value: object) -> EventId:
-    """Return the full form of an id; raise ConfigurationError for other values."""
+    """Return the full form of an id. Raise ConfigurationError for any other value."""
     found = find_id(value)
     if found is None:
         rule = "an id of an event is '<milliseconds>-<number>'"
@@ -80,24 +80,24 @@ def check_id(name: str, value: object) -> EventId:
 
 
 def check_bound(name: str, value: object) -> str:
-    """Check an end of a range: an id, ``-`` for the first event, ``+`` for the last."""
+    """Return a valid start or end of a range: an id, ``-`` (first) or ``+`` (last)."""
     if value in ("-", "+"):
         return str(value)
     if find_id(value) is None:
         rule = "an end of a range is the id of an event, '-' or '+'"
         raise ConfigurationError(name, value, rule)
-    return str(value)  # Redis takes milliseconds alone as their first or last event
+    return str(value)  # Redis also accepts milliseconds without a number
 
 
 def check_run_id(value: object) -> int:
-    """Return a run's id as a number; raise ConfigurationError if it cannot be one."""
+    """Return the id of a run. Raise ConfigurationError for any other value."""
     return check_count("run_id", value, least=0, most=_LARGEST_RUN)
 
 
 def check_count(
     name: str, value: object, *, least: int = 1, most: int = LARGEST
 ) -> int:
-    """Return a whole number within bounds; else raise ConfigurationError."""
+    """Return an integer within bounds. Raise ConfigurationError for any other value."""
     if isinstance(value, bool) or not isinstance(value, int):
         remedy = "Convert it with int()." if isinstance(value, str) else ""
         raise ConfigurationError(name, value, "it must be an integer", remedy)
@@ -106,9 +106,10 @@ def check_count(
     return value
 
 
-# Characters that end a line by the standard (CR, LF), that make browsers ignore an id
-# (NUL), that end a line for readers that know Unicode (as Python's splitlines), and
-# surrogates, which UTF-8 cannot encode.
+# Characters that must not be in a name or an id:
+# - control characters, as CR and LF end a line and NUL makes a browser ignore an id
+# - U+2028 and U+2029, which end a line for some readers, such as Python's splitlines()
+# - surrogates, which UTF-8 cannot encode
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # Line ends that JSON does not escape, and their JSON escapes.
 _LINE_ENDS: Final = (
@@ -119,11 +120,11 @@ _LINE_ENDS: Final = (
 
 
 def write_frame(event: str, data: bytes, event_id: str = "") -> bytes:
-    r"""Write one server-sent event.
+    r"""Return one server-sent event.
 
     Control characters, U+2028 and U+2029 in the name and the id are written as JSON
-    escapes (``\u000a``). In the data, the three line ends that JSON does not escape are
-    escaped, too, which does not change the value of the JSON.
+    escapes (``\u000a``). Three line ends that JSON does not escape are also escaped in
+    the data. This does not change the value of the JSON.
     """
     for end, escaped in _LINE_ENDS:
         if end in data:
@@ -145,7 +146,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class EventCategory(StrEnum):
-    """The categories that the protocol names; any other text is allowed."""
+    """The categories that the protocol names. Any other text is allowed, too."""
 
     LIFECYCLE = "lifecycle"
     LLM = "llm"
@@ -155,7 +156,7 @@ class EventCategory(StrEnum):
 
 
 class EventAction(StrEnum):
-    """The actions that the protocol names; any other text is allowed."""
+    """The actions that the protocol names. Any other text is allowed, too."""
 
     STARTED = "started"
     COMPLETED = "completed"
@@ -202,7 +203,7 @@ class StreamEvent:
             if all of them are empty.
         event: ``category`` and ``action``.
         data: Content of the event; ``{}`` if the content cannot be read.
-        raw: All fields as Redis has them if the entry breaks the format, else
+        raw: All fields as bytes if the entry breaks the run event format, otherwise
             ``None``.
         faults: Names of the fields that break the format.
     """
@@ -254,24 +255,24 @@ class StreamEvent:
 
     @cached_property
     def json(self) -> bytes:
-        """The event as JSON in UTF-8, on one line; encoded once."""
+        """The event as one line of JSON in UTF-8. The event is encoded only once."""
         return encode(self.to_dict())
 
     @cached_property
     def sse(self) -> bytes:
-        """The event as a server-sent event; encoded once for all followers."""
+        """The event as a server-sent event. All followers share the encoded bytes."""
         return write_frame(self.name, encode(self.to_dict()), self.id)
 
     @classmethod
     def decode(
         cls, run_id: int, entry_id: bytes, fields: Sequence[bytes]
     ) -> StreamEvent:
-        """Read an entry of the stream; never raises.
+        """Decode an entry of the stream. Never raise, whatever the entry contains.
 
         Args:
             run_id: The run.
             entry_id: Id of the entry, as Redis returned it.
-            fields: Names and values in turn, as Redis returned them.
+            fields: Names and values alternately, as Redis returned them.
         """
         named = dict(zip(fields[::2], fields[1::2], strict=False))
         faults: list[str] = []
@@ -333,7 +334,8 @@ class GapReason(StrEnum):
     """Why events are missing.
 
     Attributes:
-        TRIMMED: The oldest events were removed, because the run had more than it keeps.
+        TRIMMED: Redis removed the oldest events, because the run had more events than
+            ``maxlen``.
         EXPIRED: The run that had the events no longer exists.
         LOST: The server was restarted or replaced, and does not have the events.
     """
@@ -373,10 +375,10 @@ class Gap:
 
 @dataclass(frozen=True)
 class WriterLost:
-    """An item that a follower returns if a writer fell silent without ending the run.
+    """An item that a follower returns if a writer stops without ending the run.
 
-    The writer died, froze or lost its connection. If the writer comes back, the
-    follower returns its new events. The stream in Redis has no entry for the loss,
+    The writer died, froze or lost its connection. If the writer continues later, the
+    follower returns the new events. The stream in Redis has no entry for the loss,
     because followers write nothing.
 
     Attributes:
@@ -400,7 +402,8 @@ class FollowEnd(StrEnum):
     Attributes:
         CLOSED: The writer has ended the run with ``system.close``.
         GONE: The run was deleted, or has expired.
-        LEFT: The follower or its store was closed in this process. The run may go on.
+        LEFT: The follower or its store was closed in this process. The run may
+            continue.
     """
 
     CLOSED = "closed"

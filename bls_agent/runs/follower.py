@@ -40,7 +40,7 @@ from bls_agent.runs.reading import Page, PageSize, RunKeys, RunReader
 from bls_agent.runs.topic import RunTopic
 
 BATCH: Final = 500  # largest number of events that are returned at once
-# Approximate bytes of a page. It is small, because many followers may each hold a page.
+# Approximate bytes of a page: few, because many followers may each hold a page.
 PAGE_BYTES: Final = 1024 * 1024
 
 
@@ -55,7 +55,7 @@ class Mode(Enum):
 
 
 class Step(Enum):
-    """What a follower does after a step that has no events to return."""
+    """What a follower does after a step that returned no events."""
 
     READ_ON = auto()
     WAIT = auto()
@@ -69,16 +69,16 @@ class Cursor:
 
     def __init__(self, last_id: EventId) -> None:
         self.id: EventId = last_id  # ``$`` until the id of the last event is known
-        # the sequence at the position; ``None`` if unknown
+        # sequence number of the event at the position; ``None`` if unknown
         self.known: int | None = 0 if last_id == BEGINNING else None
-        # Whether the id surely belongs or belonged to an event.
+        # Whether it is certain that the id is or was the id of an event.
         self.is_event: bool = True
         self.closes: bool = False  # whether the event at the position has ended the run
         # whether the run is known to have existed at some time
         self.existed: bool = last_id not in (BEGINNING, END)
 
     def note(self, event: StreamEvent) -> None:
-        """Move to an event, which the follower now has; called for every batch."""
+        """Move the cursor to the last event that the follower has received."""
         self.id, self.known = event.id, sequence_of(event)
         self.closes, self.is_event, self.existed = event.closes, True, True
 
@@ -88,7 +88,7 @@ class Cursor:
         self.known = self.known if point.known is None else point.known
 
     def misses_nothing(self, first: StreamEvent) -> bool:
-        """Return whether surely no event is missing before an event."""
+        """Return whether certainly no event is missing between cursor and ``first``."""
         is_fresh = self.id == BEGINNING and self.known is None
         return is_fresh or continues(self.known, first)
 
@@ -99,16 +99,17 @@ class Seat:
 
     topic: RunTopic
     number: int = 0  # number of the next event in the topic's buffer
-    # The topic's version when this follower had every event and nothing else to return.
-    # ``number`` is valid as long as the topic has this version.
+    # The topic's version when this follower had returned everything. ``number`` is
+    # valid while the topic has this version.
     settled_version: int | None = None
-    # The topic's version when the server was asked whether it has lost the cursor.
+    # The topic's version when the follower last asked the server whether the event at
+    # the cursor is lost.
     checked_version: int | None = None
 
 
 @dataclass
 class Outage:
-    """Why Redis could not be asked, and when to try again."""
+    """Why Redis could not be read, and when to try again."""
 
     error: RedisUnavailableError
     backoff: Backoff = field(default_factory=Backoff)
@@ -121,22 +122,28 @@ class Outage:
 
 
 class Follower:
-    """Returns the events of a run after an id, as they are written.
+    """Returns the events of a run after an id, also events that are written later.
 
-    Iterate over the follower, or take batches, in one task at a time. A follower need
-    not be closed after the iteration, because it costs nothing while no task waits for
-    it. It then holds only its position and the events that it has read.
+    Iterate with ``async for`` or call :meth:`batch`, in one task at a time. A follower
+    need not be closed, because while no task waits for events it holds only its
+    position and the events that it has read.
 
-    Each event is returned once, in order, also after lost connections and restarts of a
-    server that keeps its data. A :class:`~bls_agent.runs.Gap` is returned in place of
-    missing events. The follower ends at ``system.close`` if no event follows, when the
-    run disappears, and when its store is closed in this event loop. It waits while
-    Redis is unavailable. A wrong password or a missing right raises
+    The follower returns each event once and in order, even if connections are lost or
+    the server restarts without losing data. In place of missing events, the follower
+    returns a :class:`~bls_agent.runs.Gap`. While Redis is unavailable, the follower
+    waits. The follower ends in three cases:
+
+    * ``system.close`` is the last event of the run.
+    * The run was deleted or has expired.
+    * The program closes the store in this event loop.
+
+    A wrong password or a missing permission raises
     :class:`~bls_agent.RedisRefusedError`, also in the middle of an iteration. Iterate
     again to continue at the same position.
 
     Attributes:
-        place: Id of the event that was returned last. The iteration continues after it.
+        place: Id of the event that was returned last. The iteration continues after
+            this event.
     """
 
     # All followers of a run share a topic, which buffers the newest events:
@@ -151,10 +158,10 @@ class Follower:
     # PAGING    -> STREAMING  the cursor has reached the buffer, or a new topic begins
     # STREAMING -> WAITING    there is nothing to return
     #           -> PAGING     the buffer has dropped the next event, the topic has
-    #                         ended, or the run was closed: Redis may have later events
+    #                         ended, or the run was closed (Redis may have more events)
     #           -> STARTING   the cursor is ahead of the buffer, because the server may
     #                         have lost events
-    # WAITING   -> STREAMING  something has changed, or time is up
+    # WAITING   -> STREAMING  the topic has changed, or the timeout has passed
     # any       -> ENDED
 
     def __init__(
@@ -165,10 +172,10 @@ class Follower:
         *,
         is_plain: bool = False,
     ) -> None:
-        """Remember where to begin; Redis is not read yet.
+        """Store where to begin. Redis is not read yet.
 
-        ``last_id`` may be ``$`` for the end of the run. A plain follower returns only
-        events, and does not end with the run.
+        ``last_id`` may be ``$`` for the end of the run. A plain follower (``is_plain``)
+        returns only events, and does not end when the run ends.
         """
         self.run_id = run_id
         self.place: EventId = last_id
@@ -181,8 +188,8 @@ class Follower:
         self._seat: Seat | None = None  # ``None`` at first and while PAGING
         self._page_size = PageSize(most_bytes=PAGE_BYTES)
         self._outage: Outage | None = None
-        self._reported_loss: tuple[bytes, int] | None = None  # the last WriterLost
-        self._ready: deque[Followed] = deque()  # items that are not yet returned
+        self._reported_loss: tuple[bytes, int] | None = None  # of the last WriterLost
+        self._ready: deque[Followed] = deque()  # items that were not returned yet
         self._has_waited = True  # whether other tasks could run since the last batch
 
     def __repr__(self) -> str:
@@ -201,7 +208,7 @@ class Follower:
 
     @property
     def unavailable(self) -> RedisUnavailableError | None:
-        """The error because of which Redis cannot be read now; ``None`` without one."""
+        """The error why Redis cannot be read now; ``None`` if Redis can be read."""
         if self._outage is not None:
             return self._outage.error
         return None if self._seat is None else self._seat.topic.outage
@@ -220,19 +227,21 @@ class Follower:
         return item
 
     async def batch(self, timeout: float | None = None) -> list[Followed]:
-        """Return the next events, about 500 at most; wait if there are no events.
+        """Return the next events, at most about 500. Wait if there are no events.
 
         Args:
-            timeout: Longest wait in seconds for a new event; default: no limit. A
-                running request is finished, within the store's ``timeout``, so that
-                existing events are returned even with 0.
+            timeout: Longest wait in seconds for a new event; default: no limit. The
+                follower always waits for the reply to a request that was sent, within
+                the store's ``timeout``. So even with 0, existing events are returned.
 
         Returns:
-            The events; an empty list if none came in time, or if the follower ended.
+            The events; an empty list if no event arrived in time, or if the follower
+            has ended.
 
         Raises:
             WrongTypeError: The key is no stream.
-            RedisRefusedError: Redis refuses, as for a wrong password.
+            RedisRefusedError: Redis refuses the request, for example because of a wrong
+                password.
             RedisUnavailableError: The follower began with ``$``, and Redis did not
                 return the last event.
         """
@@ -248,7 +257,7 @@ class Follower:
         return items
 
     async def aclose(self) -> None:
-        """End the follower; a task that waits in it returns."""
+        """End the follower. A task that waits for events continues without events."""
         seat = self._seat if self._mode is Mode.WAITING else None
         self._finish(FollowEnd.LEFT)
         self._ready.clear()
@@ -261,13 +270,13 @@ class Follower:
         return Step.READ_ON
 
     def _finish(self, end: FollowEnd | None = None) -> Step:
-        """End the follower; without a reason, the last event decides why."""
+        """End the follower. Without ``end``, the last event determines the reason."""
         by_run = FollowEnd.CLOSED if self._cursor.closes else FollowEnd.GONE
         self._end = self._end or end or by_run
         return self._enter(Mode.ENDED)
 
     async def _next(self, until: float = math.inf) -> list[Followed]:
-        """Return the next items; an empty list at the end, or when time is up."""
+        """Return the next items, or an empty list at the end and after ``until``."""
         if not self._has_waited:
             await anyio.lowlevel.checkpoint()
         self._has_waited = False
@@ -327,7 +336,7 @@ class Follower:
     async def _start(self, hub: Hub) -> StepResult:
         """Find the position from which to continue.
 
-        This is done at first, and when the server may have lost events.
+        Called at the beginning, and when the server may have lost events.
         """
         cursor, seat = self._cursor, self._seat
         reader, place = RunReader(hub.pool, self.run_id), cursor.id
@@ -359,7 +368,7 @@ class Follower:
         return self._enter(Mode.PAGING)
 
     async def _read_page(self, hub: Hub) -> StepResult:
-        """Read a page from Redis; after the last page, join the topic."""
+        """Read a page from Redis. After the last page, join the run's topic."""
         cursor, reader = self._cursor, RunReader(hub.pool, self.run_id)
         began, topic = anyio.current_time(), hub.find(self.run_id, reader.keys.events)
         head = None if topic is None else topic.buffer.head
@@ -374,13 +383,13 @@ class Follower:
         if page.is_last and cursor.closes and not self._is_plain:
             self._finish()
             return found
-        if hub.is_closed:  # during the read
+        if hub.is_closed:  # closed during the read
             return self._finish(FollowEnd.LEFT)
         topic = self._join(hub, reader.keys, page)
         if found or topic is None or topic.buffer.head != head:
             return found or Step.READ_ON
-        # If the buffer ends before the cursor, the events after the cursor were deleted
-        # before this page was read.
+        # The page is empty. If the cursor is before the buffer, the events between them
+        # were deleted before this page was read. Otherwise the buffer has the events.
         return Step.WAIT if _is_before(cursor, topic) else Step.READ_ON
 
     def _join(self, hub: Hub, keys: RunKeys, page: Page) -> RunTopic | None:
@@ -410,7 +419,7 @@ class Follower:
     def _stream(self, seat: Seat) -> StepResult:
         """Take events from the buffer of the topic.
 
-        1. The topic's version is the one at which this follower had every event, and
+        1. The topic's version has not changed since this follower had every event, and
            the last event was no ``system.close``: return the new events, or wait.
         2. The run cannot be read: raise the error.
         3. The cursor is before the buffer: read from Redis.
@@ -474,8 +483,8 @@ class Follower:
     def _report(self, topic: RunTopic) -> StepResult:
         """Return the next result of a follower that has every event.
 
-        1. The run no longer exists: end. If this follower never saw the run, an earlier
-           run had the same id, and the follower waits for the next run.
+        1. The run no longer exists: end. If this follower has read no event of the run,
+           wait for the next run with this id.
         2. The last event has closed the run: read Redis, and end without a later event.
         3. The writer is lost, and this follower has not reported the loss: report it.
         4. The topic has ended: find or make another topic.
@@ -497,6 +506,6 @@ class Follower:
 
 
 def _is_before(cursor: Cursor, topic: RunTopic) -> bool:
-    """Return whether the buffer has dropped the event after a cursor."""
+    """Return whether the buffer has dropped the event after the cursor."""
     ring = topic.buffer
     return ring.locate(cursor.id) is None and order(cursor.id) <= order(ring.head)

@@ -1,21 +1,23 @@
-"""Finds out whether events are missing, a run exists, and its writer lives.
+"""Decides whether events are missing, whether a run exists and its writer is alive.
 
-A follower has read up to a *place*, the id of its last event, and may *know* the
-sequence of that event. The sequence of the next event in Redis does not surely continue
-the known one. The first case that applies decides:
+The *place* of a follower is the id of the last event that the follower has read. The
+follower may *know* the sequence number of this event. If the number of the next event
+in Redis is not the known number plus 1, events may be missing between the two events.
+The first of these cases that applies decides:
 
-1. The known sequence shows that no event is missing. This counts only if the writer has
-   noted a loss before the next event, or if the place is the beginning: no gap.
-2. The writer has noted that the server had forgotten events before the next event: the
-   server has LOST them.
-3. The place is the beginning of the run: its first events are TRIMMED.
-4. Redis still has the event at the place: no gap, because a writer of another program
-   may count in its own way.
-5. Redis has events older than the place, but not the event at the place: the server has
-   LOST it, because trimming removes the oldest events first.
-6. The next event has sequence 1: the id was used for a new run, and the former run has
-   EXPIRED.
-7. Otherwise all events up to the place, and perhaps later ones, were TRIMMED.
+1. The known number shows that no event is missing: no gap. This case applies only if
+   the writer has noted a loss before the next event, or if the place is the beginning
+   of the run.
+2. The writer has noted that the server had lost events before the next event: the
+   reason is LOST.
+3. The place is the beginning of the run: the first events were TRIMMED.
+4. Redis still has the event at the place: no gap, because another program may number
+   its events in its own way.
+5. Redis has events older than the place, but not the event at the place: the reason is
+   LOST, because trimming removes the oldest events first.
+6. The next event has the number 1: the former run has EXPIRED, and a new run has the
+   same id.
+7. Otherwise the events up to the place, and perhaps later events, were TRIMMED.
 
 The cases 5 and 6 are no gap if no event ever had the place as its id, because a caller
 may pass a time instead of the id of an event.
@@ -42,21 +44,21 @@ from bls_agent.runs.reading import NO_KEY, RunReader, decode_entries
 LOOK: Final = 5.0  # seconds between two probes
 BEHIND: Final = 0.05  # seconds from the end of a lease to the next probe
 SOON: Final = 1.0  # seconds between two probes while a run without a lease gets events
-LEASE: Final = 15.0  # seconds of a writer's usual lease
-CONFIRMED: Final = 0.25  # seconds from the first probe without a lease to the second
-UNSEEN: Final = 2.0  # seconds to the second probe if no lease was ever seen
-UNOWNED: Final = 5.0  # the least seconds from an outage until a run has disappeared
+LEASE: Final = 15.0  # default length in seconds of a writer's lease
+CONFIRMED: Final = 0.25  # seconds from the first probe that finds no lease to the next
+UNSEEN: Final = 2.0  # the same if no probe has ever found a lease
+UNOWNED: Final = 5.0  # seconds after an outage until a missing run is reported
 
 DIGITS: Final = 16  # a sequence has fewer digits
 
 
 def sequence_of(event: StreamEvent) -> int | None:
-    """Return the number of an event within its run; ``None`` if it cannot be read."""
+    """Return the number of an event in its run, or ``None`` if it is not readable."""
     return None if "sequence" in event.faults else event.sequence
 
 
 def continues(known: int | None, event: StreamEvent) -> bool:
-    """Return whether an event surely follows the event with a known sequence."""
+    """Return whether an event certainly follows the event with the number ``known``."""
     sequence = sequence_of(event)
     if known is None or sequence is None:
         return False
@@ -69,8 +71,8 @@ class GapEvidence:
 
     stands: bool  # whether Redis still has the event at the position
     oldest: EventId | None  # id of the oldest event in Redis
-    # Number of events that the server had forgotten before the next event, as noted
-    # when the next event was written; 0 without a note.
+    # Number of events that the server had lost when the next event was written. The
+    # script notes this number in the metadata of the run. 0 without a note.
     noted: int = 0
 
 
@@ -137,7 +139,7 @@ class ResumeFacts:
     at: StreamEvent | None  # the event at the follower's position, if Redis has it
     exists: bool  # whether the run exists
     last: EventId | None  # id of the last event ever added; ``None`` if unknown
-    booked: tuple[EventId, int] | None  # id and sequence of the last event in the books
+    booked: tuple[EventId, int] | None  # id and sequence of the last counted event
     lives: bool  # whether a writer has a lease on the run
     newest: StreamEvent | None = None  # the newest event; ``None`` if unknown
 
@@ -183,7 +185,7 @@ def read_last(about: Reply) -> tuple[EventId | None, bool]:
 
 
 def _known(reply: Reply) -> Any:
-    """Return a reply; ``None`` for an error, such as a missing right."""
+    """Return a reply, or ``None`` for an error such as a missing permission."""
     return None if isinstance(reply, BlsError) else reply
 
 
@@ -199,7 +201,7 @@ class ResumePoint(NamedTuple):
     place: EventId  # the position after which to read
     known: int | None = None  # the sequence at the position; ``None`` if unknown
     gap: Gap | None = None  # the gap to return first
-    is_event: bool = True  # whether the id surely belongs or belonged to an event
+    is_event: bool = True  # whether the id is, or certainly was, the id of an event
     closes: bool = False  # whether the event at the position has ended the run
     is_over: bool = False  # whether no event can follow
 
@@ -212,11 +214,12 @@ def find_resume_point(
     1. Redis has the event at the place: continue after the event.
     2. The last id of the run is before the place: the server has lost the events up to
        the place. Continue after the last id.
-    3. The run exists: the first event after the place shows whether events are missing.
-    4. The run does not exist, and its books end at or before the place: it was deleted.
-       A living writer continues after the last event in the books. Without a living
-       writer no event can follow.
-    5. The run does not exist, and its writer lives or the follower has read the run:
+    3. The run exists: continue after the place. The next event will show whether events
+       are missing.
+    4. The run does not exist, and the last event that its metadata count is at or
+       before the place: the run was deleted. If the writer is alive, continue after the
+       last counted event. Otherwise no event can follow.
+    5. The run does not exist, and its writer is alive or the follower has read the run:
        the server has lost the run. Continue from the beginning.
     6. Otherwise the run has expired, and no event can follow.
     """
@@ -246,8 +249,8 @@ class Probe:
     owner: bytes | None  # token of a writer that has not ended the run
     left: float | None  # remaining seconds of the writer's lease; ``None`` without one
     elapsed: float = 0.0  # seconds that the probe took
-    # Whether the run was known to exist before the probe: if not, and it begins during
-    # the probe, it has not disappeared.
+    # Whether the run was known to exist before the probe. A run that begins during the
+    # probe may be missing in the replies, but has not disappeared.
     existed: bool = True
 
     @classmethod
@@ -265,9 +268,9 @@ class Probe:
 class WriterLiveness:
     """Decides by repeated probes whether a run exists and its writer lives.
 
-    A missing lease does not prove that the writer is dead, because the lease could not
-    be renewed during an outage. After an outage the writer has the length of one lease
-    to come back.
+    A missing lease does not prove that the writer is dead, because a writer cannot
+    renew its lease during an outage of Redis. After an outage, the writer counts as
+    lost only if it has not renewed its lease for the length of one lease.
     """
 
     def __init__(self, now: float, *, existed: bool) -> None:
@@ -278,22 +281,22 @@ class WriterLiveness:
         self.returns: int = 0  # how often a lost writer has come back
         self.probe_at: float = now  # when to probe again
         self._probed_at = float("-inf")
-        self._lease = 0.0  # seconds of the longest lease that was seen
-        self._lives_until = float("-inf")  # the end of the lease that was seen last
+        self._lease = 0.0  # longest remaining time in seconds that a probe has found
+        self._lives_until = float("-inf")  # end of the lease that was found last
         self._lost_not_before = self._absent_not_before = now
         # the writer whose lease is missing, and the time since which it is missing
         self._missed: tuple[bytes, float] | None = None
 
     @property
     def loss(self) -> tuple[bytes, int] | None:
-        """Token and count that identify a loss, so that it is reported only once.
+        """Token and count that identify a loss, so that each loss is reported once.
 
         ``None`` while no writer is lost.
         """
         return None if self.lost is None else (self.lost, self.returns)
 
     def note_events(self) -> bool:
-        """Record new events; return whether to probe earlier than planned."""
+        """Record new events. Return whether to probe earlier than planned."""
         self.existed = True
         if (
             self._lives_until >= self._probed_at
@@ -304,21 +307,21 @@ class WriterLiveness:
         return True
 
     def note_outage(self, now: float) -> None:
-        """Allow the writer the time of one lease to come back after an outage."""
+        """Wait for the length of one lease before the writer counts as lost."""
         self._lost_not_before = now + (self._lease or LEASE)
         self._absent_not_before = now + (self._lease or UNOWNED)
         self._missed = None
         self.probe_at = now
 
     def record(self, probe: Probe, now: float) -> bool:
-        """Record a probe; return whether followers have to be notified."""
+        """Record a probe. Return whether followers have to be notified."""
         self._probed_at = now
         self.probe_at = now + LOOK
         if probe.left is not None:
             self._lease = max(self._lease, probe.left)
             self._lives_until = now + probe.left
-            # The next probe is sent ``elapsed`` seconds before the lease ends, because
-            # both replies take about so long on their way.
+            # The probe at the end of the lease is sent ``elapsed`` seconds earlier,
+            # because this reply and the next request are on their way for so long.
             ends_at = self._lives_until - probe.elapsed
             self.probe_at = min(self.probe_at, ends_at + BEHIND)
         is_lost = self._record_writer(probe, now)
@@ -331,7 +334,7 @@ class WriterLiveness:
             return False
         if self._missed is None or self._missed[0] != probe.owner:
             self._missed = (probe.owner, now)
-        # If this server answers slowly, renewals also reach it slowly.
+        # If this server answers slowly, the writer's renewals also arrive late.
         wait = max(CONFIRMED if self._lease else UNSEEN, probe.elapsed)
         sure_at = max(self._missed[1] + wait, self._lost_not_before)
         if now < sure_at:
@@ -348,7 +351,7 @@ class WriterLiveness:
             return False
         if not (self.existed and probe.existed) or probe.left is not None:
             return False
-        # After an outage a server may be empty at first, although the writer continues.
+        # After an outage the server may be empty until the writer writes again.
         sure_at = max(self._lives_until, self._absent_not_before)
         if now < sure_at:
             self.probe_at = min(self.probe_at, sure_at + BEHIND)

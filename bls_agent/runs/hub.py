@@ -1,4 +1,7 @@
-"""Follows all runs of one event loop, over one blocking connection (one per slot)."""
+"""Reads new events for all followers of one event loop.
+
+All runs share one blocking connection. On a cluster, each hash slot has a connection.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +39,16 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 BLOCK: Final = 3.0  # seconds that the blocking read waits at the server
-MARGIN: Final = 1.5  # seconds that the reply of the blocking read may be late
-MOST_MARGIN: Final = 10.0  # seconds of the margin for a server that is far away
-FIRST_PAUSE: Final = 0.05  # seconds after the first UNBLOCK; each further pause doubles
+MARGIN: Final = 1.5  # seconds that the reply may need in addition to ``BLOCK``
+MOST_MARGIN: Final = 10.0  # longest margin in seconds, for a server that is far away
+FIRST_PAUSE: Final = 0.05  # seconds to wait after the first UNBLOCK, then doubled
 GRACE: Final = 1.5  # seconds from the first UNBLOCK until the connection is dropped
-OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # errors of a single key
-COUNT: Final = 100  # events of all runs in one reply, while their size is unknown
-ASKED: Final = 3  # requests of a probe of one run
+OF_ITS_KEY: Final = ("wrong_type", "no_permission")  # errors that concern only one key
+COUNT: Final = 100  # events in one reply for all runs, while their size is unknown
+ASKED: Final = 3  # number of requests that probe one run
 
 NAME: Final = "bls-agent-runs"  # name of the tasks
-AT_ONCE: Final = 0.02  # probes that are due within so many seconds are sent together
+AT_ONCE: Final = 0.02  # seconds; probes that are due within this time are sent together
 
 
 @dataclass
@@ -54,16 +57,16 @@ class PostedRead:
 
     # Stream key → topic of the run, and the id after which its events are read.
     runs: dict[bytes, tuple[RunTopic, EventId]]
-    count: int = COUNT  # largest number of events that the read returns of each run
-    at: float = 0.0  # when the read was posted; later while its reply arrives slowly
-    received: int | None = None  # bytes that had arrived before the present wait
+    count: int = COUNT  # largest number of events that the read returns for each run
+    at: float = 0.0  # when the read was sent; a later time while a reply arrives slowly
+    received: int | None = None  # number of bytes that had arrived before this wait
 
 
 class StreamReader:
-    """Reads new events of runs with one XREAD; on a cluster each slot has its reader.
+    """Reads new events of runs with one XREAD. On a cluster, each slot has a reader.
 
-    A read and its reply may be dropped at any time and sent again, because the topics
-    keep the positions.
+    The reader may drop a read and its reply at any time and send another read, because
+    each topic stores its position.
     """
 
     def __init__(
@@ -76,13 +79,13 @@ class StreamReader:
         self._key = key
         self._wake = wake
         self._outage: RedisUnavailableError | None = None
-        self._generation = 0  # generation of the connection at its last use
+        self._generation = 0  # ``connection.generation`` at the last read
         self._given_up = False  # whether this reader has dropped the connection
-        self._room = COUNT  # largest number of events in a reply, of all runs together
+        self._room = COUNT  # largest number of events in a reply, for all runs
         self._margin = MARGIN
         self._posted = PostedRead({})
-        self._is_stale = False  # whether runs or ids of the posted read are outdated
-        self._scope: anyio.CancelScope | None = None  # set while a reply is awaited
+        self._is_stale = False  # whether the posted read has outdated runs or ids
+        self._scope: anyio.CancelScope | None = None  # set during a wait for a reply
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -123,7 +126,7 @@ class StreamReader:
             await self.connection.aclose()
 
     def _note_over(self, _: asyncio.Task[None]) -> None:
-        """Close all topics when the task has ended; their followers start again."""
+        """Close all topics when the task has ended. Their followers make new topics."""
         for topic in self.topics.values():
             topic.close()
         self.topics.clear()
@@ -157,7 +160,7 @@ class StreamReader:
         if self.connection.generation != self._generation:
             took = anyio.current_time() - began
             self._margin = min(max(MARGIN, 3 * took), MOST_MARGIN)
-            self._room = COUNT  # events written meanwhile may be large
+            self._room = COUNT  # because the next events may be large
             self._notice_opening()
         self._set_outage(None)
         topics = list(self.topics.values())
@@ -177,7 +180,7 @@ class StreamReader:
             topic.outage = outage
 
     def _notice_opening(self) -> None:
-        """Check every position after a reconnect; the server may lack events."""
+        """Check each position after a reconnect, as the server may have lost events."""
         was_lost = self._generation > 0 and not self._given_up
         now = anyio.current_time()
         for topic in self.topics.values():
@@ -188,7 +191,7 @@ class StreamReader:
         self._generation, self._given_up = self.connection.generation, False
 
     async def _collect(self, until: float) -> tuple[Any, bool]:
-        """Wait for the reply; a cancellation loses no reply."""
+        """Return the reply, and whether it has arrived. Cancelling loses no reply."""
         self._posted.received = self._blocking.received
         with anyio.CancelScope(deadline=until) as scope:
             self._scope = scope
@@ -201,8 +204,8 @@ class StreamReader:
         return None, False
 
     async def _check_silence(self) -> None:
-        """Drop a connection over which no byte has come for too long."""
-        # Bytes that have arrived may belong to a large reply over a slow connection.
+        """Drop the connection if no byte has arrived since the wait began."""
+        # New bytes may be a part of a large reply over a slow connection.
         if self._blocking.received != self._posted.received:
             self._posted.at = anyio.current_time() - BLOCK
             return
@@ -229,7 +232,7 @@ class StreamReader:
         try:
             async with self._pool.to(self._key) as data:
                 if data.server is not None and not self.connection.is_at(data.server):
-                    return False  # at another server the id names another connection
+                    return False  # another server uses the id for another connection
                 return await self._blocking.unblock(data)
         except RedisUnavailableError:
             return False
@@ -260,7 +263,7 @@ class StreamReader:
     async def _deliver_jump(
         self, topic: RunTopic, events: list[StreamEvent], sizes: list[int]
     ) -> None:
-        """Deliver events; first ask Redis whether they directly follow the head."""
+        """Ask Redis whether events directly follow the head, then deliver them."""
         head = topic.buffer.head
         reader = RunReader(self._pool, topic.keys.run_id)
         evidence = await fetch_evidence(reader, head, events[0].id)
@@ -274,7 +277,7 @@ class StreamReader:
     async def _handle_error(
         self, error: RedisUnavailableError, backoff: Backoff
     ) -> None:
-        """Close the topics of refused runs; if no run is refused, record an outage."""
+        """Close the topics of refused runs. If no run is refused, record an outage."""
         refused: dict[int, BlsError] = {}
         if isinstance(error, RedisRefusedError):
             try:
@@ -290,7 +293,10 @@ class StreamReader:
             await anyio.sleep(backoff.failed())
 
     async def _find_refused(self, error: RedisRefusedError) -> dict[int, BlsError]:
-        """Find the runs that Redis refuses; all runs if no single key is the cause."""
+        """Return the runs that Redis refuses to read, each with its error.
+
+        Return all runs if the cause is not a single key.
+        """
         topics = list(self.topics.values())
         refused: dict[int, BlsError] = {}
         if not error.connecting:
@@ -310,7 +316,10 @@ class StreamReader:
 
 
 class Hub:
-    """The runs followed in one event loop, and the task that probes them."""
+    """The followed runs of one event loop, and the task that probes them.
+
+    A probe asks Redis whether a run exists and whether its writer is alive.
+    """
 
     def __init__(self, pool: ConnectionPool) -> None:
         self.pool = pool
@@ -333,7 +342,7 @@ class Hub:
     def join(
         self, keys: RunKeys, place: EventId, known: int | None, *, seen: bool
     ) -> RunTopic:
-        """Make the topic of a run that nobody follows yet, from an id on."""
+        """Make the topic of a run that has no topic. The topic begins after an id."""
         slot = self.pool.slot_of(keys.events)
         stream = self._streams.get(slot)
         if stream is None:
@@ -381,7 +390,7 @@ class Hub:
         began = anyio.current_time()
         existed = [topic.liveness.existed for topic in topics]
         checked = [(topic, topic.buffer.head) for topic in topics if topic.needs_check]
-        for topic, _ in checked:  # a reconnect during the probe requests a new check
+        for topic, _ in checked:  # a reconnect during the probe sets it again
             topic.needs_check = False
         requests = [one for topic in topics for one in _probe_requests(topic.keys)]
         requests += [("XINFO", "STREAM", topic.keys.events) for topic, _ in checked]
@@ -417,7 +426,7 @@ class Hub:
             self._woken = anyio.Event()
 
     async def aclose(self) -> None:
-        """End the tasks; the followers are woken, and end, too."""
+        """End the tasks and wake the followers, which then end, too."""
         self.is_closed = True
         await cancel(self._task)
         for stream in list(self._streams.values()):

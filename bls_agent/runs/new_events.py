@@ -1,4 +1,4 @@
-"""Checks, captures and merges events for ``add_events.lua``; no I/O."""
+"""Checks, encodes and merges events for ``add_events.lua``. No I/O."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ FIELDS_BYTES: Final = 200  # approximate bytes of an event without its data
 SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")
 NO_SOURCE: Final[Source] = ("", "", "", "")
 _PARTS: Final = frozenset(SOURCE)
-_REMEMBERED: Final = 1_024  # checked words that are cached
-_LONGEST: Final = 200  # characters of a sanitized text
+_REMEMBERED: Final = 1_024  # largest number of checked names in the cache
+_LONGEST: Final = 200  # largest number of characters of a sanitized text
 _LARGEST: Final = 10**15 - 1  # the largest sequence that the script can count
 
-LONGEST_REASON: Final = 2_000  # bytes of an error's message
+LONGEST_REASON: Final = 2_000  # largest number of bytes of an error's message
 TOGETHER: Final = 500  # largest number of events that one script call adds
-TOGETHER_BYTES: Final = 512 * 1024
+TOGETHER_BYTES: Final = 512 * 1024  # largest number of bytes of these events
 
 TEXTS: Final = frozenset({"content", "delta", "text", "token", "chunk"})
 RANKS: Final = 3  # a full buffer drops events of rank 0 first
 _STREAM: Final = 0
 _OTHERS: Final = 1
 _LAST: Final = 2
-_LONGEST_TEXT: Final = 10_000  # characters of a text that may be merged
-_LONGEST_OTHER: Final = 256  # characters of the other texts in the same data
-_MOST: Final = 8  # fields of data that may be merged
+_LONGEST_TEXT: Final = 10_000  # largest number of characters of a mergeable text
+_LONGEST_OTHER: Final = 256  # the same for the other texts in the data
+_MOST: Final = 8  # largest number of fields of mergeable data
 _PLAIN: Final = frozenset({str, int, bool, NoneType})
 
-LONGEST: Final = 65_535  # bytes of a merged text
+LONGEST: Final = 65_535  # largest number of bytes of a merged text
 _WIDEST: Final = 6  # largest number of bytes of a character in JSON, as of \u001b
 
 
@@ -61,12 +61,13 @@ Source: TypeAlias = tuple[str, str, str, str]
 # The nine arguments of an event in ``add_events.lua``: sequence, timestamp, source,
 # category, action, data.
 Prepared: TypeAlias = tuple[int | str, str, str, str, str, str, str, str, bytes]
-# The fields of data with one text: name, type and value; of the text only the name.
+# The fields of mergeable data: name, type and value. The field of the text itself has
+# ``None`` as type and value.
 _Shape: TypeAlias = tuple[tuple[str, type | None, Any], ...]
 
 
 class NewEvent(NamedTuple):
-    """An event to be added.
+    """An event that :meth:`EventStore.add_many` adds.
 
     Attributes:
         category: Such as :attr:`~bls_agent.runs.EventCategory.LLM`; any text is
@@ -76,7 +77,7 @@ class NewEvent(NamedTuple):
         source: ``agent_id``, ``agent_type``, ``agent_name`` and ``team_name``, as far
             as they are known.
         timestamp: Time of the event, which is written in UTC with milliseconds;
-            default: now. A time without a zone is taken as UTC.
+            default: now. A time without a zone is treated as UTC.
         sequence: Number of the event within the run; default: counted by Redis.
     """
 
@@ -89,7 +90,7 @@ class NewEvent(NamedTuple):
 
 
 def encode_new(event: NewEvent, now: float, limit: int) -> Prepared:
-    """Encode an event unchanged; raise ConfigurationError if it breaks a rule."""
+    """Encode an event without changes. Raise ConfigurationError for a wrong value."""
     data = check_data(event.data)
     payload = encode_strictly("data", _as_object({} if data is None else data))
     if len(payload) > limit:
@@ -121,7 +122,7 @@ def check_data(data: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def check_source(source: Mapping[str, str | None] | None) -> Source:
-    """Return the four parts of a source; a missing part is an empty text."""
+    """Return the four parts of a source. A missing part is an empty text."""
     if source is None:
         return NO_SOURCE
     given = cast("object", source)
@@ -148,7 +149,7 @@ def _check_part(name: str, value: str | None) -> str:
 
 
 def _check_word(name: str, value: str) -> str:
-    """Check a name as :func:`check_name` does, with a cache of good names."""
+    """Check a name as :func:`check_name` does, with a cache of valid names."""
     if type(value) is str:
         return _check_text(name, value)
     check_name(name, value)
@@ -185,21 +186,18 @@ def _as_object(data: object) -> object:
 
 
 def sanitize_data(data: object, limit: int) -> tuple[bytes, bool]:
-    """Return any data as JSON, shortened if too long; never raises.
-
-    The second value is whether they were shortened.
-    """
+    """Return any data as JSON, and whether they were shortened. Never raise."""
     if data is None:
         return b"{}", False
     try:
         given = _as_object(data)
-    except Exception as error:  # noqa: BLE001 - a foreign Mapping
+    except Exception as error:  # noqa: BLE001 - any Mapping of the caller
         given = {"value": f"<not readable: {type(error).__name__}>"}
     return encode_within(cast("JSONObject", given), limit)
 
 
 def sanitize_source(source: object) -> Source:
-    """Return the four parts of a source; other values become texts. Never raises."""
+    """Return the four parts of a source as short texts. Never raise."""
     if not isinstance(source, Mapping):
         return NO_SOURCE
     try:
@@ -211,12 +209,12 @@ def sanitize_source(source: object) -> Source:
             sanitize_word(get(three)),
             sanitize_word(get(four)),
         )
-    except Exception:  # noqa: BLE001 - a foreign Mapping
+    except Exception:  # noqa: BLE001 - any Mapping of the caller
         return NO_SOURCE
 
 
 def sanitize_word(value: object) -> str:
-    """Return a short, encodable text of one line for any value; never raises."""
+    """Return any value as a short text of one line in valid Unicode. Never raise."""
     if value is None:
         return ""
     if type(value) is str and len(value) <= _LONGEST:
@@ -229,7 +227,7 @@ def _sanitize_text(value: object) -> str:
         text = value if isinstance(value, str) else repr(value)
         plain = str.encode(text[:_LONGEST], "utf-8", "backslashreplace").decode()
         return "".join(one if one.isprintable() else " " for one in plain).strip()
-    except Exception:  # noqa: BLE001 - a foreign __repr__
+    except Exception:  # noqa: BLE001 - any __repr__ of the caller
         return type(value).__name__
 
 
@@ -237,7 +235,7 @@ _sanitize_short: Final = lru_cache(_REMEMBERED)(_sanitize_text)
 
 
 def as_new(event: Any) -> NewEvent:
-    """Return an event as it is, or make one from a tuple of its first fields."""
+    """Return a ``NewEvent`` unchanged, or make it from a tuple of its first fields."""
     if isinstance(event, NewEvent):
         return event
     parts = list(cast("Any", event)) if isinstance(event, tuple) else []
@@ -248,7 +246,7 @@ def as_new(event: Any) -> NewEvent:
 
 
 def encode_all(events: Iterable[object], now: float, limit: int) -> list[Prepared]:
-    """Encode events unchanged; raise ConfigurationError if an event breaks a rule."""
+    """Encode events without changes. Raise ConfigurationError for a wrong event."""
     prepared: list[Prepared] = []
     given = list(events)
     for at, event in enumerate(given):
@@ -298,7 +296,7 @@ def add_arguments(
 
 
 def log_mended(reply: Reply, keys: RunKeys) -> Reply:
-    """Log a repair that a script's reply reports; return the reply without it."""
+    """Log a repair that a script reports. Return the reply without the report."""
     if reply[-1] != b"mended":
         return reply
     text = "%r held what no writer of events writes: counting goes on from the events"
@@ -309,8 +307,8 @@ def log_mended(reply: Reply, keys: RunKeys) -> Reply:
 def describe_end(error: BaseException | None, result: object) -> tuple[str, object]:
     """Return the action of the ``lifecycle`` event that ends a run, and its data.
 
-    A run is ``cancelled`` by a cancellation, Ctrl-C, ``sys.exit()`` without an error,
-    or because the generator that writes the run was closed.
+    The action is ``cancelled`` after a cancellation, Ctrl-C, ``sys.exit()`` without an
+    error code, or if the generator that contains the block was closed.
     """
     if error is None:
         return "completed", result
@@ -341,21 +339,21 @@ def _cuts_short(error: BaseException) -> bool:
 def _describe(error: BaseException) -> JSONObject:
     try:
         text = redact(str(error))
-    except Exception as failure:  # noqa: BLE001 - a foreign __str__
+    except Exception as failure:  # noqa: BLE001 - any __str__ of the caller
         text = f"<its text raised {type(failure).__name__}>"
     return {"type": type(error).__name__, "message": cut_text(text, LONGEST_REASON)}
 
 
 @dataclass(slots=True, eq=False)
 class PendingEvent:
-    """An event in a writer's buffer; the original data may change after the capture."""
+    """An event in a writer's buffer, with a copy of the caller's data."""
 
     category: str
     action: str
     source: Source
     at: float  # time of the event in Unix seconds
     payload: bytes  # data of the event as JSON; empty for a piece of a text
-    shape: _Shape | None  # other data of a piece of a text; ``None`` for other events
+    shape: _Shape | None  # other fields of a piece of a text; ``None`` for other events
     text: str  # the text of a piece
     rank: int  # a full buffer drops events of the lowest rank first
     size: int  # approximate bytes in memory
@@ -403,7 +401,7 @@ def capture(
 
 
 def _find_text(data: dict[object, object]) -> tuple[_Shape, str] | None:
-    """Split flat data with one text into shape and text; ``None`` for other data."""
+    """Split mergeable data into shape and text. Return ``None`` for other data."""
     if len(data) > _MOST:
         return None
     found: str | None = None
@@ -427,8 +425,8 @@ def _find_text(data: dict[object, object]) -> tuple[_Shape, str] | None:
 def merge(events: Sequence[PendingEvent], limit: int) -> list[PendingEvent]:
     """Join neighbouring pieces of a text whose sources and other fields are equal.
 
-    A merged event has the time of its first piece; its text stays below 64 KiB, and
-    its data below the limit.
+    A merged event has the time of its first piece. Its text stays below 64 KiB, and its
+    data below ``limit`` bytes.
     """
     merged: list[PendingEvent] = []
     texts: list[str] = []
@@ -457,7 +455,7 @@ def _continues(first: PendingEvent, event: PendingEvent) -> bool:
 
 
 def _join(merged: list[PendingEvent], texts: Sequence[str]) -> None:
-    if len(texts) > 1:  # a new event, because the pieces may be merged once more
+    if len(texts) > 1:  # a copy, because a repeated call merges the same pieces
         merged[-1] = replace(merged[-1], text="".join(texts))
 
 

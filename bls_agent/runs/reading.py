@@ -16,19 +16,19 @@ from bls_agent.runs.events import StreamEvent, check_run_id, next_id
 
 NO_KEY: Final = -2  # PTTL of a missing key
 FIRST_PAGE: Final = 10  # events that are read at once while their size is unknown
-GROWTH: Final = 10  # how many times longer a page may be than the page before
+GROWTH: Final = 10  # how many times longer a page may be than the previous page
 TYPES: Final = ("stream", "hash", "string")  # types of the three keys of a run
-PAGE: Final = 500  # events of the longest page
+PAGE: Final = 500  # largest number of events in a page
 PAGE_BYTES: Final = 4 * 1024 * 1024  # approximate bytes of the largest page
 LESS: Final = 4  # divisor of the page size after a timeout
-QUICK: Final = 1.0  # a page that took fewer seconds may be followed by a longer one
+QUICK: Final = 1.0  # seconds; a longer page may follow a page that took less time
 
 
-Entry: TypeAlias = tuple[bytes, Sequence[bytes]]  # id, then names and values in turn
+Entry: TypeAlias = tuple[bytes, Sequence[bytes]]  # id; names and values alternately
 
 
 class RunKeys:
-    """The keys of one run, all in one slot of a cluster."""
+    """The keys of one run. On a cluster, all of them are in one hash slot."""
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
@@ -44,7 +44,7 @@ class RunKeys:
 
 
 def run_id_of(key: bytes) -> int | None:
-    """Return the run id in a key; ``None`` if the key belongs to no run."""
+    """Return the run id in a key, or ``None`` if the key belongs to no run."""
     fields = RUN_EVENTS.parse(key)
     digits = fields["run_id"] if fields else ""
     if not (digits.isascii() and digits.isdigit()) or digits != digits.lstrip("0"):
@@ -56,10 +56,10 @@ def run_id_of(key: bytes) -> int | None:
 
 
 async def find_wrong_run_key(pool: ConnectionPool, keys: RunKeys) -> WrongTypeError:
-    """Return an error that names the key of a run that has a wrong type.
+    """Return an error that names which key of a run has a wrong type.
 
-    Only commands that the scripts also need are sent. If no reply shows a wrong type
-    any more, the error names the stream.
+    The requests need only permissions that the scripts need, too. If no key has a wrong
+    type any more, the error names the stream.
     """
     requests: list[Request] = [
         ("XLEN", keys.events), ("HMGET", keys.books, "owner"), ("GET", keys.owner)
@@ -73,7 +73,7 @@ async def find_wrong_run_key(pool: ConnectionPool, keys: RunKeys) -> WrongTypeEr
 
 
 class Page(NamedTuple):
-    """Consecutive events of a run, and whether more followed them."""
+    """Consecutive events of a run, and whether Redis has later events."""
 
     events: list[StreamEvent]  # oldest first
     is_last: bool  # whether the range had no later event when the page was read
@@ -81,17 +81,20 @@ class Page(NamedTuple):
 
 
 class PageSize:
-    """Decides how many events to read at once, by their size and the speed."""
+    """Decides how many events to read at once, by their size and the time it takes."""
 
     def __init__(
         self, first: int = FIRST_PAGE, most: int = PAGE, most_bytes: int = PAGE_BYTES
     ) -> None:
-        self.count: int = first  # how many events, or runs, to ask for next
+        self.count: int = first  # number of events, or runs, to request next
         self._longest = self._most = most
         self._most_bytes = most_bytes
 
     def shrink(self, error: RedisUnavailableError) -> bool:
-        """Ask for fewer events after a slow request; return false at the least."""
+        """Reduce the count after a request that took too long.
+
+        Return ``False`` if the count is 1, or if the error has another cause.
+        """
         was_under_way = error.kind == "timeout" or error.ambiguous
         if error.connecting or not was_under_way or self.count == 1:
             return False
@@ -99,7 +102,10 @@ class PageSize:
         return True
 
     def record(self, found: int, size: int, took: float) -> None:
-        """Adapt to a page: the number of its events, their bytes, and its seconds."""
+        """Adapt the count to a page of ``found`` events and ``size`` bytes.
+
+        ``took`` is the number of seconds that the request took.
+        """
         if took < QUICK:
             self._most = min(self._longest, 2 * self._most)
         fitting = self._most_bytes // max(1, size // max(1, found))
@@ -114,7 +120,10 @@ class RunReader:
         self.pool = pool
 
     async def read(self, start: str | None, end: str, count: int) -> Page:
-        """Read events of a range, including both ends."""
+        """Read the events of a range, including both ends.
+
+        Return an empty page if ``start`` is ``None``.
+        """
         if start is None:
             await anyio.lowlevel.checkpoint()
             return Page([], is_last=True, size=0)
@@ -153,21 +162,21 @@ class RunReader:
         return next(iter(await self.read_back("+", 1)), None)
 
     async def ask(self, name: str, *rest: str | int) -> Reply:
-        """Send one read-only request about the stream."""
+        """Send one read-only command for the stream. Return the reply."""
         try:
             return await self.pool.read(self.keys.events, name, *rest)
         except RedisUnavailableError as error:
             raise self.explain(error) from error
 
     def explain(self, error: BlsError) -> BlsError:
-        """Return WrongTypeError with the key for a wrong type, else ``error`` itself."""
+        """Return WrongTypeError if the key has a wrong type, else ``error`` itself."""
         if getattr(error, "kind", "") == "wrong_type":
             return WrongTypeError(self.keys.events, "stream")
         return error
 
 
 def decode_entries(run_id: int, entries: Sequence[Entry]) -> list[StreamEvent]:
-    """Decode entries of a stream; never raises."""
+    """Decode entries of a stream. Never raise, whatever an entry contains."""
     return [StreamEvent.decode(run_id, number, fields) for number, fields in entries]
 
 
