@@ -1,1 +1,1 @@
-"""The console log: writing records from any thread, and reading them."""
+"""The log of a project: encodes and writes records, and finds records in the list."""

@@ -1,7 +1,7 @@
-"""What all bridges share that send another library's records into the agent's log.
+"""Functions for all bridges. A bridge sends another library's records to the agent.
 
-No function here uses a lock, because a signal handler, a finaliser or the garbage
-collector may log while it interrupts this very code.
+No function here uses a lock. A signal handler, a finaliser or the garbage collector may
+interrupt this code and log a record itself, and would then wait for the lock forever.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ R = TypeVar("R")
 
 TRACE_LIMIT: Final = 16_000  # characters of a traceback, as in describe_error()
 
-# Sending a record of these loggers would make them log again, without end.
+# Records of these loggers are not sent, because sending makes these loggers log again.
 _IGNORED: Final = frozenset({"bls_agent", "redis"})
-# Metadata fields with a meaning in this package; a user's field of that name is renamed.
+# Names of metadata fields that this package writes. A user's field of this name is
+# renamed.
 _RESERVED: Final = frozenset(
     {
         *("logger", "severity", "exception", "stack", "arguments"),
         *("agent", "outcome", "truncated"),
     }
 )
-# Colours for a terminal; werkzeug and uvicorn write them.
+# Codes for colours in a terminal. werkzeug and uvicorn write them into log messages.
 _SGR: Final = re.compile(r"\x1b\[[0-9;:]*m")
-_nesting = threading.local()  # shared, because two bridges may call each other
+_nesting = threading.local()  # for all bridges, because one bridge may call another
 
 
 class HasLog(Protocol):
@@ -42,12 +43,12 @@ class HasLog(Protocol):
 
     @property
     def log(self) -> Log:
-        """Where the bridge puts the records."""
+        """The log to which the bridge sends the records."""
         ...
 
 
 def find_log(agent: object, remedy: str = "") -> Log:
-    """Return the agent's log; raise ConfigurationError if there is none."""
+    """Return the agent's log. Raises ConfigurationError if ``agent`` has no log."""
     log = getattr(agent, "log", None)
     if isinstance(log, Log):
         return log
@@ -57,10 +58,12 @@ def find_log(agent: object, remedy: str = "") -> Log:
 def call_guarded(
     log: Log, send: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
 ) -> R | None:
-    """Call a function that sends a record; return its result.
+    """Call a function that sends a record, and return its result.
 
-    An exception, and records that are logged while a record is being made, more than
-    two levels deep, are counted, and ``None`` is returned.
+    If the function raises an exception, count the failure and return ``None``. A
+    function that makes a record may itself log, for example in a ``__repr__``. Such
+    nested records are sent up to two levels deep. Deeper records are not sent, but
+    counted.
     """
     depth = getattr(_nesting, "depth", 0)
     if depth > NESTED:
@@ -82,7 +85,7 @@ def is_ignored(logger: object) -> bool:
 
 
 def level_of(number: int) -> Level:
-    """Return the level of a number of Python's logging, which loguru uses, too."""
+    """Return the level for a number of ``logging``. loguru uses the same numbers."""
     if number >= logging.ERROR:
         return Level.ERROR
     if number >= logging.WARNING:
@@ -91,14 +94,14 @@ def level_of(number: int) -> Level:
 
 
 def strip_colours(value: object) -> object:
-    """Remove the colours for a terminal (SGR) from a text."""
+    """Return a text without terminal colours. Return other values unchanged."""
     if isinstance(value, str) and "\x1b" in value:
         return _SGR.sub("", value)
     return value
 
 
 def clean_fields(fields: Mapping[str, object]) -> JSONObject:
-    """Return a user's fields without colours; rename those with a reserved name."""
+    """Return a user's fields without colours. Fields with reserved names are renamed."""
     cleaned = {name: strip_colours(value) for name, value in fields.items()}
     if _RESERVED.isdisjoint(cleaned):
         return cleaned
@@ -112,11 +115,13 @@ def clean_fields(fields: Mapping[str, object]) -> JSONObject:
 
 
 def describe_exception(exc_info: object, text: object = None) -> JSONObject:
-    """Return the metadata of an exception, or of its traceback as a text.
+    """Return the metadata of an exception.
 
-    ``exc_info`` may be what ``logging`` takes: an exception, a tuple, or ``True``.
+    ``exc_info`` has one of the forms that ``logging`` accepts: an exception, a tuple,
+    or ``True`` for the exception that is being handled. Without ``exc_info``, ``text``
+    may be a formatted traceback.
     """
-    if not exc_info:  # a text without the object comes from another process
+    if not exc_info:  # a record from another process has only the formatted traceback
         return {"exception": {"traceback": cut_beginning(str(text))}} if text else {}
     error = sys.exc_info()[1] if exc_info is True else exc_info
     if isinstance(error, tuple):
@@ -127,5 +132,5 @@ def describe_exception(exc_info: object, text: object = None) -> JSONObject:
 
 
 def cut_beginning(text: str) -> str:
-    """Remove the beginning of a long traceback, because the end matters more."""
+    """Remove the beginning of a long traceback, because its end shows the error."""
     return text if len(text) <= TRACE_LIMIT else f"…{text[-TRACE_LIMIT:]}"

@@ -1,7 +1,8 @@
-"""A handler that sends the records of Python's logging into the console list.
+"""A handler that sends the records of Python's ``logging`` into the project's log.
 
-:class:`BLSHandler` and the code that it calls use no lock, because a signal handler, a
-finaliser or the garbage collector may log while it interrupts this very code.
+:class:`BLSHandler` and the code that it calls use no lock. A signal handler, a
+finaliser or the garbage collector may interrupt this code and log a record itself, and
+would then wait for the lock forever.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bls_agent.project.log.bridge import (
     strip_colours,
 )
 
-# The attributes of a record without `extra`, formatted or not.
+# The attributes that each record has. All other attributes come from ``extra``.
 _PLAIN: Final = frozenset(
     {
         *logging.LogRecord("", 0, "", 0, "", (), None).__dict__,
@@ -32,13 +33,14 @@ _PLAIN: Final = frozenset(
     }
 )
 
-_Passed: TypeAlias = bool | logging.LogRecord  # what a filter returns since 3.12
+_Passed: TypeAlias = bool | logging.LogRecord  # what filter() returns since Python 3.12
 
 
 class BLSHandler(logging.Handler):
-    """Sends the records of Python's logging into the console list.
+    """Sends the records of Python's ``logging`` into the project's log in Redis.
 
-    Add it to a logger, as a rule to the root logger, or name it in a ``dictConfig``::
+    Add this handler to a logger, usually the root logger, or name it in a
+    ``dictConfig``::
 
         {
             "()": "bls_agent.BLSHandler",
@@ -46,30 +48,33 @@ class BLSHandler(logging.Handler):
             "level": "INFO",
         }
 
-    Like ``agent.log`` it never waits and never raises, and may be used from any thread,
-    signal handler or finaliser, before the agent is opened and after it was closed. The
+    The handler never waits and never raises. A program may log from any thread, signal
+    handler or finaliser, also before the agent is opened and after it was closed. The
     agent's ``log_level`` applies, too. A record that is logged while a command runs has
-    the id of that command.
+    the id of this command.
 
-    The message is the formatter's text if a formatter is set, else the record's own
-    message. The metadata holds the ``extra`` fields, the logger's name, ``exception``
-    and ``stack``. An ``extra`` field whose name this package uses gets an underscore at
-    its end, like ``logger_``.
+    If a formatter is set, the message is the text of the formatter. Otherwise it is the
+    message of the record. The metadata has the fields of ``extra``, the name of the
+    logger, ``exception`` and ``stack``. If an ``extra`` field has a name that this
+    package uses, an underscore is appended to its name, as in ``logger_``.
 
     Records of the loggers ``bls_agent`` and ``redis`` are not sent. If no other handler
-    takes them, their warnings go to standard error. Records that are logged while a
-    record is being made are sent up to two levels deep. Deeper ones are ignored and
-    counted in ``stats().logs_not_encoded``.
+    takes their warnings, the warnings are written to standard error. Code that formats
+    a record, such as a ``__repr__``, may itself log a record. Such nested records are
+    sent up to two levels deep. Deeper records are not sent, but counted in
+    ``stats().logs_not_encoded``.
 
     Args:
-        agent: The agent into whose console list the records go.
-        level: Records below this level are ignored; a number or a name, as in logging.
+        agent: The agent that writes the records.
+        level: The lowest level of records that are sent, as a number or a name of
+            ``logging``.
 
     Raises:
-        ConfigurationError: ``agent`` has no log, or ``level`` is no level of logging.
+        ConfigurationError: ``agent`` has no log, or ``level`` is no level of
+            ``logging``.
     """
 
-    # Read by :func:`~bls_agent.connection.reconnect.nobody_listens`.
+    # ``nobody_listens`` in ``connection/reconnect.py`` does not count this handler.
     ships_away: Final = True
 
     def __init__(self, agent: HasLog, level: int | str = logging.NOTSET) -> None:
@@ -84,14 +89,14 @@ class BLSHandler(logging.Handler):
         self._log = log
 
     def createLock(self) -> None:  # noqa: N802 - the name is logging's
-        """Set no lock, for the reason in the docstring of the module."""
+        """Use no lock, because the thread that logs could wait for itself."""
         self.lock: Any = None  # checkers disagree about the type of logging's lock
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Send a record unless it is ignored or filtered. Never waits, never raises.
 
-        If a filter raises, the record is not sent, because the filter may be there to
-        keep a secret.
+        If a filter raises an exception, the record is not sent, because the filter may
+        remove secrets.
 
         Returns:
             Whether the record passed the filters.
@@ -108,19 +113,22 @@ class BLSHandler(logging.Handler):
         return passed
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record into the agent's log; call :meth:`handle` instead."""
+        """Write a record into the agent's log, without filters and without protection.
+
+        Programs call :meth:`handle` instead.
+        """
         level = level_of(record.levelno)
         if not self._log.is_enabled_for(level):
             return
         metadata = _metadata_of(record)
         try:
             message: object = self.format(record)
-        except Exception:  # noqa: BLE001 - arguments, a formatter or a __str__
+        except Exception:  # noqa: BLE001 - wrong arguments, a formatter or a __str__
             message = _plain_message(record, metadata)
         self._log.write(level, strip_colours(message), metadata, at=record.created)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the formatter's text; without a formatter the record's own message."""
+        """Return the formatter's text, or without a formatter the record's message."""
         if self.formatter is None:
             return record.getMessage()
         return self.formatter.format(record)
@@ -136,7 +144,10 @@ def _tell_last_resort(record: logging.LogRecord) -> None:
 
 
 def _plain_message(record: logging.LogRecord, metadata: JSONObject) -> object:
-    """Return the message without a formatter; if that fails, keep its arguments."""
+    """Return the message without the formatter.
+
+    If the arguments do not fit the message, put them into the metadata.
+    """
     try:
         return record.getMessage()
     except Exception:  # noqa: BLE001 - wrong arguments, or a __str__ raised

@@ -1,8 +1,9 @@
 """The agent's log: writes records into the console list without making callers wait.
 
-:class:`Log` encodes a record in the calling thread and puts it into a bounded buffer.
-The outcome of a success with a short result is encoded with its batch, see ``record.py``.
-:class:`LogSink` writes batches, and limits the list's length in the same round trip.
+The console list is the list in Redis with the log of a project. :class:`Log` encodes a
+record in the calling thread and puts it into a buffer of limited size. Only a
+``SuccessRecord`` is encoded later, when it is written. :class:`LogSink` writes batches
+of records, and limits the length of the list in the same round trip.
 """
 
 from __future__ import annotations
@@ -39,15 +40,16 @@ from bls_agent.runtime.batch_writer import BatchWriter
 if TYPE_CHECKING:
     from bls_agent.connection.agent_connections import AgentConnections
 
-# The id of the command whose handler runs here; log records that it makes have this id.
+# The id of the command whose handler runs in this context. Its log records have this
+# id.
 CURRENT_COMMAND: Final[ContextVar[str]] = ContextVar("bls_agent_command", default="")
-NESTED: Final = 2  # levels of log calls inside a log call (a __repr__ that logs)
-NEWEST: Final = 10  # newest records that are searched first
-SEARCH_MARGIN: Final = 200  # records of other writers expected after the batch
+NESTED: Final = 2  # levels of log calls inside a log call, such as a __repr__ that logs
+NEWEST: Final = 10  # newest records that the first search for a batch reads
+SEARCH_MARGIN: Final = 200  # records of other writers that may follow a batch
 
 
 class LogStream:
-    """Encodes records and puts them into the buffer; all logs of an agent share it."""
+    """Encodes records and puts them into the buffer. All logs of an agent share it."""
 
     def __init__(
         self, clock: Callable[[], float], *, max_records: int, max_bytes: int
@@ -55,14 +57,15 @@ class LogStream:
         ranks = LogRecord.OUTCOME_RANK + 1
         buffer: BoundedBuffer[AnyRecord] = BoundedBuffer(max_records, max_bytes, ranks)
         self.delivery: BatchWriter[AnyRecord] = BatchWriter(buffer)
-        # Takes every record. ``invocation.py`` replaces it for commands that run alone.
+        # Called with each record. ``invocation.py`` replaces this function, to collect
+        # the records of commands that run without a server.
         self.put: Callable[[AnyRecord], None] = self.delivery.put
-        self.failures: Counter[str] = Counter()  # reason → records not encoded
+        self.failures: Counter[str] = Counter()  # records not encoded, for each reason
         self.redactor: Redactor = DEFAULT
-        self.id_room = LogRecord.ID_ROOM  # bytes of a record that its id may take
-        # Returns ``trace_id`` and ``span_id`` of the caller's span; set by tracing.
+        self.id_room = LogRecord.ID_ROOM  # bytes of a record that are kept for its id
+        # Set by tracing. Returns ``trace_id`` and ``span_id`` of the caller's span.
         self.trace_of_caller: Callable[[], Mapping[str, str]] | None = None
-        # Called after each error record, in the thread that made it.
+        # Called after each error record, in the thread that logged the record.
         self.on_error: Callable[[], None] | None = None
         self.now = clock
         self._nesting = threading.local()
@@ -71,7 +74,7 @@ class LogStream:
         self._revert: tuple[float, Level] | None = None
 
     def reset_after_fork(self) -> None:
-        """Reset in a forked child, because the parent writes the waiting records."""
+        """Reset in a forked child. The parent process writes the waiting records."""
         self.delivery.reset_after_fork()
         self.failures = Counter()
         self.on_error = None
@@ -92,7 +95,10 @@ class LogStream:
         self._revert = None if seconds is None else (time.monotonic() + seconds, former)
 
     def report_drops(self) -> list[LogRecord]:
-        """Make a record about the records dropped since the last call, if any."""
+        """Return a record about the records that were dropped since the last call.
+
+        The result is empty if no record was dropped.
+        """
         dropped = Counter(self.delivery.buffer.stats().dropped)
         fresh, self._reported = dropped - self._reported, dropped
         if not fresh:
@@ -145,7 +151,10 @@ class LogStream:
             self._nesting.depth = depth
 
     def report(self, outcome: Outcome) -> None:
-        """Put an outcome record into the buffer. A full buffer drops it last."""
+        """Put an outcome record into the buffer.
+
+        A full buffer drops outcome records only if it has no other records.
+        """
         now = self.now()
         trace = None if self.trace_of_caller is None else self.trace_of_caller()
         record = SuccessRecord.of(outcome, now, self.redactor, trace or {})
@@ -162,14 +171,15 @@ class LogStream:
 
 
 class Log:
-    """Writes records into the project's console list.
+    """Writes records into the project's log, which the console shows.
 
-    Every method is synchronous, may be called from any thread, never waits and never
-    raises, whatever the metadata holds. Records below the agent's ``log_level`` are
-    ignored. A record made inside a handler has the command's ``commandId``.
+    All methods are synchronous and may be called from any thread. They never wait and
+    never raise, even if the metadata cannot be encoded. Records below the agent's
+    ``log_level`` are ignored. A record that a handler logs has the field ``commandId``.
 
-    A message may have values for its ``%``, as in ``log.info("%d left", 3)``. Values
-    that do not fit the message are put into the metadata as ``arguments``.
+    A message may have placeholders with ``%``, as in ``log.info("%d left", 3)``. If the
+    values do not fit the placeholders, the message stays unformatted, and the values
+    are put into the metadata field ``arguments``.
     """
 
     def __init__(
@@ -197,14 +207,17 @@ class Log:
         self._write(Level.ERROR, message, metadata, values)
 
     def critical(self, message: object, /, *values: object, **metadata: Any) -> None:
-        """Write an error record with ``severity`` ``CRITICAL``; no level is higher."""
+        """Write an error record with the metadata field ``severity``: ``CRITICAL``.
+
+        The console protocol has no level above error.
+        """
         metadata = {"severity": "CRITICAL", **metadata}
         self._write(Level.ERROR, message, metadata, values)
 
     def exception(self, message: object, /, *values: object, **metadata: Any) -> None:
         """Write an error record with the exception that is being handled.
 
-        Outside of an ``except`` block pass the exception as ``exception=error``.
+        Outside of an ``except`` block, pass the exception as ``exception=error``.
         """
         error = metadata.get("exception", sys.exc_info()[1])
         if isinstance(error, BaseException):
@@ -216,11 +229,11 @@ class Log:
         return Log(self._stream, {**self._bound, **metadata})
 
     def is_enabled_for(self, level: Level) -> bool:
-        """Whether records of this level are sent now; see ``log_level``."""
+        """Return whether records of this level are sent, according to ``log_level``."""
         return level.rank >= self._stream.level.rank
 
     def count_failure(self, reason: str) -> None:
-        """Count a record that could not be made (``stats().logs_not_encoded``)."""
+        """Count a record that could not be encoded, in ``stats().logs_not_encoded``."""
         self._stream.failures[reason] += 1
 
     def write(
@@ -231,13 +244,14 @@ class Log:
         *,
         at: float | None = None,
     ) -> None:
-        """Write a record on behalf of another logging library.
+        """Write a record that comes from another logging library.
 
         Args:
-            level: The level; a text may have any usual spelling.
+            level: The level. A word such as ``"WARNING"`` is accepted, too.
             message: The text, or any object, which is converted with ``str``.
-            metadata: Additional fields; they replace bound fields of the same name.
-            at: Unix seconds at which the record was made; now if not given.
+            metadata: Additional fields. They replace fields of the same name that
+                :meth:`bind` has added.
+            at: The time of the record in Unix seconds. Default: now.
         """
         if not isinstance(level, Level):
             level = Level.parse(level)
@@ -263,7 +277,10 @@ class Log:
 def _fill_in(
     text: str, values: tuple[object, ...], metadata: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any]]:
-    """Format a text as ``logging`` does; put values that do not fit into metadata."""
+    """Format a text as ``logging`` does.
+
+    If the values do not fit the text, put them into the metadata.
+    """
     filling: object = values
     if len(values) == 1 and isinstance(values[0], Mapping) and values[0]:
         filling = values[0]  # pyright: ignore[reportUnknownVariableType] - a user's
@@ -283,7 +300,10 @@ def _as_text(message: object) -> str:
 
 
 def describe_error(error: BaseException, *, frames: int = 20) -> dict[str, str]:
-    """Return an exception's type, message and the last frames. Never raises."""
+    """Return the type, message and traceback of an exception. Never raises.
+
+    The traceback has only the last ``frames`` frames.
+    """
     fields = {"type": type(error).__name__, "message": cut_text(_as_text(error), 2_000)}
     try:
         lines = traceback.format_exception(
@@ -318,7 +338,7 @@ class LogSink:
         self._last = b""
 
     def prepare(self, items: Sequence[AnyRecord]) -> Sequence[AnyRecord]:
-        """Number the records; put a record about dropped records in front of them."""
+        """Set the ids of the records, behind a new record about dropped records."""
         batch = [*self._stream.report_drops(), *items]
         for record in batch:
             record.number(self._id_prefix, next(self._numbers))
@@ -344,20 +364,21 @@ class LogSink:
             complain("the console list is not capped", trimmed)
 
     async def was_written(self, batch: Sequence[AnyRecord]) -> bool | None:
-        """Return whether the list contains the batch; ``None`` if that is uncertain.
+        """Return whether the list contains the batch, or ``None`` if this is uncertain.
 
-        The old connection is closed at the server first, so that no request that was
-        sent over it can arrive after the end of the list was read.
+        The server first closes the lost connection. Otherwise a request that was sent
+        over this connection could still arrive after the list was read.
         """
         killed = await self._connections.kill_orphans(self._connections.data, kill=True)
         if not self._id_prefix:
-            return None  # equal records may be different records
+            return None  # without ids, equal bytes may be another record
         known = [record.payload for record in batch if record.has_id]
         if not known:
             return None
         window = len(batch) + SEARCH_MARGIN
         tail: list[bytes] = []
-        for count in (NEWEST, window):  # few first, because the link may be slow
+        # The first read asks for few records, because the link may be slow.
+        for count in (NEWEST, window):
             try:
                 tail = await self._connections.data.call(
                     "LRANGE", self._key, -count, -1
@@ -368,7 +389,8 @@ class LogSink:
                 return True
             if self._last in tail:
                 break
-        # The batch is surely absent if the records read begin before it: with the last
-        # record of the batch before, or with the first of a list never trimmed.
+        # The batch is surely missing if the records that were read begin before the
+        # place of the batch. They do if they contain the last record of the batch
+        # before, or if they are the whole list and it was never trimmed.
         reaches_back = self._last in tail or len(tail) < min(window, self._list_limit)
         return False if killed and reaches_back else None

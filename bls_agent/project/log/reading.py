@@ -1,8 +1,8 @@
-"""Finding new records at the end of the console list, and pages of the list. No I/O.
+"""Finds new records at the end of the console list, and the pages of the list.
 
-The list is trimmed at its front, so the position of a record changes all the time.
-Following therefore recognises the records that it read last, and a page is found again
-by digests of its first records.
+The list is trimmed at its front, so the index of a record changes with each write. A
+follower therefore recognises its position by the records that it has read last. The
+position of a page contains digests of records. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Final
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.project.messages import Level, LogEntry
 
-ANCHOR: Final = 64  # newest records remembered, to find them in the next window
-ALIKE: Final = 8  # records in a row by which a position is recognised
+ANCHOR: Final = 64  # newest records that a follower keeps and finds in the next read
+ALIKE: Final = 8  # consecutive records by which the position of a page is recognised
 _FORM: Final = struct.Struct(">IB4s8s")
 
 
@@ -35,10 +35,11 @@ def gap_entry(missing: int | None) -> LogEntry:
 def find_end(
     seen: Sequence[Hashable], window: Sequence[Hashable], grown: int
 ) -> int | None:
-    """Find the index after the records seen last; ``None`` if the window lacks them.
+    """Return the index in the window behind the records that were seen last.
 
-    Equal records may stand at several positions. The position that fits the growth of
-    the list is tried first.
+    Return ``None`` if the window does not contain them. ``grown`` is the growth of the
+    list since the last read. The index that fits ``grown`` is tried first, because
+    equal records may be at several indexes.
     """
     for index in [len(window) - 1 - grown, *reversed(range(len(window)))]:
         if 0 <= index < len(window):
@@ -50,14 +51,14 @@ def find_end(
 
 @dataclass
 class Follower:
-    """Remembers the records that were read and finds the new records in a window.
+    """Keeps the records that were read last, and finds the new records in a window.
 
-    A window is the newest records of the list, as they were read in one request.
+    A window is the newest records of the list, which one request has read.
     """
 
-    started: bool = False  # whether the position to follow from is fixed
+    started: bool = False  # whether start() was called
     window_bytes: int = 0  # bytes of the window that was read last
-    window_records: int = 0
+    window_records: int = 0  # number of records in this window
     _length: int = 0
     _anchor: list[bytes] = field(default_factory=list[bytes])
     _latest: dict[str, tuple[int, str]] = field(
@@ -65,7 +66,7 @@ class Follower:
     )
 
     def start(self, window: Sequence[bytes], length: int) -> None:
-        """Fix the position to follow from: the end of this window."""
+        """Begin to follow at the end of this window."""
         self.started = True
         self._remember(window, length)
         for payload in window:
@@ -74,9 +75,11 @@ class Follower:
     def find_new(
         self, window: Sequence[bytes], length: int, *, longest: bool = False
     ) -> list[LogEntry] | None:
-        """Return new records and gaps; ``None`` if a longer window is needed.
+        """Return the new records, with an entry for each gap of missing records.
 
-        With ``longest`` a longer window is not possible.
+        Return ``None`` if the caller must read a longer window, because this window
+        does not contain the records that were seen last. ``longest`` means that no
+        longer window can be read.
         """
         place = self._find_place(window, length)
         cut = len(window) < length
@@ -90,7 +93,7 @@ class Follower:
         for payload in window[place or 0 :]:
             entry = LogEntry.decode(payload)
             if entry.number is not None and payload in recent:
-                continue  # the writer has sent the record twice
+                continue  # the agent has written the record twice
             if lost_place and self._is_old(payload, entry):
                 continue
             recent.add(payload)
@@ -111,9 +114,10 @@ class Follower:
         return LogEntry.decode(self._anchor[-1]).number is not None
 
     def _is_old(self, payload: bytes, entry: LogEntry) -> bool:
-        """Return whether a record was read before.
+        """Return whether a record was already read.
 
-        A number that was seen may also be new, because a process may start again at 1.
+        A smaller number alone does not prove this, because a process starts again at 1
+        after a restart. Therefore the timestamps are compared, too.
         """
         if payload in self._anchor:
             return True
@@ -132,7 +136,10 @@ class Follower:
         self._length = length
 
     def _lacks_its_first(self, entry: LogEntry) -> bool:
-        """Return whether a process is new here and begins with a number above 1."""
+        """Return whether a process is new, although its number is above 1.
+
+        If so, earlier records of the process are missing.
+        """
         unknown = entry.instance not in self._latest
         return unknown and entry.number is not None and entry.number > 1
 
@@ -141,7 +148,10 @@ class Follower:
         return bool(before and entry.number and entry.number <= before[0])
 
     def _record(self, entry: LogEntry) -> int | None:
-        """Return how many records of the process are missing before this one."""
+        """Return how many records of the same process are missing before this record.
+
+        Return ``None`` if this is unknown.
+        """
         number = entry.number
         if number is None:
             return None
@@ -156,13 +166,14 @@ class Follower:
 
 @dataclass(frozen=True, kw_only=True)
 class LogPage:
-    """A page of consecutive records.
+    """A page of consecutive records of a log.
 
     Attributes:
         entries: The records, newest last.
-        before: The argument for the page before this one; ``""`` where the list begins.
-        trimmed: Whether the requested position was trimmed from the list, with all
-            records before it.
+        before: The argument that reads the next older page. ``""`` if there are no
+            older records.
+        trimmed: Whether the requested position and all older records were trimmed from
+            the list.
     """
 
     entries: Sequence[LogEntry]
@@ -172,10 +183,10 @@ class LogPage:
 
 @dataclass(frozen=True)
 class LogPlace:
-    """The position of a record, with digests of that record and of the next ones."""
+    """The position of a record, with digests of this and the following records."""
 
-    index: int  # counted from the front; trimming can only make it smaller
-    count: int  # how many records the digests cover: up to 8
+    index: int  # from the front of the list; trimming makes the index smaller
+    count: int  # number of records in the digest of all records, up to 8
     _first: bytes
     _all: bytes
 
@@ -194,7 +205,7 @@ class LogPlace:
         raise ConfigurationError("before", text, rule)
 
     def encode(self) -> str:
-        """Encode the position as a text of 23 characters that a URL may contain."""
+        """Return the position as a text of 23 characters that a URL may contain."""
         fields = _FORM.pack(self.index, self.count, self._first, self._all)
         return urlsafe_b64encode(fields).decode().rstrip("=")
 
@@ -208,7 +219,10 @@ class LogPlace:
 
 
 def cut_page(window: Sequence[bytes], index: int, end: int, limit: int) -> LogPage:
-    """Make a page that ends at ``end`` in a window that begins at ``index``."""
+    """Return the page of the ``limit`` records before ``end`` in a window.
+
+    ``index`` is the position of the window in the list.
+    """
     begin = max(0, end - limit)
     older = index + begin > 0 and begin < len(window)
     place = LogPlace.of(window[begin:], index + begin).encode() if older else ""

@@ -1,13 +1,15 @@
-"""One record of the console list, and its encoding to bytes. No I/O.
+"""Encodes one record of the console list as JSON. This module does no I/O.
 
-A record is kept as two pieces of JSON in one bytes object. Its id is inserted later:
+A record is stored in one bytes object, which has two pieces of JSON. The id of the
+record is inserted between them when the record is written:
 
     {"timestamp":"…","level":"info","message":"…"       the head
     ,"metadata":{                                       _OPENS; the id is inserted here
     ,"module":"redis"}}                                 the rest; ``}}`` without metadata
 
-The id looks like ``"agent":"order-1#7"``. A record without an id leaves out the comma
-at the start of the rest; without metadata it leaves out all of ``,"metadata":{}``.
+The id looks like ``"agent":"order-1#7"``. If a record gets no id, the comma at the
+start of the rest is left out. If it also has no metadata, all of ``,"metadata":{}`` is
+left out.
 """
 
 from __future__ import annotations
@@ -28,21 +30,21 @@ from bls_agent.core.redaction import DEFAULT, Redactor
 from bls_agent.project.messages import Level, Outcome, OutcomeKind
 
 RECORD_LIMIT: Final = 65_535  # bytes; the console protocol asks for less than 64 KB
-MESSAGE_LIMIT: Final = 32_768
+MESSAGE_LIMIT: Final = 32_768  # bytes of the message in a record that is too long
 _OPENS: Final = b',"metadata":{'
 
 
 class LogRecord:
-    """A record that is encoded and redacted in the caller's thread, when it is made."""
+    """A record, which the constructor encodes and redacts in the caller's thread."""
 
     __slots__ = (
         "_body", "_has_agent", "_payload", "_place", "rank", "size"
     )  # fmt: skip
 
     OUTCOME_RANK: Final = 4
-    MARK: Final = 150  # bytes that an id is expected to add; names are seldom longer
-    NUMBER_ROOM: Final = 20  # bytes of an id after its prefix
-    ID_ROOM: Final = 1_100  # bytes for the id: a name of 512 bytes, escaped
+    MARK: Final = 150  # bytes that the id adds, for names of up to 100 bytes
+    NUMBER_ROOM: Final = 20  # bytes of an id behind its prefix
+    ID_ROOM: Final = 1_100  # bytes of the longest id: a name of 512 bytes, escaped
 
     def __init__(
         self,
@@ -72,20 +74,26 @@ class LogRecord:
         if len(head) + len(tail) > room:
             lost = max(0, len(message) - len(text))
             head, tail = _shorten(head, tail, len(head) + len(tail) + lost, room)
-        # A copy of exact size, because the bytes that orjson returns use more memory
-        # than their length. The comma follows the id, which is inserted before it.
+        # The body is a copy of exact size, because a bytes object from orjson uses more
+        # memory than its length. The id will be inserted before the comma.
         rest = b"}}" if tail == b"{}" else b",%b}" % tail[1:]
         self._body = b"%b%b%b" % (head, _OPENS, rest)
         self._place = len(head) + len(_OPENS)
         self._has_agent = "agent" in metadata
         self._payload: bytes | None = None
-        # A full buffer drops the lowest rank first: 0 debug … 3 error, 4 outcomes.
+        # From 0 for debug to 3 for error, and 4 for outcome records. A full buffer
+        # drops records of the lowest rank first.
         self.rank: int = level.rank if rank is None else rank
-        # Largest number of bytes that are sent for this record (for names of up to 100 bytes).
+        # Largest number of bytes that are sent for this record, if the name of the
+        # process has up to 100 bytes.
         self.size: int = len(self._body) + self.MARK
 
     def number(self, prefix: bytes, number: int = 0) -> None:
-        """Set the record's id, ``<instance>#<number>``."""
+        """Set the id of the record, ``<instance>#<number>``.
+
+        ``prefix`` is the result of :func:`id_prefix`. Without a prefix, the record gets
+        no id.
+        """
         body, place = self._body, self._place
         if prefix and not self._has_agent:
             self._payload = b'%b%b%d"%b' % (body[:place], prefix, number, body[place:])
@@ -96,7 +104,10 @@ class LogRecord:
 
     @property
     def has_id(self) -> bool:
-        """Whether an id was added; not if the metadata have a field ``agent``."""
+        """Whether :meth:`number` adds an id.
+
+        False if the metadata already has a field ``agent``.
+        """
         return not self._has_agent
 
     @property
@@ -107,19 +118,20 @@ class LogRecord:
 
 
 class SuccessRecord:
-    """The outcome of a success with a short result, encoded when it is written.
+    """The outcome record of a succeeded command, which is encoded when it is written.
 
     Encoding a batch of such records takes a third less time than encoding one record
-    after each handler. Waiting is safe, because the host cannot change the values of
-    such an outcome, and because the size of the record is known before.
+    after each handler. Later encoding is safe for two reasons: the result is ``None``,
+    a bool or a float, which the program cannot change; and the largest size of the
+    record is known in advance.
     """
 
     __slots__ = ("_now", "_outcome", "_record", "_redactor", "_trace", "rank", "size")
 
     # Largest number of characters of the command's name, id and source together.
     SMALL: Final = 200
-    FRAME: Final = 234  # largest number of bytes of everything else in the record
-    PLAIN: Final = frozenset({NoneType, bool, float})  # types that the result may have
+    FRAME: Final = 234  # largest number of bytes of the rest of the record
+    PLAIN: Final = frozenset({NoneType, bool, float})  # allowed types of the result
 
     def __init__(
         self,
@@ -130,7 +142,7 @@ class SuccessRecord:
         trace: Mapping[str, str],
     ) -> None:
         self._outcome = outcome
-        self._trace = trace  # ``trace_id`` and ``span_id``, if any
+        self._trace = trace  # ``trace_id`` and ``span_id``, or empty
         self._now = now
         self._redactor = redactor
         self._record: LogRecord | None = None
@@ -145,18 +157,22 @@ class SuccessRecord:
         redactor: Redactor = DEFAULT,
         trace: Mapping[str, str] = MappingProxyType({}),
     ) -> SuccessRecord | None:
-        """Make the record of an outcome; ``None`` if it must be encoded at once."""
+        """Return the record of an outcome.
+
+        Return ``None`` if the outcome must be encoded now, as a ``LogRecord``.
+        """
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             return None
         text = outcome.command + outcome.command_id
         words = text + outcome.source.replace(" ", "")
         is_plain = words.replace("-", "").replace("_", "").replace(".", "").isalnum()
-        # A source counts twice, because redaction may almost double its length.
+        # The source is counted twice, because redaction may almost double its length.
         text += 2 * outcome.source
         is_small = len(text) <= cls.SMALL and type(outcome.result) in cls.PLAIN
         if not (is_plain and is_small):
             return None
-        letters = len(outcome.command) + len(text)  # the record has the name twice
+        # The record contains the name of the command twice.
+        letters = len(outcome.command) + len(text)
         letters = letters if text.isascii() else 4 * letters
         letters += sum(map(len, (*trace.keys(), *trace.values()))) + 6 * len(trace)
         size = LogRecord.MARK + cls.FRAME + letters
@@ -192,12 +208,18 @@ AnyRecord: TypeAlias = LogRecord | SuccessRecord
 
 
 def id_prefix(instance: str) -> bytes:
-    """Encode the common beginning of all ids of a process; ``b""`` for no instance."""
+    """Return the encoded beginning of all ids of a process.
+
+    ``b""`` if ``instance`` is empty.
+    """
     return b'"agent":' + encode(f"{instance}#")[:-1] if instance else b""
 
 
 def _redact(payload: bytes, redactor: Redactor) -> bytes:
-    """Redact encoded JSON, because the objects it was made from may have any type."""
+    """Remove secrets from encoded JSON.
+
+    The encoded form is used, because the original objects may have any type.
+    """
     if not redactor.suspects(payload):
         return payload
     return encode(redactor.tree(decode(payload)))
@@ -212,7 +234,11 @@ def _shorten(head: bytes, tail: bytes, size: int, room: int) -> tuple[bytes, byt
 
 
 def _cut_encoded(text: str, limit: int) -> str:
-    """Shorten a text until its JSON form fits; a control character takes six bytes."""
+    """Shorten a text until its JSON form has at most ``limit`` bytes.
+
+    The JSON form may be longer than the text, because a control character takes six
+    bytes.
+    """
     size = limit - 2  # the quotes
     while len(encode(text)) > limit:
         text = cut_text(text, size)
