@@ -351,7 +351,7 @@ class AssetLibrary(Store):
         return WriteOutcome.UPDATED if before else WriteOutcome.CREATED
 
     async def _send(self, requests: Sequence[Request]) -> None:
-        """Send requests in order; skip commands that the server does not know."""
+        """Send requests in order. Ignore errors about unsupported commands."""
         for reply in await self.pool.call_many(requests):
             if isinstance(reply, RedisUnavailableError) and not _is_unknown(reply):
                 raise reply
@@ -521,5 +521,5 @@ def _categories_of(write: AssetWrite) -> list[str]:
 
 
 def _is_unknown(reply: Reply) -> bool:
-    """Return whether a reply means that the server does not know the command."""
+    """Return whether a reply means that the server does not support the command."""
     return isinstance(reply, RedisUnavailableError) and reply.kind == "unknown_command"

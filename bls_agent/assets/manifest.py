@@ -334,7 +334,7 @@ def parse_manifest(content: bytes, path: str) -> AssetManifest:
 
     Args:
         content: Content of the file, in UTF-8. The file may have at most 256 KB, 64
-            levels and 10,000 values. An alias counts as all values that it stands for.
+            levels and 10,000 values. An alias counts as all values that it refers to.
         path: Path of the file in the repository. Each fault names this path.
 
     Raises:

@@ -136,7 +136,7 @@ def make_plan(
        describe the asset.
 
     ``files`` are the files that :func:`choose_files` returned, and ``known`` are all
-    assets of the library. ``manifests`` holds, by path, the manifests that were read.
+    assets of the library. ``manifests`` maps paths to the manifests that were read.
     ``faults`` are the faults of files that could not be used. ``force`` allows any
     number of deletions.
     """
@@ -196,7 +196,7 @@ def _unclear(
     There are three cases for a broken file:
 
     1. The file has the path of a known asset: this asset is kept.
-    2. The file holds the id of a known asset: this asset is kept.
+    2. The file contains the id of a known asset: this asset is kept.
     3. The file is new, and its id cannot be read: all unclaimed assets are kept,
        because the file may be the moved and damaged manifest of any asset.
     """

@@ -43,7 +43,7 @@ class Asset:
         runtime: What runs the asset, or ``None``. The library never executes anything.
         github_path: Path of the manifest in the repository.
         github_sha: SHA of the manifest, which shows whether the file has changed.
-        created_at: Unix seconds, ``None`` if Redis holds no readable time.
+        created_at: Unix seconds, ``None`` if Redis has no readable time.
         updated_at: Unix seconds of the last change, or ``None``.
         faults: Optional fields that cannot be read, each with the reason. These fields
             are left empty. A stored ``""`` or ``null`` is no fault.

@@ -235,7 +235,7 @@ def is_manifest_path(path: str) -> bool:
 
 
 def check_branch(branch: str) -> str:
-    """Return a checked name of a branch. ``""`` stands for the default branch.
+    """Return a checked name of a branch. ``""`` means the default branch.
 
     Raises ConfigurationError if the name is invalid.
     """

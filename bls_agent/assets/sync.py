@@ -110,8 +110,8 @@ class AssetSync:
 
     Args:
         redis: A URL, a client of redis-py or a ``ProjectAgent``. If it is a
-            ``ProjectAgent``, :meth:`run_forever` logs through the agent. ``None``
-            stands for ``BLS_REDIS_URL``.
+            ``ProjectAgent``, :meth:`run_forever` logs through the agent. With
+            ``None``, the URL in ``BLS_REDIS_URL`` is used.
         source: Source of the manifests.
         wait: Longest wait in seconds for the end of another synchronisation.
         on_progress: Function that is called in the event loop after each step of the

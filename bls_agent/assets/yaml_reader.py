@@ -2,7 +2,7 @@
 
 Only the core schema of YAML 1.2 is read, so that JSON can hold every value: ``no``,
 ``12:30`` and dates are texts, and tags and merge keys are refused. When the limits are
-checked, an alias counts as all the values that it stands for.
+checked, an alias counts as all the values that it refers to.
 """
 
 from __future__ import annotations

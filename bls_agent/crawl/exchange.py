@@ -125,7 +125,7 @@ class Exchange:
     """Collects the calls of one event loop's tasks, and sends them to Redis together.
 
     The class has 16 attributes because taking, renewing and ending leases share one
-    write. They hold the taken requests, the waiting tasks and the time of the next write.
+    write. Examples are taken requests, waiting tasks and the time of the next write.
     """
 
     def __init__(
@@ -472,7 +472,7 @@ class Exchange:
         return None
 
     def _fault_of(self, held: Held) -> str:
-        """Decode a request. Return why no worker can execute it, or ``""`` if one can."""
+        """Decode a request. Return why no worker can execute it, otherwise ``""``."""
         try:
             held.request = CrawlRequest.decode(held.body)
         except DecodeError as error:

@@ -329,8 +329,8 @@ def fingerprint(request: _RequestLike, headers: Iterable[str] = ()) -> str:
         _check_foreign(request)
     method, url = request.method.upper().encode(), canonical_url(request.url).encode()
     body = request.body
-    # Each part follows its length. Otherwise the end of one part could be taken for the
-    # beginning of the next.
+    # The length is written before each part. Otherwise the end of one part could be
+    # read as the beginning of the next part.
     parts = b"%d:%b%d:%b%d:%b" % (len(method), method, len(url), url, len(body), body)
     for name in sorted({name.lower() for name in headers}):
         values = _values(request.headers, name)
@@ -367,13 +367,13 @@ def item_fingerprint(item: object) -> str:
 
     Args:
         item: A mapping, such as an ``Item`` of Scrapy, a dataclass, or any other value
-            that JSON can hold.
+            that can be written as JSON.
 
     Returns:
         SHA-256 of the item's canonical JSON, 64 hexadecimal digits.
 
     Raises:
-        ConfigurationError: JSON cannot hold the item.
+        ConfigurationError: The item cannot be written as JSON.
     """
     if is_dataclass(item) and not isinstance(item, type):
         item = asdict(item)

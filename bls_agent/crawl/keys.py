@@ -86,7 +86,7 @@ class RedisKeyManager:
         return cls(project, settings.get("SPIDER_NAME", None))
 
     def set_spider_name(self, spider_name: str | None) -> None:
-        """Change the spider. ``None`` or ``""`` stands for the project alone.
+        """Change the spider. ``None`` or ``""`` means the project alone.
 
         Raises:
             ConfigurationError: The name breaks a rule of :class:`RedisKeyManager`. The

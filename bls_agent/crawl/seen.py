@@ -104,7 +104,7 @@ class SeenFilter(Store):
             RedisRefusedError: Redis refused the request, for example because the user
                 lacks a permission.
             WrongTypeError: The key holds another type; its value was not changed.
-            ConfigurationError: The argument is not a fingerprint, or the server lacks
+            ConfigurationError: The argument is not a fingerprint, or the server has no
                 Bloom filters.
         """
         return (await self.add_many([fingerprint]))[0]
@@ -257,7 +257,7 @@ class DedupPipeline:
 
         Raises:
             DuplicateItem: An equal item has passed before.
-            ConfigurationError: JSON cannot hold the item.
+            ConfigurationError: The item cannot be written as JSON.
             RedisUnavailableError: Redis did not reply; see :meth:`SeenFilter.add`.
         """
         known = self._identify(item)

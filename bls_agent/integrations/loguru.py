@@ -26,10 +26,10 @@ __all__ = ["loguru_sink"]
 def loguru_sink(agent: HasLog) -> Callable[[Message], None]:
     """Return a sink for ``logger.add(loguru_sink(agent))``.
 
-    The message is the record's own message, whatever ``format`` is. The metadata holds
-    the fields of ``bind``, ``contextualize`` and ``patch``, the name of the module as
-    ``logger``, and ``exception``. A field whose name this package uses gets an
-    underscore at its end, like ``agent_``. A record is sent only if it reaches the
+    The message is the record's own message, whatever ``format`` is. The metadata
+    contains the fields of ``bind``, ``contextualize`` and ``patch``, the name of the
+    module as ``logger``, and ``exception``. A field whose name this package uses gets
+    an underscore at its end, like ``agent_``. A record is sent only if it reaches the
     sink's ``level`` and the agent's ``log_level``. Like ``agent.log``, the sink never
     waits and never raises, in any thread. Records of the modules of ``bls_agent`` and
     ``redis`` are not sent.

@@ -59,8 +59,8 @@ __all__ = [
     "write_request",
 ]
 
-# A field of ``meta``. In Redis, the field holds the attributes of Scrapy's request that
-# a CrawlRequest lacks. A taken request, its retries and its redirects have ``True``.
+# A field of ``meta``. In Redis, the field has the attributes of Scrapy's request that a
+# CrawlRequest cannot have. In taken requests, retries and redirects, it is ``True``.
 MARK: Final = "crawl_queue"
 AHEAD: Final = 8  # requests that are taken before Scrapy asks for them
 LOOK_EVERY: Final = 0.5  # seconds between two checks whether requests are left
@@ -142,8 +142,8 @@ def write_request(request: Request, spider: Spider | None = None) -> CrawlReques
 
     Args:
         request: A request whose callback and errback are methods of the spider. meta,
-            cb_kwargs, cookies and flags hold only what JSON can hold (a tuple becomes a
-            list).
+            cb_kwargs, cookies and flags contain only values that can be written as JSON
+            (a tuple becomes a list).
         spider: The spider that has the methods.
 
     Raises:
@@ -531,7 +531,7 @@ class CrawlScheduler(BaseScheduler):
         return held
 
     def _acknowledge(self, held: _Held) -> None:
-        """Let a request be acknowledged as soon as its new requests are in Redis."""
+        """Acknowledge a request as soon as its new requests are in Redis."""
         held.children = set(self._pushing)
         held.done.set()
         self._holding.discard(held.task)

@@ -88,7 +88,6 @@ class FleetServer:
         return self.call(ask)
 
     def status(self, project: str) -> Status | None:
-        """Read a project's status, as a console does."""
         return self.call(self._console.status, project)
 
     def clear(self) -> None:

@@ -47,7 +47,7 @@ ALIKE: Final = 5  # faults of one check after which the rest of the check is ski
 
 
 class AgentJudge:
-    """Judges one program by vectors."""
+    """Runs the checks of vectors on one program. Restarts the program after a fault."""
 
     def __init__(
         self, wire: Wire, program: Program, link: FaultProxy, tasks: TaskGroup

@@ -35,7 +35,6 @@ class ConsoleJudge:
         self._command = command
 
     async def judge(self, vectors: Sequence[Vector]) -> AsyncIterator[Verdict]:
-        """Yield a verdict for each vector."""
         for vector in vectors:
             await self.wire.clear()
             fault = await CHECKS[vector.check](self, vector)

@@ -44,7 +44,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one vector, with the fault unless the program has passed."""
+    """The result of one vector, with a fault if the program has not passed."""
 
     vector: Vector
     result: Result
