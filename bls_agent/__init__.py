@@ -1,6 +1,6 @@
-"""bls-agent: put a service on the BLS Project Console, over one shared Redis.
+"""bls-agent connects a service to the BLS Project Console through a shared Redis.
 
-The names below are loaded at their first use, so that importing the package is fast.
+Each public name is loaded at its first use, so that importing the package is fast.
 """
 
 from __future__ import annotations
@@ -120,5 +120,5 @@ _HOMES = {
     "SyncConsole": "sync_console",
 }
 
-if not TYPE_CHECKING:  # checkers see the imports above, and refuse other names
+if not TYPE_CHECKING:  # type checkers read the imports above, and refuse other names
     __getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "core.errors")

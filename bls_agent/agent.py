@@ -87,7 +87,7 @@ class ProjectAgent:
     application. Nothing is opened before that. A closed agent can be opened again.
 
     Args:
-        project: The name by which consoles find the service; UTF-8 in form NFC.
+        project: The name by which consoles find the service, in Unicode form NFC.
         redis: A URL (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``,
             ``redis+cluster://``) or a client of redis-py, from which the agent takes
             address and credentials. Default: ``BLS_REDIS_URL``, else
@@ -166,7 +166,7 @@ class ProjectAgent:
     def set_status(self, status: Status | str, *, reason: str = "") -> None:
         """Set the service's own status, which the agent writes at once and refreshes.
 
-        This method may be called from any thread, and it does not wait.
+        Any thread may call this method. The method does not wait for the write.
 
         Args:
             status: A status such as ``Status.FAULT``, or the word for a status:
@@ -276,13 +276,13 @@ class ProjectAgent:
         timeout: float = TIMEOUT,
         failures: int = FAILURES,
     ) -> C | HealthCheckDecorator:
-        """Register a check that runs regularly and sets the status 故障 if it fails.
+        """Register a check that runs regularly; a failure sets ``Status.FAULT`` (故障).
 
         Write ``@agent.health_check`` or ``@agent.health_check("name", …)``, in any
         thread. The function takes no arguments and is returned unchanged. A plain
         function runs in a thread. A check fails if it raises, returns exactly ``False``
-        or exceeds its timeout. It is first called when the agent opens. A success ends
-        the status 故障.
+        or exceeds its timeout. The agent calls the check first when the agent opens.
+        After a success the check no longer sets the status.
 
         Args:
             function: The check, or the check's name (default: the function's name).
@@ -324,15 +324,15 @@ class ProjectAgent:
         delivery: int | None = None,
         **arguments: Any,
     ) -> Invocation:
-        """Run a command as an open agent does, but without a server: for tests.
+        """Run a command as an open agent does, but without a server, for tests.
 
-        The agent may be closed. If the caller is cancelled, so is the handler.
+        The agent may be closed. If the caller is cancelled, the handler is cancelled.
 
         Args:
             command: The command's name, or a command with id, sender and arguments.
             args: The arguments, if they are not keywords.
-            delivery: How often the command was handed out; 1 by default. To pass an
-                argument of this name, use ``args``.
+            delivery: How often an agent has received the command; 1 by default. To pass
+                an argument of this name to the command, use ``args``.
             arguments: The arguments as keywords.
 
         Raises:
@@ -341,22 +341,22 @@ class ProjectAgent:
         return await self._alone().invoke(command, args, delivery, arguments)
 
     def describe_commands(self) -> list[dict[str, Any]]:
-        """Return what the command ``help`` answers, without a server: for tools."""
+        """Return the result of the command ``help``, without a server, for tools."""
         return self._alone().describe_commands()
 
     async def run_checks(self) -> dict[str, CheckResult]:
-        """Call every health check once, and return name → result: for tests."""
+        """Call every health check once, and return name → result, for tests."""
         return await self._alone().run_checks()
 
     async def flush(self, timeout: float = 5.0) -> Flushed:
-        """Wait until the records logged so far are written.
+        """Wait until all records that were logged before this call are written.
 
         Args:
             timeout: Seconds to wait at most.
 
         Returns:
-            The numbers of written and dropped records. The object is true if none of
-            the records logged before the call still waits.
+            The numbers of written and dropped records. The object is true if no record
+            that was logged before the call is still waiting.
         """
         self._detach_gone()
         delivery, session = self._state.stream.delivery, self._open_session()
@@ -379,10 +379,10 @@ class ProjectAgent:
         await self._require_session().ready(timeout)
 
     async def pause(self, reason: str = "") -> None:
-        """Take no more commands until :meth:`resume`; return when this is so.
+        """Stop taking commands until :meth:`resume`; return when none is taken any more.
 
-        Commands that were not started go back to the queue; running handlers go on, and
-        built-in commands are taken. A pause ends when the agent is closed.
+        Commands that were not started return to the queue. Running handlers continue.
+        Built-in commands are still taken. A pause ends when the agent is closed.
 
         Args:
             reason: The reason, in one sentence. It is logged, and consoles show it.
@@ -394,23 +394,23 @@ class ProjectAgent:
         await session.call(partial(session.switch.pause, reason))
 
     def resume(self) -> None:
-        """Take commands again; from any thread. Errors are those of :meth:`pause`."""
+        """Take commands again; any thread may call this. Errors: as :meth:`pause`."""
         session = self._require_session()
         session.call_in_loop(session.switch.resume)
 
     async def drain(self, reason: str = "") -> bool:
         """Pause, and wait until every other command that was taken has ended.
 
-        The pause goes on. ``reason`` and errors are those of :meth:`pause`.
+        The agent stays paused. ``reason`` and errors are those of :meth:`pause`.
 
         Returns:
-            Whether the agent is empty; ``False`` if it was paused or resumed meanwhile.
+            ``True`` if all have ended; ``False`` after another pause or a resume.
         """
         session = self._require_session()
         return await session.call(partial(session.switch.drain, reason))
 
     def stats(self) -> AgentStats:
-        """Return a snapshot of all counters and states; callable from any thread."""
+        """Return a snapshot of all counters and states; any thread may call this."""
         from bls_agent.project.stats import collect_stats  # noqa: PLC0415 - 2 ms, not at import
 
         return collect_stats(self._state, self._open_session())
@@ -452,7 +452,7 @@ class ProjectAgent:
     async def __aexit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
-        """Close the agent; an exception of the block is passed on unchanged."""
+        """Close the agent; an exception in the block is not changed."""
         from bls_agent.project.session import final_status  # noqa: PLC0415 - the module is loaded already
 
         status = final_status(error)
@@ -482,7 +482,7 @@ class ProjectAgent:
             with anyio.CancelScope(shield=True):
                 await session.wait_closed()
         except BaseException:
-            session.force()  # cancelled again while it closes: do not wait for handlers
+            session.force()  # a second cancellation: do not wait for handlers
             raise
         if self._session is session and session.closed.is_set():
             self._session = None
@@ -499,12 +499,12 @@ class ProjectAgent:
         After a second signal, running handlers get no more time.
 
         Args:
-            handle_signals: Whether to listen for the two signals (this is done in the
-                main thread only).
+            handle_signals: Whether the two signals end the agent. In another thread
+                than the main thread they never do.
             banner: Whether to log to standard error if the program has not configured
                 logging. Default: the setting (``BLS_BANNER``).
-            task_status: Its method ``started()`` is called when the first status was
-                written.
+            task_status: The agent calls its method ``started()`` after the first status
+                was written.
 
         Returns:
             The signal that ended the agent; ``None`` if no signal did.
@@ -545,12 +545,12 @@ class ProjectAgent:
 
         Write ``FastAPI(lifespan=agent.lifespan)``. In a lifespan of your own, make the
         agent's lifespan the outermost block: ``async with agent.lifespan(app),
-        connect() as pool: yield …``. The last status is 故障 if the application fails to
-        start, and 离线 if the server is stopped.
+        connect() as pool: yield …``. The last status is ``Status.FAULT`` if the
+        application fails to start, and ``Status.OFFLINE`` if the server is stopped.
 
         Raises:
-            ConfigurationError: The reasons are those of ``async with agent:``. The
-                server then does not start.
+            ConfigurationError: ``async with agent:`` raises this error. The server does
+                not start then.
         """
         async with self:
             yield
@@ -570,12 +570,12 @@ class ProjectAgent:
         return session
 
     def _open_session(self) -> AgentSession | None:
-        """Return the session; ``None`` if its loop was closed or is a parent's."""
+        """Return the session; ``None`` if its loop is closed or a parent process's."""
         session = self._session
         return None if session is None or session.is_gone else session
 
     def _detach_gone(self) -> None:
-        """Release a session that cannot close itself, because its loop is gone."""
+        """Release a session whose loop was closed, because it cannot close itself."""
         session = self._session
         if session is not None and session.is_gone:
             session.detach()

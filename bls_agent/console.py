@@ -1,4 +1,4 @@
-"""The console's side of the console protocol, for agents written in any language."""
+"""The console of the console protocol, for agents that are written in any language."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 NAMES_KEPT: Final = 1_000  # names of known projects that a console remembers
 STARTING: Final = 0.5  # seconds to wait for the first key of a starting agent
-NEWEST: Final = 50  # newest records in which an agent's last record is searched
-LOOK_TIME: Final = 1.0  # seconds at most to locate a command or record a failure
+NEWEST: Final = 50  # number of newest records in which the agent's last one is searched
+LOOK_TIME: Final = 1.0  # most seconds to find a command after a timeout
 
 
 class Console(Store):
@@ -78,7 +78,7 @@ class Console(Store):
         super().__init__(redis, timeout=timeout)
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - chosen here, passed on as an argument
         self._tracing = SendTracing()
-        self._seen: set[str] = set()  # projects that need no further check for a key
+        self._seen: set[str] = set()  # projects for which a key was found
 
     @property
     def _pool(self) -> ConnectionPool:
@@ -90,7 +90,7 @@ class Console(Store):
 
     @cached_property
     def redactor(self) -> Redactor:
-        """Removes secrets from shown texts, also under names of ``BLS_REDACT_KEYS``."""
+        """Removes secrets from texts; ``BLS_REDACT_KEYS`` adds names of secrets."""
         return Redactor(self._settings.redact_keys)
 
     @property
@@ -116,8 +116,7 @@ class Console(Store):
         """Put a command into a project's control list.
 
         Args:
-            project: The project's name. A project without status, log and queue is
-                refused.
+            project: The project's name. The project needs a status, a log or a queue.
             command: The command's name.
             args: The command's arguments.
             id: The command's id. Default: a new id.
@@ -126,9 +125,9 @@ class Console(Store):
             create: Whether to send the command even if the project has no key yet.
             size_limit: Longest command in bytes. Pass more than 64 KB only if every
                 agent of the project reads longer commands.
-            record: Whether to write a record of sender, command and arguments (without
-                secrets) into the console list, if that is possible. A second record is
-                written if the command could not be sent. If the list has more than
+            record: Whether to try to write a record of sender, command and arguments
+                (without secrets) into the console list. A second record is written if
+                the command could not be sent. If the list has more than
                 ``BLS_LOG_LIST_LIMIT`` records (10,000), the oldest record is removed.
             sent_by: The sender that the record names. Default: user and host.
             source: The command's ``source``.
@@ -206,9 +205,9 @@ class Console(Store):
             UnknownProjectError: The project has no status, no log and no queue.
             NoOutcomeError: No outcome was recorded within ``timeout`` seconds. The
                 error states what is known about the command.
-            RedisUnavailableError: The command was not or perhaps not sent (see
-                :meth:`send`), or Redis refuses to read the log. During an outage after
-                sending, the method waits.
+            RedisUnavailableError: The command could not be sent (see :meth:`send`), or
+                Redis refuses to read the log. During an outage after sending, the
+                method waits.
         """
         outcomes = await self._collect(
             project,
@@ -238,12 +237,13 @@ class Console(Store):
         record: bool = False,
         sent_by: str = "",
     ) -> dict[str, Outcome]:
-        """Send a broadcast and wait for the outcome of every living instance.
+        """Send a broadcast and wait for the outcome of every replica that runs.
 
         The other arguments are those of :meth:`send`.
 
         Returns:
-            The outcome of each instance. A missing instance has not answered in time.
+            The outcome of each replica, by its instance name. A replica that has not
+            answered in time is missing.
 
         Raises:
             BlsError: The errors of :meth:`call`, for the same reasons.
@@ -339,15 +339,15 @@ class Console(Store):
         """Take all waiting commands out of a project's control list, and return them.
 
         Each command is withdrawn, or an agent gets it. The errors are those of
-        :meth:`withdraw`; if ``error.ambiguous``, some commands may be withdrawn.
+        :meth:`withdraw`. If ``error.ambiguous``, some commands may be withdrawn.
         """
         return await CommandLists(self._pool, project).withdraw(None)
 
     async def in_hand(self, project: str, limit: int = 200) -> list[CommandsInHand]:
-        """Read what each process in mode ``reliable`` has taken and not ended.
+        """Read the unfinished commands of each process in mode ``reliable``.
 
-        ``limit`` is the largest number of commands of each process. The other details
-        are those of :meth:`queue`.
+        ``limit`` is the largest number of commands of each process. Errors and missing
+        fields are those of :meth:`queue`.
         """
         _check_limit(limit)
         return await CommandLists(self._pool, project).in_hand(limit)
@@ -356,7 +356,7 @@ class Console(Store):
         """Read the newest ``limit`` dead letters of a project, newest first.
 
         A dead letter is a command that was started three times in mode ``reliable`` and
-        never ended. At most 1,000 are kept. The other details are those of
+        never ended. At most 1,000 are kept. Errors and missing fields are those of
         :meth:`queue`.
         """
         _check_limit(limit)
@@ -373,24 +373,24 @@ class Console(Store):
     ) -> list[Command]:
         """Put dead letters back at the end of the queue, byte for byte, to run again.
 
-        Redis moves each command in one atomic step, so that no command is lost or
-        doubled, also if this program is killed or two programs do it at the same time.
-        The deliveries of the commands are counted from 1 again.
+        Redis moves each command in one atomic step. So no command is lost or doubled,
+        even if this program is killed, or two programs requeue at the same time. The
+        deliveries of the commands are counted from 1 again.
 
         Args:
             project: The project's name.
-            id: The command's id. If several dead letters have this id, all are meant.
-            all: Whether all dead letters are meant, also those without an id.
+            id: The command's id. If several dead letters have this id, all are moved.
+            all: Whether all dead letters are moved, also those without an id.
             record: Whether to write a record of the sender and at most 100 ids into the
-                console list, if that is possible, after the commands were moved.
+                console list, after the commands were moved. A failure is ignored.
             sent_by: The sender that the record names. Default: user and host.
 
         Returns:
             The commands that were moved, oldest first; empty if there were none.
 
         Raises:
-            ConfigurationError: ``id`` or ``sent_by`` is an empty text, neither or both
-                of ``id`` and ``all`` are given, or ``sent_by`` without ``record``.
+            ConfigurationError: ``id`` or ``sent_by`` is an empty text, not exactly one
+                of ``id`` and ``all`` is passed, or ``sent_by`` without ``record``.
             WrongTypeError: A key is of another type.
             RedisUnavailableError: If ``error.ambiguous`` is true, some commands may have
                 been moved. Otherwise none was moved. The method may be called again.
@@ -417,12 +417,12 @@ class Console(Store):
     async def forget(self, project: str, *, force: bool = False) -> list[str]:
         """Delete every key of a project: its status, its log, its waiting commands.
 
-        It also deletes the keys that this package keeps for the project: those of mode
-        ``reliable``, of replicas and of broadcasts. The deletion is not atomic: keys
-        that an agent writes meanwhile may be deleted or stay, and an agent that is
-        online writes its status again. With ``force`` the keys of a project that is
-        online are deleted, too. Commands that an agent in mode ``reliable`` has taken
-        and not ended are not deleted, even with ``force``.
+        The method also deletes the keys of this package for the project: those of mode
+        ``reliable``, of replicas and of broadcasts. The deletion is not atomic, so that
+        keys that an agent writes meanwhile may be deleted or stay. ``force`` deletes
+        the keys even if the project is online, but its agent then writes its status
+        again. Commands that an agent in mode ``reliable`` has taken and not ended
+        always stay.
 
         Returns:
             The keys that were deleted.
@@ -436,10 +436,10 @@ class Console(Store):
         return deleted
 
     async def instances(self, project: str) -> dict[str, Status]:
-        """Read the living replicas of a project, each with its status.
+        """Read the status of each replica of a project that runs.
 
         Returns:
-            The status of each instance; empty without agents with ``replicas=True``.
+            Instance name → status; empty without agents with ``replicas=True``.
 
         Raises:
             WrongTypeError: The key of the replicas is not a hash.
@@ -457,8 +457,8 @@ class Console(Store):
         """Read which processes of projects are paused, draining or drained.
 
         Returns:
-            Project → instance → report, without projects that have no report, or whose
-            reports may not be read. A killed process is listed for 30 s at most.
+            Project → instance → report, without projects that have no report or whose
+            reports this console may not read. A killed process stays for at most 30 s.
 
         Raises:
             RedisUnavailableError: Redis cannot answer.
@@ -483,9 +483,9 @@ class Console(Store):
         return None if value is None else Status.decode(value)
 
     async def exists(self, project: str) -> bool:
-        """Find out whether a project has a status, a log or waiting commands.
+        """Return whether a project has a status, a log or waiting commands.
 
-        A key that this console may not read, or that has a wrong type, counts, too.
+        A key counts even if this console may not read the key, or its type is wrong.
 
         Raises:
             RedisUnavailableError: Redis cannot answer.
@@ -495,8 +495,8 @@ class Console(Store):
     async def projects(self) -> dict[str, Status | None]:
         """Find every project that has a status, a log or waiting commands.
 
-        It uses SCAN, not KEYS. Projects whose status this console may not read are left
-        out.
+        The method uses SCAN, because KEYS would block Redis. Projects whose status this
+        console may not read are left out.
 
         Returns:
             The status of each project, sorted by name; ``None`` for no valid status.
@@ -525,9 +525,9 @@ class Console(Store):
     ) -> LogPage:
         """Read records page by page, backwards from the newest.
 
-        The pages do not repeat or skip records while the list grows and is trimmed at
-        its front. This does not hold for equal records in a row without ids, because
-        they cannot be distinguished.
+        The pages repeat and skip no record while the list grows and is trimmed at its
+        front. Equal records in a row without ids are an exception, because this method
+        cannot distinguish them.
 
         Args:
             project: The project's name.
@@ -571,10 +571,10 @@ class Console(Store):
     ) -> AsyncIterator[LogEntry]:
         """Yield records as they are written, until the iteration is left or cancelled.
 
-        A record with an id (``metadata.agent``) is yielded only once, also after trimming
-        and reconnects. This is not guaranteed for records without an id. An entry with
-        ``is_gap`` stands for missing records. While Redis is unreachable, the iteration
-        waits. If Redis refuses a read, the iteration raises.
+        A record with an id (``metadata.agent``) is yielded only once, even after
+        trimming and reconnects. A record without an id may be yielded again. An entry
+        with ``is_gap`` replaces missing records. While Redis is unreachable, the
+        iteration waits. If Redis refuses a read, the iteration raises.
 
         Args:
             project: The project's name.

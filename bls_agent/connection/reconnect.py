@@ -100,7 +100,7 @@ class Reminders:
 
 
 class ThrottledLog:
-    """Logs warnings about Redis for all connections, each cause once a minute at most."""
+    """Logs warnings about Redis for all connections; one per cause and minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._reminders = Reminders(clock)

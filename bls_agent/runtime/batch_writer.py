@@ -1,7 +1,7 @@
 """Writes items in the background: in order, in batches, from a buffer with a limit.
 
-Any thread puts items, and one task writes them: at once when the task is idle, in
-batches while a write runs. The buffer decides what is dropped when it is full.
+Any thread puts items, and one task writes them. An idle task writes an item at once.
+Items that arrive during a write become the next batch. A full buffer drops items.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bls_agent.runtime.tasks import ThreadSafeEvent
 
 BATCH_ITEMS: Final = 500
 BATCH_BYTES: Final = 128 * 1024
-LEAST_BYTES: Final = 8 * 1024  # size limit of a batch after slow writes
+LEAST_BYTES: Final = 8 * 1024  # smallest size limit of a batch, after slow writes
 SLOW: Final = 2.0  # seconds of a write after which the next batch is made smaller
 PACE: Final = 0.005  # seconds between two writes, unless a batch is full
-FAULTS: Final = 3  # failures of our code after which a batch is dropped
+FAULTS: Final = 3  # failures of the sink's own code after which a batch is dropped
 
 T = TypeVar("T", bound=Sized)
 
@@ -32,18 +32,18 @@ class Sink(Protocol[T]):
     """Where batches are written, such as one list in Redis."""
 
     def prepare(self, items: Sequence[T]) -> Sequence[T]:
-        """Make a batch of the items, once, before the first try to write it."""
+        """Return the batch for these items; called once, before the first write."""
         ...
 
     async def write(self, batch: Sequence[T]) -> None:
-        """Write the whole batch; after RedisUnavailableError it is called again."""
+        """Write the whole batch; called again after RedisUnavailableError."""
         ...
 
     async def was_written(self, batch: Sequence[T]) -> bool | None:
         """Return whether an earlier write of the batch was executed.
 
-        Returns ``None`` if this cannot be known; then the batch is written again and
-        counted in ``maybe_repeated``.
+        Returns ``None`` if this cannot be found out. The batch is then written again
+        and counted in ``maybe_repeated``.
         """
         ...
 
@@ -72,16 +72,16 @@ class Flushed:
 class _Batch(Generic[T]):
     items: Sequence[T]  # as put() received them
     prepared: Sequence[T] | None = None  # the form that the sink writes
-    faults: int = 0  # failures of our code, not of Redis, with this batch
+    faults: int = 0  # failures of the sink's code, not of Redis, with this batch
     is_ambiguous: bool = False  # whether the batch may be written already
-    is_carried: bool = False  # whether an earlier run began it with another sink
+    is_carried: bool = False  # whether an earlier run() has begun to write the batch
 
 
 class BatchWriter(Generic[T]):
     """Takes items from any thread and writes them in order, in one task.
 
     An item may be written twice only if :meth:`Sink.was_written` returns ``None``, or if
-    a batch continues in a later run.
+    a later :meth:`run` continues a batch.
     """
 
     def __init__(self, buffer: BoundedBuffer[T], *, pace: float = PACE) -> None:
@@ -95,7 +95,7 @@ class BatchWriter(Generic[T]):
         self._batch: _Batch[T] | None = None
         self._next: _Batch[T] | None = None
         self._paced_until = 0.0
-        # Number of callers that wait in flush(). If any waits, a batch is written
+        # Number of callers that wait in flush(). If there are any, a batch is written
         # without waiting for more items.
         self._flushing = 0
         self._hurried = anyio.Event()
@@ -131,13 +131,14 @@ class BatchWriter(Generic[T]):
                 self._batch = None
                 self._announce()
         finally:
-            if this_run is self._run:  # else a run of a closed loop was collected
+            # A run of a closed loop may end later, when it is collected as garbage.
+            if this_run is self._run:
                 self._run = None
                 self._wakeup.unbind()
                 self._announce()
 
     def detach(self) -> None:
-        """Reset what a :meth:`run` has left whose event loop was closed."""
+        """Reset the state that :meth:`run` has left, because its loop was closed."""
         self._run = None
         self._paced_until = 0.0
         self._flushing, self._hurried = 0, anyio.Event()
@@ -161,7 +162,7 @@ class BatchWriter(Generic[T]):
         return sum(len(batch.items) for batch in batches) + self.buffer.empty(reason)
 
     async def _gather(self) -> None:
-        """Wait up to ``PACE`` after the last write, so that the next batch grows."""
+        """Wait until the pace allows the next write, so that its batch grows."""
         pause = self._paced_until - anyio.current_time()
         if pause > 0 and 0 < len(self.buffer) < BATCH_ITEMS and not self._flushing:
             await self._wait_for_flush(pause)
@@ -176,7 +177,7 @@ class BatchWriter(Generic[T]):
         return _Batch(items) if items else None
 
     async def _settle(self, sink: Sink[T], backoff: Backoff, batch: _Batch[T]) -> None:
-        """Write a batch; after 3 failures of our own code drop the batch."""
+        """Write a batch; after 3 failures of the sink's own code drop the batch."""
         try:
             if batch.prepared is None:
                 batch.prepared = sink.prepare(batch.items)
@@ -191,8 +192,9 @@ class BatchWriter(Generic[T]):
         self.buffer.done(batch.items)
 
     def _prepare_next(self, sink: Sink[T], under_way: int) -> None:
-        """Prepare the next batch, if it will be full, during the write of this one."""
-        roomy = self.buffer.max_items >= 4 * BATCH_ITEMS  # else too few are droppable
+        """During the write of a batch, prepare the next batch if it will be full."""
+        # In a small buffer, too few items would be left that may be dropped.
+        roomy = self.buffer.max_items >= 4 * BATCH_ITEMS
         waiting = len(self.buffer) - under_way
         if roomy and self._next is None and waiting > BATCH_ITEMS:
             self._next = self._take()
@@ -224,7 +226,7 @@ class BatchWriter(Generic[T]):
                 batch.is_ambiguous = error.ambiguous
                 permanent = isinstance(error, RedisRefusedError)
                 delay = backoff.failed(permanent=permanent)
-                if not error.connecting:  # the gate has already waited for those
+                if not error.connecting:  # else the gate delays the next try
                     await self._pause(delay, refused=permanent)
             else:
                 backoff.succeeded()
@@ -232,7 +234,7 @@ class BatchWriter(Generic[T]):
                 return
 
     def _fit(self, took: float) -> None:
-        """Make the next batch smaller after a slow write, so that others pass."""
+        """Make the next batch smaller after a slow write, to not delay other requests."""
         change = self._most // 2 if took > SLOW else self._most * 2
         self._most = min(max(change, LEAST_BYTES), BATCH_BYTES)
 
@@ -267,8 +269,8 @@ class BatchWriter(Generic[T]):
     async def flush(self, timeout: float) -> Flushed:
         """Wait until all accepted items are written or dropped, or until the timeout.
 
-        A batch that Redis has refused is tried once more at once. If Redis refuses it
-        again, this call does not wait longer.
+        A batch that Redis has refused is written once more at once. If Redis refuses
+        the batch again, this call returns.
         """
         before = self.buffer.stats()
         target, dropped_before = before.accepted, sum(before.dropped.values())

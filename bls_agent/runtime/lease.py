@@ -1,15 +1,18 @@
 """Leases: one process owns a key for as long as it renews its lease.
 
 A second key holds the token of the owner and has a TTL. An owner that dies, freezes or
-loses its connection loses the lease after at most one TTL. The token contains two more
-values: the length of the lease, because a server whose clock is set back would keep the
-key for longer, and a mark of the process, so that a process that was killed and starts
-again on the same machine need not wait for the TTL.
+loses its connection loses the lease after at most one TTL. Besides random digits, the
+token contains two values:
+
+* the length of the lease, because a server whose clock is set back would keep the key
+  for longer
+* a mark of the process, so that a process that was killed and starts again on the same
+  machine need not wait for the TTL
 
 :class:`LeaseState` makes the decisions without I/O. :class:`Lease` is a lease without a
-value; :class:`ValueLease` is a lease on a value that the owner writes repeatedly. Packages
-that renew many leases at once, or take a lease in a larger step, use their own scripts.
-All of these scripts use ``lease.lua``.
+value. :class:`ValueLease` is a lease on a value that the owner writes repeatedly.
+Modules that renew many leases at once, or take a lease as part of a larger step, have
+their own scripts. All of these scripts use ``lease.lua``.
 """
 
 from __future__ import annotations
@@ -37,12 +40,13 @@ from bls_agent.connection.scripts import END_LEASE, HOLD_LEASE
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import OWNER, place_beside
 
-MARGIN: Final = 0.1  # part of the TTL by which the lease ends earlier for the owner
-LONGEST_MARGIN: Final = 1.0  # longest such time in seconds
-MAY_ARRIVE: Final = 25.0  # seconds in which a request may run after a lost connection
+# The owner stops using its lease when this share of the TTL is left.
+MARGIN: Final = 0.1
+LONGEST_MARGIN: Final = 1.0  # largest such time in seconds
+MAY_ARRIVE: Final = 25.0  # seconds after a lost connection in which a request may run
 RENEWALS: Final = 3  # renewals in one TTL
 _TOKEN: Final = re.compile(rb"[0-9a-f]+\.(\d{1,15})(?:[@ ]|$)")  # see lease.lua
-_ENDED: Final = frozenset("ZXx")  # states of a process that will never run again
+_ENDED: Final = frozenset("ZXx")  # states in /proc of a process that has ended
 
 Run = tuple[list[str], Sequence[Argument]]  # keys and arguments of a script
 
@@ -54,17 +58,17 @@ def boot_seconds() -> float:
 
 
 def valid_until(sent_at: float, ttl: float) -> float:
-    """Return the time until which a lease requested at ``sent_at`` is surely ours."""
+    """Return until when a lease that was requested at ``sent_at`` is surely ours."""
     return sent_at + ttl - min(LONGEST_MARGIN, ttl * MARGIN)
 
 
 def make_token(ttl: float) -> str:
-    """Make a token, which contains the length of the lease and a mark of the process."""
+    """Return a new token with the length of the lease and the mark of this process."""
     return f"{secrets.token_hex(16)}.{_milliseconds(ttl)}@{own_mark()}".rstrip("@")
 
 
 def length_of(token: bytes | None) -> float | None:
-    """Return the length of a lease in seconds from its token; ``None`` if missing."""
+    """Return the seconds of a lease according to its token; ``None`` if not there."""
     found = _TOKEN.match(token or b"")
     return int(found[1]) / 1000 if found else None
 
@@ -102,7 +106,7 @@ _STANDINGS: Final = {
 class LeaseReply(NamedTuple):
     """The reply of a script that takes or keeps a lease."""
 
-    # A word: ``ours``, ``held``, ``lapsed``, ``ended``, or one of ``beat.lua``.
+    # ``ours``, ``held``, ``lapsed``, ``ended``, or a result of ``beat.lua``.
     what: str
     # Seconds until the other owner's lease or value ends; ``None`` for never.
     remaining: float | None = 0.0
@@ -123,9 +127,9 @@ class LeaseReply(NamedTuple):
 class LeaseState:
     """The lease of one owner on one key, without I/O: makes requests, reads replies.
 
-    The owner checks :attr:`valid` before each action that only the owner may do. It is
-    true only while the server surely has the lease, because the time is counted from
-    *before* the last request.
+    The owner checks :attr:`valid` before each action that only the owner may do.
+    :attr:`valid` is true only while the server surely has the lease, because the time
+    is counted from *before* the last request.
     """
 
     def __init__(
@@ -148,7 +152,8 @@ class LeaseState:
         self._valid_until = float("-inf")
         self._in_doubt = False
         self._harmless_at = float("-inf")
-        self._numbers = itertools.count(1)  # of writes; an older number is ignored
+        # Each write has a number, because the script ignores writes that arrive late.
+        self._numbers = itertools.count(1)
 
     def is_valid(self, now: float) -> bool:
         return now < self._valid_until
@@ -190,7 +195,8 @@ class LeaseState:
 
     def record_failure(self, *, ambiguous: bool) -> None:
         """Record a failed request; if ``ambiguous``, Redis may have executed it."""
-        # A renewal after the end of our lease does nothing, so it may be ignored.
+        # A renewal that arrives after the end of our lease does nothing, so that only
+        # other requests leave a doubt.
         if ambiguous and self.standing is not Ownership.OURS:
             self._in_doubt = True
 
@@ -223,9 +229,10 @@ class Lease(LeaseState):
         register(self)
 
     async def acquire(self) -> bool:
-        """Take the lease if no living process has it; return whether it is ours.
+        """Take the lease if no live process has it; return whether it is ours.
 
-        After an ambiguous failure, call it again to learn whether the lease is ours.
+        After an ambiguous failure, call this again to find out whether the lease is
+        ours.
         """
         self.token = self.token or make_token(self.ttl)
         return await self._hold(takes=True)
@@ -277,7 +284,7 @@ class Lease(LeaseState):
         self._valid_until = float("-inf")
 
     def forget(self) -> None:
-        """Stop using the lease without a request; it ends at the server by itself."""
+        """Stop using the lease without a request; at the server the lease expires."""
         self.token = ""
         self.end()
 
@@ -285,15 +292,18 @@ class Lease(LeaseState):
 
 
 class ValueLease(LeaseState):
-    """The lease on a key whose value its owner writes repeatedly; cannot be reused."""
+    """The lease on a key whose value its owner writes repeatedly.
+
+    An object is for one lease, and cannot be used again after the lease has ended.
+    """
 
     digest: str = ""  # SHA-1 of the value in the last write request
 
     def write_request(self, value: bytes, *, true: bool = True) -> Run:
         """Return the request that writes a value, and first takes the key if needed.
 
-        If the server is out of memory, the former value is kept alive instead, but only
-        if ``true``, which means that the former value may still be shown.
+        ``true`` means that consoles may still show the former value. If the server is
+        out of memory, the TTL of the former value is then renewed instead.
         """
         former, self.digest = self.digest, digest_of(value)
         takes = self.standing is not Ownership.OURS
@@ -311,7 +321,7 @@ def own_mark() -> str:
     """Return the mark of this process: ``<machine>.<pid>.<start>.<program>``.
 
     Returns ``""`` if no other process could use the mark to check whether this process
-    runs. The last part differs between programs that one process executes in turn.
+    runs. The last part changes if the process replaces its program by ``exec``.
     """
     return _mark_of(os.getpid())
 
@@ -327,7 +337,7 @@ def _mark_of(pid: int) -> str:
 def is_dead(mark: str) -> bool:
     """Return whether the process of a mark is surely dead.
 
-    Returns false in doubt: on another machine or container, or without ``/proc``.
+    Returns false in doubt, such as for a process of another machine or container.
     """
     parts, own = mark.split("."), own_mark().split(".")
     if len(parts) != len(own) or parts[0] != own[0] or not parts[1].isdecimal():
@@ -346,7 +356,7 @@ def is_dead(mark: str) -> bool:
 
 
 def _read_start(pid: int) -> tuple[str, str]:
-    """Return the start of a process in ticks, and its state; ``""`` if unknown."""
+    """Return the start of a process in clock ticks, and its state; ``""`` in doubt."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -366,7 +376,7 @@ def _name_program(machine: str) -> str:
 
 @cache
 def _name_machine() -> str:
-    """Return a digest of machine, boot and namespace of process ids; else ``""``."""
+    """Return a digest of machine, boot and process namespace; ``""`` if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         space = str(Path("/proc/self/ns/pid").readlink())

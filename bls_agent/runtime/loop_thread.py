@@ -1,7 +1,8 @@
 """An event loop in a daemon thread, private or shared, for programs that have no loop.
 
-The loop is always a loop of asyncio, whatever policy the host has set. The thread does
-not delay the interpreter's exit, and no exception of a task ends the thread.
+The loop is always a loop of asyncio, even if the program has set another policy. The
+thread does not delay the interpreter's exit, and no exception of a task ends the
+thread.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-# On Windows a signal cannot interrupt a wait, so a long wait is made of short ones.
+# On Windows a signal cannot interrupt a wait, so a long wait is made of short waits.
 SLICE: Final = 0.1 if os.name == "nt" else inf
 LAST_WAIT: Final = 0.5  # longest wait in seconds for the end of a shared thread
 
@@ -87,8 +88,8 @@ class LoopThread:
                     coroutine = function(*args, **kwargs)
                     try:
                         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-                    except BaseException:  # a full stack, or a signal handler raised
-                        coroutine.close()  # otherwise Python warns: never awaited
+                    except BaseException:  # a signal handler has raised, for example
+                        coroutine.close()  # else Python warns that it was never awaited
                         raise
         never: Future[T] = Future()
         never.cancel()
@@ -100,11 +101,11 @@ class LoopThread:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run a coroutine function in the loop; wait with :func:`result_of`."""
+        """Run a coroutine function in the loop, and return its :func:`result_of`."""
         return result_of(self.begin(function, *args, **kwargs))
 
     def stop(self) -> None:
-        """Cancel all tasks and let the thread end; callable in any thread, never waits."""
+        """Cancel all tasks and end the thread; never waits, callable in any thread."""
         if not self.is_ours:
             return
         with self._lock:
@@ -125,7 +126,7 @@ class LoopThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        try:  # done in this thread, because a signal could interrupt the main thread
+        try:  # makes the loop here, because a signal could interrupt the main thread
             self._loop = _make_loop(self._threads)
         except BaseException as error:  # noqa: BLE001 - for start() to raise
             self._failure = error
@@ -143,7 +144,7 @@ class LoopThread:
                     self._loop.run_forever()
                 except (KeyboardInterrupt, SystemExit) as error:
                     # A task raised the error, and asyncio has stopped the loop. The loop
-                    # runs again, because the error was no signal and must not end us.
+                    # runs again, because the error of one task must not end the thread.
                     logger.warning("%s: a task raised %r", self._name, error)
         finally:
             self._loop.close()
@@ -159,8 +160,8 @@ class LoopThread:
         self._loop.stop()
 
 
-# Loop threads that run. A forked child keeps them for ever, because the finaliser of a
-# transport would change the selector that the child shares with the parent.
+# Loop threads that run. A forked child never releases its copies, because the finaliser
+# of a transport would change the selector that the child shares with the parent.
 _ALIVE: Final[set[LoopThread]] = set()
 
 
@@ -178,7 +179,7 @@ async def _cancel_the_rest() -> None:
 
 
 def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
-    """Make a loop that resolves host names in daemon threads, which never delay an exit."""
+    """Return a loop that resolves host names in daemon threads, which delay no exit."""
     if sys.platform == "win32":
         from asyncio import ProactorEventLoop as Loop  # noqa: PLC0415 - 20 ms
     else:
@@ -234,7 +235,7 @@ def refuse_in_event_loop(name: str, instead: str) -> None:
 
 
 class SharedThread:
-    """One loop thread for all objects of a kind, ended when its last user leaves.
+    """One loop thread for all objects of a kind; the thread ends with its last user.
 
     The interpreter's exit waits at most ``at_exit`` seconds for the thread.
     """
@@ -245,7 +246,7 @@ class SharedThread:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Begin without a thread and users; also called in a forked child."""
+        """Set up the object without a thread and users, also in a forked child."""
         self._lock = threading.RLock()  # a signal handler may interrupt the holder
         self._thread: LoopThread | None = None
         self._users = 0

@@ -1,7 +1,7 @@
 """Helpers for tasks: wake them from any thread, run them outside of cancel scopes.
 
-asyncio is used where anyio has no equivalent: for waking a loop from another thread
-without waiting, and for a task that belongs to no cancel scope of the host.
+asyncio is used where anyio has no equivalent: to wake a loop from another thread
+without waiting, and to start a task that belongs to no cancel scope of the program.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ T = TypeVar("T")
 
 
 class ThreadSafeEvent:
-    """A flag set in any thread, signal handler or finaliser; one task waits for it.
+    """A flag for which one task waits; any thread or signal handler may set the flag.
 
-    The task clears the flag and *then* checks for work, so that it misses no work.
+    The task clears the flag and *then* checks for work, so that the task misses no
+    work.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class ThreadSafeEvent:
         self._asyncio: Any = None
 
     def bind(self) -> None:
-        """Make :meth:`set` wake the running event loop; called by the waiting task."""
+        """Let :meth:`set` wake the running event loop; the waiting task calls this."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         register(self)
@@ -44,7 +45,7 @@ class ThreadSafeEvent:
             self._event.set()
 
     def unbind(self) -> None:
-        """Forget the loop; until the next :meth:`bind`, :meth:`set` wakes nobody."""
+        """Forget the loop; until the next :meth:`bind`, :meth:`set` wakes no task."""
         self._loop = None
 
     reset_after_fork = unbind  # after a fork the loop belongs to the parent
@@ -59,11 +60,12 @@ class ThreadSafeEvent:
             if loop is None:
                 return
             running = self._asyncio._get_running_loop()  # noqa: SLF001 - documented; does not raise
-            # True in a task of the loop, but not in a signal handler between tasks.
+            # This is true in a task of the loop, but not in a signal handler that runs
+            # between two tasks.
             if running is loop and self._asyncio.current_task(loop) is not None:
                 self._event.set()  # 20 µs cheaper than to wake the loop
             else:
-                loop.call_soon_threadsafe(lambda: self._event.set())  # noqa: PLW0108 - wait() may replace it
+                loop.call_soon_threadsafe(lambda: self._event.set())  # noqa: PLW0108 - wait() may replace the event
         except RuntimeError:  # the loop is closed; the flag stays set for the next loop
             self._loop = None
         except BaseException:  # raised by a signal handler: the loop was not woken
@@ -106,10 +108,10 @@ async def call_in(
     function: Callable[[], Coroutine[Any, Any, T]],
     within: float | None,
 ) -> T | None:
-    """Await a function in the event loop of its object.
+    """Run a coroutine function in ``loop``, and return its result.
 
-    Returns ``None`` after ``within`` seconds. This limit applies only if that loop is
-    not the running loop, because another loop may hang.
+    If ``loop`` is not the running loop, return ``None`` after ``within`` seconds,
+    because another loop may hang.
     """
     import asyncio  # noqa: PLC0415 - anyio knows one loop
 
@@ -126,18 +128,19 @@ def start_soon(
 ) -> None:
     """Start a task in a group that may be cancelled before its first step.
 
-    anyio since 4.14 makes the coroutine at once. Python warns the host of a coroutine
-    that never began. So the coroutine is made in the first step of its task.
+    Since version 4.14, anyio makes the coroutine at once. If the group is then
+    cancelled, Python warns about a coroutine that was never awaited. So the coroutine
+    is made in the first step of its task.
     """
     name = getattr(function, "__qualname__", repr(function))
     if hasattr(group, "create_task"):
         group.start_soon(_LateCoroutine, function, args, name=name)
-    else:  # before anyio 4.14, which checks the state of a task's own coroutine
+    else:  # anyio before 4.14 needs a real coroutine, whose state it checks
         group.start_soon(function, *args, name=name)
 
 
 class _LateCoroutine(Coroutine[Any, Any, None]):
-    """A coroutine whose function is called at its first step, not before."""
+    """A coroutine that calls its function in its first step, and not before."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Daemon threads for handlers that are plain functions, one for each handler slot.
 
-Worker threads of anyio are not used, because the host shares them, and because they
+Worker threads of anyio are not used, because the program shares them, and because they
 delay the interpreter's exit while a handler hangs.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Return whether a call returns a coroutine; also for partials and callable objects."""
+    """Return whether a call returns a coroutine; accepts partials and any callable."""
     plain = function
     while isinstance(plain, partial):
         plain = plain.func
@@ -42,7 +42,7 @@ class HandlerThreads:
 
     def __init__(self) -> None:
         self._pool = _Pool()
-        # Called in the loop's thread when a call ends whose command had timed out.
+        # Called in the loop's thread when a call ends after its command has timed out.
         self.on_freed: Callable[[], None] = lambda: None
 
     @property
@@ -59,7 +59,8 @@ class HandlerThreads:
     async def run(self, function: Callable[[], Any]) -> Any:
         """Run a function in a daemon thread, with this task's context variables.
 
-        A cancelled caller stops waiting. The thread continues; :attr:`stuck` counts it.
+        A cancelled caller stops waiting, but the thread continues. :attr:`stuck` counts
+        such calls until they end.
         """
         import asyncio  # noqa: PLC0415 - only a loop can be called from a thread
 
@@ -77,22 +78,22 @@ class HandlerThreads:
         return call.result
 
     def _finished(self, call: _Call) -> None:
-        """Record that a call is over and its thread free; runs in the loop's thread."""
+        """Record that a call has ended and its thread is free, in the loop's thread."""
         call.pool.idle += 1
         call.done.set()
         if call.abandoned:
             call.pool.stuck -= 1
-            if call.pool is self._pool:  # else it was submitted before close()
+            if call.pool is self._pool:  # else the call began before close()
                 self.on_freed()
 
     def close(self) -> None:
-        """Let the idle threads end; busy threads end after their call."""
+        """End the idle threads at once, and busy threads after their call."""
         pool, self._pool = self._pool, _Pool()
         pool.close()
 
 
 class _Pool:
-    """The threads that take calls until close(); after it a new pool is made."""
+    """The threads that take calls until close(), after which a new pool is made."""
 
     def __init__(self) -> None:
         self.idle = 0
@@ -115,12 +116,13 @@ class _Pool:
         calls = self._calls
         while calls is self._calls and (call := calls.get()) is not None:
             call()
-            del call  # else its values would be kept until the next call
+            del call  # else the thread would keep its values until the next call
 
     def reset_after_fork(self) -> None:
-        """Forget the threads in a forked child, which has only the thread that forked."""
+        """Forget the threads, because a forked child has only the forking thread."""
         self.idle = self.stuck = self._threads = 0
-        self._calls = queue.SimpleQueue()  # a lost thread may hold the old one's lock
+        # A thread that the child does not have may hold the lock of the old queue.
+        self._calls = queue.SimpleQueue()
         self.forks += 1
 
     def close(self) -> None:
@@ -145,13 +147,13 @@ class _Call:
     def __call__(self) -> None:
         try:
             self.result = self.context.run(self.function)
-        except KeyboardInterrupt as error:  # no signal arrives in this thread
+        except KeyboardInterrupt as error:  # no signal, which only the main thread gets
             self.error = RuntimeError("KeyboardInterrupt raised by the handler")
             self.error.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - the command handles it
             self.error = error
         if self.forks != self.pool.forks:
             exit_if_child(self.error, self.process)
-            return  # the function has forked: a child must not use the parent's loop
+            return  # this is a forked child, which must not use the parent's loop
         with contextlib.suppress(RuntimeError):  # if the loop is closed, no task waits
             self.loop.call_soon_threadsafe(self.finished, self)

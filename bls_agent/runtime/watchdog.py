@@ -1,8 +1,8 @@
 """Detects a blocked event loop; a thread publishes the status while the loop is blocked.
 
-One daemon thread per process watches every loop that has a listener. During a stall
-another thread opens its own connections and runs a small event loop, in which the
-listener publishes.
+One daemon thread per process watches every loop that has a listener. While a loop is
+blocked (a stall), another thread opens its own connections and runs a small event loop,
+in which the listener publishes the status.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 SHORTEST: Final = 0.02  # shortest time in seconds between two counts of a loop
 LONGEST: Final = 1.0  # longest time in seconds between two counts of a loop
 QUICK: Final = 0.02  # seconds between two checks of a blocked loop
-FRAMES: Final = 5  # stack frames that the host's log shows of a blocked loop
-OWN_FRAMES: Final = 3  # stack frames of the program that the agent's log shows
-LONGEST_PLACE: Final = 400  # bytes of these frames
+FRAMES: Final = 5  # stack frames of a blocked loop in the warning of this module
+OWN_FRAMES: Final = 3  # stack frames of the program in the agent's log
+LONGEST_PLACE: Final = 400  # most bytes of the text about these frames
 _STANDARD: Final = str(Path(os.__file__).parent)
 _PACKAGE: Final = str(Path(__file__).parents[1])
 SETTLE_PAUSE: Final = 0.25  # seconds between two tries to kill lost connections
@@ -56,7 +56,7 @@ class StallCounts:
 class StallTimer:
     """Measures how long a loop is blocked, by a counter that the loop increases.
 
-    Time in which the checking thread itself was frozen is not counted.
+    Time in which the checking thread itself did not run is not counted.
     """
 
     seen: int = -1  # the loop's counter at the last check
@@ -65,8 +65,9 @@ class StallTimer:
     def check(self, count: int, elapsed: float, asked: float, longest: float) -> None:
         """Check the loop's counter, ``elapsed`` seconds after the last check.
 
-        ``asked`` is the time that the thread wanted to wait. Of a longer time at most
-        ``longest`` more seconds are counted, because the thread may have been frozen.
+        ``asked`` are the seconds that the thread wanted to wait. If more time has
+        passed, at most ``longest`` more seconds count, because the process may have
+        been frozen.
         """
         if count != self.seen:
             self.seen, self.seconds = count, 0.0
@@ -77,11 +78,11 @@ class StallTimer:
 class StallListener(Protocol):
     """What an agent does during a stall; a thread of the watchdog calls its methods."""
 
-    name: str  # shown in the host's log
+    name: str  # shown in the log of the program
     counts: StallCounts  # updated by the watchdog
     stall_after: float  # seconds after which a blocked loop counts as a stall
-    # Seconds after which the thread publishes for a blocked loop. They may be less than
-    # stall_after, so that the status does not expire.
+    # Seconds after which a thread publishes for a blocked loop. The time may be shorter
+    # than stall_after, so that the status does not expire.
     publish_after: float
     interval: float  # seconds between two writes
 
@@ -92,7 +93,7 @@ class StallListener(Protocol):
     def on_stall(self, place: str) -> None:
         """React to a loop that was blocked for ``stall_after`` seconds.
 
-        ``place`` names the lines of the program in which the loop stands.
+        ``place`` names the lines of the program that the loop's thread executes.
         """
         ...
 
@@ -101,9 +102,10 @@ class StallListener(Protocol):
         ...
 
     def on_recovery(self, seconds: float) -> None:
-        """React to a loop that runs again; no write of the thread can arrive any more.
+        """React to a loop that runs again.
 
-        The loop was blocked for ``seconds``; 0 if this did not count as a stall.
+        No write of the thread can arrive any more. ``seconds`` is the time for which
+        the loop was blocked, or 0 if this did not count as a stall.
         """
         ...
 
@@ -112,7 +114,7 @@ class LoopWatch:
     """Watches the loop of one listener, from :meth:`begin` to :meth:`end`.
 
     While the loop runs, a timer in the loop increases a counter, which the watchdog's
-    thread reads. During a stall another thread publishes.
+    thread reads. During a stall another thread publishes the status.
     """
 
     def __init__(self, listener: StallListener) -> None:
@@ -131,7 +133,7 @@ class LoopWatch:
         self._poke = anyio.Event()  # set to publish at once
 
     def begin(self) -> None:
-        """Count in the running event loop from now on."""
+        """Start the timer in the running event loop, and watch this loop."""
         import asyncio  # noqa: PLC0415 - 20 ms, not at import
 
         if self._handle is not None:
@@ -155,7 +157,7 @@ class LoopWatch:
         """Stop watching; return when no write of the thread can arrive any more."""
         self.drop()
         _WATCHDOG.wake.set()
-        while self.publishing:  # noqa: ASYNC110 - a thread sets no event
+        while self.publishing:  # noqa: ASYNC110 - a thread cannot set an anyio event
             await anyio.sleep(0.005)
 
     def drop(self) -> None:
@@ -167,11 +169,13 @@ class LoopWatch:
         return self.closed or self._loop is None or self._loop.is_closed()
 
     def check(self, elapsed: float, asked: float) -> None:
-        """Check the loop's counter; begin to publish if the loop is blocked too long."""
+        """Check the counter; start to publish if the loop is blocked for too long."""
         self._timer.check(self._count, elapsed, asked, 5 * self.period)
         if self.publishing or not self._is_late(self._shortest):
             return
-        self.publishing = True  # set before closed is read: see end()
+        # Set before ``closed`` is read, because end() sets ``closed`` before it reads
+        # this.
+        self.publishing = True
         if self.closed:
             self.publishing = False
             return
@@ -180,7 +184,7 @@ class LoopWatch:
         ).start()
 
     def _is_late(self, seconds: float) -> bool:
-        """Return whether the loop is that much later than its timer."""
+        """Return whether the next increase of the counter is overdue by ``seconds``."""
         return self._timer.seconds >= seconds + self.period
 
     def _run(self) -> None:
@@ -197,7 +201,7 @@ class LoopWatch:
     async def _publish(self) -> None:
         """Publish until the loop runs; return when no write can arrive any more."""
         connections = self.listener.connect()
-        connections.throttled_log.silence()  # logging may block the loop
+        connections.throttled_log.silence()  # a log handler may be what blocks the loop
         count, began, seconds, reported = self._count, self._at, 0.0, False
         try:
             async with anyio.create_task_group() as publishing:
@@ -247,7 +251,7 @@ class LoopWatch:
     async def _settle(self, connections: AgentConnections) -> None:
         """Make the server end the connections that were lost during a write.
 
-        A write that was sent over one of them can then no longer arrive.
+        The server can then no longer execute a write of these connections.
         """
         live = connections.liveness
         if live.unanswered:
@@ -268,15 +272,15 @@ class LoopWatch:
 class _Watchdog:
     """The thread that checks all watches; it ends with the last watch.
 
-    Watches are referenced weakly here; only their loops keep them, so that an agent
-    that nobody closes can be collected.
+    The watchdog has only weak references to the watches, and their loops have the
+    strong ones. So the garbage collector can remove an agent that was never closed.
     """
 
     def __init__(self) -> None:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Begin without a thread and watches; also called in a forked child."""
+        """Set up the object without a thread and watches, also in a forked child."""
         self._watches: dict[int, weakref.ref[LoopWatch]] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -311,7 +315,7 @@ class _Watchdog:
                 logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
 
     def _open(self) -> list[LoopWatch]:
-        """Return the watches that still run; if none does, let the thread end."""
+        """Return the watches that still run; if there are none, let the thread end."""
         with self._lock:
             found = [reference() for reference in self._watches.values()]
             watches = [watch for watch in found if watch and not watch.is_over]
@@ -322,9 +326,9 @@ class _Watchdog:
 
 
 def _read_stack(thread: int) -> list[tuple[str, str]]:
-    """Return file and place of a thread's frames, the innermost first, without values."""
-    # A garbage collection inside of this call can block every thread for ever: CPython
-    # 3.11 makes frames while it holds a lock that the end of another object may need.
+    """Return file and line of a thread's frames, innermost first, without values."""
+    # A garbage collection inside of this call can block every thread for ever, because
+    # CPython 3.11 makes frames while it holds a lock that a finaliser may need.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -341,10 +345,10 @@ def _read_stack(thread: int) -> list[tuple[str, str]]:
 
 
 def find_own_place(stack: list[tuple[str, str]]) -> str:
-    """Return the innermost frames of the program, which is what its developers know.
+    """Return the innermost frames of the program's own code, which its developers know.
 
-    If a program consists of installed packages, their frames are returned instead, and
-    those of Python and of this package only if there are no others.
+    If there are none, return frames of installed packages. If there are none either,
+    return frames of Python and of this package.
     """
     nearest = min((_distance(file) for file, _ in stack), default=0)
     own = [one for one in stack if _distance(one[0]) == nearest]
