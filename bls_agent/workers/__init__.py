@@ -1,6 +1,6 @@
 """Worker heartbeats, progress, tasks, and a function cache.
 
-The names below are loaded when they are first used.
+Python imports the module of a name below when a program first uses the name.
 """
 
 from __future__ import annotations
@@ -94,5 +94,5 @@ _HOMES = {
     "extract_id_from_key": "schema",
 }
 
-if not TYPE_CHECKING:  # checkers see the imports above, and refuse other names
+if not TYPE_CHECKING:  # type checkers use the imports above, and report other names
     __getattr__, __dir__ = lazy.names(__name__, __all__, _HOMES, "heartbeat_fields")

@@ -1,8 +1,8 @@
-"""The kinds of worker heartbeats, as values.
+"""The kinds of worker heartbeats, as dataclasses.
 
-Heartbeats are written with the fields of the protocol, in their order. They are read
-tolerantly: unknown fields are ignored, an absent field has its default (only the status
-has no default), and a number may be written as text.
+A heartbeat is written with the fields of the protocol, in the order of the protocol. A
+reader ignores unknown fields, uses the default of an absent field (only the status has
+no default), and accepts a number that is written as text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bls_agent.core.codec import (
 from bls_agent.core.errors import ConfigurationError, DecodeError
 from bls_agent.core.keys import KEYS, KeyTemplate, name_of
 
-DIGITS: Final = 20  # longest number that is read from text; int() refuses thousands
+DIGITS: Final = 20  # most digits that are read from text, because int() has a limit
 
 
 class WorkerStatus(StrEnum):
@@ -78,7 +78,7 @@ def _check_texts(name: str, value: object) -> list[str]:
 
 
 def _check_moment(name: str, value: object) -> str:
-    """Return a moment as ISO-8601 text; text that is ISO-8601 already is unchanged."""
+    """Return a datetime as ISO-8601 text. Return ISO-8601 text unchanged."""
     if isinstance(value, datetime):
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
         return format_timestamp(aware.timestamp())
@@ -108,10 +108,11 @@ class WorkerHeartbeat:
     """The fields of every kind of heartbeat.
 
     Attributes:
-        kind: The row of the table of keys, which defines the form of the key and its TTL.
-        id_field: The name of the field that holds the id in the key.
+        kind: The name of a row in ``core/keys.py``, which defines the form of the key
+            and its TTL.
+        id_field: The name of the field whose value is the id in the key.
         status: The state of the worker.
-        timestamp: When the heartbeat was made: ISO-8601 with its zone.
+        timestamp: When the heartbeat was made, as ISO-8601 text with a time zone.
     """
 
     kind: ClassVar[str] = ""
@@ -137,7 +138,7 @@ class WorkerHeartbeat:
 
     @property
     def key(self) -> str:
-        """The heartbeat's key; raise ConfigurationError if no key can hold the id."""
+        """The heartbeat's key. Raise ConfigurationError for an id that no key can hold."""
         return self.template().build(**{self.template().fields[0]: self.id})
 
     @property
@@ -150,12 +151,12 @@ class WorkerHeartbeat:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def to_json(self) -> str:
-        """Encode the heartbeat as JSON in the form of the protocol; non-ASCII text stays."""
+        """Return the heartbeat as JSON of the protocol, without escaping non-ASCII text."""
         return encode(self.to_dict()).decode()
 
     @classmethod
     def from_json(cls, data: str | bytes | Mapping[str, Any]) -> Self:
-        """Decode the heartbeat of a worker, written in any programming language.
+        """Decode a heartbeat from a worker in any programming language.
 
         Raises:
             DecodeError: The data is not a JSON object, or a field is wrong
@@ -174,7 +175,10 @@ class WorkerHeartbeat:
             raise DecodeError("bad_field", payload, detail) from None
 
     def changed(self, **changes: Any) -> Self:
-        """Return a changed copy as of now; raise ConfigurationError if invalid."""
+        """Return a copy with the changes and the current time as timestamp.
+
+        Raise ConfigurationError for an unknown field or a wrong value.
+        """
         names = [one.name for one in fields(self)]
         if unknown := changes.keys() - set(names):
             rule = f"its fields are {', '.join(names)}"
@@ -197,7 +201,7 @@ class GenericHeartbeat(WorkerHeartbeat):
     Attributes:
         kind_name: The worker's kind, as in the key.
         worker_id: The worker's id, as in the key.
-        own: The worker's own fields; any values that JSON can hold.
+        own: The worker's own fields, with any values that JSON can hold.
     """
 
     kind: ClassVar[str] = "generic_heartbeat"
@@ -209,7 +213,7 @@ class GenericHeartbeat(WorkerHeartbeat):
 
     @property
     def key(self) -> str:
-        """The heartbeat's key; raise ConfigurationError for a wrong kind or id."""
+        """The heartbeat's key. Raise ConfigurationError for a wrong kind or id."""
         return self.template().build(kind=self.kind_name, worker_id=self.worker_id)
 
     def to_dict(self) -> JSONObject:
@@ -218,7 +222,7 @@ class GenericHeartbeat(WorkerHeartbeat):
 
     @classmethod
     def from_json(cls, data: str | bytes | Mapping[str, Any]) -> Self:
-        """Decode a value; the kind and the id are in the key, and are ``""`` here.
+        """Decode a value. Kind and id are ``""``, because only the key contains them.
 
         Raises:
             DecodeError: The data is not a JSON object, or the status is not one of
@@ -233,7 +237,10 @@ class GenericHeartbeat(WorkerHeartbeat):
             raise DecodeError("bad_field", payload, error.rule) from None
 
     def changed(self, **changes: Any) -> Self:
-        """Return a copy as of now. Other names than ``status`` are own fields."""
+        """Return a copy with the changes and the current time as timestamp.
+
+        Names other than ``status`` and ``timestamp`` are the worker's own fields.
+        """
         shared: dict[str, Any] = {"timestamp": _now()}
         for name in ("status", "timestamp"):
             if name in changes:
@@ -244,7 +251,8 @@ class GenericHeartbeat(WorkerHeartbeat):
 def heartbeat_of(kind: str, worker_id: str) -> WorkerHeartbeat:
     """Make the heartbeat with the key ``heartbeat:{kind}:{worker_id}``.
 
-    A kind of the protocol, such as ``scheduler``, keeps its fields.
+    If the protocol defines the kind, such as ``scheduler``, the heartbeat has the class
+    and the fields of this kind.
     """
     head = GenericHeartbeat.template().locate(kind=kind, worker_id="")
     for cls in KINDS.values():
@@ -259,7 +267,7 @@ class DataWorkerHeartbeat(WorkerHeartbeat):
     """A data worker: ``heartbeat:data_worker:{node_id}``.
 
     Attributes:
-        stats: The worker's own counters; any values that JSON can hold.
+        stats: The worker's own counters, with any values that JSON can hold.
     """
 
     kind: ClassVar[str] = "data_worker_heartbeat"
@@ -274,7 +282,10 @@ class DataWorkerHeartbeat(WorkerHeartbeat):
         status: WorkerStatus = WorkerStatus.RUNNING,
         stats: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Make a heartbeat as of now; raise ConfigurationError for a wrong value."""
+        """Make a heartbeat with the current time as timestamp.
+
+        Raise ConfigurationError for a wrong value.
+        """
         given: Any = {} if stats is None else stats
         return cls(node_id=node_id, status=status, stats=given)
 
@@ -286,8 +297,8 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
     Attributes:
         running_tasks: Number of running tasks.
         max_tasks: Number of tasks that the worker can run at a time.
-        started_at: Start of the worker: ISO-8601 with its zone.
-        last_heartbeat: The same as ``timestamp``, for readers that use this field.
+        started_at: Start of the worker, as ISO-8601 text with a time zone.
+        last_heartbeat: The same as ``timestamp``, for readers that use this name.
         task_uuids: Ids of the running tasks.
     """
 
@@ -302,7 +313,7 @@ class BacktestWorkerHeartbeat(WorkerHeartbeat):
     task_uuids: list[str] = field(default_factory=list[str])
 
     @classmethod
-    def create(  # noqa: PLR0917 - callers of the original pass them by position
+    def create(  # noqa: PLR0917 - existing callers pass them by position
         cls,
         worker_id: str,
         status: WorkerStatus = WorkerStatus.RUNNING,
@@ -372,7 +383,10 @@ class ExecutionNodeHeartbeat(WorkerHeartbeat):
         status: WorkerStatus = WorkerStatus.RUNNING,
         active_strategies: int = 0,
     ) -> Self:
-        """Make a heartbeat as of now; raise ConfigurationError for a wrong value."""
+        """Make a heartbeat with the current time as timestamp.
+
+        Raise ConfigurationError for a wrong value.
+        """
         if isinstance(host, WorkerStatus):
             rule = "a host's name: the order is node_id, host, port, status"
             raise ConfigurationError("host", host, rule, "Pass status=… by name.")

@@ -1,4 +1,4 @@
-"""One heartbeat: its value, the time of its next write, and its replies. No I/O."""
+"""Decides what and when one heartbeat writes, and what each reply means. No I/O."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from bls_agent.workers.heartbeat_fields import WorkerHeartbeat, WorkerStatus
 logger: logging.Logger = logging.getLogger(__name__)
 
 SOON: Final = 0.02  # seconds from the end of another owner's lease to the next try
-CHECK_AGAIN: Final = 1.0  # longest time in seconds between two checks of a taken key
+CHECK_AGAIN: Final = 1.0  # longest pause in seconds while another process owns the key
 
-_RNG: Final = random.SystemRandom()  # other generators would repeat in forked children
+_RNG: Final = random.SystemRandom()  # others repeat their numbers in forked children
 _BLOCKED: Final = (Ownership.HELD, Ownership.STANDS, Ownership.WRONG_TYPE)
 
 
 class CurrentHeartbeat:
-    """The value of a heartbeat; any thread may replace ``now`` by a changed copy."""
+    """The current value of a heartbeat, which any thread may change."""
 
     def __init__(self, heartbeat: WorkerHeartbeat) -> None:
         self.now: WorkerHeartbeat = copy.deepcopy(heartbeat)
@@ -46,7 +46,7 @@ class CurrentHeartbeat:
         self._lock = threading.RLock()
 
     def change(self, changes: dict[str, Any]) -> None:
-        """Replace the value by a changed copy; an invalid change changes nothing."""
+        """Replace the value by a changed copy. An invalid change changes nothing."""
         with self._lock:
             while True:  # a signal handler may interrupt this loop and change the value
                 before = self.now
@@ -58,7 +58,7 @@ class CurrentHeartbeat:
 
 @dataclass
 class HeartbeatCounts:
-    """Counters of one heartbeat since it was made; see ``HeartbeatStats``."""
+    """Counters of one heartbeat, which ``HeartbeatStats`` describes."""
 
     writes: int = 0
     refreshes: int = 0
@@ -68,7 +68,10 @@ class HeartbeatCounts:
 
 
 class HeartbeatState:
-    """Decides when one heartbeat is written, and what each reply means."""
+    """Decides when one heartbeat is written, and what each reply means.
+
+    A beat is one write of the heartbeat to Redis.
+    """
 
     def __init__(
         self,
@@ -78,15 +81,15 @@ class HeartbeatState:
         interval: float,
         counts: HeartbeatCounts,
     ) -> None:
-        self.claim = claim  # whether this process owns the key
+        self.claim = claim  # the lease on the key
         self.counts = counts
         self.interval = interval  # longest time between two beats, in seconds
         self.due_at: float = float("-inf")  # time of the next beat, by the loop's clock
-        # The value has changed and is written before ``due_at``.
+        # Whether the value has changed and must be written before ``due_at``.
         self.is_wanted: bool = False
         # Opening waits for ``answered``, ``ready()`` for ``settled``, and closing for
-        # ``ended``. Each is also set when no reply can arrive any more.
-        # Redis has replied to the first beat.
+        # ``ended``. Each event is also set when no reply can arrive any more.
+        # ``answered``: Redis has replied to the first beat.
         self.answered: anyio.Event = anyio.Event()
         self.settled: anyio.Event = anyio.Event()  # a beat was written
         self.ended: anyio.Event = anyio.Event()  # the key was removed
@@ -117,9 +120,9 @@ class HeartbeatState:
         1. ``lapsed``, or ``held`` by a process that is certainly dead: return 0, and the
            next beat takes the key.
         2. ``written`` or ``refreshed``: the key is ours. Return about the interval.
-        3. ``held`` or ``stands``: the key has another owner, or a value without owner.
-           Return the time until its TTL ends, but at most a second, because the owner
-           may leave earlier.
+        3. ``held`` or ``stands``: another process owns the key, or the key has a value
+           without an owner. Return the seconds until the TTL ends, but at most 1,
+           because the owner may release the key earlier.
         4. ``wrong_type``, ``late``, or a value without TTL: return about the interval.
 
         ``sent_at`` and ``now`` are times of ``boot_seconds``.
@@ -145,14 +148,14 @@ class HeartbeatState:
         return pause
 
     def record_failure(self, error: RedisUnavailableError, *, ambiguous: bool) -> None:
-        """Record a beat without reply; Redis may have stored it if ``ambiguous``."""
+        """Record a beat without reply. If ``ambiguous``, Redis may have stored it."""
         self.counts.failures += 1
         self._refused = isinstance(error, RedisRefusedError)
         self.claim.record_failure(ambiguous=ambiguous)
         self.answered.set()
 
     def want(self) -> None:
-        """Write soon, unless Redis or another owner of the key refuses writes."""
+        """Request a write soon, unless Redis or another owner prevents writes."""
         if not self._refused and self.claim.standing not in _BLOCKED:
             self.is_wanted = True
 
@@ -164,7 +167,7 @@ class HeartbeatState:
             logger.warning(text, self.claim.key)
 
     def _record_conflict(self, answer: LeaseReply) -> None:
-        """Keep the error that opening will raise; log later conflicts once."""
+        """Store the error that opening raises. Log each later conflict once."""
         standing, key = self.claim.standing, self.claim.key
         error: BlsError | None = None
         if answer.what == "wrong_type":

@@ -1,4 +1,4 @@
-"""Writes all heartbeats of one event loop to one Redis, in one task and few writes."""
+"""Writes all heartbeats of one event loop to one Redis, in one task."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 NAME: Final = "bls-agent:heartbeats"  # name of the connection and the task
-TOGETHER: Final = 0.25  # seconds; beats that are due within this time are written, too
-BATCH: Final = 500  # most heartbeats written at a time, so that other tasks can run
+TOGETHER: Final = 0.25  # seconds; beats due within this time are written together
+BATCH: Final = 500  # most heartbeats in one write, so that other tasks can run
 COALESCE: Final = 0.1  # shortest time in seconds between two writes of changed values
 CAP: Final = 2.0  # longest pause in seconds while Redis is unreachable
 RETRY: Final = 1.0  # pause in seconds after an error in this package
@@ -59,7 +59,7 @@ class HeartbeatWriter:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the task, in the running event loop."""
+        """Start the task in the running event loop."""
         import asyncio  # noqa: PLC0415 - imported late because it takes 20 ms
 
         register(self)
@@ -74,15 +74,15 @@ class HeartbeatWriter:
             state.ended.set()
 
     def reset_after_fork(self) -> None:
-        """Forget the heartbeats in a forked child, as the parent owns these."""
+        """Forget the heartbeats in a forked child, because the parent owns them."""
         self.is_over = True
         self.states = set()
 
     def add(self, state: HeartbeatState) -> None:
-        """Keep one more heartbeat alive. The first beat is due at once."""
+        """Write one more heartbeat regularly, at first at once."""
         self.states.add(state)
         state.due_at = now = anyio.current_time()
-        if now < self._retry_at:  # Redis is unreachable: opening must not wait
+        if now < self._retry_at:  # Redis is unreachable, and opening must not wait
             state.answered.set()
         self._wakeup.set()
 
@@ -98,7 +98,7 @@ class HeartbeatWriter:
         self.states.discard(state)
 
     async def remove(self, state: HeartbeatState) -> None:
-        """Remove a heartbeat if its key is ours; wait at most ``timeout`` + 0.5 s."""
+        """Remove a heartbeat if we own its key. Wait at most ``timeout`` + 0.5 s."""
         self._detach(state)
         if self.is_over:
             return
@@ -106,7 +106,7 @@ class HeartbeatWriter:
         self._wakeup.set()
         with anyio.move_on_after(self._timeout + GRACE):
             await state.ended.wait()
-        # A cancelled caller does not come here; _wind_up() then removes the heartbeat.
+        # If the caller is cancelled, the task removes the heartbeat later.
         state.ended.set()
         if state in self._ending:
             self._ending.remove(state)
@@ -127,7 +127,7 @@ class HeartbeatWriter:
                     await self._wait_until_due()
                     if not self.is_over:
                         await self._write_due()
-                except Exception as error:  # noqa: BLE001 - heartbeats must go on
+                except Exception as error:  # noqa: BLE001 - heartbeats must continue
                     text = "a beat of the heartbeats failed\n%s"
                     logger.error(text, redact_traceback(error))  # noqa: TRY400 - the traceback is redacted
                     await anyio.sleep(RETRY + self._backoff.failed())
@@ -138,7 +138,7 @@ class HeartbeatWriter:
                     await self._wind_up()
 
     async def _wind_up(self) -> None:
-        """Remove the heartbeats that are left, and close the connection."""
+        """Remove the remaining heartbeats, and close the connection."""
         if states := list(self.states):
             logger.warning("the task of the heartbeats was cancelled and has ended")
             for state in states:
@@ -184,7 +184,7 @@ class HeartbeatWriter:
         try:
             if ending:
                 await self._remove(ending)
-        except BaseException:  # callers wait for the removal: _wind_up() tries again
+        except BaseException:  # tried again later, because callers wait for it
             self._ending += [state for state in ending if not state.ended.is_set()]
             raise
 
@@ -225,7 +225,7 @@ class HeartbeatWriter:
         self._record_success()
 
     def _record_success(self) -> None:
-        """Record that Redis answered; after a reconnect, write all heartbeats."""
+        """Record that Redis answered. After a reconnect, write all heartbeats."""
         self._backoff.succeeded()
         self._retry_at = 0.0
         away_since, self._away_since = self._away_since, None
@@ -248,7 +248,7 @@ class HeartbeatWriter:
         if self._away_since is None:
             self._away_since = now
         self._log_failure(error)
-        # Of several beats, Redis may have executed some before the failure.
+        # If there were several beats, Redis may have executed some of them.
         ambiguous = error.ambiguous or len(states) > 1
         for state in states:
             state.record_failure(error, ambiguous=ambiguous)
@@ -257,7 +257,7 @@ class HeartbeatWriter:
     def _record_refusal(
         self, state: HeartbeatState, error: RedisUnavailableError
     ) -> float:
-        """Record that Redis refused one beat; return the seconds until the next."""
+        """Record that Redis refused a beat. Return the seconds until the next beat."""
         self._log_failure(error)
         state.record_failure(error, ambiguous=error.ambiguous)
         refused = isinstance(error, RedisRefusedError)
@@ -269,13 +269,13 @@ class HeartbeatWriter:
 
 
 class _Writers:
-    """The writers of this process. A writer ends when its last heartbeat is closed."""
+    """All writers of this process. A writer ends when its last heartbeat is closed."""
 
     def __init__(self) -> None:
         self._by_loop: LoopLocal[dict[object, HeartbeatWriter]] = LoopLocal()
 
     def enter(self, endpoint: Endpoint, *, timeout: float) -> HeartbeatWriter:
-        """Return the running loop's writer for a Redis, and count one more user."""
+        """Return this event loop's writer for a Redis server. Count one more user."""
         writers = self._by_loop.get(dict[object, HeartbeatWriter])
         key = (endpoint.address, _find_likeness(endpoint), timeout)
         found = writers.get(key)
@@ -287,7 +287,7 @@ class _Writers:
         return found
 
     async def leave(self, writer: HeartbeatWriter) -> None:
-        """Release a writer in its event loop. The last user closes the writer."""
+        """Remove a user of a writer. After the last user, close the writer."""
         writer.users -= 1
         if writer.users and not writer.is_over:
             return

@@ -1,4 +1,4 @@
-"""The progress of a fleet's work: synced days and running backtests."""
+"""Progress of work: the days whose data are synced, and running backtests."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read_days(members: Iterable[bytes]) -> tuple[set[date], int]:
 
 
 def list_days(name: str, days: Iterable[Day] | Day) -> set[date]:
-    """Return one or many days as dates. The error names the argument ``name``."""
+    """Return one or many days as dates. An error contains the argument's ``name``."""
     if isinstance(days, str | date):
         return {_check_day(name, days)}
     try:
@@ -111,7 +111,7 @@ class BacktestProgress(TaskKeys):
     async def set(
         self, task_id: str, progress: float, status: str = "running", **fields: Any
     ) -> Task | None:
-        """Write the progress of a backtest; the former value is overwritten.
+        """Write the progress of a backtest, and overwrite the former value.
 
         Args:
             task_id: The id of the backtest.
@@ -120,8 +120,8 @@ class BacktestProgress(TaskKeys):
             fields: Further fields; see :meth:`TaskStatus.set`.
 
         Returns:
-            The task as it was written; with ``on_error="none"``, ``None`` if Redis could
-            not answer.
+            The task as it was written. If Redis could not answer and
+            ``on_error="none"``, ``None``.
 
         Raises:
             ConfigurationError: The id cannot be part of a key, or a field cannot be
@@ -133,20 +133,24 @@ class BacktestProgress(TaskKeys):
 class SyncProgress(WritingStore):
     """The days for which data is synced: a set of dates, ``{type}_update_{code}``.
 
-    The set expires thirty days after the last :meth:`add`. Works in any event loop, with
-    and without ``async with``. If you do not use ``async with``, call :meth:`aclose` at
-    the end.
+    The set expires thirty days after the last :meth:`add`. The object works in any
+    event loop, with and without ``async with``. If you do not use ``async with``, call
+    :meth:`aclose` at the end.
 
-    Every method raises :class:`~bls_agent.ConfigurationError` for a name that cannot be
-    part of a key and for a value that is not a date. For a key that is not a set it
-    raises :class:`~bls_agent.WrongTypeError`, and leaves the key alone. If Redis cannot
-    answer, it raises :class:`~bls_agent.RedisUnavailableError`; if ``error.ambiguous``
-    is true, Redis may have executed the write. With ``on_error="none"``, such a write is
-    counted in ``failed_writes`` instead and returns 0 or ``False``; a warning is logged
-    at most once a minute.
+    Every method raises these exceptions:
 
-    The key ``a_update_b_update_c`` could have the type ``a`` or the type ``a_update_b``.
-    So that two names never share a set, the longer type is refused.
+    * :class:`~bls_agent.ConfigurationError`: a name cannot be part of a key, or a value
+      is not a date.
+    * :class:`~bls_agent.WrongTypeError`: the key is not a set. The key is not changed.
+    * :class:`~bls_agent.RedisUnavailableError`: Redis cannot answer. If
+      ``error.ambiguous`` is true, Redis may have executed the write. With
+      ``on_error="none"``, a write does not raise this exception. The write is counted
+      in ``failed_writes`` and returns 0 or ``False``, and a warning is logged at most
+      once a minute.
+
+    The key ``a_update_b_update_c`` could have the type ``a`` or the type
+    ``a_update_b``. The longer type is refused, so that two different names never share
+    a set.
     """
 
     client_name: ClassVar[str] = "bls-progress"
@@ -154,8 +158,9 @@ class SyncProgress(WritingStore):
     async def add(self, type: str, code: str, dates: Iterable[Day] | Day) -> int:  # noqa: A002 - the schema has this name
         """Mark days as synced. The set then expires thirty days from now.
 
-        Up to 500 days are added in one atomic step. After an error, some of the days may
-        be missing, but the set has a TTL; add all the days again.
+        Up to 500 days are added in one atomic step. After an error, some of the days
+        may be missing, but the set always has a TTL. Call this method again with all
+        days.
 
         Args:
             type: The kind of data that is synced, such as ``tick``.
@@ -238,12 +243,12 @@ class SyncProgress(WritingStore):
         )
 
     async def _read(self, key: str) -> tuple[set[date], int]:
-        # SMEMBERS may read the whole set, as a century of days takes the server 2.5 ms.
+        # SMEMBERS is fast enough: the days of a century take the server 2.5 ms.
         return read_days(await read_key(self._access.pool, "SMEMBERS", key))
 
 
 def _key(type: str, code: str) -> str:  # noqa: A002 - the schema has this name
-    """Build a key; refuse a type if another type and code have the same key."""
+    """Build a key. Refuse a type if another type and code have the same key."""
     row = KEYS["sync_progress"]
     key = row.build(type=type, code=code)
     first = row.readings(key)[0]

@@ -1,4 +1,4 @@
-"""Finds and reads many small values, of which each may be of any type and size."""
+"""Finds and reads many small values. A key may have any type and any size."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from bls_agent.core.keys import KeyTemplate
 
 T = TypeVar("T")
 
-TOGETHER: Final = 250  # keys in one write
-LARGEST: Final = 65_536  # bytes of a value that is read
+TOGETHER: Final = 250  # keys whose requests are sent together
+LARGEST: Final = 65_536  # largest number of bytes of a value that is read whole
 SHOWN: Final = 4_096  # bytes that are kept of a larger value
-PLENTY: Final = 8 * 2**20  # bytes per read, after which large values are truncated
-LARGE: Final = 65_536  # bytes of values to decode before other tasks can run
+PLENTY: Final = 8 * 2**20  # bytes per call, after which the limit is SHOWN
+LARGE: Final = 65_536  # bytes of values that are decoded before other tasks run
 NO_KEY: Final = -2  # PTTL of a missing key
 NO_TTL: Final = -1
 
@@ -56,7 +56,7 @@ def portions_of(things: Sequence[T]) -> Iterator[Sequence[T]]:
 async def read_values(
     pool: ConnectionPool, keys: Sequence[bytes]
 ) -> AsyncGenerator[Value]:
-    """Read values and their TTLs; leave out missing and forbidden keys.
+    """Read values and their TTLs. Leave out missing and forbidden keys.
 
     MGET is not used because it hides keys of other types, reads huge values, and fails
     for all keys if one key is forbidden. Raises RedisUnavailableError if Redis cannot
@@ -73,7 +73,7 @@ async def read_values(
         for key, left, value in zip(part, replies[::2], replies[1::2], strict=True):
             if error := _refusal_in(left, value):
                 refused.append(error)
-            elif left != NO_KEY or value:  # or the key was written again after PTTL
+            elif left != NO_KEY or value:  # a key written after PTTL has a value, too
                 payload = None if isinstance(value, Exception) else value
                 ttl = None if left == NO_TTL else max(0.0, left / 1000)
                 yield Value(key, payload, ttl, largest)
@@ -89,7 +89,7 @@ async def read_values(
 
 
 def _refusal_in(left: Reply, value: Reply) -> RedisUnavailableError | None:
-    """Return the error of a forbidden key; ignore a wrong type, raise other errors."""
+    """Return the error of a forbidden key. Ignore a wrong type. Raise other errors."""
     for reply in (left, value):
         if isinstance(reply, RedisUnavailableError):
             if reply.kind == "no_permission":

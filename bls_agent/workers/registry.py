@@ -33,21 +33,23 @@ from bls_agent.workers.worker import (
     find_row,
 )
 
-LEASE: Final = 255  # bytes of a lease that are read
+LEASE: Final = 255  # largest number of bytes of a lease that are read
 
 SEARCH_PAUSE: Final = 2.0  # shortest pause in seconds between two searches
 SEARCH_REST: Final = 4.0  # pause after a search, as a multiple of the search's duration
 
 
 class WorkerRegistry(Store):
-    """Finds the workers of a fleet, and their tasks; writes nothing to Redis.
+    """Finds the workers that write heartbeats, and their tasks. Only reads from Redis.
 
-    Works with and without ``async with``. If you do not use ``async with``, call
-    :meth:`aclose` at the end. Several tasks may list and watch at once.
+    The registry works with and without ``async with``. If you do not use
+    ``async with``, call :meth:`aclose` at the end. Several coroutines may use the
+    registry at once.
 
-    The Redis user needs SCAN, and GETRANGE and PTTL of the keys of heartbeats and tasks.
-    GETRANGE of the keys of leases is needed for TTLs other than the default. What the
-    user may not read is left out; an error is raised if the user may read nothing.
+    The Redis user needs permission for SCAN, and for GETRANGE and PTTL on the keys of
+    heartbeats and tasks. If workers use other TTLs than the default, the user also
+    needs GETRANGE on the keys of leases. Keys that the user may not read are left out.
+    If the user may read no key at all, an error is raised.
     """
 
     client_name: ClassVar[str] = "bls-workers"
@@ -57,8 +59,8 @@ class WorkerRegistry(Store):
     ) -> list[Worker]:
         """Find every worker with a heartbeat in Redis.
 
-        A key of a heartbeat with any other value is returned, too; see
-        :attr:`Worker.problem`.
+        A worker whose key has an invalid value is returned, too. Its
+        :attr:`Worker.problem` describes the fault.
 
         Args:
             kind: A class of heartbeats, the name of a row such as
@@ -69,7 +71,7 @@ class WorkerRegistry(Store):
             The workers, sorted by kind and id.
 
         Raises:
-            ConfigurationError: There can be no such kind.
+            ConfigurationError: No key can contain this kind.
             RedisUnavailableError: Redis cannot answer.
         """
         seen = await _read(self._access.pool, await self._find(_search_for(kind)), {})
@@ -81,9 +83,9 @@ class WorkerRegistry(Store):
         A task is found by its keys ``ginkgo:task_status:{task_id}``
         (:class:`~bls_agent.workers.TaskStatus`) and
         ``backtest:task:{task_id}:progress``
-        (:class:`~bls_agent.workers.BacktestProgress`). If it has both, each field has
-        the value that was written last. A value that cannot be read is a task, too; see
-        :attr:`Task.problem`.
+        (:class:`~bls_agent.workers.BacktestProgress`). If the task has both keys, each
+        field has the value that was written last. A task whose value cannot be read is
+        returned, too. Its :attr:`Task.problem` describes the fault.
 
         Args:
             limit: The largest number of tasks to read, from 1 to 10,000.
@@ -103,24 +105,26 @@ class WorkerRegistry(Store):
     ) -> AsyncGenerator[WorkerChange]:
         """Yield each change of a worker: joined, left, changed, stale or back.
 
-        At first every worker is yielded as ``joined``. Known workers are read once per
-        interval, so that a dead worker is yielded as ``left`` within one interval after
-        its TTL. New workers are searched for every few seconds, or less often if a
-        search takes long. A search among a million other keys takes about a second.
+        At first every worker is yielded as ``joined``. The generator reads known
+        workers once per interval, and yields a dead worker as ``left`` within one
+        interval after its key has expired. The generator searches for new workers every
+        few seconds, or less often if a search takes long. A search among a million
+        other keys takes about a second.
 
         An outage of Redis is yielded once as ``unavailable``, and its end as
         ``available``. During an outage, the pause between two attempts is at most 2 s.
         For half a TTL after an outage no worker counts as ``left``, because workers
-        could not refresh their heartbeats.
+        could not refresh their heartbeats during the outage.
 
         Args:
             kind: The same as for :meth:`alive`.
             interval: Seconds between two reads.
-            refreshes: Whether to yield ``refreshed``, too: a worker has refreshed its
-                heartbeat without changing the value. A displayed age needs this.
+            refreshes: Whether to yield ``refreshed``, too, when a worker has refreshed
+                its heartbeat without changing the value. A program that displays the
+                age of heartbeats needs these changes.
 
         Raises:
-            ConfigurationError: There can be no such kind, or ``interval`` is not a
+            ConfigurationError: No key can contain this kind, or ``interval`` is not a
                 number of seconds.
             RedisRefusedError: Redis refuses the requests, and waiting does not help.
         """
@@ -158,7 +162,7 @@ class WorkerRegistry(Store):
             backoff.succeeded()
             now, before = anyio.current_time(), openings
             openings = self._access.pool.openings
-            # A restart of the server between two reads shows only as a new connection.
+            # Only a new connection shows that the server restarted between two reads.
             if is_away or before not in (None, openings):
                 diff.hold(now)
             changes = [WorkerChange(Change.AVAILABLE)] if is_away else []
@@ -172,7 +176,10 @@ class WorkerRegistry(Store):
         known: Mapping[bytes, Worker],
         search_at: float,
     ) -> tuple[dict[bytes, Worker], float]:
-        """Return known workers, new ones if due, and the time of the next search."""
+        """Read known workers, and search for new workers if a search is due.
+
+        Return all these workers, and the time of the next search.
+        """
         keys = {key: one.row for key, one in known.items()}
         began = anyio.current_time()
         if began >= search_at:
@@ -209,14 +216,14 @@ def _search_for(kind: type[WorkerHeartbeat] | str | None) -> _Search:
         rule = "a class of heartbeats, or the name of a kind"
         raise ConfigurationError("kind", kind, rule)
     row = HEARTBEATS[GENERIC]
-    row.build(kind=kind, worker_id="-")  # refuses a name that no key can hold
+    row.build(kind=kind, worker_id="-")  # raises for a name that no key can contain
     return _Search({GENERIC: row}, row.pattern(kind=kind))
 
 
 async def _read(
     pool: ConnectionPool, keys: Mapping[bytes, str], before: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
-    """Read heartbeats and their TTLs; leave out missing and forbidden keys."""
+    """Read heartbeats and their TTLs. Leave out missing and forbidden keys."""
     seen: dict[bytes, Worker] = {}
     async for key, payload, ttl, largest in read_values(pool, list(keys)):
         seen[key] = Worker.read(
@@ -228,7 +235,7 @@ async def _read(
 async def _judge_by_leases(
     pool: ConnectionPool, seen: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
-    """Return the stale workers whose lease has a TTL, judged by that TTL."""
+    """Return the stale workers that have a lease, with ages for the lease's TTL."""
     doubtful = [(k, one) for k, one in seen.items() if one.stale or one.age is None]
     judged: dict[bytes, Worker] = {}
     for part in portions_of([(k, one) for k, one in doubtful if one.ttl is not None]):

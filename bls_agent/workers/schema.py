@@ -1,10 +1,10 @@
 """The names of the key schema, all of them derived from the rows of ``core/keys.py``.
 
 ``RedisKeyPrefix``, ``RedisKeyPattern``, ``RedisKeyBuilder`` and ``RedisTTL`` are the four
-lists of the schema. Their attributes are not written here but made from the rows. The
-row ``task_status`` has ``RedisKeyPrefix.TASK_STATUS``,
+lists of the schema. This module makes their attributes from the rows. For example, the
+row ``task_status`` becomes ``RedisKeyPrefix.TASK_STATUS``,
 ``RedisKeyPattern.TASK_STATUS_ALL``, ``RedisKeyBuilder.task_status(…)`` and
-``RedisTTL.TASK_STATUS``. ``dir()`` returns all names of a list.
+``RedisTTL.TASK_STATUS``. ``dir()`` of a list returns all its names.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _list_builders() -> dict[str, Callable[..., str]]:
 
 
 def _make_builder(name: str, row: KeyTemplate) -> Callable[..., str]:
-    """Make the function that builds one kind of key; its parameters are the fields."""
+    """Make the function that builds one kind of key from its fields."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [
         inspect.Parameter(field, kind, annotation="str | int | UUID")
@@ -79,12 +79,12 @@ def _make_builder(name: str, row: KeyTemplate) -> Callable[..., str]:
 
 
 class _Derived(type):
-    """The class of a list of names; its attributes come from the table of keys."""
+    """The metaclass of a list, whose attributes come from the table of keys."""
 
     _derive: Callable[[], Mapping[str, Any]]
 
     def _find(cls, name: str) -> Any:
-        """Return an attribute. The error for an unknown name suggests a known one."""
+        """Return an attribute. The error for an unknown name suggests a known name."""
         names = cls._derive()
         if name in names:
             return names[name]

@@ -25,8 +25,9 @@ from bls_agent.workers.reading import (
 from bls_agent.workers.tasks import Task, TaskState, TaskStatus
 from bls_agent.workers.worker import Worker
 
-MOST: Final = 10_000  # tasks that are read
-# A task may have a key of each row. In doubt, the value of the last one is newer.
+MOST: Final = 10_000  # largest number of tasks that are read
+# A task may have one key for each row. If the values do not show which is newer, the
+# value of the last row counts as newer.
 ROWS: Final = (BacktestProgress.row, TaskStatus.row)
 _RANKS: Final = {state: rank for rank, state in enumerate(TaskState)}
 _UNKNOWN: Final = datetime.min.replace(tzinfo=UTC)
@@ -38,21 +39,24 @@ class TaskList(NamedTuple):
     Attributes:
         tasks: The tasks, sorted by state (broken, failed, running, waiting, other,
             done), then by id.
-        complete: Whether these are all tasks. Otherwise there are more tasks than the
-            limit, and chance decides which of them were read.
+        complete: Whether these are all tasks. ``False`` if Redis has more tasks than
+            the limit. The choice of the tasks is then arbitrary.
     """
 
     tasks: list[Task]
     complete: bool
 
     def of_workers(self, workers: Iterable[Worker]) -> dict[str, list[Task]]:
-        """Find the tasks that name a worker, and those that only the worker names.
+        """Find the tasks of each worker.
 
-        A task names its worker in the field ``worker``. A worker names its tasks in
-        ``task_uuids``.
+        A task may contain the id of its worker in the field ``worker``. Only a task
+        without this field belongs to the worker that lists it in ``task_uuids``.
+
+        Args:
+            workers: The workers, as :meth:`WorkerRegistry.alive` returns them.
 
         Returns:
-            The tasks by the key of the worker; workers without tasks are left out.
+            Key of the worker → its tasks. Workers without tasks are left out.
         """
         named: dict[str, list[Task]] = {}
         unclaimed: dict[str, Task] = {}
@@ -72,7 +76,7 @@ class TaskList(NamedTuple):
 
 
 async def read_tasks(pool: ConnectionPool, limit: int) -> TaskList:
-    """Read at most ``limit`` tasks; see :meth:`WorkerRegistry.tasks`."""
+    """Read at most ``limit`` tasks, as :meth:`WorkerRegistry.tasks` describes."""
     if not 1 <= limit <= MOST:
         raise ConfigurationError("limit", limit, f"from 1 to {MOST:,}")
     keys, complete = await _find(pool, limit)
@@ -120,12 +124,13 @@ def _decode(task_id: str, value: Value) -> Task:
 
 
 def merge_tasks(parts: Sequence[Task]) -> Task:
-    """Combine what the keys of one task hold.
+    """Combine the values of all keys of one task.
 
-    1. There is one value: return it.
-    2. No value can be read: return the first, whose reason says why.
-    3. Otherwise each field has the value that was written last. The reason is that of
-       the value that cannot be read, if there is one.
+    1. There is only one value: return it.
+    2. No value can be read: return the first value, whose ``reason`` is the cause.
+    3. Otherwise combine the fields of all values. If two values have the same field,
+       use the value that was written last. If one value cannot be read, use its
+       ``reason``.
     """
     first, *others = parts
     readable = [task for task in parts if task.fields or task.status]

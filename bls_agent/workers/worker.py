@@ -1,4 +1,4 @@
-"""One worker as the registry sees it, and its changes since the last read. No I/O."""
+"""A worker as the registry reads it, and its changes since the last read. No I/O."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ HEARTBEATS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
     {name: row for name, row in ROWS.items() if name.endswith("_heartbeat")}
 )
 GENERIC: Final = GenericHeartbeat.kind
-STALE: Final = 0.5  # part of the TTL; 1.5 times the longest allowed interval
-CLOSE: Final = 2.0  # longest gap in seconds between two reads that show a refresh's TTL
+STALE: Final = 0.5  # part of the TTL; 1.5 times the longest interval of a worker
+CLOSE: Final = 2.0  # longest time in seconds between two reads that show a new TTL
 NO_TTL: Final = "no_ttl"
 
 
 def find_row(key: str | bytes, rows: Mapping[str, KeyTemplate]) -> str | None:
-    """Return the row of the table of keys that a key matches; ``None`` if none does."""
+    """Return the name of the row that a key matches, or ``None``."""
     return next((name for name, row in rows.items() if row.match(key)), None)
 
 
@@ -41,31 +41,32 @@ class Worker:
     """A worker with a heartbeat in Redis.
 
     Attributes:
-        row: The row of the table of keys, such as ``"backtest_worker_heartbeat"``.
-        kind: The kind of a generic heartbeat as in its key, such as ``"下载"``; of every
+        row: The name of the key's form in the key schema, such as
+            ``"backtest_worker_heartbeat"``.
+        kind: The kind in the key of a generic heartbeat, such as ``"下载"``. For every
             other heartbeat the same as ``row``.
-        id: The id of the worker: the key without the beginning that its kind defines.
-            Bytes that are not UTF-8 are kept as surrogates, also in ``kind`` and
-            ``key``.
+        id: The id of the worker: the key without the prefix of its kind. Bytes that are
+            not UTF-8 are kept as surrogates, also in ``kind`` and ``key``.
         key: The whole key.
         heartbeat: The value; ``None`` if the value is not a valid heartbeat. The
-            contract defines no value for generic heartbeats, components and processes:
-            a value without a :class:`WorkerStatus` is ``None``, and is no problem.
+            protocol defines no value for generic heartbeats, components and processes.
+            For these, ``None`` does not mean that the value has a problem.
         raw: The value as a dict, whatever its form; see
             :func:`~bls_agent.workers.parse_heartbeat_data`.
-        age: Seconds since the last refresh, by the server's clock: the TTL after a
-            refresh (the default of the kind, or the TTL in the lease) minus the TTL
-            that is left. ``None`` if the key has no TTL, or a longer one. If a program
-            without a lease sets a shorter TTL, the age is too high at first; a watch
-            learns the TTL when it sees a refresh.
+        age: Seconds since the last refresh, by the server's clock. The age is the full
+            TTL minus the TTL that is left. The full TTL is the default of the kind, or
+            the TTL in the worker's lease. ``None`` if the key has no TTL, or more than
+            the full TTL. If a program without a lease sets a shorter TTL, the age is
+            too high until :meth:`WorkerRegistry.watch` reads the key directly after a
+            refresh.
         ttl: Seconds until the key expires; ``None`` if the key does not expire.
         stale: Whether the worker has not refreshed the heartbeat for half of the TTL.
         problem: The fault of the key in one word, or ``""``: ``wrong_type`` (the key is
             not a string), ``too_large`` (over 64 KiB, or over 4 KiB if many values are
             large; the beginning is in ``raw``), ``not_utf8``, ``not_json``,
-            ``too_deep``, ``not_an_object``, ``bad_field``, or ``no_ttl`` (the worker
-            would look alive for ever).
-        payload: The bytes of the value.
+            ``too_deep``, ``not_an_object``, ``bad_field``, or ``no_ttl`` (the key stays
+            after the death of the worker).
+        payload: The bytes of the value. Of a value that is too large, the first 4 KiB.
     """
 
     row: str
@@ -91,10 +92,10 @@ class Worker:
         *,
         largest: int = LARGEST,
     ) -> Self:
-        """Make a worker from the replies about its key; never raise.
+        """Make a worker from the replies about its key. Never raise.
 
         ``payload`` is the value, truncated after ``largest`` + 1 bytes, or ``None`` for
-        a key that is not a string. ``before`` is the worker at the last read.
+        a key that is not a string. ``before`` is the result of the last read.
         """
         if before is not None and payload and before.payload == payload:
             problem = "" if before.problem == NO_TTL else before.problem
@@ -124,7 +125,7 @@ class Worker:
 
     @property
     def status(self) -> WorkerStatus | None:
-        """The worker's status; ``None`` if it is not one of the statuses of the protocol."""
+        """The worker's status; ``None`` if the protocol does not define the status."""
         if self.heartbeat is not None:
             return self.heartbeat.status
         word = self.raw.get("status")
@@ -137,9 +138,10 @@ class Worker:
         return not (self.problem or self.stale or in_error)
 
     def describe(self, elapsed: float = 0.0) -> JSONObject:
-        """Return the worker as JSON for programs, ``elapsed`` seconds after its read.
+        """Return the worker as a JSON object.
 
-        Times are in seconds, and ``None`` if they are unknown.
+        ``elapsed`` is the number of seconds since the worker was read. All times are in
+        seconds, and ``None`` if unknown.
         """
         age = None if self.age is None else round(self.age + elapsed, 3)
         ttl = None if self.ttl is None else round(max(0.0, self.ttl - elapsed), 3)
@@ -163,18 +165,18 @@ class Worker:
 
     @property
     def owner_key(self) -> bytes:
-        """The key of the worker's lease, which names the lease's TTL."""
+        """The key of the worker's lease. Its value contains the TTL of the lease."""
         return encode_key(OWNER.locate(place=place_beside(self.key)))
 
     def judged(self, given: float) -> Self:
-        """Return a copy whose age is computed for a heartbeat written with this TTL."""
+        """Return a copy whose age is computed for a full TTL of ``given`` seconds."""
         age = None if self.ttl is None or self.ttl > given else given - self.ttl
         stale = age is not None and age >= given * STALE
         return replace(self, age=age, stale=stale)
 
     @property
     def content(self) -> tuple[str, dict[str, Any]]:
-        """The value without its time fields, to compare the values of two reads."""
+        """Problem and value without time fields, to compare the values of two reads."""
         times = ("timestamp", "last_heartbeat")
         return self.problem, {n: v for n, v in self.raw.items() if n not in times}
 
@@ -182,7 +184,7 @@ class Worker:
 def _decode(
     row: str, payload: bytes | None, largest: int
 ) -> tuple[WorkerHeartbeat | None, dict[str, Any], str]:
-    """Return a value as a heartbeat and as a dict, and its problem in one word."""
+    """Return a value as a heartbeat and as a dict, and its problem or ``""``."""
     if payload is None:
         return None, {}, "wrong_type"
     if len(payload) > largest:
@@ -193,7 +195,7 @@ def _decode(
         return None, parse_heartbeat_data(payload), _check_text(payload)
     raw: dict[str, Any] | None = None
     try:
-        raw = decode_object(payload)  # the heartbeat shares the texts of this dict
+        raw = decode_object(payload)  # from_json() below shares the values of this dict
         return kind.from_json(raw), raw, ""
     except DecodeError as error:
         found = parse_heartbeat_data(payload) if raw is None else raw
@@ -210,21 +212,21 @@ def _check_text(payload: bytes) -> str:
 
 
 class Change(StrEnum):
-    """The values of ``WorkerChange.what``; the last two are about Redis."""
+    """The values of ``WorkerChange.what``. The last two are changes of Redis."""
 
     JOINED = "joined"
     LEFT = "left"
     CHANGED = "changed"
-    """Its value is another one; a mere refresh is no change."""
+    """The worker has written a different value. Times do not count as a difference."""
     STALE = "stale"
     BACK = "back"
-    """It was stale and has refreshed its heartbeat."""
+    """A stale worker has refreshed its heartbeat."""
     REFRESHED = "refreshed"
-    """It has refreshed the same value; reported only on request."""
+    """The worker has refreshed the same value. Reported only with ``refreshes``."""
     UNAVAILABLE = "unavailable"
-    """Redis cannot answer: what was reported before is all that is known."""
+    """Redis cannot answer. The last reported states of workers may be outdated."""
     AVAILABLE = "available"
-    """It answers again."""
+    """Redis answers again."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ class WorkerChange:
         worker: The worker now; if the worker has left, its last known state. ``None``
             for a change of Redis.
         before: The worker at the read before; ``None`` if the worker is new.
-        error: Why Redis cannot answer.
+        error: Why Redis cannot answer; ``None`` for any other change.
     """
 
     what: Change
@@ -252,16 +254,16 @@ class WorkerDiff:
     def __init__(self, *, refreshes: bool = False) -> None:
         self._refreshes = refreshes
         self.workers: dict[bytes, Worker] = {}  # key → worker at the last read
-        self._given: dict[bytes, float] = {}  # key → TTL that differs from the table's
+        self._given: dict[bytes, float] = {}  # key → TTL if not the default of its kind
         self._looked_at = -math.inf
         self._held_since = -math.inf
 
     def hold(self, now: float) -> None:
-        """Record the end of an outage, so that missing workers get time to write."""
+        """Record the end of an outage, after which workers get time to write again."""
         self._held_since = now
 
     def compare(self, seen: Mapping[bytes, Worker], now: float) -> list[WorkerChange]:
-        """Record a read; return the changes since the last read, by kind and id."""
+        """Record a read. Return the changes since the last read, by kind and id."""
         gap, self._looked_at = now - self._looked_at, now
         before, self.workers = self.workers, {}
         changes: list[WorkerChange] = []
@@ -284,7 +286,7 @@ class WorkerDiff:
     def _judge(
         self, key: bytes, found: Worker, known: Worker | None, gap: float
     ) -> Worker:
-        """Compute a worker's age by the TTL that its refreshes set, if known."""
+        """Compute a worker's age for the TTL that its refreshes set, if it is known."""
         ttl = found.ttl
         if ttl is None or not found.payload:
             return found
