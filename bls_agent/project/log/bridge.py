@@ -101,7 +101,7 @@ def strip_colours(value: object) -> object:
 
 
 def clean_fields(fields: Mapping[str, object]) -> JSONObject:
-    """Return a user's fields without colours. Fields with reserved names are renamed."""
+    """Return a user's fields without colours, with reserved names renamed."""
     cleaned = {name: strip_colours(value) for name, value in fields.items()}
     if _RESERVED.isdisjoint(cleaned):
         return cleaned

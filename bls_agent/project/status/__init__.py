@@ -1,1 +1,1 @@
-"""The status of the project: how it is decided, and how it is written."""
+"""Decides and writes the status of the project."""

@@ -1,4 +1,8 @@
-"""The status of this process: the worst status of its sources, like health checks."""
+"""Decides the status of this process, and runs its health checks.
+
+The status has several sources: the program, each health check, recent errors and the
+event loop. The worst status of all sources is the status of the process.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +44,9 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 INTERVAL: Final = 10.0  # seconds from the end of one call to the beginning of the next
-TIMEOUT: Final = 5.0  # seconds a call may take
-REASON_LIMIT: Final = 1_000  # bytes of the longest reason of a status
-FAILURES: Final = 2  # failures in a row, because a single failure is no alarm
+TIMEOUT: Final = 5.0  # seconds that a call may take
+REASON_LIMIT: Final = 1_000  # bytes; a longer reason of a status is cut
+FAILURES: Final = 2  # failures in a row until 故障, because one may be a coincidence
 _SECONDS: Final = Rule(float, "", "seconds", minimum=0.001, maximum=86_400.0)
 _COUNT: Final = Rule(int, "", "failures in a row", minimum=1, maximum=1_000_000)
 
@@ -51,13 +55,14 @@ C = TypeVar("C", bound=Check)
 
 
 class StatusAggregator:
-    """Holds the status of each source in this process; the worst status counts.
+    """Stores the status of each source in this process, and finds the worst status.
 
-    A source that is 在线 never changes the status that the host has set.
+    The source ``HOST`` is the program. Another source counts only if its status is not
+    在线, so that it cannot replace 离线 from the program by 在线.
 
     There is no lock, because a signal handler or finaliser may call ``set_status`` or
-    ``log.error`` at any line here. Setting a status is one assignment; readers copy the
-    sources first.
+    ``log.error`` at any line here. A lock is not needed, because setting a status is
+    one assignment, and readers copy the sources first.
     """
 
     HOST: Final = "host"
@@ -75,11 +80,14 @@ class StatusAggregator:
         until: float = math.inf,
         reason: str = "",
     ) -> None:
-        """Set a source's status until a monotonic time. Never waits, never raises."""
+        """Set the status of a source. Never waits, never raises.
+
+        ``until`` is the monotonic time in seconds at which the status becomes 在线.
+        """
         self._sources[source] = (status, until, reason)
 
     def withdraw(self, source: str) -> None:
-        """Remove a source, whose status then no longer counts."""
+        """Remove a source, so that its status no longer counts."""
         self._sources.pop(source, None)
 
     def forget_sources(self) -> None:
@@ -88,14 +96,18 @@ class StatusAggregator:
                 self._sources.pop(source, None)
 
     def list_sources(self, now: float) -> dict[str, Status]:
-        """Return source → current status, in the order in which sources were added."""
+        """Return the current status of each source, in the order of their addition."""
         return {
             source: status if now < until else Status.ONLINE
             for source, (status, until, _) in self._sources.copy().items()
         }
 
     def worst_source(self, now: float) -> tuple[str, Status, str]:
-        """Return the first source with the worst status, that status and its reason."""
+        """Return the worst status, with its source and its reason.
+
+        The result is a tuple of source, status and reason. If several sources have the
+        worst status, the first of them is returned.
+        """
         sources = self._sources.copy()
         name, (worst, _, reason) = self.HOST, sources[self.HOST]
         for source, (status, until, why) in sources.items():
@@ -108,38 +120,41 @@ class StatusAggregator:
         return self.worst_source(now)[1]
 
     def reason(self, now: float) -> str:
-        """Return why the status is what it is; ``""`` if nothing is known."""
+        """Return the reason of the current status, or ``""`` if it is unknown."""
         return self.worst_source(now)[2]
 
     def next_change(self, now: float) -> float:
-        """Return the monotonic time at which a status next expires, or infinity."""
+        """Return the monotonic time at which the next status expires, or infinity."""
         moments = [until for _, until, _ in self._sources.copy().values()]
         return min(until for until in moments if until > now)
 
 
 @dataclass
 class StatusCounts:
-    """How often the status was written, and how often that failed."""
+    """How often the status was written, and how often writing failed."""
 
     writes: int = 0
     failures: int = 0
 
 
 class HealthCheckDecorator(Protocol):
-    """The type of ``agent.health_check(...)``, which keeps the function's type."""
+    """The type of the decorator ``agent.health_check(...)``.
+
+    The decorator returns the function unchanged, so its type stays the same.
+    """
 
     def __call__(self, function: C, /) -> C: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HealthCheck:
-    """A registered check: its function, and when it is called."""
+    """A registered health check, with its function and its schedule."""
 
     name: str
-    function: Check  # a coroutine function or a plain one, without arguments
-    interval: float = INTERVAL  # seconds from the end of one call to the next
+    function: Check  # a coroutine function or a plain function, without arguments
+    interval: float = INTERVAL  # seconds from the end of one call to the next call
     timeout: float = TIMEOUT  # seconds
-    failures: int = FAILURES  # failures in a row that turn the status to 故障
+    failures: int = FAILURES  # failures in a row after which the status becomes 故障
 
     def __post_init__(self) -> None:
         check_name("health check", self.name)
@@ -154,7 +169,7 @@ class HealthCheck:
 
 
 def _check_function(name: str, function: object) -> None:
-    """Refuse a check that is a generator, or that needs arguments."""
+    """Raise ConfigurationError for a generator, or a function that needs arguments."""
     field_name = f"health check {name}"
     if not callable(function):
         rule = "a function that is called without arguments"
@@ -171,21 +186,21 @@ def _check_function(name: str, function: object) -> None:
         remedy = "Bind them before: functools.partial(function, …)."
         raise ConfigurationError(field_name, repr(function), rule, remedy) from None
     except ValueError:
-        pass  # a builtin without a signature is checked by its first call
+        pass  # a built-in function without a signature; its first call shows errors
 
 
 class HealthChecks:
-    """The registered health checks, which stay when the agent closes and reopens."""
+    """The registered health checks. They stay when the agent is closed and reopened."""
 
     def __init__(self) -> None:
         self.all: dict[str, HealthCheck] = {}  # in the order of registration
         self.added: ThreadSafeEvent = ThreadSafeEvent()  # set when a check was added
-        # Name of a plain check → Unix seconds at which its unfinished call began. Kept
-        # after a session, because the thread of that call still runs.
+        # For each check that is a plain function and runs now: the Unix time in seconds
+        # at which the call began. Kept after a session, because the thread still runs.
         self.going_on: dict[str, float] = {}
 
     def reset_after_fork(self) -> None:
-        """Forget unfinished calls, because a forked child has none of their threads."""
+        """Forget the running calls, because a forked child has no threads for them."""
         self.going_on = {}
 
     def add(self, check: HealthCheck) -> None:
@@ -198,7 +213,7 @@ class HealthChecks:
         self.added.set()
 
     def call(self, check: HealthCheck, now: float) -> object:
-        """Call a plain check, and keep it in ``going_on`` while it runs."""
+        """Call a check that is a plain function. ``going_on`` has it while it runs."""
         self.going_on[check.name] = now
         try:
             return check.function()
@@ -207,12 +222,12 @@ class HealthChecks:
 
 
 class HealthMonitor:
-    """Runs the checks of one session, each on its own schedule, and reports changes.
+    """Runs the health checks of one session and reports the changes of their results.
 
-    Each call is an asyncio task outside of every cancel scope. At its timeout the task
-    is cancelled, and the monitor does not wait for its end. While the task goes on, no
-    new call is made, and the check counts as failed. Plain functions run in threads of
-    the monitor.
+    Each check has its own schedule. Each call is an asyncio task outside of all cancel
+    scopes. After the check's timeout the task is cancelled, and the monitor does not
+    wait for its end. While the task still runs, the check is not called again, and
+    counts as failed. Plain functions run in threads of the monitor.
     """
 
     def __init__(
@@ -229,13 +244,14 @@ class HealthMonitor:
         self._stream = stream
         self._project = project
         self._on_change = on_change
-        # Name → the task of the last call, and the Unix time at which that call began.
+        # For the name of each check: the task of the last call, and the Unix time in
+        # seconds at which this call began.
         self._calls: dict[str, tuple[asyncio.Task[dict[str, str] | None], float]] = {}
         self._threads = HandlerThreads()
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
 
     async def run(self) -> None:
-        """Run all checks, even those registered later, until cancelled."""
+        """Run all checks until cancelled, also checks that are registered later."""
         self._checks.added.bind()
         watched: set[str] = set()
         try:
@@ -251,7 +267,7 @@ class HealthMonitor:
             self.cancel_calls()
 
     def cancel_calls(self) -> None:
-        with suppress(RuntimeError):  # in a closed loop no task runs any more
+        with suppress(RuntimeError):  # the event loop is closed, so no task runs
             for task, _ in self._calls.values():
                 task.cancel()
 
@@ -259,7 +275,7 @@ class HealthMonitor:
         self._threads.close()
 
     async def _watch(self, check: HealthCheck) -> None:
-        """Call a check again and again; report when it fails and when it recovers."""
+        """Call a check repeatedly, and report when it begins to fail and recovers."""
         failures, since = 0, 0.0  # failures in a row, and the time of the first one
         self._aggregator.set(check.source, Status.ONLINE)
         while True:
@@ -285,7 +301,8 @@ class HealthMonitor:
             "failures": check.failures,
             STATUS_REASON: self._aggregator.reason(time.monotonic()),
         }
-        # Logged first, because readers of the status look for its reason in the log.
+        # Logged before the status is written, because a console that reads the new
+        # status then reads its reason from the log.
         self._stream.emit(
             Level.ERROR, text, {**metadata, "error": error}, is_alarm=True
         )
@@ -309,7 +326,10 @@ class HealthMonitor:
         logger.info("%s: %s", self._project, text)
 
     async def call(self, check: HealthCheck) -> dict[str, str] | None:
-        """Call a check once unless an earlier call still runs; return its failure."""
+        """Call a check once. Return its failure, or ``None`` if the check succeeded.
+
+        If an earlier call still runs, this is a failure, and the check is not called.
+        """
         import asyncio  # noqa: PLC0415 - takes 20 ms; anyio has no task without a scope
 
         since = self._busy_since(check)
@@ -323,16 +343,18 @@ class HealthMonitor:
         self._calls[check.name] = task, began
         await asyncio.wait({task}, timeout=check.timeout)
         if not task.done():
-            task.cancel()  # the thread of a plain check goes on
+            task.cancel()  # the thread of a plain function continues to run
             text = f"it has not returned within {check.timeout:g} s"
             return {"type": "TimedOut", "message": text}
-        del self._calls[check.name]  # an exception keeps the check's objects alive
+        # Dropped, because an exception in the task would keep the objects of the check
+        # in memory.
+        del self._calls[check.name]
         if task.cancelled():
             return {"type": "Cancelled", "message": "it was cancelled from inside"}
         return task.result()
 
     def _busy_since(self, check: HealthCheck) -> float | None:
-        """Return the Unix time at which a still running call began, or ``None``."""
+        """Return the Unix time at which the running call began, or ``None``."""
         call = self._calls.get(check.name)
         if call is not None and not call[0].done():
             call[0].cancel()  # the task has ignored an earlier cancellation
@@ -346,9 +368,9 @@ class HealthMonitor:
             function = self._threads.wrap(partial(self._checks.call, check, now))
         try:
             result = await function()
-            if inspect.isawaitable(result):  # the function has forgotten an await
+            if inspect.isawaitable(result):  # for example from a lambda without await
                 result = await result
-        except BaseException as error:  # noqa: BLE001 - also errors that end the loop
+        except BaseException as error:  # noqa: BLE001 - also KeyboardInterrupt and such
             return describe_error(error)
         if result is False:
             return {"type": "ReturnedFalse", "message": "it returned False"}

@@ -1,7 +1,8 @@
-"""Which agents of a project are paused: a hash next to the control list.
+"""Publishes which agents of a project are paused, in a hash in Redis.
 
-The hash maps an instance to a report in JSON. A report has an expiry by the server's
-clock, because a killed process does not remove its report.
+The hash maps the name of an instance to a report in JSON. A report contains the time by
+the server's clock at which the report expires, because a killed process does not remove
+its report.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ TTL: Final = cast("int", INTAKE.ttl)  # seconds until a report expires
 
 @dataclass(frozen=True, kw_only=True)
 class IntakeReport:
-    """Why and since when one process takes no commands.
+    """The report of one process that takes no commands.
 
     Attributes:
         state: ``paused``, ``draining`` or ``drained``.
-        reason: The reason that the sender of ``pause`` or ``drain`` gave, or ``""``.
-        since: Unix time in seconds by the server's clock.
-        age: Seconds since then, when the report was read.
-        in_hand: Number of commands that were taken and have not ended.
+        reason: The reason from the sender of ``pause`` or ``drain``, or ``""``.
+        since: The time of the change to this state, in Unix seconds of the server's
+            clock.
+        age: Seconds from ``since`` to the reading of the report.
+        in_hand: Number of commands that the process has taken and that have not ended.
     """
 
     state: IntakeState
@@ -49,7 +51,7 @@ class IntakeReport:
 
 
 def describe_reports(reports: Mapping[str, IntakeReport]) -> list[JSONObject]:
-    """Describe the processes that take no commands, for JSON."""
+    """Return the reports in the form for JSON output."""
     return [
         {
             "instance": instance,
@@ -68,7 +70,11 @@ def intake_key(project: str) -> str:
 
 
 def read_reports(entries: Sequence[bytes], now: float) -> dict[str, IntakeReport]:
-    """Return the reports that are valid at ``now``, Unix seconds of the server."""
+    """Return the reports that have not expired at ``now``.
+
+    ``entries`` is the reply to HGETALL. ``now`` is in Unix seconds of the server's
+    clock.
+    """
     reports: dict[str, IntakeReport] = {}
     for name, entry in zip(entries[::2], entries[1::2], strict=True):
         try:
@@ -95,14 +101,17 @@ def _number(value: JSONValue) -> float:
 async def read_intakes(
     pool: ConnectionPool, projects: Sequence[str]
 ) -> dict[str, Mapping[str, IntakeReport]]:
-    """Return the reports of the projects that have any; a refused read counts as none."""
+    """Return the reports of each project that has reports.
+
+    A project is left out if Redis refuses to read its reports.
+    """
     async with pool.to("") as connection:
         seconds, _ = await connection.read("TIME")
     keys = [encode_key(intake_key(project)) for project in projects]
     replies = await pool.read_many([("HGETALL", key) for key in keys])
     found: dict[str, Mapping[str, IntakeReport]] = {}
     for project, reply in zip(projects, replies, strict=True):
-        if isinstance(reply, RedisRefusedError):  # also a key of another type
+        if isinstance(reply, RedisRefusedError):  # no right, or a key of another type
             continue
         if isinstance(reply, RedisUnavailableError):
             raise reply
@@ -112,7 +121,7 @@ async def read_intakes(
 
 
 class IntakePublisher:
-    """Writes the report of one process while it is paused, and removes it afterwards."""
+    """Writes the report of one process while the process is paused, and removes it."""
 
     def __init__(self, connection: Connection, project: str, instance: str) -> None:
         self._connection = connection
@@ -123,8 +132,9 @@ class IntakePublisher:
     async def publish(
         self, state: IntakeState, reason: str, changed_at: float, in_hand: int
     ) -> None:
-        """Write the report; ``changed_at`` is the monotonic time of the last change.
+        """Write the report.
 
+        ``changed_at`` is the monotonic time in seconds at which the state changed.
         Raises RedisUnavailableError.
         """
         seconds, micros = await self._connection.call("TIME")
@@ -143,7 +153,7 @@ class IntakePublisher:
         )
 
     async def withdraw(self) -> None:
-        """Remove the report, if there is one; raises RedisUnavailableError."""
+        """Remove the report, if there is one. Raises RedisUnavailableError."""
         if self.published:
             await self._call(("HDEL", self._key, self.instance))
             self.published = False

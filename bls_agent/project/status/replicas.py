@@ -1,8 +1,9 @@
-"""Several processes of one project: which are alive, and their common status.
+"""Reports which replicas of a project are alive, and writes their common status.
 
-A hash next to the status key maps each instance to its status and to the time, by the
-server's clock, at which this entry expires. One script writes the entry of an instance
-and, to the status key, the worst status of all living instances, in one step.
+Replicas are several processes with the same project name. Each has an entry in a hash
+in Redis: its status, and the time by the server's clock at which the entry expires. One
+script writes the entry of a replica, and also writes the worst status of all living
+replicas to the status key.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from bls_agent.project.messages import LogEntry, Outcome, Status
 from bls_agent.project.receive.receiver import Warn
 from bls_agent.runtime.lease import belongs_to_dead, make_token
 
-# The server refuses or does not know scripts, or a command in the script.
+# The kinds of errors if the server does not allow scripts or a command in the script.
 _REFUSED: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 _WORST_FIRST: Final = tuple(
     status.value for status in sorted(Status, key=lambda s: s.severity, reverse=True)
 )
-PAUSE: Final = 0.02  # seconds between two reads for outcomes
-_DIGITS: Final = 16  # an expiry has fewer digits
-# Reports without a second process of this name until the name counts as unique again.
-# After one sighting, which may be this instance before a restart, a few are enough.
+PAUSE: Final = 0.02  # seconds between two reads of the log for outcomes
+_DIGITS: Final = 16  # an expiry in milliseconds has fewer digits
+# How many reports without a second process of this name make the name unique again.
+# FIRST applies after one sighting, which may be this process before a restart.
 FIRST: Final = 2
-MANY: Final = 8  # after a second sighting
+MANY: Final = 8  # applies after two sightings
 
 
 class ReplicaRegistry:
-    """Reports the status of this instance among the living instances of a project."""
+    """Reports the status of this instance, which is one of a project's replicas."""
 
     def __init__(self, project: str, instance: str, ttl: int, warn: Warn) -> None:
         self._status_key = PROJECT_STATUS.build(project=project)
@@ -56,12 +57,14 @@ class ReplicaRegistry:
         self._namesakes = 0
 
     async def report(self, connection: Connection, status: Status, ttl: int) -> bool:
-        """Report this instance's status for ``ttl`` seconds; 0 removes the instance.
+        """Report the status of this instance, valid for ``ttl`` seconds.
 
-        The worst status of all instances is written to the status key. Returns false,
-        after a warning, if the server refuses the script.
+        The script also writes the worst status of all instances to the status key. With
+        ``ttl=0`` the entry of this instance is removed. If the server refuses the
+        script, log a warning and return false.
         """
-        # If another process has the same name, its entry must not be removed.
+        # "-" removes no entry, because the entry may belong to another process of this
+        # name.
         token = "-" if self._is_shared and not ttl else self._token
         words = (self._instance, token, status.value, ttl * 1000)
         keys = [self._status_key, self._key]
@@ -86,7 +89,7 @@ class ReplicaRegistry:
         return True
 
     def _record_namesake(self, *, found: bool) -> None:
-        """Record whether another process uses this name; warn while one does."""
+        """Record whether another process has this name. Log a warning while it has."""
         if found:
             self._namesakes = MANY if self._namesakes else FIRST
         else:
@@ -121,7 +124,11 @@ async def read_replicas(connection: Connection, project: str) -> dict[str, Statu
 
 
 def list_living(entries: Sequence[bytes], now: int) -> dict[str, Status]:
-    """Return the instances that live at ``now``, in milliseconds of the server."""
+    """Return the status of each instance whose entry has not expired at ``now``.
+
+    ``entries`` is the reply to HGETALL. ``now`` is in milliseconds of the server's
+    clock.
+    """
     living: dict[str, Status] = {}
     for name, entry in zip(entries[::2], entries[1::2], strict=True):
         parts = entry.split(b" ", 2)  # token, expiry, status
@@ -140,9 +147,9 @@ def _is_later(expiry: bytes, now: int) -> bool:
 
 @dataclass
 class OutcomeCollector:
-    """Collects the outcomes of a command, from one instance or from several."""
+    """Collects the outcomes of one command, from one instance or from several."""
 
-    # Instances whose outcome is awaited; if empty, the first outcome is enough.
+    # The instances whose outcomes are collected. If empty, the first outcome is enough.
     expected: frozenset[str] = frozenset()
     command_id: str = ""
     outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
@@ -152,7 +159,7 @@ class OutcomeCollector:
         return bool(self.outcomes) and self.expected <= self.outcomes.keys()
 
     def add(self, entries: Iterable[LogEntry]) -> None:
-        """Add the command's outcomes from new records, the first of each instance."""
+        """Add the outcomes of the command, only the first outcome of each instance."""
         for entry in entries:
             outcome = entry.outcome
             if outcome is not None and outcome.command_id == self.command_id:
@@ -161,7 +168,7 @@ class OutcomeCollector:
     async def collect(
         self, read: Callable[[], Awaitable[Iterable[LogEntry]]], timeout: float
     ) -> None:
-        """Read new records until each instance has answered or the time is over."""
+        """Read new records until all outcomes have come, or ``timeout`` has passed."""
         with anyio.move_on_after(timeout):
             while True:
                 try:

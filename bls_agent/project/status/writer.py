@@ -1,4 +1,8 @@
-"""Writes the status to its key, from the event loop or, if it hangs, the watchdog."""
+"""Writes the status of the project to its key in Redis.
+
+The event loop writes the status. If the event loop is blocked, a thread of the watchdog
+writes it.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +31,21 @@ from bls_agent.project.status.replicas import ReplicaRegistry
 from bls_agent.runtime.tasks import ThreadSafeEvent
 from bls_agent.runtime.watchdog import StallCounts
 
-# Errors of SET with GET: Redis before 6.2, or no right to read the key.
+# The kinds of errors after which SET is used without GET: Redis before 6.2 does not
+# support GET, or the ACL user may not read the key.
 _UNGUARDED: Final = ("unsupported", "no_permission")
-ERROR_WINDOW: Final = "error window"  # name of this source of the status
-# Foreign values in a row until a conflict is reported. A single foreign value may come
-# from a write of this process whose reply was lost.
+ERROR_WINDOW: Final = "error window"  # the name of this source of the status
+# How often in a row the key must have an unexpected value until a conflict is reported.
+# A single unexpected value may come from an own write whose reply was lost.
 SIGHTINGS: Final = 2
 
 
 class ConflictDetector:
-    """Detects that another process writes the status, too.
+    """Detects that another process writes the same status key.
 
-    Another process counts as detected if twice in a row, over one connection, the key
-    has another value than this process wrote last. A process that writes the same value
-    is not detected.
+    A conflict is detected if two writes in a row, over the same connection, replace a
+    value that this process has not written. Another process that writes equal values is
+    not detected.
     """
 
     def __init__(self) -> None:
@@ -51,11 +56,12 @@ class ConflictDetector:
         self._sightings = 0
 
     def record(self, before: bytes | None, value: bytes, connection: int) -> bool:
-        """Record a write; return whether another process writes, too.
+        """Record a write of ``value``. Return whether another process writes, too.
 
-        ``before`` is the value that was replaced; ``None`` if there was none or it is
-        unknown. ``connection`` is the number of the connection, because a new one may
-        reach a server that does not have the last value.
+        ``before`` is the value that was replaced, or ``None`` if the key was missing or
+        the value is unknown. ``connection`` is the number of the connection. The first
+        write over a new connection does not count, because the connection may lead to a
+        server without the last value.
         """
         differs = before is not None and before != self._value
         is_known = self._connection == connection
@@ -65,11 +71,12 @@ class ConflictDetector:
 
 
 class StatusWriter:
-    """Writes the status of one project, never over a key of another type.
+    """Writes the status of one project, and never replaces a key of another type.
 
-    ``SET`` with ``GET`` fails on a key of another type and writes nothing. If Redis is
-    out of memory, EXPIRE prolongs a status that has not changed. A replica reports to
-    the registry instead. ``on_conflict`` is called once if another process writes, too.
+    ``SET`` with the option ``GET`` fails on a key of another type and writes nothing.
+    If Redis is out of memory, EXPIRE extends the TTL of an unchanged status. A replica
+    calls :class:`ReplicaRegistry` instead of ``SET``. ``on_conflict`` is called once,
+    if another process writes the same key.
     """
 
     def __init__(
@@ -86,16 +93,14 @@ class StatusWriter:
         self._ttl = ttl
         self._replicas = replicas
         self._on_conflict = on_conflict
-        self._guard = True  # this server supports SET with the GET option
-        self._turn = anyio.Lock()
+        self._guard = True  # whether the server allows SET with the option GET
+        self._turn = anyio.Lock()  # held while a status is written
         self.ended: bool = False  # whether writing the final status has begun
-        # Detects other writers of this key.
         self.conflicts: ConflictDetector = ConflictDetector()
-        # The status that was written last over these connections.
-        self.written: Status | None = None
+        self.written: Status | None = None  # the status that this writer wrote last
 
     def over(self, connections: AgentConnections) -> StatusWriter:
-        """Make a writer for the same key over connections of the watchdog."""
+        """Return a writer for the same key that uses the watchdog's connections."""
         other = StatusWriter(
             connections, self._key, ttl=self._ttl, replicas=self._replicas
         )
@@ -103,9 +108,9 @@ class StatusWriter:
         return other
 
     async def write(self, status: Status) -> None:
-        """Write a status that expires after ``ttl`` seconds.
+        """Write a status that expires after the TTL of this writer.
 
-        Does nothing after :meth:`write_final` was called.
+        After a call of :meth:`write_final` this method does nothing.
         """
         async with self._turn:
             if not self.ended:
@@ -119,21 +124,22 @@ class StatusWriter:
             self.conflicts.forget()
             if error.kind != "out_of_memory" or self.written is not status:
                 checked_reply(error, self._key)
-            # Only for an unchanged status, because EXPIRE prolongs the old value.
+            # Only for an unchanged status, because EXPIRE keeps the old value.
             await self._connections.liveness.call("EXPIRE", self._key, self._ttl)
         self.written = status
 
     async def write_final(self, final_status: Status) -> None:
         """Write the final status, which does not expire.
 
-        Redis executes this write after any earlier write whose reply was lost, so that
-        no earlier write can replace the final status.
+        Repeat the write until no earlier write, whose reply was lost, can arrive later
+        and replace the final status.
         """
         self.ended = True
         live = self._connections.liveness
         async with self._turn:  # a running write may have several requests
             while True:
-                # An earlier write without a reply must not arrive after this one.
+                # The server closes lost connections, so that an earlier write cannot
+                # arrive after this one.
                 await self._connections.kill_orphans(live, kill=True)
                 try:
                     if not await self._report(final_status, 0):
@@ -144,7 +150,10 @@ class StatusWriter:
                     return
 
     async def _report(self, status: Status, ttl: int) -> bool:
-        """Report to the registry of replicas; return false if that is not possible."""
+        """Report the status as a replica.
+
+        Return false if this agent is no replica, or if the server refuses the script.
+        """
         if self._replicas is None:
             return False
         if await self._replicas.report(self._connections.liveness, status, ttl):
@@ -162,7 +171,10 @@ class StatusWriter:
             on_conflict()
 
     async def _send(self, request: Request) -> bytes | None:
-        """Send SET, with GET if the server supports it; return the replaced value."""
+        """Send SET, with the option GET if the server allows it.
+
+        Return the replaced value, or ``None`` if it is missing or unknown.
+        """
         live = self._connections.liveness
         guarded = (*request, "GET") if self._guard else request
         try:
@@ -178,17 +190,21 @@ class StatusWriter:
         return None
 
     async def _check_type(self) -> None:
-        """Check the key's type once, if SET with GET cannot check it at each write."""
+        """Raise WrongTypeError if the key has another type than string.
+
+        Called once, if SET with the option GET is not allowed. That option checks the
+        type at each write.
+        """
         try:
             found = await self._connections.liveness.call("TYPE", self._key)
         except RedisRefusedError:
-            return  # no right to use TYPE
+            return  # the ACL user may not use TYPE
         if found not in (b"string", b"none"):
             raise WrongTypeError(self._key, "string")
 
 
 class StatusReporter:
-    """Writes the status at once when it changes and refreshes it before it expires."""
+    """Writes the status when it changes, and again before its TTL ends."""
 
     def __init__(
         self,
@@ -208,29 +224,30 @@ class StatusReporter:
         self._rng = random.Random()  # noqa: S311 - jitter, not secrets
         self._wakeup = ThreadSafeEvent()
         self._counts = counts
-        self._write_at = 0.0  # monotonic time of the next write, even if unchanged
+        self._write_at = 0.0  # monotonic time of the next write of an unchanged status
         self.published: anyio.Event = anyio.Event()
 
     def changed(self) -> None:
         """Make :meth:`run` write the status if it has changed. Never waits.
 
-        May be called from any thread, after a source has set its status.
+        Call this after the status of a source was set. May be called from any thread.
         """
         self._wakeup.set()
 
     def rewrite(self) -> None:
         """Make :meth:`run` write the status again, even if it has not changed.
 
-        May be called from any thread; never waits.
+        May be called from any thread. Never waits.
         """
         self._write_at = 0.0
         self._wakeup.set()
 
     def open_error_window(self, seconds: float | None) -> Callable[[], None] | None:
-        """Turn 在线 into 报错 until some seconds have passed without an error record.
+        """Let each error record set the status 报错 for some seconds.
 
-        Returns the function to call for each error record, from any thread; ``None`` if
-        ``seconds`` is ``None``.
+        The status becomes 在线 again when ``seconds`` have passed without an error
+        record. Return the function to call for each error record, from any thread.
+        Return ``None`` if ``seconds`` is ``None``.
         """
         if seconds is None:
             return None
@@ -253,7 +270,7 @@ class StatusReporter:
         self._counts.writes += 1
 
     async def run(self) -> None:
-        """Write and refresh the status until cancelled, or until :meth:`end`."""
+        """Write and refresh the status, until cancelled or until :meth:`end`."""
         self._wakeup.bind()
         try:
             while not self._writer.ended:
@@ -268,7 +285,8 @@ class StatusReporter:
             self._wakeup.unbind()
 
     async def _write(self, status: Status) -> None:
-        # Set before the write, so that rewrite() during the write causes another one.
+        # Set before the write, so that a call of rewrite() during the write causes
+        # another write.
         self._write_at = time.monotonic() + jittered(self._interval, self._rng)
         try:
             await self._writer.write(status)
@@ -284,13 +302,18 @@ class StatusReporter:
 
 
 class StallStatusPublisher:
-    """Writes the status of one agent from another thread while its loop is blocked.
+    """Writes the status of an agent from a thread while its event loop is blocked.
 
-    From the detection of a stall until no write of this thread can arrive any more, a
-    source of the status is 故障. So the loop, when it runs again, also writes 故障 until
-    then. Before ``stall_after`` the loop's own status is refreshed if it would expire
-    earlier. The reason names the place in the program, and is one error record of each
-    stall, which has no id, because the loop gives the ids.
+    A stall is a time in which the event loop is blocked for more than ``stall_after``
+    seconds. When a stall is detected, a source of the status becomes 故障. The source is
+    removed when no write of this thread can reach Redis any more. Until then the event
+    loop, if it runs again, also writes 故障.
+
+    If the status would expire before ``stall_after``, this thread refreshes the status
+    of the event loop.
+
+    One error record for each stall names the place in the program. The record has no
+    id, because only the event loop may assign ids.
     """
 
     SOURCE = "event loop"
@@ -316,11 +339,11 @@ class StallStatusPublisher:
         self.counts = counts
         self.name = project
         self._console_key = PROJECT_CONSOLE.build(project=project)
-        self._place = ""  # where the loop stands or last stood
-        self._is_explained = True  # whether the log has the reason of this stall
+        self._place = ""  # the program lines at which the event loop was blocked last
+        self._is_explained = True  # whether the reason of this stall was logged
         self.connect = connect
         self._rewrite = rewrite
-        self.stall_after = stall_after  # a loop blocked for so many seconds is stalled
+        self.stall_after = stall_after  # seconds; a loop blocked for longer is stalled
         # Seconds after which the status needs a refresh.
         self.publish_after: float = ttl / 3
         # Seconds between two refreshes: less than a third of the TTL.
@@ -340,13 +363,13 @@ class StallStatusPublisher:
             reason = self.REASON.format(place=self._place)
             metadata, now = {STATUS_REASON: reason}, self._stream.now()
             record = LogRecord(Level.ERROR, reason, metadata, now=now)
-            # Only on a cluster may another node serve the key of the log.
+            # On a cluster, another node may have the key of the log.
             is_cluster = connections.endpoint.is_cluster
             to = connections.data if is_cluster else connections.liveness
             await to.call("RPUSH", self._console_key, record.payload)
 
     def on_recovery(self, seconds: float) -> None:
-        """End the 故障, make the loop write its own status, and log the stall."""
+        """Remove the status 故障, let the event loop write its own, and log the stall."""
         self._writer = None
         self._aggregator.withdraw(self.SOURCE)
         self._own_writer.conflicts.forget()
