@@ -101,8 +101,8 @@ def refuse(
     the body's media type is JSON, which no form can send. ``data`` is whether the path is
     one for programs, which returns no page.
 
-    Programs such as curl send none of these headers. Programs may read, and may post JSON.
-    A browser always sends ``Origin`` with a POST.
+    Programs such as curl send none of these headers. They may read, and may post JSON. A
+    browser always sends ``Origin`` with a POST.
     """
     foreign = site not in {None, "same-origin", "none"}
     if method in SAFE_METHODS:

@@ -67,7 +67,7 @@ class _Stream(EventSourceResponse):
                 if session is not None:
                     if state.sessions.is_over(session, state.now()):
                         return
-                    # An open page keeps the session: nobody clicks on a wallboard.
+                    # Nobody clicks on a wallboard, so an open page keeps the session.
                     session.seen = state.now()
                 yield event or HEARTBEAT
         except BlsError as error:  # a lasting error ends the stream

@@ -1,1 +1,1 @@
-"""The console's reads of Redis, once for any number of followers."""
+"""Reads Redis for the console, once for all pages and programs that follow the data."""

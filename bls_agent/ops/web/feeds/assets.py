@@ -1,4 +1,4 @@
-"""Assets: one watch of the library for any number of pages, and the card of an asset."""
+"""The watch of the asset library, and the fields of assets for the pages."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ LONGEST_REASON: Final = 2_000  # characters
 LONGEST_TEXT: Final = 65_536  # characters of one field on an asset's page
 MOST_ROWS: Final = 500
 MOST_FAULTS: Final = 100
-INTERVAL: Final = 2.0  # seconds between two reads, at least
-SLICE: Final = 500  # cards that are made without letting other tasks run
+INTERVAL: Final = 2.0  # least seconds between two reads
+SLICE: Final = 500  # cards that are made before other tasks may run
 WHOLE: Final = 30.0  # seconds after which the index is read even if nothing changed
 
 
@@ -64,10 +64,11 @@ def make_asset_card(one: AssetSummary | Asset, fault: str = "") -> JSONObject:
 
 
 def make_sync_sheet(state: SyncState, now: float) -> JSONObject:
-    """Describe the last synchronisation; ``now`` is in seconds since 1970.
+    """Return the fields of the last synchronisation; ``now`` is the Unix time.
 
-    ``said`` is the value of the status key if it is no status. ``age`` and ``time``
-    belong to the last complete run, ``reason`` and ``faults`` to a failed one.
+    ``said`` is the value of the status key if it is no valid status. ``age`` and ``time``
+    are those of the last complete synchronisation. ``reason`` and ``faults`` are set only
+    if the last synchronisation has failed.
     """
     at, report = state.last_sync_time, state.report
     status = "interrupted" if state.is_interrupted else state.sync_status or "never"
@@ -89,7 +90,7 @@ def make_sync_sheet(state: SyncState, now: float) -> JSONObject:
 
 
 def make_asset_sheet(asset: Asset) -> JSONObject:
-    """Describe one asset in full: texts, a table of settings (``COLUMNS``), JSON."""
+    """Return all fields of one asset; ``config`` is a table with ``COLUMNS``."""
     return make_asset_card(asset) | {
         "category": shorten(asset.category),
         "author": shorten(asset.author),
@@ -127,9 +128,9 @@ def _cut(text: str) -> str:
 
 
 class AssetFeed(SharedWatch[JSONObject]):
-    """The assets, the last synchronisation, and changes of both.
+    """The watch of the assets and of the last synchronisation.
 
-    The index is read when the list of changes has changed, and every 30 seconds.
+    The feed reads the index when the list of changes has changed, and every 30 seconds.
     """
 
     kind = "assets"
@@ -142,7 +143,7 @@ class AssetFeed(SharedWatch[JSONObject]):
         self.state: SyncState = SyncState()
 
     def sync_sheet(self) -> JSONObject | None:
-        """Describe the last synchronisation; return ``None`` if it is not known."""
+        """Return the fields of the last synchronisation; ``None`` if they are unknown."""
         if self.unavailable is not None or not self.looked:
             return None
         return make_sync_sheet(self.state, clock())

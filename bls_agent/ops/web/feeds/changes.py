@@ -1,4 +1,4 @@
-"""Changes of statuses: their journal, and the webhook that posts each of them.
+"""The journal of status changes, and the webhook that posts each change.
 
 Posts are signed as in Standard Webhooks (https://www.standardwebhooks.com), because
 libraries in most languages can verify these signatures. Each post opens its own
@@ -52,11 +52,11 @@ from bls_agent.ops.web.rights import EVERY_ROLE, Grants
 if TYPE_CHECKING:
     from bls_agent.ops.web.feeds.kept_changes import KeptChanges
 
-KEPT: Final = 5_000  # changes
+KEPT: Final = 5_000  # changes that the journal keeps
 TICK: Final = 1.0  # seconds between two checks while nothing happens
 MISSING_FOR: Final = 5.0  # seconds until a missing status counts as a change
-EXPLAINED_IN: Final = 1.5  # seconds to wait for a reason; logs are read each second
-SETTLE: Final = 45.0  # seconds after an outage in which services refresh (every 30 s)
+EXPLAINED_IN: Final = 1.5  # seconds to wait for a reason, as logs are read each second
+SETTLE: Final = 45.0  # seconds after an outage, because services refresh every 30 s
 MANY: Final = 2  # if more statuses vanish at once, Redis may have lost them
 EXPLAINED: Final = frozenset({Condition.FAULT, Condition.ERROR})
 ABSENT: Final = frozenset({Condition.STALE, Condition.NEVER})
@@ -74,17 +74,17 @@ logger: logging.Logger = logging.getLogger(__name__)
 class StatusChange:
     """One change of a project's status, or the end of an outage.
 
-    Of an outage, ``project`` is ``""``, ``after`` is ``None``, and every status was
+    For an outage, ``project`` is ``""``, ``after`` is ``None``, and every status was
     unknown from ``since`` to ``at``.
     """
 
     number: int  # counts the changes of this console from 1
     project: str
-    before: Condition | None  # None for a project that is new
+    before: Condition | None  # None for a new project
     after: Condition | None
     reason: str = ""  # why the status is 故障 or 报错, if that is known
     since: float | None = None  # Unix time; None for the change of a status
-    at: float  # Unix time by the clock of Redis, if the change was watched
+    at: float  # Unix time by the clock of Redis, of the change or the first read
 
     @property
     def is_outage(self) -> bool:
@@ -106,9 +106,9 @@ class StatusChange:
 def read_kept(entries: Iterable[bytes]) -> list[StatusChange]:
     """Read kept changes, oldest first, and number them from 1.
 
-    Several consoles may write the stream, and each writes what it has seen. A change to
-    the status that the project has already is therefore dropped, as is an entry that
-    cannot be read.
+    Several consoles may write the same change to the stream. A change to the status that
+    the project already has is therefore dropped. An entry that cannot be read is dropped,
+    too.
     """
     known: dict[str, Condition] = {}
     found: list[StatusChange] = []
@@ -141,13 +141,14 @@ def _unix(stamp: object) -> float | None:
 class Journal:
     """Records the changes of all statuses while the console runs.
 
-    With ``kept``, it begins with the changes that earlier consoles have kept, and a
-    status that has changed since then is a change.
+    With ``kept``, the journal begins with the changes that earlier consoles have stored
+    in Redis. If a status has changed since then, the journal records this change, too.
 
-    During an outage of Redis nothing is recorded, and at its end from when to when the
-    statuses were unknown. For some time afterwards no status
-    counts as missing, because after a restart of Redis all statuses are missing until
-    the services refresh them. The same holds if over half of them vanish at once.
+    During an outage of Redis the journal records nothing. At the end of the outage, the
+    journal records from when to when the statuses were unknown. After a restart of Redis,
+    all statuses are missing until the services refresh them. For some time after an
+    outage, a missing status is therefore no change. The same is true if more than half of
+    the statuses disappear at once.
     """
 
     def __init__(
@@ -160,13 +161,13 @@ class Journal:
         self._listeners = listeners
         self._kept = kept
         self._known: dict[str, Condition] = {}
-        # Project → whether its status is absent, and when this change will be recorded.
+        # Project → whether its status is absent, and when the journal records the change.
         self._doubtful: dict[str, tuple[bool, float]] = {}
         self._begun = self._away = False
         self._settled_at = 0.0
         self._count = 0
         self._changes: deque[StatusChange] = deque(maxlen=KEPT)
-        self.since: float = clock()  # when the console began
+        self.since: float = clock()  # Unix time of the console's start
 
     def changes(
         self,
@@ -181,9 +182,9 @@ class Journal:
     ) -> list[StatusChange]:
         """Return the newest changes between two numbers, oldest first.
 
-        ``""`` means every project, every kind (the value of the new condition), and no
-        text that the project's name or the reason has to contain, in any case. Outages
-        concern each project, and every user.
+        ``project`` and ``kind`` (the value of the new condition) select changes, and
+        ``""`` selects all. The project's name or the reason must contain ``text``, in
+        upper or lower case. Outages belong to every project, and every user sees them.
         """
         found: list[StatusChange] = []
         for change in reversed(self._changes):
@@ -211,7 +212,7 @@ class Journal:
                 place = self._fleet.ring.end
                 try:
                     self.check(anyio.current_time())
-                except Exception:  # the console runs on; its log has the cause
+                except Exception:  # must not stop the console
                     logger.exception("the journal of status changes missed a look")
 
     def check(self, now: float) -> None:
@@ -228,7 +229,7 @@ class Journal:
     def _compare(self, views: Mapping[str, ProjectView], now: float) -> None:
         lost = [name for name, view in views.items() if self._is_lost(name, view)]
         if len(lost) > max(MANY, len(self._known) // 2):
-            self._settled_at = now + SETTLE  # Redis lost the statuses
+            self._settled_at = now + SETTLE  # Redis has lost the statuses
         for project, view in views.items():
             before, after = self._known.get(project), view.condition
             if after is before:
@@ -236,7 +237,7 @@ class Journal:
             elif before is None and not (
                 self._begun and now >= self._settled_at and after not in ABSENT
             ):
-                # At the first check, or while statuses may be missing after an outage.
+                # No change at the first check, or while statuses may still be missing.
                 if after not in ABSENT or now >= self._settled_at:
                     self._known[project] = after
             elif self._is_believed(project, view, now):
@@ -252,10 +253,11 @@ class Journal:
         return new and view.condition in ABSENT and known not in ABSENT
 
     def _is_believed(self, project: str, view: ProjectView, now: float) -> bool:
-        """Return whether to record a change now; doubtful changes are recorded later.
+        """Return whether to record a change now or later.
 
-        1. A status is absent: after a while, because its service may only be late.
-        2. 故障 or 报错 without a reason: after the next read of the log for the reason.
+        1. A status is absent: some seconds later, because its service may only be late.
+        2. 故障 or 报错 has no reason: after the next read of the log, which may have one.
+        3. Any other change: now.
         """
         is_absent = view.condition in ABSENT
         if is_absent:
@@ -289,11 +291,11 @@ class Journal:
 
 
 class Webhook:
-    """Posts changes in order, one post after the other, also to a chat service.
+    """Posts changes in order, one post after the other, to a program or a chat service.
 
-    A post is repeated with growing pauses until the receiver answers 2xx; after an hour
-    the post is dropped. Redirections are not followed. If more than 1,000 changes wait,
-    the oldest are dropped, and the next post has the number of dropped changes.
+    The webhook repeats a post with growing pauses until the receiver returns a status
+    2xx. After an hour it drops the post. It follows no redirection. If more than 1,000
+    changes wait, it drops the oldest ones, and the next post contains their number.
     """
 
     def __init__(
@@ -301,7 +303,7 @@ class Webhook:
         target: WebhookTarget,
         about: Mapping[str, str],
         counts: Counter[str],
-        texts: Texts = MappingProxyType({}),  # of the messages to a chat service
+        texts: Texts = MappingProxyType({}),  # for messages to a chat service
     ) -> None:
         self._target = target
         self._texts = texts
@@ -335,7 +337,7 @@ class Webhook:
                 logger.warning(text, left, self._target.place)
 
     async def _deliver(self) -> None:
-        """Post the oldest changes; repeat the post until it succeeds, for an hour."""
+        """Post the oldest changes; repeat the post for an hour until it succeeds."""
         dropped, chat = self._dropped, self._target.chat
         changes = [change.to_dict() for change in islice(self._waiting, AT_ONCE)]
         if chat is None:
@@ -346,7 +348,7 @@ class Webhook:
                 head += f" · {self._texts['chat_dropped'].format(count=dropped)}"
             lines = write_lines(head, changes, chat.longest, self._texts)
             write = partial(chat.write, lines, self._target.secret)
-            del changes[len(lines) - 1 :]  # they come with the next post
+            del changes[len(lines) - 1 :]  # the next post has them
         number = self._posting = len(changes)
         for _ in changes:
             self._waiting.popleft()
@@ -369,7 +371,7 @@ class Webhook:
             await anyio.sleep(PAUSE)
 
     def _draft(self, changes: Sequence[JSONObject]) -> Callable[[float], Post]:
-        """Write a post for another receiver than a chat service, to be signed."""
+        """Return a function that signs a post, for a receiver that is no chat service."""
         name = f"msg_{secrets.token_hex(12)}"
         data = {**self._about, "dropped": self._dropped, "changes": changes}
         body = encode(
@@ -401,7 +403,7 @@ class Webhook:
             return f"no answer within {DEADLINE:g} s"
         except Exception as error:  # noqa: BLE001 - no failed post may end the console
             return str(error.__cause__ or error) or type(error).__name__
-        if 200 <= status < 300:  # noqa: PLR2004 - HTTP's own
+        if 200 <= status < 300:  # noqa: PLR2004 - status codes of HTTP
             return refusal_in(answer)
         return f"it answered {status}"
 
@@ -418,7 +420,7 @@ class Webhook:
         }
 
     async def _send(self, post: Post) -> tuple[int, bytes]:
-        """Post; return the status, and what a chat service answers."""
+        """Post; return the status, and for a chat service the response's body."""
         parts = urlsplit(self._target.address)
         query = "&".join(filter(None, (parts.query, post.query)))
         path = (parts.path or "/") + (f"?{query}" if query else "")
@@ -442,5 +444,5 @@ class Webhook:
                 content = answer.read(ANSWER) if self._target.chat else b""
                 return answer.status, content
 
-        # The thread of an abandoned post ends by the timeout of its connection.
+        # If the post is abandoned, the connection's timeout ends the thread.
         return await anyio.to_thread.run_sync(send, abandon_on_cancel=True)

@@ -1,4 +1,4 @@
-"""Crawl queues: one watch for any number of pages, and the card of a queue."""
+"""The watch of the crawl queues, and the card of a queue."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ TOTALS: Final = ("pushed", "taken", "acknowledged", "retried", "expired")
 WHOLE: Final = 10  # a rate of at least this is shown without a fraction
 LONGEST_TEXT: Final = 2_000  # characters of a URL or a reason
 UNKNOWN: Final = "—"
-INTERVAL: Final = 2.0  # seconds between two reads, at least
-SEARCH: Final = 10.0  # seconds between two searches for queues, at least
-SLICE: Final = 500  # cards that are made without letting other tasks run
+INTERVAL: Final = 2.0  # least seconds between two reads
+SEARCH: Final = 10.0  # least seconds between two searches for queues
+SLICE: Final = 500  # cards that are made before other tasks may run
 
 _Rates = tuple[float, float]
 
@@ -52,7 +52,7 @@ def rates_between(before: QueueStats | None, now: QueueStats | None) -> _Rates |
 
 
 def make_queue_card(view: QueueView, rates: _Rates | None = None) -> JSONObject:
-    """Make the card of a queue, with a text for each of ``FIGURES`` and ``TOTALS``."""
+    """Make the card of a queue; ``figures`` has a text for each figure and total."""
     name, stats, problem = view
     state = "broken" if stats is None else _state_of(stats, rates)
     return {
@@ -90,7 +90,7 @@ def _format_rate(rate: float | None) -> str:
 
 
 def make_failure(one: FailedRequest) -> JSONObject:
-    """Make one row of the list of failed requests; texts contain no credentials."""
+    """Make one row of the list of failed requests, without credentials in the texts."""
     request = one.request
     url = "" if request is None else f"{request.method} {request.url}"
     return {
@@ -104,7 +104,7 @@ def make_failure(one: FailedRequest) -> JSONObject:
 
 
 class SeenQueue(NamedTuple):
-    """A queue at one read; ``rates`` cover the time since the previous read."""
+    """A queue as it was read; ``rates`` are those since the previous read."""
 
     view: QueueView
     rates: _Rates | None
@@ -112,7 +112,7 @@ class SeenQueue(NamedTuple):
 
 
 class CrawlFeed(SharedWatch[SeenQueue]):
-    """The crawl queues, their counts, and the rates of change."""
+    """The watch of the crawl queues, with their counts and rates."""
 
     kind = "queues"
 
@@ -136,7 +136,7 @@ class CrawlFeed(SharedWatch[SeenQueue]):
         return one.card != before.card
 
     async def _watch_once(self) -> None:
-        before: dict[str, SeenQueue] = {}  # empty after an outage, which spoils rates
+        before: dict[str, SeenQueue] = {}  # empty after an outage, to have no rates
         names: list[Namespace] = []
         search_at = 0.0
 

@@ -1,4 +1,4 @@
-"""All projects: one watch for any number of wallboards, and the card of a project."""
+"""The watch of all projects, and the card of a project."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ KINDS: Final = tuple(condition.value for condition in Condition)
 def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
     """Make the card of a project that was read ``elapsed`` seconds ago.
 
-    ``odd`` is the value of the status key if it is no status. ``turned`` are the seconds
-    since the status became what it is. ``intake`` has the processes that take no
-    commands.
+    ``odd`` is the value of the status key if it is no valid status. ``turned`` is the
+    number of seconds since the last change of the status. ``intake`` contains the
+    processes that take no commands.
     """
     return {
         "path": project_path(view.project),
@@ -55,7 +55,7 @@ def _show_intake(report: JSONObject, elapsed: float) -> JSONObject:
 
 
 class FleetFeed(SharedWatch[ProjectView]):
-    """The cards of all projects, by the project's name, and changes of the cards."""
+    """The watch of all projects; their names are the keys of ``found``."""
 
     kind = "cards"
     card_key = "path"
@@ -81,7 +81,7 @@ class FleetFeed(SharedWatch[ProjectView]):
 
     @property
     def outage(self) -> RedisUnavailableError | None:
-        """The error of an outage; a read that lacks a permission is no outage."""
+        """The error during an outage; a missing permission is no outage."""
         return None if self.away == "no_permission" else self.unavailable
 
     async def forget(self, project: str) -> None:
@@ -90,7 +90,7 @@ class FleetFeed(SharedWatch[ProjectView]):
         self._replace(left, read_at=self.read_at)
 
     async def _watch_once(self) -> None:
-        views: dict[str, ProjectView] = {}  # the first change holds all projects
+        views: dict[str, ProjectView] = {}  # the first change contains all projects
         async for change in self._fleet.watch():
             if change.unavailable is not None:
                 self._take_outage(change.unavailable)

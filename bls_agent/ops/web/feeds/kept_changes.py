@@ -1,4 +1,4 @@
-"""A bounded stream of Redis in which status changes outlive the console."""
+"""A Redis stream of limited length that keeps status changes after the console ends."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import CONSOLE_CHANGES
 
 KEY: Final = CONSOLE_CHANGES.build()
-MOST: Final = 1_000  # changes that wait to be written; the oldest are dropped beyond
+MOST: Final = 1_000  # changes that wait; with more, the oldest are dropped
 AGAIN: Final = 2.0  # seconds until the stream is read again after a failure
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class KeptChanges:
-    """The stream of changes as JSON: read once at the start, then appended to."""
+    """Reads the stream of changes once at the start, and then appends changes as JSON."""
 
     def __init__(self, endpoint: Endpoint, most: int) -> None:
         self._most = most  # changes that the stream holds, approximately
@@ -31,7 +31,10 @@ class KeptChanges:
         self._more = anyio.Event()
 
     async def load(self) -> list[bytes]:
-        """Read all kept changes, oldest first; wait for Redis, but not for a right."""
+        """Return all kept changes, oldest first, or none if Redis refuses the read.
+
+        During an outage, wait until Redis answers.
+        """
         while True:
             try:
                 args = ("+", "-", "COUNT", self._most)
@@ -49,7 +52,7 @@ class KeptChanges:
         self._more.set()
 
     async def run(self) -> None:
-        """Append changes in order; repeat each one until Redis has taken it."""
+        """Append changes in order; repeat each write until Redis accepts it."""
         backoff = Backoff()
         while True:
             if not self._waiting:

@@ -1,4 +1,4 @@
-"""One reader for each followed log, shared by all followers of the log."""
+"""Reads each followed log once for all followers of the log."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from bls_agent.ops.web.requests import convert, encode_cut
 from bls_agent.project.log.reading import ALIKE, LogPage, find_end
 from bls_agent.project.messages import LogEntry
 
-# Bytes of any record of this package with "valid"; foreign records may be longer.
+# Bytes that are enough for a record of this package, with the field "valid". Records of
+# other programs may be longer.
 LONGEST: Final = 65_600
 LONGEST_BUILTIN: Final = 1_024  # bytes of an outcome of a command such as ``help``
 FIRST: Final = 64  # records that a reader begins with
-ALIGN: Final = 2.0  # seconds in which the ring has to reach the records of a page
+ALIGN: Final = 2.0  # most seconds to wait until the ring has the records of a page
 MOST: Final = 4_000  # records that are kept for all followers of a list
 SIZE: Final = 4 * 1024 * 1024  # bytes of these records
-GRACE: Final = 5.0  # seconds for which a reader runs after its last follower
+GRACE: Final = 5.0  # seconds that a reader runs after its last follower has left
 AGAIN: Final = 1.0  # seconds between two checks for an outage
 
 
@@ -37,8 +38,8 @@ async def encode_records(entries: Sequence[LogEntry]) -> list[bytes]:
 def encode_record(entry: LogEntry) -> bytes:
     """Encode a record; if it is too long, shorten it and add ``"cut": true``.
 
-    Outcomes of commands such as ``help`` are shortened further, because pages send
-    ``help`` to each agent, and the whole outcomes would fill every log.
+    Outcomes of built-in commands are cut to ``LONGEST_BUILTIN``, because pages send
+    ``help`` to each agent, and the long outcomes would fill every log.
     """
     fields = {
         "timestamp": entry.timestamp,
@@ -55,8 +56,9 @@ def encode_record(entry: LogEntry) -> bytes:
 class LogFeed(Shared):
     """The newest records of one log, for all its followers.
 
-    The ring holds the records as JSON (``log``), each ``gap``, and an item for each
-    moment at which Redis becomes ``unavailable`` or ``available``.
+    The ring holds records as JSON (``log``) and gaps, which are records that the reader
+    has missed (``gap``). When an outage begins or ends, the feed adds an item
+    ``unavailable`` or ``available``.
     """
 
     def __init__(self, feeds: LogFeeds, project: str) -> None:
@@ -65,7 +67,7 @@ class LogFeed(Shared):
         self._console = feeds.console
         self._project = project
         self.error: BlsError | None = None  # why the feed has ended for good
-        # Set after the first record, or if there is none.
+        # Set after the first record was read, or if the log is empty.
         self.begun: anyio.Event = anyio.Event()
 
     def close(self) -> None:
@@ -73,7 +75,7 @@ class LogFeed(Shared):
         super().close()
 
     async def _run(self) -> None:
-        """Read until cancelled, or until a lasting error, which becomes ``error``."""
+        """Read until cancelled, or until an error that is then stored in ``error``."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch_for_outages)

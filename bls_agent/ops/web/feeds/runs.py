@@ -1,4 +1,4 @@
-"""Runs: one watch for any number of pages, the card of a run, and its events in pages."""
+"""The watch of the newest runs, the card of a run, and the events of a run in pages."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ STATES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 LONGEST_NAME: Final = 60  # characters
-INTERVAL: Final = 2.0  # seconds between two reads, at least
+INTERVAL: Final = 2.0  # least seconds between two reads
 MOST: Final = 500  # runs that are shown
 LONGEST_EVENT: Final = 65_536  # bytes of one event; longer ones are shortened
 PORTION: Final = 250  # events that are read at once
-FIRST_PORTION: Final = 50  # events of the first read, whose size is unknown
+FIRST_PORTION: Final = 50  # events of the first read, as their size is unknown
 PAGE_BYTES: Final = 4 * 1024 * 1024  # bytes of events on one page
 
 
@@ -40,8 +40,8 @@ def make_run_card(run: RunSummary, now: float, *, whole: bool = False) -> JSONOb
     """Make the card of a run; ``whole`` keeps all lines of the run's error.
 
     ``id`` is a text, because JavaScript numbers are exact only up to 2^53. ``started``
-    and ``age`` are the seconds since the oldest and the newest stored event, ``took``
-    is the time between these events.
+    and ``age`` are the seconds since the oldest and the newest stored event. ``took`` is
+    the number of seconds between these events, if the run has ended.
     """
     source = run.source or {}
     names = ("agent_name", "agent_id", "agent_type", "team_name")
@@ -75,7 +75,7 @@ def _took(run: RunSummary) -> JSONValue:
 
 
 class RunFeed(SharedWatch[RunSummary]):
-    """The cards of the newest runs, and changes; closing the feed closes the store."""
+    """The watch of the newest runs; closing the feed closes the store."""
 
     kind = "runs"
 
@@ -86,7 +86,7 @@ class RunFeed(SharedWatch[RunSummary]):
         self.left_out: dict[str, int] = {}  # why a key is no run → how many such keys
 
     def _card(self, thing: RunSummary, elapsed: float) -> JSONObject:
-        del elapsed  # ages follow from started_at and last_at
+        del elapsed  # the ages are computed from the time now
         return make_run_card(thing, clock())
 
     @staticmethod
@@ -114,7 +114,7 @@ class RunFeed(SharedWatch[RunSummary]):
 
 
 def encode_event(event: StreamEvent) -> bytes:
-    """Encode an event; if it breaks the run event format, add its faults and raw fields."""
+    """Encode an event; add faults and raw fields if it violates the run event format."""
     if not event.faults and len(event.json) <= LONGEST_EVENT:
         return event.json
     fields: dict[str, Any] = event.to_dict()

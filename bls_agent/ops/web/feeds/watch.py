@@ -1,11 +1,15 @@
-"""One watch of Redis for any number of followers, and the ring that they read.
+"""Watches of Redis that followers share, and the ring from which followers read.
 
-A follower of a ring only holds a number, its position. If the ring has dropped the
-items there, a slow follower learns how many it missed; it needs no more memory.
+A watch is a task that reads Redis at intervals. A follower is an open page or a program
+that receives the changes. The ring holds the newest messages to followers, and a follower
+stores only its position in the ring. If the ring has dropped messages that a slow
+follower has not read, the ring returns their number. Slow followers therefore need no
+more memory than others.
 
-A card is made once for all followers, and its texts are safe to show
-(:func:`~bls_agent.ops.terminal.visible`). ``state`` or ``kind`` is the thing's state,
-``kind`` also chooses colour and shape; ``key``, ``id`` or ``path`` identifies it.
+A card is a JSON object about one thing, such as a worker. The watch makes each card once
+for all followers. The texts of a card are safe to show, because they went through
+:func:`~bls_agent.ops.terminal.visible`. ``state`` or ``kind`` is the thing's state, and
+``kind`` also chooses colour and shape. ``key``, ``id`` or ``path`` identifies the thing.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
     from bls_agent.ops.web.rights import Grants
 
 # Seconds for which a watch runs after its last follower or scrape. Prometheus scrapes
-# once a minute by default, and finds a running watch then.
+# once a minute by default, so the watch still runs at the next scrape.
 GRACE: Final = 75.0
 READY = 2.0  # seconds for which a page waits for the first read
 SAME_MOMENT: Final = 0.5  # seconds for which a snapshot and its ages are reused
@@ -61,15 +65,15 @@ _Thing = TypeVar("_Thing")
 
 @dataclass(frozen=True)
 class Item:
-    """One message to followers: its bytes, and one word for its kind."""
+    """One message to followers, with one word for its kind."""
 
     payload: bytes
     kind: str = ""
-    place: str = ""  # the id after which a browser resumes
+    place: str = ""  # the id after which a browser resumes the stream
 
 
 class Ring:
-    """The latest items, up to ``most`` items and ``size`` bytes, always the newest."""
+    """The newest items, at most ``most`` items and ``size`` bytes, but at least one."""
 
     def __init__(self, *, most: int, size: int) -> None:
         self._most = most
@@ -97,7 +101,7 @@ class Ring:
         self.wake()
 
     def since(self, place: int, size: float = math.inf) -> tuple[list[Item], int]:
-        """Return the items from a position on, and the number of dropped items there.
+        """Return the items from a position on, and how many of them were dropped.
 
         Returns at most ``size`` bytes of items, but at least one item of any length.
         """
@@ -123,7 +127,7 @@ class Ring:
 
 
 class Shared(ABC):
-    """A task that runs while it has followers, and some time after the last one."""
+    """A task that runs while there are followers, and some time after the last one."""
 
     def __init__(self, ring: Ring, grace: float) -> None:
         self.ring = ring
@@ -176,7 +180,7 @@ class Shared(ABC):
 
 
 class SharedWatch(Shared, Generic[_Thing]):
-    """The things that a watch has read, as cards, and their changes."""
+    """A watch of all things of one kind, whose followers receive cards and changes."""
 
     kind: ClassVar[str]  # the name of the list of cards in messages to followers
     card_key: ClassVar[str] = "key"  # the field that identifies a card
@@ -184,19 +188,19 @@ class SharedWatch(Shared, Generic[_Thing]):
     def __init__(self, source: Store | Fleet) -> None:
         super().__init__(Ring(most=MOST, size=SIZE), GRACE)
         self._source = source
-        self._picture = (-1, 0.0, b"")  # position in the ring, time, bytes
+        self._picture = (-1, 0.0, b"")  # the last snapshot: position, time, bytes
         self._seen = anyio.Event()
         self._seen_at: dict[str, float] = {}
         self.found: dict[str, _Thing] = {}
         self.looked: bool = False  # whether Redis was read at least once
         self.unavailable: RedisUnavailableError | None = None
         self.read_at: float = 0.0  # Unix time of the last complete read
-        # Unix time since which the last outage made it outdated.
+        # Unix time since which `found` is outdated, because of the last outage.
         self.away_since: float = 0.0
 
     @abstractmethod
     async def _watch_once(self) -> None:
-        """Watch until Redis cannot answer, and publish what changes."""
+        """Read Redis at intervals and publish changes, until Redis cannot answer."""
 
     @abstractmethod
     def _card(self, thing: _Thing, elapsed: float) -> JSONObject:
@@ -213,12 +217,12 @@ class SharedWatch(Shared, Generic[_Thing]):
 
     @staticmethod
     def project_of(card_key: str) -> str:
-        """Return the project of a card, ``""`` if it belongs to no project."""
+        """Return the project of a card, or ``""`` if the card has no project."""
         del card_key
         return ""
 
     def only(self, message: bytes, grants: Grants) -> bytes:
-        """Take the cards of projects that a user may not see out of a message."""
+        """Return a message without the cards of projects that the user may not see."""
         if not message or grants.everywhere:
             return message
 
@@ -237,7 +241,7 @@ class SharedWatch(Shared, Generic[_Thing]):
         return {}
 
     def seconds_since(self, key: str) -> float:
-        """Return the seconds since a thing was read, by which its ages have grown."""
+        """Return the seconds since a thing was read; its ages have grown by as much."""
         now = anyio.current_time()
         return now - self._seen_at.get(key, now)
 
@@ -247,7 +251,7 @@ class SharedWatch(Shared, Generic[_Thing]):
 
     @property
     def away(self) -> str:
-        """The reason why Redis does not answer, in one word; ``""`` if it answers."""
+        """One word for why Redis does not answer; ``""`` if Redis answers."""
         return self.unavailable.kind if self.unavailable else ""
 
     @property
@@ -259,15 +263,16 @@ class SharedWatch(Shared, Generic[_Thing]):
         await self._source.aclose()
 
     async def ready(self) -> None:
-        """Wait until the state is fresh, at most ``READY`` seconds."""
+        """Start the watch; wait for its first read, at most ``READY`` seconds."""
         self._keep_running()
         with anyio.move_on_after(READY):
             await self._seen.wait()
 
     async def follow(self, heartbeat: float) -> AsyncGenerator[bytes]:
-        """Yield a snapshot, then every change; after missed changes, a new snapshot.
+        """Yield a snapshot, then each change.
 
-        Yields ``b""`` if nothing has changed for ``heartbeat`` seconds.
+        If the follower has missed changes, yield a new snapshot. If nothing has changed
+        for ``heartbeat`` seconds, yield ``b""``.
         """
         with self.wanted():
             await self.ready()
@@ -285,7 +290,7 @@ class SharedWatch(Shared, Generic[_Thing]):
                     yield item.payload
 
     def picture(self) -> bytes:
-        """Encode a snapshot, or return one that was made less than 0.5 s ago."""
+        """Return a snapshot of all cards, which may be up to 0.5 seconds old."""
         now = anyio.current_time()
         if self._picture[0] != self.ring.end or now - self._picture[1] > SAME_MOMENT:
             cards = [
@@ -298,20 +303,20 @@ class SharedWatch(Shared, Generic[_Thing]):
         return self._picture[2]
 
     def check(self) -> None:
-        """Raise the error if the running watch cannot reach Redis."""
+        """Raise the error if the watch cannot reach Redis, but raise no refusal."""
         fault = self.unavailable
         if fault and not self.reading and not isinstance(fault, RedisRefusedError):
             raise fault
 
     async def fresh(self) -> None:
-        """Wait for the first read; raise what prevents it, also a refusal."""
+        """Wait for the first read; raise an error if the state is not current."""
         await self.ready()
         if not self.looked or self.unavailable:
             slow = RedisUnavailableError("slow", "the first read has not ended yet")
             raise self.unavailable or slow
 
     def describe(self) -> JSONObject:
-        """Describe whether the state is current, for every message about it."""
+        """Return whether the state is current, as fields for every message."""
         since = format_timestamp(self.away_since) if self.unavailable else None
         away = visible(self.away) or None
         return {"away": away, "awaySince": since, "reading": self.reading}
@@ -326,7 +331,10 @@ class SharedWatch(Shared, Generic[_Thing]):
         turned: bool = False,
         read_at: float | None = None,
     ) -> None:
-        """Store a complete read; publish it if a card changed or ``turned`` is set."""
+        """Store a complete read; publish changed cards.
+
+        ``turned`` is whether to publish a message even if no card has changed.
+        """
         before, self.found = self.found, {**found}
         now = anyio.current_time()
         self._seen_at = {
@@ -352,7 +360,7 @@ class SharedWatch(Shared, Generic[_Thing]):
         removed: Iterable[str] = (),
         **more: JSONValue,
     ) -> None:
-        """Send the changed cards, and the keys of removed ones, to every follower."""
+        """Send the changed cards, and the keys of removed cards, to every follower."""
         cards = [*filter(None, map(self.card_of, changed))]
         fields = {
             self.kind: cards,
@@ -383,7 +391,7 @@ class SharedWatch(Shared, Generic[_Thing]):
                 except WrongTypeError as error:
                     fault = RedisUnavailableError("wrong_type", str(error))
                     self._take_outage(fault)
-                except Exception:  # the console runs on; its log has the cause
+                except Exception:  # must not stop the console
                     logger.exception("a watch of the console broke; it begins anew")
                 await anyio.sleep(AGAIN)
         finally:
@@ -395,7 +403,7 @@ def pause_after(began: float, least: float) -> float:
 
 
 def clock() -> float:
-    return time.time()  # noqa: TID251 - the outermost place
+    return time.time()  # noqa: TID251 - the console's only clock
 
 
 def shorten(text: str, longest: int = LONGEST) -> str:
@@ -404,7 +412,7 @@ def shorten(text: str, longest: int = LONGEST) -> str:
 
 
 def show_time(seconds: float | None) -> str:
-    """Write a Unix time, ``""`` if it is none."""
+    """Return a Unix time as text, or ``""`` if it is no valid time."""
     with suppress(TypeError, ValueError, OverflowError, OSError):
         return format_timestamp(cast("float", seconds))
     return ""

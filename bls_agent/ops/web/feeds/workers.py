@@ -1,4 +1,4 @@
-"""Workers and tasks: one watch of each for any number of pages, and their cards."""
+"""The watch of the workers and tasks, and the card of a worker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TASK_STATES: Final[Mapping[TaskState, str]] = dict(
     zip(TaskState, ("odd", "fault", "going", "stale", "never", "online"), strict=True)
 )
 MOST_BARS: Final = 3  # running tasks that a card shows
-TASK_INTERVAL: Final = 2.0  # seconds between two reads of the tasks, at least
+TASK_INTERVAL: Final = 2.0  # least seconds between two reads of the tasks
 LONGEST_FIGURE: Final = 40  # characters
 MOST_FIGURES: Final = 6
 INTERVAL: Final = 1.0  # seconds between two reads
@@ -93,7 +93,7 @@ def _state_of(worker: Worker) -> str:
 
 
 def _figures_of(worker: Worker) -> list[tuple[str, str]]:
-    """List the fields of a heartbeat that the card does not show otherwise."""
+    """Return the fields of a heartbeat that the card shows nowhere else."""
     if "raw" in worker.raw:
         return []
     apart = {"timestamp", "last_heartbeat", "started_at", "worker_id", "node_id"}
@@ -115,7 +115,7 @@ def _text(value: object) -> str:
 
 
 def make_bars(tasks: Sequence[Task], now: float) -> JSONObject:
-    """Count tasks by state, and describe the first running ones."""
+    """Return the number of tasks by state, and the first running tasks."""
     running = [task for task in tasks if task.state is TaskState.RUNNING]
     return {
         "counts": Counter(task.state for task in tasks),
@@ -131,7 +131,7 @@ def make_bars(tasks: Sequence[Task], now: float) -> JSONObject:
 
 
 class WorkerFeed(SharedWatch[Worker]):
-    """The cards of all workers that are alive, with their tasks, and the changes."""
+    """The watch of all workers that are alive, with their tasks."""
 
     kind = "workers"
 
@@ -139,7 +139,7 @@ class WorkerFeed(SharedWatch[Worker]):
         super().__init__(registry)
         self._registry = registry
         self._changed: set[str] = set()  # raw keys
-        self._ages: JSONObject = {}  # key → age of a worker that was only refreshed
+        self._ages: JSONObject = {}  # key → age of a worker with only a new heartbeat
         self.tasks: TaskList = TaskList([], complete=True)
         self.tasks_away: str = ""  # why the tasks could not be read, in one word
         self._shown: dict[str, list[Task]] = {}  # raw key → tasks of the worker
@@ -158,7 +158,7 @@ class WorkerFeed(SharedWatch[Worker]):
         return GROUPS.index(card["group"]), _RANKS[card["state"]], card["id"]
 
     def _differs(self, one: Worker, before: Worker) -> bool:
-        del before  # the registry has compared them
+        del before  # the registry has compared the workers
         return one.key in self._changed
 
     def _more(self) -> JSONObject:
@@ -180,13 +180,14 @@ class WorkerFeed(SharedWatch[Worker]):
     async def _read_tasks(self) -> None:
         try:
             self.tasks, self.tasks_away = await self._registry.tasks(), ""
-        except RedisUnavailableError as error:  # the workers are watched all the same
+        except RedisUnavailableError as error:  # the workers are still watched
             self.tasks_away = error.kind
 
     def _take(self, changes: Sequence[WorkerChange], diff: WorkerDiff) -> None:
-        """Publish changed cards; of a worker that was only refreshed, only the age.
+        """Publish changed cards.
 
-        A card has changed if its worker or one of the worker's tasks has changed.
+        A card has changed if its worker or one of the worker's tasks has changed. If a
+        worker has only written a new heartbeat, publish only the worker's age.
         """
         self._changed, self._ages = set(), {}
         for change in changes:

@@ -1,8 +1,8 @@
 """Lists whose rows have actions: waiting commands, dead letters, failed requests, tasks.
 
-Every such list is rendered by one template. A page has a container for the lists of one
-path, which the page reads again and again. An action posts to its path, and the response
-is the new content of the same container, with a note about the result.
+One template renders all such lists. On a page, a container shows the lists of one path,
+and the page requests this path at intervals. An action posts to its own path, and the
+response is the new content of the same container, with a note about the result.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Action:
     name: str  # unique in the list
     label: str
     path: str  # without the prefix of a proxy
-    question: str = ""  # to be confirmed before; ``""``: no confirmation
+    question: str = ""  # which the user has to confirm; `""` for no confirmation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row. The texts are shown as they are, so each must be made visible before."""
+    """One row; the caller has passed each text through ``visible``."""
 
     name: str
     id: str = ""  # the value that actions send; a row without an id has no buttons
-    about: str = ""  # smaller, behind the name
+    about: str = ""  # a text in smaller letters behind the name
     facts: str = ""  # a second line
     text: str = ""  # arguments or a reason, which may have many lines
     is_bad: bool = False  # whether the text is the reason of a failure
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class ActionList:
-    """One list, with the actions of each row and those of all rows."""
+    """One list, with actions on single rows and actions on all rows."""
 
     key: str  # the id of the HTML element
     title: str
@@ -67,8 +67,8 @@ class ActionList:
     total: int | None = None  # number of all rows, if it is known
     empty: str = ""  # shown if there are no rows
     problem: str = ""  # why the rows cannot be read
-    actions: Sequence[Action] = ()  # of each row
-    head: Sequence[Action] = ()  # beside the title
+    actions: Sequence[Action] = ()  # buttons of each row
+    head: Sequence[Action] = ()  # buttons beside the title, for all rows
 
     @property
     def count(self) -> str:
@@ -80,7 +80,10 @@ class ActionList:
 
 
 def make_action(texts: Texts, name: str, path: str, /, **values: str) -> Action:
-    """Make an action whose label is a text, and whose question is the text ``…_sure``."""
+    """Make an action with texts of the catalogue.
+
+    The text ``name`` is the label, and the text ``{name}_sure`` is the question.
+    """
     question = texts.get(f"{name}_sure", "").format(**values)
     return Action(name=name, label=texts[name], path=path, question=question)
 
@@ -100,6 +103,6 @@ def is_forbidden(error: Exception) -> bool:
 def describe_failure(
     texts: Texts, name: str, error: Exception, hint: str = "hint_rights"
 ) -> str:
-    """Write why an action failed; if a right is missing, also how to get the right."""
+    """Return why an action failed, and if a right is missing, how to get the right."""
     note = texts[name].format(reason=visible(str(error)))
     return f"{note} {texts[hint]}" if is_forbidden(error) else note

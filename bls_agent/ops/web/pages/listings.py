@@ -1,4 +1,4 @@
-"""The pages with all cards of one kind, and those of one run, asset or crawl queue."""
+"""The pages with all cards of one kind, and the pages of one run, asset or queue."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def _describe_asset(request: Request) -> dict[str, Any]:
         asset = await feed.library.get(asset_id)
         sheet = None if asset is None else assets.make_asset_sheet(asset)
         if asset is None:
-            await feed.ready()  # to learn whether the index has the asset
+            await feed.ready()  # because the index may contain the asset
     except ConfigurationError:
         pass  # no asset can have this id
     except RedisUnavailableError as error:
@@ -210,11 +210,12 @@ async def _show_task_lists(request: Request) -> Response:
 
 
 async def _list_tasks(request: Request) -> list[ActionList]:
-    """Make a list of tasks for each state; the first list is the head of the page.
+    """Make a list of tasks for each state, after a list without rows as the page's head.
 
-    1. Redis was not read yet: the head says so, and no task is known.
-    2. Redis does not answer, or refuses: the head says why; the known tasks stay.
-    3. Otherwise the head counts the tasks, and says so if there are more.
+    1. Redis was not read yet: the head contains a note about this, and there is no task.
+    2. Redis does not answer or refuses: the head contains the reason, and the lists
+       contain the tasks of the last read.
+    3. Otherwise the head contains the number of tasks, and whether there are more.
     """
     feed, texts = web_state(request).workers, texts_of(request)
     await feed.ready()

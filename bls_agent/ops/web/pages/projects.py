@@ -1,7 +1,10 @@
 """The pages of one project with its command form, and of the changes of all statuses.
 
-Each step of the command form is a request by htmx. Choosing a command returns its form,
-checking the form returns what would be sent, sending sends exactly that.
+Each step of the command form is one request by htmx:
+
+1. The user chooses a command, and the response is the form for its arguments.
+2. The user submits the form, and the response shows the command that would be sent.
+3. The user confirms, and the console sends exactly this command.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from bls_agent.ops.web.requests import (
 from bls_agent.ops.web.state import ask_help, existing_project, send_command, web_state
 from bls_agent.project.messages import Command
 
-HELP_TIMEOUT: Final = 3.0
+HELP_TIMEOUT: Final = 3.0  # seconds
 LONGEST_COMMAND: Final = 1_000  # characters
 LONGEST_DEFAULT: Final = 60  # characters in a placeholder
 LONGEST_SHOWN: Final = 20_000  # characters of the command that is to be confirmed
@@ -75,7 +78,7 @@ async def _show_project(request: Request) -> Response:
 async def _look(request: Request, project: str) -> JSONObject:
     """Return the card of a project, and whether it is current.
 
-    ``reading`` is also set if the project exists, and the watch has not found it yet.
+    ``reading`` is also true if the project exists but the watch has not found it yet.
     """
     state = web_state(request)
     await state.fleet.ready()
@@ -216,7 +219,7 @@ async def _send(request: Request) -> Response:
 
 
 def _as_sent(command: Command, request: Request) -> str:
-    """Describe a sent command, whose outcome the page's scripts wait for."""
+    """Return a sent command as JSON; the page's scripts wait for its outcome."""
     redactor = web_state(request).console.redactor
     return encode(
         {
@@ -242,8 +245,9 @@ def _render_form(
 ) -> Response:
     """Render the form; without known commands, the user types the command's name.
 
-    ``typed`` and ``errors`` map the names of inputs to texts, ``note`` is a sentence
-    below the form, ``focus`` the name of the input to focus.
+    ``typed`` has the text of each input, and ``errors`` the error of each invalid input.
+    ``note`` is a sentence below the form. ``focus`` is the name of the input that gets
+    the focus.
     """
     place, entry = _find_chosen(manual, chosen)
     values = defaultdict(str, typed)

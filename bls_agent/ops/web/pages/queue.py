@@ -1,4 +1,4 @@
-"""The lists of a project's commands: waiting, in hand, dead letters."""
+"""The lists of a project's commands: waiting, taken by a process, and dead letters."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ async def _show_queue(request: Request) -> Response:
 def _settle_at(
     path: str, how: Settlement, done: str, nothing: str, failed: str
 ) -> Route:
-    """Settle the commands with the form's ``id``, or all of them.
+    """Make a route that withdraws, requeues or discards commands.
 
-    ``done``, ``nothing`` and ``failed`` name the texts of the note.
+    The form has the ``id`` of a command, or the query has ``all=true``. ``done``,
+    ``nothing`` and ``failed`` are the keys of texts for the note.
     """
 
     async def settle(request: Request) -> Response:
         project, texts = project_in_query(request.scope), texts_of(request)
-        number = None  # for all
+        number = None  # all commands
         if request.query_params.get("all") != "true":
             number = (await read_form(request)).get("id", "")
         try:
@@ -89,7 +90,7 @@ async def _render_queue(request: Request, project: str, note: str = "") -> Respo
     try:
         waiting = await console.queue(project, SHOWN + 1)
         status = await console.status(project)
-    except BlsError:  # the card shows a wrong type, a refusal or an outage
+    except BlsError:  # the card shows this error
         return Response(status_code=204)
     try:
         in_hand = await console.in_hand(project, SHOWN + 1)

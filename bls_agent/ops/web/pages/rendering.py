@@ -1,7 +1,7 @@
 """Templates, the reader's language, the static files, and the error page.
 
-All values on a page are escaped, and an undefined value raises an error. Only the
-scripts of the pages fill the cards.
+All values on a page are escaped, and an undefined value raises an error. The templates
+contain no cards, because the scripts of the pages make the cards.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _by_header(accepted: str) -> str:
 
 
 def say_age(texts: Texts, seconds: float) -> str:
-    """Write an age in words, as the scripts of the pages do."""
+    """Return an age in words, the same words as in the scripts of the pages."""
     if seconds < 1:
         return texts["js_age_now"]
     for limit, unit, length in _UNITS:
@@ -155,7 +155,8 @@ def render_if_new(request: Request, template: str, **values: Any) -> Response:
 
 def _context(request: Request) -> dict[str, Any]:
     language, scope = _language_of(request), request.scope
-    # The prefix that a proxy removes; in a mount ``root_path`` is longer.
+    # The prefix that a proxy removes. If the static files are mounted, `root_path` also
+    # has the path of the mount.
     root: str = scope.get("app_root_path", scope.get("root_path", ""))
     texts = _texts(language)
     other = next(known for known in LANGUAGES if known != language)
@@ -190,7 +191,7 @@ def _context(request: Request) -> dict[str, Any]:
 def error_page(
     request: Request, status: int, *, name: str = "", detail: str = ""
 ) -> Response:
-    """Show an error with a link back; ``name`` is the project concerned, if any."""
+    """Show an error with a link back; ``name`` is the project that the error is about."""
     texts = texts_of(request)
     headline = texts[f"error_{status}" if status in _WITH_HEADLINE else "error_other"]
     hint, again = "", 0
@@ -222,9 +223,9 @@ def refuse_with(
     needs: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Show an error, as JSON for a path that returns data, otherwise as a page.
+    """Return an error as JSON for a path that returns data, or as a page.
 
-    If ``shown`` is given, the page shows ``shown`` instead of the reason.
+    If ``shown`` is not ``None``, the page shows ``shown`` instead of the reason.
     """
     if is_data(request):
         return error_answer(status, reason, fields=fields, needs=needs, headers=headers)
