@@ -68,14 +68,14 @@ class HeartbeatStats:
     Attributes:
         open: Whether the heartbeat is open.
         owned: Whether it is certain that the key belongs to this process.
-        standing: Who owns the key: ``ours``; ``held`` (another process); ``stands`` (no
-            process, but another program's value is under the key); ``wrong_type`` (the
-            key holds another type); or ``unknown``.
+        standing: Who owns the key: ``ours`` (this process), ``held`` (another process),
+            ``stands`` (no process, but the key has a value of another program),
+            ``wrong_type`` (the key is not a string) or ``unknown``.
         writes: Beats that Redis stored.
         refreshes: Beats that Redis could not store because its memory was full; Redis
             kept the former value alive instead.
-        failures: Beats that Redis did not confirm; Redis may have stored some of them.
-        losses: How often another process took the key over.
+        failures: Beats that Redis did not confirm. Redis may have stored some of them.
+        losses: How often another process has taken the key from this process.
         overwritten: How often another program overwrote the value without owning the
             key.
     """
@@ -106,7 +106,7 @@ def _check_interval(interval: float | None, ttl: float) -> float:
 
 
 def _check_slot(heartbeat: WorkerHeartbeat, endpoint: Endpoint | None) -> None:
-    """Refuse a key that, on a cluster, cannot share its slot with its lease."""
+    """Refuse a key that cannot be in the same hash slot of a cluster as its lease."""
     if endpoint is not None and endpoint.is_cluster and not shares_slot(heartbeat.key):
         rule = "on a cluster its owner stands beside it, and the braces of this id make a slot that no other key can be put into"
         raise ConfigurationError(
@@ -136,37 +136,38 @@ class Heartbeat:
 
     Use ``async with Heartbeat(...) as beat:`` in a program with an event loop, and
     ``with Heartbeat(...) as beat:`` in a program without one. While the block runs, the
-    worker's key holds the heartbeat with a TTL. The heartbeat is written every
-    ``interval`` seconds and whenever :meth:`update` changes the value. Leaving the block
-    removes the key at once. An outage of Redis, also at the start, raises an exception
-    only in :meth:`ready`. Opening and closing wait for Redis, at most ``timeout`` + 1 s.
+    worker's key contains the heartbeat and has a TTL. The heartbeat is written every
+    ``interval`` seconds and whenever :meth:`update` changes the value. Leaving the
+    block removes the key at once. An outage of Redis, also at the start, raises an
+    exception only in :meth:`ready`. Opening and closing wait for Redis, at most
+    ``timeout`` + 1 s.
 
-    Only one process at a time owns a key; see ``conflict`` for a second process.
-    A value without an owner, from a program that uses no lease, blocks the key until the
-    value's TTL ends. After a crash, a process on the same machine can take the id at once
-    if the system shows that the former process is dead (Linux, same container). Any
-    other process can take the id after at most ``ttl`` seconds.
+    Only one process at a time owns a key. ``conflict`` decides what a second process
+    does. If a program without a lease has written the value, the key is blocked until
+    the value's TTL ends. After a crash, a process on the same machine can take the id
+    at once if the system shows that the former process is dead (Linux, same container).
+    Any other process can take the id after at most ``ttl`` seconds.
 
-    The heartbeat expires if its event loop is blocked for longer than ``ttl``. With plain
-    ``with``, a thread writes the heartbeat, whatever the program does meanwhile. SIGTERM
-    ends a program without leaving the block, unless the program handles the signal:
-    ``signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))``.
+    The heartbeat expires if its event loop is blocked for longer than ``ttl``. With
+    plain ``with``, a thread writes the heartbeat, even if the program blocks its own
+    thread. SIGTERM ends a program without leaving the block, unless the program handles
+    the signal: ``signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))``.
 
     Args:
-        kind: What the worker does, such as ``下载``: the key is
+        kind: What the worker does, such as ``下载``. The key is then
             ``heartbeat:{kind}:{worker_id}``. Or the first value as a
             :class:`~bls_agent.workers.WorkerHeartbeat`, such as
-            ``BacktestWorkerHeartbeat.create("回测-1")``; a copy is kept.
+            ``BacktestWorkerHeartbeat.create("回测-1")``, which is copied.
         worker_id: The id of the worker: text, an integer or a UUID. Leave it out if
             ``kind`` is a value.
         redis: A URL, a client of redis-py, a ``ProjectAgent``, or ``None`` for
             ``BLS_REDIS_URL``.
-        interval: Longest time in seconds between two beats; each pause is shortened at
-            random. At most a third of ``ttl``, which is also the default.
+        interval: Longest time in seconds between two beats. Each pause is shortened at
+            random. The largest allowed value, and the default, is a third of ``ttl``.
         ttl: Seconds for which the worker counts as alive after a beat; 30 by default.
-        conflict: What to do if a living process owns the key. ``"refuse"`` raises
-            :class:`~bls_agent.LeaseHeldError`. ``"wait"`` lets the program continue and
-            takes the key when it is free.
+        conflict: What to do if another process owns the key. ``"refuse"`` raises
+            :class:`~bls_agent.LeaseHeldError`. ``"wait"`` lets the program continue,
+            and takes the key when the other process has released it.
         timeout: Deadline of one request in seconds.
 
     Raises:
@@ -203,7 +204,7 @@ class Heartbeat:
         register(self)
 
     def reset_after_fork(self) -> None:
-        """Close the heartbeat in a forked child, because the key is the parent's."""
+        """Close the heartbeat in a forked child, because the parent owns the key."""
         self._state = self._writer = self._thread = None
 
     def __repr__(self) -> str:
@@ -216,7 +217,7 @@ class Heartbeat:
 
     @property
     def heartbeat(self) -> WorkerHeartbeat:
-        """A copy of the value that is written now; changes have no effect."""
+        """A copy of the current value. Changes of the copy have no effect."""
         return copy.deepcopy(self._current.now)
 
     @property
@@ -228,13 +229,14 @@ class Heartbeat:
     def update(self, **changes: Any) -> None:
         """Change fields of the heartbeat. The new value is written soon.
 
-        A generic heartbeat takes ``status`` and fields with any other names, whose
-        values JSON can hold. Many changes need only a few writes. May be called from
-        any thread; never waits for Redis, and raises no exception about Redis.
+        A generic heartbeat accepts ``status`` and fields with any other names, whose
+        values JSON can hold. Many changes in a short time need only a few writes. Any
+        thread may call this method. The method never waits for Redis, and raises no
+        exception about Redis.
 
         Raises:
-            ConfigurationError: A field is unknown or cannot hold that value. No field
-                has changed.
+            ConfigurationError: A field is unknown or cannot have this value. No field
+                was changed.
         """
         self._current.change(changes)
         state, writer = self._state, self._writer
@@ -242,7 +244,7 @@ class Heartbeat:
             writer.write_soon([state])
 
     def stats(self) -> HeartbeatStats:
-        """Return every counter and state. May be called from any thread."""
+        """Return every counter and state. Any thread may call this method."""
         state, counts = self._state, self._counts
         return HeartbeatStats(
             key=self._key,
@@ -274,7 +276,10 @@ class Heartbeat:
             raise RedisUnavailableError("not_ready", reason, address=address)
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Do as :meth:`ready`; raise ConfigurationError in a running event loop."""
+        """Do the same as :meth:`ready`, in a program without an event loop.
+
+        Raise ConfigurationError if an event loop runs in this thread.
+        """
         refuse_in_event_loop("wait_ready", "'await beat.ready()'")
         self._opened()
         if self._thread is None:
@@ -291,8 +296,8 @@ class Heartbeat:
         """Open the heartbeat. If Redis is unreachable, the first beat is written later.
 
         Raises:
-            LeaseHeldError: The key belongs to a living process.
-            WrongTypeError: The key holds another type; its value was left alone.
+            LeaseHeldError: The key belongs to another process.
+            WrongTypeError: The key is not a string. The key was not changed.
             ConfigurationError: The heartbeat is open already, or ``BLS_REDIS_URL`` is
                 wrong.
         """
@@ -304,9 +309,9 @@ class Heartbeat:
         await self.aclose()
 
     def __enter__(self) -> Self:
-        """Open the heartbeat in a program without an event loop.
+        """Do the same as ``async with``, in a program without an event loop.
 
-        Raise the same exceptions as ``async with``.
+        The exceptions are the same as those of ``async with``.
         """
         refuse_in_event_loop("with Heartbeat(...)", "'async with Heartbeat(...)'")
         self._refuse_twice()
@@ -358,7 +363,7 @@ class Heartbeat:
             raise
 
     def _raise(self, conflict: Exception | None) -> None:
-        """Raise a conflict, unless it will end and ``conflict="wait"`` was passed."""
+        """Raise a conflict. With ``conflict="wait"``, log a conflict that will end."""
         ends = isinstance(conflict, LeaseHeldError) and conflict.remaining is not None
         if ends and self._conflict == "wait":
             text = "no heartbeat is written until its key is free: %s"
@@ -367,9 +372,9 @@ class Heartbeat:
             raise conflict
 
     async def aclose(self) -> None:
-        """Remove the key if this process owns it, and stop writing.
+        """Remove the key if this process owns the key, and stop writing.
 
-        Do nothing if the heartbeat is closed. Wait at most ``timeout`` + 1 s.
+        If the heartbeat is closed already, do nothing. Wait at most ``timeout`` + 1 s.
         """
         self._leave_closed_loop()
         state, writer = self._state, self._writer
@@ -385,7 +390,7 @@ class Heartbeat:
         with anyio.CancelScope(shield=True):
             try:
                 await writer.remove(state)
-            finally:  # a scope does not protect against Task.cancel()
+            finally:  # because the scope does not protect against Task.cancel()
                 await WRITERS.leave(writer)
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:

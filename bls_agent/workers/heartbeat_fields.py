@@ -138,7 +138,7 @@ class WorkerHeartbeat:
 
     @property
     def key(self) -> str:
-        """The heartbeat's key. Raise ConfigurationError for an id that no key can hold."""
+        """The heartbeat's key. Raise ConfigurationError if a key cannot hold the id."""
         return self.template().build(**{self.template().fields[0]: self.id})
 
     @property
@@ -151,7 +151,7 @@ class WorkerHeartbeat:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def to_json(self) -> str:
-        """Return the heartbeat as JSON of the protocol, without escaping non-ASCII text."""
+        """Return the heartbeat as JSON. Non-ASCII text is not escaped."""
         return encode(self.to_dict()).decode()
 
     @classmethod

@@ -3,7 +3,8 @@
 The key schema names the keys ``ginkgo:task_status:{task_id}`` and
 ``backtest:task:{task_id}:progress`` but does not define the values. This module stores
 a JSON object with ``task_id``, ``status`` and ``timestamp``, then the caller's own
-fields in the caller's order. ``progress`` (percent) and ``message`` are defined.
+fields in the caller's order. Two of these fields have a defined meaning: ``progress``
+is percent, and ``message`` is a text for people.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from bls_agent.core.errors import (
 from bls_agent.core.keys import KEYS, KeyTemplate, checked_reply, encode_key, show_name
 
 WHOLE: Final = 100  # percent
-WORD: Final = 64  # characters at most of a text that is taken for a status
+WORD: Final = 64  # most characters of a text that counts as a status
 TRIES: Final = 50  # attempts to change a value that other processes keep changing
 SHORTEST_PAUSE: Final = 0.001  # seconds, doubled after each attempt
 LONGEST_PAUSE: Final = 0.05  # seconds
 
 
 class TaskState(StrEnum):
-    """What the status of a task means; the states that need attention come first.
+    """What the status of a task means. The states that need attention come first.
 
-    Statuses are words of the writers; :attr:`Task.state` knows the usual English and
-    Chinese ones, such as ``running``, ``排队`` and ``回测中``.
+    Each program writes statuses in its own words. :attr:`Task.state` recognises usual
+    English and Chinese words, such as ``running``, ``排队`` and ``回测中``.
     """
 
     BROKEN = "broken"
@@ -81,7 +82,7 @@ _GOING_ON: Final = "中"  # ends the statuses 运行中, 回测中 and others
 
 
 def find_state(status: str) -> TaskState:
-    """Decide what a status means; ``OTHER`` for a word that is not known."""
+    """Return the meaning of a status, or ``OTHER`` for an unknown word."""
     word = "_".join(status.casefold().replace("-", " ").split())
     for state, words in _WORDS.items():
         if word in words:
@@ -91,12 +92,12 @@ def find_state(status: str) -> TaskState:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The value under the key of a task, read tolerantly.
+    """A task, as read from the value of its key. The value may have any form.
 
     Attributes:
         id: The id in the task's key.
-        status: The status in the writer's words, or ``""``. A value that is only a
-            text such as ``running`` is a status, too.
+        status: The status in the words of its writer, or ``""``. If the value is only a
+            text such as ``running``, the text is the status.
         timestamp: The time of the write, as an aware datetime; ``None`` if unknown.
         progress: Percent; ``None`` if unknown.
         message: A text for people, or ``""``.
@@ -118,7 +119,7 @@ class Task:
 
     @classmethod
     def decode(cls, task_id: str, payload: bytes) -> Self:
-        """Decode the value of a task; never raise, whatever the value is."""
+        """Decode the value of a task. Never raise, whatever the value is."""
         found, reason = _decode(payload)
         if not isinstance(found, dict):
             return cls(
@@ -131,7 +132,7 @@ class Task:
 
     @classmethod
     def read(cls, task_id: str, fields: JSONObject, reason: str = "") -> Self:
-        """Make a task from its fields; never raise, whatever their values are."""
+        """Make a task from its fields. Never raise, whatever their values are."""
         return cls(
             id=task_id,
             status=_text(fields.get("status")),
@@ -151,9 +152,9 @@ class Task:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the value in one word: ``reason``, or ``no_status``.
+        """The fault of the value: ``reason``, ``no_status``, or ``""`` without a fault.
 
-        A value that is only a text such as ``running`` is no problem.
+        A value that is only a text such as ``running`` has no fault.
         """
         if self.raw is not None and self.status:
             return ""
@@ -172,7 +173,7 @@ class Task:
         return _text(self.fields.get("worker"))
 
     def describe(self, now: float) -> JSONObject:
-        """Return the task as JSON for programs; ``now`` is as for :meth:`age`."""
+        """Return the task as a JSON object. ``now`` is the time in Unix seconds."""
         return {
             "id": show_name(self.id),
             "state": self.state,
@@ -187,9 +188,9 @@ class Task:
         }
 
     def age(self, now: float) -> float | None:
-        """Return the seconds since the last write; ``None`` if its time is unknown.
+        """Return the seconds since the last write, or ``None`` if its time is unknown.
 
-        The time of the write is by the writer's clock; ``now`` is in Unix seconds.
+        The time of the write comes from the writer's clock. ``now`` is in Unix seconds.
         """
         if self.timestamp is None:
             return None
@@ -199,7 +200,7 @@ class Task:
 def encode_task(
     task_id: str, status: str, fields: Mapping[str, Any], *, now: float
 ) -> bytes:
-    """Encode the value of a task; ``now`` is in Unix seconds."""
+    """Encode the value of a task. ``now`` is in Unix seconds."""
     given = {"status": status, "timestamp": format_timestamp(now), **fields}
     return encode_strictly("fields", {"task_id": task_id, **_checked(given)})
 
@@ -207,9 +208,10 @@ def encode_task(
 def change_task(
     task_id: str, payload: bytes, changes: Mapping[str, Any], *, now: float
 ) -> bytes:
-    """Change some fields of a value. A bare text becomes the status of a new object.
+    """Return a value with some changed fields.
 
-    Raise ``DecodeError`` for any other value, because the change would destroy it.
+    If the value is only a text, the text becomes the status of a new object. Raise
+    ``DecodeError`` for any other value, because the change would destroy the value.
     """
     found, reason = _decode(payload)
     if not isinstance(found, dict):
@@ -222,7 +224,7 @@ def change_task(
 
 
 def _decode(payload: bytes) -> tuple[JSONValue, str]:
-    """Decode a value. Return it, and in one word why it is not an object, or ``""``."""
+    """Return a decoded value, and the reason why it is not an object, or ``""``."""
     try:
         found = decode(payload)
     except DecodeError as error:
@@ -231,7 +233,7 @@ def _decode(payload: bytes) -> tuple[JSONValue, str]:
 
 
 def _bare_status(found: JSONValue, payload: bytes, reason: str) -> str:
-    """Return a bare text, quoted or not, if it looks like a status, else ``""``."""
+    """Return a value that is a short text, with or without quotes, otherwise ``""``."""
     text = payload.decode() if reason == "not_json" else found
     word = text.strip() if isinstance(text, str) else ""
     fits = len(word) <= WORD and word.isprintable() and word[:1].isalnum()
@@ -269,7 +271,7 @@ def _checked(given: Mapping[str, Any]) -> JSONObject:
 
 
 class TaskKeys(WritingStore):
-    """Stores tasks under one kind of key; ``row`` is its row in the table of keys."""
+    """Stores tasks under one kind of key, which ``row`` defines."""
 
     client_name: ClassVar[str] = "bls-tasks"
     row: ClassVar[KeyTemplate]
@@ -297,9 +299,9 @@ class TaskKeys(WritingStore):
     async def list(self, status: str | None = None) -> Tasks:
         """Read all tasks.
 
-        Uses SCAN, never KEYS. A value that is not a JSON object is returned as ``raw``
-        and hides no other task. Keys that the user may not read are left out; an error
-        is raised if no other task is found.
+        The keys are found with SCAN, not with KEYS. A value that is not a JSON object
+        is returned as ``raw``. Keys that the user may not read are left out. If there
+        are such keys and no other task is found, an error is raised.
 
         Args:
             status: Return only tasks with this status.
@@ -310,8 +312,8 @@ class TaskKeys(WritingStore):
         found: dict[str, Task] = {}
         refused: Reply = None
         async for keys in self._access.pool.scan_steps(self.row.pattern()):
-            # MGET has no error for a single key, of another type or without permission,
-            # and cannot read keys of several slots of a cluster.
+            # GET and not MGET, because MGET has no errors for single keys, and cannot
+            # read keys in several slots of a cluster.
             requests = [("GET", key) for key in keys]
             replies = await self._access.pool.read_many(requests)
             for key, reply in zip(keys, replies, strict=True):
@@ -356,15 +358,19 @@ class TaskKeys(WritingStore):
 class TaskStatus(TaskKeys):
     """Writes and reads the status of tasks. A status expires a day after :meth:`set`.
 
-    Works in any event loop, with and without ``async with``. If you do not use ``async
-    with``, call :meth:`aclose` at the end.
+    The object works in any event loop, with and without ``async with``. If you do not
+    use ``async with``, call :meth:`aclose` at the end.
 
     The value is a JSON object: ``task_id``, ``status``, ``timestamp`` with its zone,
-    then your own fields; see :class:`Task`. For a key that is not a string, every method
-    raises :class:`~bls_agent.WrongTypeError` and leaves the key alone. If Redis cannot
-    answer, it raises :class:`~bls_agent.RedisUnavailableError`; if ``error.ambiguous``
-    is true, Redis may have executed the write. With ``on_error="none"``, such a write is
-    counted in ``failed_writes`` instead; a warning is logged at most once a minute.
+    then your own fields. :class:`Task` describes them. Every method raises these
+    exceptions:
+
+    * :class:`~bls_agent.WrongTypeError`: the key is not a string. The key is not
+      changed.
+    * :class:`~bls_agent.RedisUnavailableError`: Redis cannot answer. If
+      ``error.ambiguous`` is true, Redis may have executed the write. With
+      ``on_error="none"``, a write does not raise this exception. The write is counted
+      in ``failed_writes``, and a warning is logged at most once a minute.
     """
 
     row: ClassVar[KeyTemplate] = KEYS["task_status"]
@@ -377,22 +383,22 @@ class TaskStatus(TaskKeys):
         timeout: float = 5.0,
     ) -> None:
         super().__init__(redis, on_error=on_error, timeout=timeout)
-        # Event loop → key → lock: changes of one key take turns, because simultaneous
-        # changes would fail and repeat.
+        # Event loop → key → lock. The changes of one key wait for each other, because
+        # simultaneous changes would fail and would have to be repeated.
         self._turns: LoopLocal[WeakValueDictionary[str, anyio.Lock]] = LoopLocal()
 
     async def set(self, task_id: str, status: str, **fields: Any) -> Task | None:
-        """Write the status of a task for a day; the former value is overwritten.
+        """Write the status of a task for a day, and overwrite the former value.
 
         Args:
             task_id: The id of the task.
-            status: Any text: ``pending``, ``running``, ``回测中``.
+            status: Any text, such as ``pending``, ``running`` or ``回测中``.
             fields: Further fields that JSON can hold. ``progress`` is percent,
                 ``message`` is a text, and ``timestamp`` is the current time by default.
 
         Returns:
-            The task as it was written; with ``on_error="none"``, ``None`` if Redis
-            could not answer.
+            The task as it was written. If Redis could not answer and
+            ``on_error="none"``, ``None``.
 
         Raises:
             ConfigurationError: The id cannot be part of a key, or a field cannot be
@@ -403,24 +409,25 @@ class TaskStatus(TaskKeys):
     async def update(self, task_id: str, **changes: Any) -> Task | None:
         """Change some fields of a task. The other fields and the TTL stay the same.
 
-        The change is atomic: if two callers, also in two processes, change different
-        fields at the same time, both changes are kept.
+        The change is atomic. If two callers change different fields at the same time,
+        both changes are kept, also if the callers are in two processes.
 
         Args:
             task_id: The id of the task.
             changes: New values of fields; ``timestamp`` is the current time by default.
 
         Returns:
-            The changed task; ``None`` if the task is unknown or has expired, and with
-            ``on_error="none"`` also if Redis could not answer.
+            The changed task. ``None`` if the task is unknown or has expired, or if
+            Redis could not answer and ``on_error="none"``.
 
         Raises:
             ConfigurationError: A field cannot be written.
-            DecodeError: The value is neither a JSON object nor a short text, and was
-                left alone. :meth:`set` overwrites it.
-            RedisUnavailableError: Redis cannot answer; or, with the kind ``contended``,
+            DecodeError: The value is neither a JSON object nor a short text. The value
+                was not changed. :meth:`set` can overwrite the value.
+            RedisUnavailableError: Redis cannot answer. If the kind is ``contended``,
                 other writers changed the value during each attempt. After an ambiguous
-                error, a second ``update`` overwrites later changes of the same fields.
+                error, a second ``update`` overwrites changes of the same fields that
+                other writers have made meanwhile.
         """
         try:
             return await self._change(task_id, changes)
@@ -455,6 +462,6 @@ def _now() -> float:
 
 
 async def read_key(pool: ConnectionPool, command: str, key: str) -> Reply:
-    """Read a key of the table; raise WrongTypeError if it holds another type."""
+    """Read a key. Raise WrongTypeError if the key has another type."""
     (reply,) = await pool.read_many([(command, encode_key(key))])
     return checked_reply(reply, key)

@@ -1,4 +1,4 @@
-"""Reads and writes a cache's entries in one event loop, and remembers outages."""
+"""Reads and writes the entries of a cache, and remembers outages of Redis."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Availability:
         self.failures: int = 0
 
     def probe_is_due(self) -> bool:
-        """Return whether this caller must send the probe; at most one must."""
+        """Return whether this caller has to send the next probe."""
         now = time.monotonic()
         if not self.away or now < self._probe_at:
             return False
@@ -59,7 +59,7 @@ class Availability:
         return True
 
     def failed(self, error: RedisUnavailableError, known: int) -> None:
-        """Record a failed request; ``known`` is ``failures`` when it was sent."""
+        """Record a failed request, sent when ``failures`` was ``known``."""
         if self.failures != known:  # requests that fail together count as one failure
             return
         self.failures += 1
@@ -69,7 +69,7 @@ class Availability:
         self._throttled_log.warn(CONSEQUENCE, error)
 
     def refused(self, error: BlsError) -> None:
-        """Log a refusal; an outage does not begin, because Redis has answered."""
+        """Log a refusal. This is no outage, because Redis has answered."""
         self._throttled_log.warn(CONSEQUENCE, error)
 
     def succeeded(self) -> None:
@@ -79,7 +79,7 @@ class Availability:
 
 
 class CacheBackend:
-    """Reads and writes entries in one event loop; logs errors and raises none."""
+    """Reads and writes entries in one event loop. Logs errors and raises none."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class CacheBackend:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._pool = access.pool
-        self._connection = self._pool.pick()  # a cluster has other connections, too
-        self.locks = locks  # connections for locks, with a longer deadline
+        self._connection = self._pool.pick()  # on a cluster, one of several connections
+        self.locks = locks  # connections for locks, which have a longer deadline
         self.timeout = timeout
         self.availability = availability  # shared by all backends of a cache
         self._loop = loop
@@ -99,7 +99,7 @@ class CacheBackend:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def fetch(self, function: CachedFunction, key: str) -> list[Reply] | None:
-        """Return the replies to a read; ``None`` if Redis did not reply in time."""
+        """Return the replies to a read, or ``None`` if Redis did not reply in time."""
         requests, replies = function.read_requests(key), None
         if not self.availability.away:
             replies = await self._ask(requests)
@@ -163,7 +163,7 @@ class CacheBackend:
     async def in_time(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a task and wait for it within the timeout.
 
-        The task continues after the timeout and if the caller is cancelled.
+        The task continues after the timeout, and if the caller is cancelled.
         """
         import asyncio  # noqa: PLC0415 - waits for a task without cancelling it
 
@@ -188,7 +188,7 @@ class CacheBackend:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # or asyncio would log an exception that no caller awaits
+            task.exception()  # asyncio logs an exception that nobody has read
 
     async def aclose(self) -> None:
         """Close the connection at once. The next request opens a new one."""
@@ -202,7 +202,7 @@ class CacheBackend:
 
 
 class DistributedLock:
-    """The right of one process to compute a value, while the others wait.
+    """The right of one process to compute a value while other processes wait.
 
     The lock is a lease, which is renewed while the function runs. If the process dies
     or freezes, another process takes the lock after at most one TTL.
@@ -222,8 +222,8 @@ class DistributedLock:
     async def enter(self, read: Callable[[], Awaitable[Found]]) -> Found | None:
         """Return another process's result, or ``None`` if the caller must compute.
 
-        The caller must compute if it has taken the lock, if Redis is unreachable, or if
-        ``lock_timeout`` is over.
+        The caller must compute the value if it has taken the lock, if Redis is
+        unreachable, or if ``lock_timeout`` seconds have passed.
         """
         policy, pause = self._function.policy, Backoff(base=LOCK_BASE, cap=LOCK_CAP)
         end = anyio.current_time() + policy.lock_timeout

@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 MARK: Final = "__bls_agent_cached__"
 CLEAR_TIMEOUT: Final = 5.0  # seconds; deadline of one request for ``clear`` and locks
-SETTLED: Final = 0.5  # seconds after the timeout at which a write is certainly over
+SETTLED: Final = 0.5  # seconds after the timeout at which a write has certainly ended
 POLL_INTERVAL: Final = 0.005  # seconds between two checks for running writes
 TTL: Final = float(FUNC_CACHE.ttl or 0)  # an hour
-TAIL: Final = 64  # bytes that are read in addition to the name
+TAIL: Final = 64  # bytes that are read of an entry in addition to the name
 DIGEST: Final = re.compile(rb"[0-9a-f]{%d}" % DIGEST_LENGTH)
 
 
@@ -67,8 +67,9 @@ class FunctionCache(Store):
             code: str, day: date, *, adjust: bool = True
         ) -> list[float]: ...
 
-    While Redis is unreachable or slow, or refuses requests, the function is called.
-    Works in any event loop and in any thread, and needs no opening.
+    While Redis is unreachable or slow, or refuses requests, each call calls the
+    function. The cache works in any event loop and in any thread, and need not be
+    opened.
     """
 
     client_name: ClassVar[str] = "bls-agent:cache"
@@ -76,7 +77,7 @@ class FunctionCache(Store):
     def __init__(
         self, redis: RedisOrAgent | None = None, *, timeout: float = 0.5
     ) -> None:
-        """Store the settings; open and read nothing yet.
+        """Store the settings. No connection is opened yet.
 
         Args:
             redis: A URL, a client of redis-py or a ``ProjectAgent``; ``None`` for
@@ -97,7 +98,7 @@ class FunctionCache(Store):
         return f"FunctionCache({self._access.shown!r}, timeout={self._timeout:g})"
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop and of plain functions.
+        """Close the connections of this event loop, and those for plain functions.
 
         The next call opens new connections.
         """
@@ -151,7 +152,9 @@ class FunctionCache(Store):
         stale_on_error: float = 0.0,
         size_limit: int = 1_048_576,
     ) -> Any:
-        """Store the results of a plain function or coroutine function; keep its type.
+        """Store the results of a plain function or a coroutine function.
+
+        The decorated function has the same type as the original function.
 
         The key contains the function's name and a digest of the arguments. A result,
         also ``None``, is stored only if it can be read back equal and with the same
@@ -210,7 +213,7 @@ class FunctionCache(Store):
         return decorate if function is None else decorate(function)
 
     def _refuse_second_closure(self, name: str, function: Callable[..., Any]) -> None:
-        """Refuse a closure made again, because its variables are not in the key."""
+        """Refuse a closure decorated before, because the key lacks its variables."""
         code: object = getattr(function, "__code__", None)
         variables: tuple[str, ...] = getattr(code, "co_freevars", ())
         if not {*variables} - {"__class__"}:  # super() needs "__class__"
@@ -253,14 +256,15 @@ class FunctionCache(Store):
     ) -> int:
         """Remove all stored results of a function, or the result for given arguments.
 
-        Values that this process is computing meanwhile are not stored. Without
-        arguments, SCAN reads the whole database; with arguments, one request is sent.
+        A value that this process computes during the call is not stored. Without
+        arguments, SCAN reads the whole database. With arguments, only one request is
+        sent.
 
         Returns:
             How many results were removed.
 
         Raises:
-            RedisUnavailableError: Redis did not reply; results may still be stored.
+            RedisUnavailableError: Redis did not reply. Results may still be stored.
             ConfigurationError: This cache has not decorated the function.
         """
         declared, args = _unwrap(self, function, args)
@@ -292,7 +296,10 @@ class FunctionCache(Store):
     def clear_sync(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> int:
-        """Do as :meth:`clear`; raise ConfigurationError in a running event loop."""
+        """Do the same as :meth:`clear`, in a program without an event loop.
+
+        Raise ConfigurationError if an event loop runs in this thread.
+        """
         refuse_in_event_loop("clear_sync", "await cache.clear(…)")
         clear = cast("Callable[..., Any]", self.clear)
         removed: int = SHARED_LOOP.find().call(clear, function, *args, **kwargs)
@@ -308,7 +315,7 @@ class FunctionCache(Store):
 def _unwrap(
     cache: object, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[CachedFunction, tuple[Any, ...]]:
-    """Return the cached function and its arguments; a bound method adds its object."""
+    """Return the cached function and its arguments, with the object of a method."""
     plain = getattr(function, "__func__", function)
     owner, declared = getattr(plain, MARK, (None, None))
     if owner is not cache or declared is None:
@@ -343,7 +350,10 @@ async def _clear_all(pool: ConnectionPool, name: str) -> int:
 
 
 async def _is_of(pool: ConnectionPool, name: str, key: bytes, end: Reply) -> bool:
-    """Return whether an entry contains a function's name; ours have it at the end."""
+    """Return whether an entry belongs to a function.
+
+    In entries of this package, the function's name is at the end.
+    """
     text = key.decode("utf-8", "surrogateescape")
     try:
         if not checked_reply(end, text).endswith(b'"func_name":%b}' % encode(name)):

@@ -34,8 +34,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 FUNC_CACHE: Final = KEYS["func_cache"]
 FOR_EVER: Final = -1  # PTTL of a key that never expires
-LEAST_SIZE: Final = 256  # bytes; the smallest allowed ``size_limit``
-MAX_DEPTH: Final = 120  # levels of a result
+LEAST_SIZE: Final = 256  # smallest allowed ``size_limit`` in bytes
+MAX_DEPTH: Final = 120  # largest number of levels in a result
 
 _REMEDIES: Final = {
     "too_large": "raise size_limit=…, or cache less",
@@ -52,11 +52,13 @@ class CacheStats:
     """Counters of this process. Each call is either a hit or a miss.
 
     Attributes:
-        hits: Calls that got a stored value.
+        hits: Calls that returned a stored value.
         misses: Calls for which no valid value was stored.
         computed: How often functions were run.
-        waited: Misses that got the value of another call, in this or another process.
-        stale_served: Calls that got an expired value because the function raised.
+        waited: Misses that returned the value of another call, which may be in another
+            process.
+        stale_served: Calls that returned an expired value, because the function raised
+            an exception.
         not_stored: Results that were returned but not stored, by reason: ``type``,
             ``not_finite``, ``not_unicode``, ``too_deep``, ``too_large``, ``dump``.
         discarded: Stored values that were not valid, by reason: ``not_json``,
@@ -82,9 +84,9 @@ class Counts:
         self._counted: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def add(self, name: str, reason: str = "") -> None:
-        """Increment a field of :class:`CacheStats`; some fields count by reason."""
-        # No other thread and no signal handler can interrupt these three steps, because
-        # they call no Python code.
+        """Increment a field of :class:`CacheStats`. Some fields count by reason."""
+        # No other thread and no signal handler can interrupt this increment, because it
+        # calls no Python code.
         self._counted[name, reason] += 1
         if self._parent is not None:
             self._parent.add(name, reason)
@@ -102,7 +104,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Policy:
-    """The options of one cached function; see ``FunctionCache.cached``."""
+    """The options of one cached function, which ``FunctionCache.cached`` describes."""
 
     ttl: float
     stale_on_error: float = 0.0
@@ -134,7 +136,7 @@ class Policy:
 
 
 class _UnstorableError(Exception):
-    """A result that JSON would change; counted under ``reason``."""
+    """A result that JSON would change. ``CacheStats`` counts it by ``reason``."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -142,7 +144,7 @@ class _UnstorableError(Exception):
 
 
 class BrokenEntryError(Exception):
-    """A stored value that is not valid; counted under ``reason``."""
+    """A stored value that is not valid. ``CacheStats`` counts it by ``reason``."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -150,11 +152,11 @@ class BrokenEntryError(Exception):
 
 
 class Found(NamedTuple):
-    """The result that a read of a key has found."""
+    """The stored result of a key, as far as Redis has replied."""
 
     value: Any
     left: float  # seconds until the result expires; below 0 if it has expired
-    writable: bool  # whether Redis is reachable and the key has no other type
+    writable: bool  # whether Redis has replied and the key has no other type
     payload: bytes | None = None  # the stored bytes; ``None`` if no result is stored
 
     @property
@@ -179,7 +181,7 @@ class CachedFunction:
     load: Callable[[Any], Any] | None  # dumped value → result
     counts: Counts
     generation: int = 0  # grows when the function's entries are cleared
-    # Results that are being written; ``clear`` waits for these writes.
+    # Writes that are not finished. ``clear`` waits for them.
     writes: set[object] = field(default_factory=set[object])
 
     def __post_init__(self) -> None:
@@ -193,22 +195,22 @@ class CachedFunction:
         self.writes.clear()
 
     def key_of(self, args: Sequence[object], kwargs: dict[str, Any]) -> str | None:
-        """Return the key for a call; ``None`` if the arguments do not fit."""
+        """Return the key for a call, or ``None`` if the arguments do not fit."""
         try:
             return self._prefix + self.arguments.digest(args, kwargs)
         except MisfitError:
             return None  # the call of the function raises a better error
 
     def computation_key(self, key: str) -> str:
-        """Return a key that calls before and after a ``clear`` do not share."""
+        """Return the key under which calls share a computation, new after ``clear``."""
         return key if not self.generation else f"{key} {self.generation}"
 
     @contextmanager
     def storing(self, generation: int) -> Generator[bool]:
-        """Yield whether a result may be written; ``False`` if ``clear`` was called."""
+        """Yield whether a result may be written. ``clear`` makes this false."""
         mine = object()
-        # Register the write before the comparison: ``clear`` changes the generation
-        # first, and then waits for the registered writes.
+        # Register the write before the comparison, because ``clear`` first changes the
+        # generation, and then waits for the registered writes.
         self.writes.add(mine)
         try:
             yield generation == self.generation
@@ -288,9 +290,9 @@ class CachedFunction:
 
 @dataclass
 class Outcome:
-    """How a computation ended, for each of its callers.
+    """How a computation ended: with a result or an exception, for each caller.
 
-    Each caller receives a result as a separate object.
+    Each caller receives the result as a separate object.
     """
 
     value: Any = None
@@ -309,14 +311,14 @@ class Outcome:
     def of_error(
         cls, function: CachedFunction, error: Exception, found: Found
     ) -> Outcome:
-        """Make the outcome of an exception: an expired result if one is stored."""
+        """Return an expired result if Redis has one, otherwise the exception."""
         if found.payload is None:
             return cls(error=error)
         function.log_stale(error)
         return cls(found.value, found.payload, stale=True)
 
     def deliver(self, function: CachedFunction) -> Any:
-        """Count one call; return its result or raise its exception."""
+        """Count one call. Return its result or raise its exception."""
         first, self.taken = not self.taken, True
         function.counts.add("hits" if self.hit else "misses")
         if self.hit:
@@ -351,7 +353,7 @@ def check_function(function: object) -> None:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return a function's name, equal in every process; refuse a lambda."""
+    """Return a function's name, which is equal in every process. Refuse a lambda."""
     shown = getattr(function, "__qualname__", "")
     if not shown or shown.rpartition(".")[2] == "<lambda>":
         rule = "results stand under the function's name, and this one has none"
@@ -362,7 +364,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def _encode_entry(name: str, result: object, now: float, limit: int) -> bytes:
-    """Encode a result as an entry in the form of the protocol."""
+    """Encode a result as an entry, in the form that the protocol defines."""
     _check([result], 0)
     entry = {"result": result, "timestamp": format_timestamp(now), "func_name": name}
     try:
@@ -379,7 +381,7 @@ _PLAIN: Final = frozenset({str, int, bool, float, type(None)})
 
 
 def _check(values: Iterable[Any], depth: int) -> None:
-    """Refuse values that JSON would change. Plain numbers need no Python loop."""
+    """Refuse values that JSON would change. Lists of numbers are checked quickly."""
     kinds = set(map(type, values))
     floats = values if kinds == {float} else (v for v in values if type(v) is float)
     if float in kinds and not all(map(math.isfinite, floats)):

@@ -2,9 +2,9 @@
 
 A coroutine function runs in a separate task, with the first caller's context variables.
 The task is cancelled when its last caller is cancelled. A plain function runs in the
-caller's thread; its requests to Redis are sent by a thread that all caches of a process
-share. In a thread with a running event loop, a plain function waits for no other call,
-because that call might need the blocked loop.
+caller's thread. A second thread, which all caches of a process share, sends the
+requests to Redis. In a thread with a running event loop, a call of a plain function
+waits for no other call, because the other call might need the blocked event loop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class _SharedLoop:
-    """A thread with an event loop, which is started when it is first needed."""
+    """A thread with an event loop. The first call that needs the thread starts it."""
 
     def __init__(self) -> None:
         self.reset_after_fork()
@@ -54,16 +54,16 @@ class _SharedLoop:
         """Begin without a thread; also called in a forked child."""
         self._lock = threading.RLock()
         self._thread: LoopThread | None = None
-        # For functions that run in the background.
+        # Threads for functions that could block the event loop.
         self.workers: HandlerThreads = HandlerThreads()
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs in this thread, and so cannot wait for it."""
+        """Whether the caller runs in this thread, and so cannot wait for the thread."""
         return self._thread is not None and self._thread.is_here
 
     def find(self) -> LoopThread:
-        """Return the thread; raise RedisUnavailableError if the interpreter ends."""
+        """Return the thread. Raise RedisUnavailableError if the interpreter ends."""
         with self._lock:
             if self._thread is None:
                 register(self)
@@ -80,11 +80,11 @@ SHARED_LOOP: Final = _SharedLoop()
 
 
 class State(Enum):
-    """How far a computation has got."""
+    """The states of a computation."""
 
-    RUNNING = "running"  # reads or computes, and other callers may wait
+    RUNNING = "running"  # reads or computes, while other callers may wait
     SETTLED = "settled"  # has an outcome for all callers
-    ABANDONED = "abandoned"  # the computing caller was cancelled; waiting callers retry
+    ABANDONED = "abandoned"  # the caller was cancelled; waiting callers retry
 
 
 class Claim(Enum):
@@ -103,7 +103,7 @@ class Computation:
         self.key = key
         self.name: str = function.computation_key(
             key
-        )  # equal for callers that may share it
+        )  # equal for calls that may share one computation
         self.in_task = in_task  # whether the function is a coroutine function
         self.generation: int = function.generation
         self.waiting = 0  # number of waiting callers
@@ -112,18 +112,18 @@ class Computation:
         if self.depth > sys.getrecursionlimit():
             message = f"{function.name} is called inside of {self.depth} cached calls"
             raise RecursionError(message)
-        # Otherwise waiting could block for ever: the other caller may need this event
-        # loop, or wait for the outer computation.
+        # Whether this call may wait for another caller. It may not if the other caller
+        # might need this event loop, or might wait for the outer computation.
         self.may_wait: bool = self.outer is None and (in_task or not _runs_event_loop())
         self.state: State = State.RUNNING
         self.outcome: Outcome | None = None  # set when the state is SETTLED
         self.found = UNKNOWN  # the entry in Redis
         self.lock: DistributedLock | None = None
         self.task: asyncio.Task[None] | None = None
-        self.over: asyncio.Future[None] | None = None  # made for the first to wait
+        self.over: asyncio.Future[None] | None = None  # made by the first waiting call
 
     def end(self, outcome: Outcome | None) -> None:
-        """Record the end and wake the waiting callers; only the first call counts."""
+        """Record the end and wake the waiting callers. Ignore a second call."""
         if self.state is not State.RUNNING:
             return
         self.outcome = outcome
@@ -139,7 +139,8 @@ _COMPUTING: Final = ContextVar["Computation | None"]("computing", default=None)
 def _find_outer() -> Computation | None:
     """Return the innermost running computation around this code, if any.
 
-    A computation that is over is skipped: a task that it started still has its context.
+    Computations that have ended are skipped, because tasks that they started keep their
+    context variables.
     """
     computation = _COMPUTING.get()
     while computation is not None and computation.state is not State.RUNNING:
@@ -148,7 +149,7 @@ def _find_outer() -> Computation | None:
 
 
 class _LoopCalls:
-    """The computations that run in one event loop, so that callers share them."""
+    """The computations that run in one event loop and that callers share."""
 
     def __init__(self, backend: CacheBackend) -> None:
         self._backend = backend
@@ -172,9 +173,9 @@ class _LoopCalls:
     async def claim(self, mine: Computation) -> Claim:
         """Decide who computes. For HIT and JOINED, ``mine`` has the outcome.
 
-        1. The call is made inside of a computation, or a plain function runs in the
-           thread of an event loop. The call waits for no other caller, because that
-           caller might wait for this call. Return HIT or YOURS.
+        1. The caller is itself a part of a computation, or a plain function runs in the
+           thread of an event loop. The call waits for no other caller, because the
+           other caller might wait for this call. Return HIT or YOURS.
         2. Another call reads or computes this key. Wait for its end and return JOINED.
            If that computation was abandoned, decide again.
         3. Redis has a fresh value. Return HIT.
@@ -190,7 +191,7 @@ class _LoopCalls:
             self.by_key[mine.name] = mine
         try:
             claim, outcome = await self._look(mine)
-        except BaseException:  # cancelled, so that a waiting caller takes over
+        except BaseException:  # cancelled; a waiting caller then computes
             await self._end(mine, None)
             raise
         if claim is not Claim.YOURS:
@@ -218,7 +219,7 @@ class _LoopCalls:
         return found
 
     async def settle(self, computation: Computation, outcome: Outcome | None) -> None:
-        """Store an outcome and end the computation; abandon it if ``None``."""
+        """Store the outcome and end the computation. Abandon it if ``None``."""
         stored: Outcome | None = None
         try:
             if outcome is not None:
@@ -296,7 +297,7 @@ class _LoopCalls:
             del self.by_key[computation.name]
 
     async def _await_others(self, computation: Computation) -> Outcome | None:
-        """Return another process's outcome; ``None`` if the caller must compute."""
+        """Return another process's outcome, or ``None`` if the caller must compute."""
         function = computation.function
         if not (function.policy.lock and computation.found.writable):
             return None
@@ -376,7 +377,7 @@ class CacheCalls:
         await _close(self._by_loop, self._access, self._locks)
 
     def close_thread(self) -> Future[None] | None:
-        """Begin to close the connections for plain functions; return a future."""
+        """Begin to close the connections for plain functions. Return a future."""
         return None if self._shared is None else self._shared[0].begin(self.aclose)
 
     async def call(
@@ -396,8 +397,8 @@ class CacheCalls:
     ) -> Any:
         """Do the same as :meth:`call` for a plain function, in the caller's thread."""
         run = partial(function.function, *args, **kwargs)
-        # In the shared thread this call cannot wait for the shared thread. A finaliser
-        # that the thread runs can make such a call.
+        # A finaliser may make this call in the shared thread, which must not wait for
+        # itself.
         if sys.is_finalizing() or SHARED_LOOP.is_here:
             return run()
         key = function.key_of(args, kwargs)
@@ -413,7 +414,7 @@ class CacheCalls:
                 self._settle(mine, outcome)
             else:
                 outcome = cast("Outcome", mine.outcome)
-        except BaseException:  # a waiting caller takes over
+        except BaseException:  # a waiting caller then computes
             self._settle(mine, None)
             raise
         finally:
@@ -421,7 +422,7 @@ class CacheCalls:
         return outcome.deliver(function)
 
     def _claim(self, mine: Computation) -> Claim:
-        """Run ``claim`` in the shared thread; if that is impossible, return YOURS."""
+        """Run ``claim`` in the shared thread. If that is impossible, return YOURS."""
         known = self._availability.failures
         try:
             thread, calls = self._find_thread()
@@ -446,7 +447,7 @@ class CacheCalls:
 
             thread = SHARED_LOOP.find()
             self._shared = thread, thread.call(find)
-            # The shared loop outlives the cache, so the cache's part in it is closed.
+            # The shared loop stays. A cache that is collected closes its connections.
             close = partial(_close, self._by_loop, self._access, self._locks)
             finalize(self, thread.begin, close).atexit = False
         return self._shared

@@ -1,12 +1,14 @@
 """Makes the digest under which a result is stored from the arguments of the call.
 
 A digest is the same in every process, on every machine and in every version of Python,
-because it does not use ``hash()``, ``id()`` or the ``repr()`` of objects. Two values
-have the same canonical form if, and only if, they have the same type and no function
-can distinguish them. So ``1``, ``1.0`` and ``True`` differ, as do ``0.0`` and ``-0.0``,
-and one moment in two zones. The form is a tree of JSON values. A value of a type that
-JSON lacks becomes an object with one key that begins with ``!``. A caller's key that
-begins with ``!`` gets a second ``!``.
+because it does not use ``hash()``, ``id()`` or the ``repr()`` of objects.
+
+The digest is made from the canonical form of the arguments, a tree of JSON values. Two
+values have the same canonical form if, and only if, they have the same type and no
+function can distinguish them. So ``1``, ``1.0`` and ``True`` have different forms. The
+same is true for ``0.0`` and ``-0.0``, and for one moment in two time zones. A value of
+a type that JSON lacks becomes an object with one key that begins with ``!``. A caller's
+key that begins with ``!`` gets a second ``!``.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.values import TEXT_FORMS
 
 DIGEST_LENGTH: Final = 64  # hexadecimal digits of SHA-256
-MAX_DEPTH: Final = 64  # levels; each makes up to 3 levels of JSON (orjson's limit: 254)
+MAX_DEPTH: Final = 64  # levels, each of up to 3 levels of JSON; orjson allows 254
 _INT64: Final = (-(2**63), 2**63 - 1)
 
 
 class NoCanonicalFormError(Exception):
-    """A value that cannot be part of a key; the message names the reason."""
+    """A value that cannot be part of a key. The message contains the reason."""
 
 
 def canonical_form(value: object, depth: int = 0) -> JSONValue:
@@ -52,7 +54,7 @@ def canonical_form(value: object, depth: int = 0) -> JSONValue:
 
 
 def _is_whole_in_its_fields(value: object) -> bool:
-    """Return whether the class is a dataclass, and not an undecorated subclass."""
+    """Return whether the class, and not only a base class, is a dataclass."""
     if not dataclasses.is_dataclass(value) or isinstance(value, (type, *_FORMS)):
         return False
     return "__dataclass_fields__" in vars(type(value))
@@ -140,7 +142,7 @@ def _zone(zone: tzinfo | None, moment: datetime | time) -> JSONValue:
 
 
 def _enum(value: Enum, depth: int) -> JSONValue:
-    """Return an enum member's name, or a flag's value as combinations lack names."""
+    """Return the name of an enum member, or the value of a flag (may lack a name)."""
     member = cast("object", value.value) if isinstance(value, Flag) else value.name
     return {"!enum": [qualified_name(type(value)), *_each([member], depth)]}
 
@@ -196,7 +198,10 @@ _PLAIN: Final = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class MisfitError(TypeError):
-    """The arguments do not fit the function; a TypeError of ``key=…`` is not this."""
+    """The arguments do not fit the signature of the function.
+
+    A TypeError that ``key=…`` raises is not converted to this error.
+    """
 
 
 class Arguments:
@@ -210,7 +215,7 @@ class Arguments:
         ignore: Sequence[str] = (),
         key: Callable[..., object] | None = None,
     ) -> None:
-        """Check the signature and the options; ``name`` is part of each digest."""
+        """Check the signature and the options. ``name`` is part of each digest."""
         self._name = name
         self._key = key
         try:
@@ -236,7 +241,7 @@ class Arguments:
                     self._form(each, default)
 
     def digest(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """Return 64 hexadecimal digits, which are equal for equal arguments."""
+        """Return 64 hexadecimal digits, equal for equal arguments."""
         if self._key is not None:
             self._bind_exactly(args, kwargs)
             found: JSONValue = [self._form("key", self._key(*args, **kwargs))]
@@ -251,7 +256,7 @@ class Arguments:
     def _bind(
         self, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Mapping[str, object]:
-        """Bind arguments to parameters; avoid inspect, which is 20 times slower."""
+        """Bind arguments to parameters. Avoid inspect, which is 20 times slower."""
         if self._is_simple and len(args) <= len(self._names):
             given = dict(zip(self._names, args, strict=False))
             bound = {**self._defaults, **kwargs, **given}
