@@ -13,10 +13,10 @@ from bls_agent.ops.cli.interrupts import INTERRUPTED, interrupts_end_the_process
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; a user's mistake raises nothing.
+    """Run one command and return its exit code; errors are printed, not raised.
 
     Args:
-        arguments: Words after the program's name; by default, those of the process.
+        arguments: The arguments without the program's name. Default: those of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

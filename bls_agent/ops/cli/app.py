@@ -1,4 +1,4 @@
-"""The program: registers, parses and runs commands, and reports how they failed.
+"""The program: registers, parses and runs commands, and reports why a command failed.
 
 A command is a function that takes an :class:`Invocation` and the values that typer has
 parsed. This module adds ``--redis``, ``--json`` and ``--lang``; a parameter of type
@@ -70,7 +70,7 @@ COMMANDS: Final = {
     "demo": "run",
 }
 WIDEST: Final = 100  # columns of a help page, because longer lines are hard to read
-NARROW: Final = 60  # columns below which explanations stand on lines of their own
+NARROW: Final = 60  # with fewer columns, explanations begin on a new line
 NAME_COLUMNS: Final = 26
 SECTIONS: Final = ("arguments", "options", "commands", "options_common")
 SHARED: Final = ("redis", "json", "lang", "help")  # options of every command
@@ -133,7 +133,10 @@ class _Group(TyperGroup):
 
 
 def _option(one: Any, texts: Texts) -> _Row:
-    """Return an option's names, sorted because ``help`` has a set, and its text."""
+    """Return the names and the text of an option.
+
+    The names are sorted, because typer keeps the names of ``help`` in a set.
+    """
     name = ", ".join(sorted(one.opts))
     if one.is_flag:
         return name, texts["opt_help"] if one.name == "help" else one.help
@@ -162,8 +165,9 @@ def command(
 ) -> Callable[[F], F]:
     """Register a function or coroutine function as a command; return it unchanged.
 
-    ``"runs list"`` is a subcommand. With ``group``, the function runs if no subcommand
-    is named. A ``default`` subcommand also runs then, but without its own options.
+    ``"runs list"`` is the subcommand ``list`` of ``runs``. A function with ``group`` runs
+    if the user names no subcommand. In this case a ``default`` subcommand runs, too, but
+    without its own options.
     """
     name, _, inner = path.partition(" ")
     if name not in _REGISTERED:
@@ -220,7 +224,7 @@ def _common(
     json: JsonOption = False,
     lang: LangOption = None,
 ) -> None:
-    """Exists only for its signature: the parameters that every command takes."""
+    """Has the parameters of every command as its signature, and is never called."""
 
 
 def _own_parameter(one: inspect.Parameter) -> inspect.Parameter:
@@ -255,7 +259,7 @@ def _localise(command: Any, texts: Texts, *path: str) -> None:
 
 
 class _Program(_Group):
-    """The outermost group, which loads a command's module when it is used."""
+    """The outermost group, which loads a module when its command is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
         return [*COMMANDS]
@@ -300,7 +304,8 @@ def _program(
 
 def run_program(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; print failures as sentences."""
-    # Commands report faults themselves; `run` and `console` configure logging.
+    # Print no log by default, because commands report faults themselves. Only `run` and
+    # `console` configure logging.
     logging.getLogger("bls_agent").addHandler(logging.NullHandler())
     completing = bool(os.environ.get(COMPLETE))
     language = find_language(arguments, os.environ)
@@ -322,9 +327,9 @@ def run_program(arguments: Sequence[str]) -> int:
             obj=invocation,
         )
         invocation.out.finish()
-    except SystemExit as end:  # by typer's own options, or by the user's module
+    except SystemExit as end:  # raised by typer's own options, or by the user's module
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException as error:  # noqa: BLE001 - the outermost place
+    except BaseException as error:  # noqa: BLE001 - reported as a sentence
         if completing:  # a completion must show no error
             return Exit.FAILED
         redis = find_value("--redis", arguments) or None

@@ -53,12 +53,12 @@ class Exit(IntEnum):
     TERMINATED = 143  # SIGTERM
 
 
-class Failure(Exception):  # noqa: N818 - a way to end, not an error of the program
+class Failure(Exception):  # noqa: N818 - a way to end a command, no error of the program
     """Ends a command with a sentence for people and an exit code.
 
-    ``text`` and ``hint``, a second sentence with advice, are keys of the catalogue
-    ``cli``; ``values`` fill both. ``details``, such as the traceback of a user's code,
-    are printed before the sentences.
+    ``text`` and ``hint`` are keys of the catalogue ``cli``, and ``values`` are the values
+    for both texts. The hint is a second sentence, with advice. ``details``, such as the
+    traceback of a user's code, are printed before the sentences.
     """
 
     def __init__(
@@ -113,7 +113,10 @@ def unwrap(error: BaseException) -> BaseException:
 
 
 def decide(error: BaseException, texts: Texts, *, by_default: bool = False) -> Verdict:
-    """Decide what to print; ``by_default`` means that no address was given. No I/O."""
+    """Decide what to print, without I/O.
+
+    ``by_default`` is whether the default address of Redis was used.
+    """
     if isinstance(error, Failure):
         hint = texts[error.hint].format(**error.values) if error.hint else ""
         text = texts[error.text].format(**error.values)
@@ -153,7 +156,7 @@ def _decide_outage(
 
 
 def _usage_text(error: Any, texts: Texts) -> str:
-    """Describe what typer could not parse, in the reader's language if possible."""
+    """Return what typer could not parse, in the reader's language if possible."""
     param = getattr(error, "param", None)
     name = str(param.get_error_hint()) if param is not None else ""
     message = str(error.format_message())
@@ -171,7 +174,10 @@ def _usage_text(error: Any, texts: Texts) -> str:
 
 
 def _pairs_as_options(error: Any, words: str) -> str:
-    """Write ``n=3 force=true`` as options ``--arg``, if the command has this option."""
+    """Return the words ``n=3 force=true`` as options ``--arg``.
+
+    Return ``""`` if the command has no such option, or if the words are no pairs.
+    """
     pairs = re.split(r" (?=[^\s=]+=)", words)
     params = getattr(getattr(error, "ctx", None), "command", None)
     takes_pairs = any(one.name == "arg" for one in getattr(params, "params", ()))
@@ -198,9 +204,9 @@ _USAGE: Final = tuple(
 
 
 def normalise(invocation: Invocation, name: str) -> str:
-    """Return a name in the form NFC, which agents use; print a note if it changes.
+    """Return a name in the form NFC, which agents use; print a note about a change.
 
-    Some input methods and file names use another form that looks the same.
+    Some input methods and file names use another form of Unicode that looks the same.
     """
     if not name:  # such as a shell variable that is not set
         raise Failure("empty_name", Exit.USAGE)
@@ -223,7 +229,10 @@ def misspelt(
     /,
     **values: object,
 ) -> Failure:
-    """Make the failure for an unknown name; hint at similar names or ``otherwise``."""
+    """Make the failure for an unknown name, with the similar names as its hint.
+
+    Without similar names, the hint is the text ``otherwise``.
+    """
     hint = "did_you_mean" if likely else otherwise
     return Failure(text, code, hint=hint, names=", ".join(likely), **values)
 
@@ -243,7 +252,7 @@ async def hint_likely(invocation: Invocation, console: Console, name: str) -> No
 
 
 def find_likely(name: str, known: Iterable[str]) -> list[str]:
-    """Find similar names, the most similar first."""
+    """Return similar names, the most similar first, then names that contain ``name``."""
     by_fold = {_fold(one): one for one in known}
     wanted = _fold(name)
     found = get_close_matches(wanted, by_fold, n=MOST, cutoff=LIKENESS)
@@ -252,5 +261,5 @@ def find_likely(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _fold(name: str) -> str:
-    """Normalise width, case and blanks, which people overlook in names."""
+    """Normalise width, case and blanks, because people overlook them in names."""
     return unicodedata.normalize("NFKC", name).casefold().strip()

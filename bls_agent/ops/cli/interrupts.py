@@ -1,4 +1,4 @@
-"""Ctrl-C while the modules of a command load."""
+"""Handles Ctrl-C while the modules of a command load."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ INTERRUPTED: Final = 130  # the exit code
 def interrupts_end_the_process() -> Generator[None]:
     """End the process at Ctrl-C, at once and with code 130, while modules load.
 
-    This is needed because Python only prints and then ignores a KeyboardInterrupt that
-    is raised inside a callback of the importer.
+    The usual handler is not enough, because Python prints and then ignores a
+    KeyboardInterrupt that is raised inside a callback of the importer.
     """
     usual = signal.getsignal(signal.SIGINT)
     in_main = threading.current_thread() is threading.main_thread()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bls_agent.console import Console
 
 RECORDS: Final = 1_000  # records of a log that are searched for commands
-# Seconds for a completion, because a slow completion is worse than none.
+# Most seconds for a completion, because a slow completion is worse than none.
 DEADLINE: Final = 0.5
 
 T = TypeVar("T")
@@ -32,9 +32,9 @@ def complete_project(context: Context, incomplete: str) -> list[str]:
 
 
 def complete_command(context: Context, incomplete: str) -> list[str]:
-    """Return the built-in commands, and the commands that the project's log names.
+    """Return the built-in commands, and the commands in the project's log.
 
-    A log names commands that have run, and has answers to ``help``. Nothing is sent.
+    The log has the outcomes of earlier commands and of ``help``. No command is sent.
     """
     from bls_agent.core.settings import BUILTINS
     from bls_agent.ops.fields import read_commands
@@ -78,7 +78,7 @@ def offer(
 
     given = context.params.get("redis") or context.find_root().params.get("redis")
     try:
-        # Made before the deadline begins, because loading the client takes long.
+        # The client is made before the deadline begins, because its modules load slowly.
         url = given or Settings.from_env(os.environ).redis_url
         made = make(url, timeout=DEADLINE)
         names = dict.fromkeys(anyio.run(ask, made))

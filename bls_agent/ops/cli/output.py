@@ -31,7 +31,7 @@ PERIOD: Final = 0.2  # seconds between two drawings
 
 
 class Progress:
-    """Shows at a terminal what the command waits for, if that takes over a second.
+    """Shows in a terminal what the command waits for, if the wait takes over a second.
 
     A thread draws the text, because the event loop may be busy.
     """
@@ -44,7 +44,7 @@ class Progress:
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def tell(self, text: str) -> None:
-        """Set the text, from any thread; return at once."""
+        """Set the text that the thread draws; any thread may call this."""
         self._text = text
 
     def __enter__(self) -> Self:
@@ -79,7 +79,7 @@ class Progress:
 class Invocation:
     """One run of one command: its options, and its output."""
 
-    redis: str | None  # a URL; `None`: `BLS_REDIS_URL`, or the default
+    redis: str | None  # a URL, or `None` for `BLS_REDIS_URL` or the default URL
     json: bool  # whether results are wanted as JSON, one value on each line
     language: str  # `zh` or `en`
     texts: Texts  # the catalogue `cli` in that language
@@ -110,7 +110,7 @@ class Invocation:
             self.warn("away", kind=error.kind)
 
     def waiting(self, text: str, /, **values: object) -> Progress:
-        """Return a progress that shows what the command waits for, after a second."""
+        """Return a progress with a text about what the command waits for."""
         return Progress(self.err, self.say(text, **values))
 
     def console(self) -> Console:
@@ -148,7 +148,7 @@ def now_clock(*, iso: bool = False) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """Write a time in its two largest useful units: ``3s``, ``2m05s``, ``3h10m``."""
+    """Return a duration in at most two units, such as ``3s``, ``2m05s`` or ``3h10m``."""
     if seconds is None:
         return "-"
     minutes, rest = divmod(int(max(0.0, seconds)), 60)
@@ -166,7 +166,7 @@ def rounded(seconds: float | None) -> float | None:
 
 
 def describe_entry(entry: LogEntry | None) -> dict[str, Any] | None:
-    """Describe a log record for programs, with the fields of the console protocol."""
+    """Return a log record for programs, with the fields of the console protocol."""
     if entry is None:
         return None
     record: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Tables of a command: as JSON, for a pipe, for a terminal, and live until q."""
+"""Tables of a command: as JSON, for a pipe, for a terminal, or live until q is pressed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _Follow: TypeAlias = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 
 PERIOD: Final = 1.0  # seconds between two drawings, because shown ages grow
 AROUND: Final = 3  # lines of the screen besides the rows: summary, heading, footer
-INTERVAL: Final = 2.0  # seconds between two reads, at least
+INTERVAL: Final = 2.0  # least seconds between two reads
 REST: Final = 4.0  # pause after a read, as a multiple of the read's duration
 
 
-# Escape codes for the alternate screen without a cursor, which all terminals know.
+# Escape codes for the alternate screen without a cursor, which all terminals support.
 ENTER: Final = "\x1b[?1049h\x1b[?25l"
 LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 HOME: Final = "\x1b[H"
@@ -56,7 +56,7 @@ class Layout:
 
 
 def wants_live(invocation: Invocation) -> bool:
-    """Return whether the output is a terminal to draw on, and JSON is not wanted."""
+    """Return whether to draw on the output, which is a terminal, instead of JSON."""
     dumb = os.environ.get("TERM") == "dumb"
     return invocation.out.terminal and not dumb and not invocation.json
 
@@ -67,8 +67,9 @@ async def poll(
     tell: Callable[[RedisUnavailableError | None], None],
     interval: float = INTERVAL,
 ) -> None:
-    """Call ``look`` again and again; report an outage once, and its end once.
+    """Call ``look`` at intervals, and pass each result to ``seen``.
 
+    At the beginning of an outage, pass the error to ``tell``, and at its end ``None``.
     Raises ``RedisRefusedError`` if Redis refuses to answer.
     """
     import anyio
@@ -95,7 +96,7 @@ async def poll(
 
 @dataclass
 class Table(Generic[T]):
-    """Items of one kind, and how each is described to programs and to people."""
+    """Items of one kind, with functions that describe an item to programs and people."""
 
     invocation: Invocation
     layout: Layout
@@ -150,10 +151,10 @@ class Table(Generic[T]):
         fill: Callable[[S], None],
         state: Callable[[T], tuple[Hashable, object]],
     ) -> None:
-        """Call ``look`` again and again; show the table, or print each changed item.
+        """Call ``look`` at intervals; draw the table, or print each changed item.
 
-        ``fill`` puts the result into the table. ``state`` returns the key of an item,
-        and a value that differs if the item has changed.
+        ``fill`` puts a result of ``look`` into the table. ``state`` returns the key of an
+        item, and a value that differs if the item has changed.
         """
         known: dict[Hashable, object] = {}
 
@@ -183,7 +184,7 @@ class Table(Generic[T]):
             await poll(look, print_changes, self.invocation.tell_outage)
 
     async def show(self, follow: _Follow) -> None:
-        """Draw the table until q while ``follow(redraw)`` runs."""
+        """Draw the table until q is pressed; meanwhile run ``follow(redraw)``."""
         import anyio
 
         out = self.invocation.out
@@ -232,7 +233,7 @@ class Table(Generic[T]):
 
 @contextmanager
 def _keys_pressed() -> Generator[int | None]:
-    """Yield a file number that reads single keys, or ``None`` without a terminal."""
+    """Yield a file descriptor that reads single keys, or ``None`` without a terminal."""
     if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
         yield None
         return

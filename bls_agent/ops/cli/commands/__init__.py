@@ -1,1 +1,1 @@
-"""One file for each command of the command line."""
+"""The commands of the command line; ``COMMANDS`` in ``app.py`` has their modules."""

@@ -40,7 +40,7 @@ MARKS: Final = {
     "kept": ("=", "yellow"),
 }
 
-# A URL, or the short form user@host:path; everything else is a folder.
+# A URL, or the short form user@host:path. Any other source is a folder.
 _GIT: Final = re.compile(r"[a-z][a-z0-9+.-]*://|[\w.-]+@[\w.-]+:")
 
 _SourceArgument: TypeAlias = Annotated[str, Argument(metavar="SOURCE")]
@@ -72,7 +72,7 @@ def _open_source(source: str, branch: str, base_path: str, base_url: str) -> Sou
 
 @asynccontextmanager
 async def _library(invocation: Invocation) -> AsyncGenerator[AssetLibrary]:
-    """Open the library; its warnings and outages go to standard error."""
+    """Open the library; print its warnings, also about outages, on standard error."""
     with _show_warnings(invocation):
         async with AssetLibrary(invocation.redis) as library:
             yield library
@@ -174,7 +174,7 @@ async def sync(
     wait: Annotated[float, Option(metavar="SECONDS", min=0)] = 0.0,
     dry_run: bool = False,
 ) -> Exit:
-    """Synchronise; exit 1 if that failed, and 3 if a dry run could not do everything."""
+    """Synchronise; exit 1 if it failed, and 3 if a dry run has found a problem."""
     where = _open_source(source, branch, base_path, base_url)
     from bls_agent.assets import AssetSync
 
@@ -221,7 +221,7 @@ def _line(invocation: Invocation, name: str, mark: Cell, *cells: str) -> None:
 
 
 def shown_step(texts: Texts, step: SyncStep) -> str:
-    """Describe the progress of a synchronisation, with a bar if the total is known."""
+    """Return the progress of a synchronisation, with a bar if the total is known."""
     filled = BAR * step.done // step.total if step.total else 0
     return texts[f"asset_phase_{step.phase}"].format(
         bar="█" * filled + "░" * (BAR - filled) if step.total else "",

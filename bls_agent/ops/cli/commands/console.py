@@ -156,7 +156,7 @@ def _log_to_stderr() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("asyncio").addFilter(_NotAgain())
-    # Only errors of uvicorn, because clients that send no HTTP must not fill the disk.
+    # Log only errors of uvicorn, because it warns about each client that sends no HTTP.
     levels = {"bls_agent": logging.INFO, "uvicorn": logging.ERROR}
     for name, level in (levels | {"asyncio": logging.ERROR}).items():
         logger = logging.getLogger(name)

@@ -48,7 +48,7 @@ async def stats(
     spider: _SpiderOption = "",
     watch: WatchOption = False,
 ) -> Exit:
-    """Count the requests of each queue, or of a project; exit 3 if one is broken."""
+    """Show the counts of each queue; exit 3 if a queue cannot be read."""
     if spider and not project:
         raise Failure("spider_alone", Exit.USAGE)
     project = normalise(invocation, project) if project else ""
@@ -150,7 +150,7 @@ async def failed(
 
 
 def _describe_failure(one: FailedRequest) -> dict[str, Any]:
-    """Describe a failed request, without headers, body and meta, which hold secrets."""
+    """Return a failed request without headers, body and meta, as these may hold secrets."""
     request = one.request
     return {
         "url": None if request is None else redact(request.url),
@@ -167,7 +167,7 @@ def _failure_cells(invocation: Invocation, one: FailedRequest) -> Mapping[str, C
     record = _describe_failure(one)
     unreadable = invocation.texts["crawl_unreadable"]
     request = f"{record['method']} {record['url']}" if one.request else unreadable
-    now = time.time()  # noqa: TID251 - the outermost place
+    now = time.time()  # noqa: TID251 - no caller passes the time
     people, reason = invocation.out.terminal, record["reason"]
     return {
         "age": span(now - one.failed_at) if people else f"{one.failed_at:.3f}",
@@ -181,7 +181,7 @@ def _failure_cells(invocation: Invocation, one: FailedRequest) -> Mapping[str, C
 async def requeue(
     invocation: Invocation, project: _CrawlArgument, spider: _SpiderOption = ""
 ) -> Exit:
-    """Queue failed requests once more; exit 1 if unreadable ones stay failed."""
+    """Queue failed requests again; exit 1 if some are unreadable and stay failed."""
     async with _queue(invocation, project, spider) as queue:
         with invocation.waiting("waiting_redis"):
             count = await queue.requeue_failed()
@@ -201,7 +201,7 @@ async def cleanup(
     spider: _SpiderOption = "",
     yes: Annotated[bool, Option("--yes", "-y")] = False,
 ) -> Exit:
-    """Show which keys of a queue and its filters would be deleted; delete with ``--yes``."""
+    """Show which keys of a queue and its filters to delete; delete them with ``--yes``."""
     project = normalise(invocation, project)
     names = invocation.redis, project, spider or None
     with invocation.waiting("waiting_redis"):

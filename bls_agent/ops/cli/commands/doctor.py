@@ -1,4 +1,4 @@
-"""``bls-agent doctor``: check a live Redis against the contracts; only read."""
+"""``bls-agent doctor``: check a live Redis against the protocols; only read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def doctor(
     invocation: Invocation,
     project: Annotated[str, Option(metavar="NAME", show_default=False)] = "",
 ) -> Exit:
-    """Check a live Redis against the contracts."""
+    """Check a live Redis; exit 3 if there is an error or a warning."""
     texts = load_texts("doctor", invocation.language)
     with invocation.waiting("waiting_redis") as progress:
 
@@ -70,7 +70,7 @@ def _write_rows(report: Report, texts: Texts, invocation: Invocation) -> None:
 
 
 def _show(report: Report, texts: Texts, screen: Screen) -> None:
-    """Write the report for people: the findings, the worst first, then a summary."""
+    """Write the findings for people, the worst findings first, and then a summary."""
     for severity in Severity:
         groups = [group for group in report.groups if group.severity is severity]
         if groups:
@@ -85,7 +85,7 @@ def _show(report: Report, texts: Texts, screen: Screen) -> None:
 
 
 def _show_group(group: Group, texts: Texts, screen: Screen) -> None:
-    """Write the findings of a rule; explain consecutive similar ones only once."""
+    """Write the findings of a rule, with one explanation for consecutive similar ones."""
     screen.write("")
     explained: tuple[str, ...] = ()
     for finding in group.findings:
@@ -102,7 +102,7 @@ def _show_group(group: Group, texts: Texts, screen: Screen) -> None:
 
 
 def _paragraph(screen: Screen, head: str, text: str, style: str = "bold") -> None:
-    """Write a head in its style, then the text; further lines are indented."""
+    """Write a head in ``style``, and behind it the text; indent all further lines."""
     shown = visible(head)
     first, *more = wrap(f"{shown}{visible(text)}", screen.columns - len(INDENT))
     if first.startswith(shown):

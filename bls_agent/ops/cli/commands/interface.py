@@ -28,7 +28,7 @@ from bls_agent.ops.terminal import escape_json
 from bls_agent.ops.texts import load_texts
 from bls_agent.project.agent_state import state_of
 
-# ``module:agent`` as ``run`` takes it, with the colon: other words name a project.
+# ``module:agent``, as for ``run``. A word without a colon is the name of a project.
 _AGENT: Final = re.compile(r"[\w.]+:[\w.]+(?:\(\))?")
 
 _Source = Annotated[
@@ -91,10 +91,10 @@ async def _find(
     *,
     no_record: bool,
 ) -> ProjectInterface:
-    """Find out what the commands of a project are.
+    """Return the commands of a project.
 
-    1. ``module:agent``: the agent is imported, and nothing is sent.
-    2. Any other source, and ``--project``: the living project is asked for ``help``.
+    1. The source is ``module:agent``: import the agent, and send nothing.
+    2. Any other source, or ``--project``: send ``help`` to the running project.
     """
     if source and _AGENT.fullmatch(source):
         return await _import_agent(invocation, source)
@@ -104,7 +104,7 @@ async def _find(
 
 async def _import_agent(invocation: Invocation, target: str) -> ProjectInterface:
     invocation.export_redis()  # before the import, which may read the variable
-    with redirect_stdout(sys.stderr):  # what the module prints is no result
+    with redirect_stdout(sys.stderr):  # the module may print, too
         agent = await load_agent(parse_target(target), Path.cwd())
         commands = read_interface(agent.describe_commands())
     settings = state_of(agent).settings
@@ -120,12 +120,12 @@ async def _import_agent(invocation: Invocation, target: str) -> ProjectInterface
 async def _ask(
     invocation: Invocation, project: str, timeout: float, *, no_record: bool
 ) -> ProjectInterface:
-    """Ask a living project; an answer that would leave out commands is refused.
+    """Ask a running project for its commands; raise ``Failure`` if some may be missing.
 
-    1. No outcome: the failure says what is known about the command.
-    2. Another outcome than ``succeeded``: the agent has no ``help``, or it failed.
-    3. A result that was shortened to fit into a record.
-    4. A result without any command.
+    1. There is no outcome. The failure contains what is known about the command.
+    2. The outcome is not ``succeeded``: the agent has no ``help``, or ``help`` failed.
+    3. The result was shortened to fit into a log record.
+    4. The result contains no command.
     """
     outcome = await fetch_help(invocation, project, timeout, no_record=no_record)
     commands = read_interface(outcome.result)

@@ -1,4 +1,4 @@
-"""``bls-agent keys`` and ``acl``: all keys, and the rights to use them. No Redis."""
+"""``bls-agent keys`` and ``acl``: all keys, and the rights for them; no Redis needed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ RULES: Final[dict[str, Callable[..., list[str]]]] = {
     "assets": asset_acl_rules,
     "crawl": crawl_acl_rules,
 }
-OF_ONE: Final = {"workers", "crawl"}  # PROJECT is a worker's id, a crawler's project
+# With these options, PROJECT may be the id of a worker, or the project of a crawler.
+OF_ONE: Final = {"workers", "crawl"}
 
 
 @command("keys", group=True)
@@ -64,7 +65,7 @@ def explain(
     invocation: Invocation,
     key: Annotated[str, Argument(metavar="KEY")],
 ) -> Exit:
-    """Explain a key: contract, row, parts, type, TTL, and all possible readings."""
+    """Show a key's protocol, template, parts, type, TTL and all possible readings."""
     raw = key_bytes(key)
     names = find_templates(raw)
     if not names:
@@ -87,7 +88,7 @@ def explain(
 
 
 def key_bytes(text: str) -> bytes:
-    r"""Read a typed key: ``\xNN`` stands for a byte, as redis-cli shows it."""
+    r"""Return the bytes of a typed key; ``\xNN`` is one byte, as in redis-cli."""
     raw = text.encode("utf-8", "surrogateescape")
     return _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), raw)
 
@@ -196,9 +197,9 @@ def acl(
 
 
 def _line(rules: Sequence[str], user: str, shell: str, *, selectors: bool) -> str:
-    """Write the rules alone, a line of users.acl, or a command for a shell.
+    """Return the rules alone, a line of users.acl, or a command for a shell.
 
-    The result has no password, and a user without a password cannot log in.
+    The result contains no password, so the user cannot log in until one is set.
     """
     if shell:
         before = ["resetkeys", "resetchannels", *["clearselectors"] * selectors]

@@ -34,7 +34,7 @@ from bls_agent.project.console.search import LogFilter, LogSearch, read_moment
 from bls_agent.project.messages import Level, LogEntry
 
 LINES: Final = 200  # records that are shown by default
-MOST: Final = 100_000  # records with --since, which limits them by time
+MOST: Final = 100_000  # most records with --since, as their time is limited, too
 LOOK: Final = 1.0  # seconds between two checks whether Redis still answers
 LEVEL_COLUMNS: Final = 5
 
@@ -54,7 +54,7 @@ async def logs(
     replica: Annotated[str, Option(metavar="NAME", show_default=False)] = "",
     logger: Annotated[str, Option(metavar="NAME", show_default=False)] = "",
 ) -> Exit:
-    """Print the newest records, newest last, and follow the log if asked to."""
+    """Print the newest records, the newest last; with ``--follow``, follow the log."""
     wanted = LogFilter(
         text=grep,
         level=level,
@@ -98,7 +98,7 @@ def _moment(option: str, text: str) -> datetime | None:
 async def _search(
     console: Console, project: str, lines: int, wanted: LogFilter
 ) -> LogSearch:
-    """Search backwards until enough records match, or the log has no older ones."""
+    """Search backwards until enough records match or the log has no older records."""
     entries: list[LogEntry] = []
     searched, back_to, before = 0, "", ""
     while len(entries) < lines:
@@ -134,7 +134,7 @@ async def _follow(
 async def _watch_outages(
     invocation: Invocation, console: Console, project: str
 ) -> None:
-    """Report outages and their ends, because following a log reports neither."""
+    """Report outages and their ends, because ``follow_logs`` reports neither."""
 
     async def look() -> None:
         with suppress(ContractError):  # Redis answers, with a value that is no status

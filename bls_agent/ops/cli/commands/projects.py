@@ -87,7 +87,7 @@ async def projects(invocation: Invocation) -> Exit:
 
 
 def _sum_up(reports: Mapping[str, IntakeReport], texts: Texts) -> tuple[str, str]:
-    """Write how many processes of a project are paused, draining or drained."""
+    """Return how many processes of a project are paused, draining or drained."""
     words = Counter(texts[f"intake_{one.state.value}"] for one in reports.values())
     shown = (f"{n} {word}" if n > 1 else word for word, n in words.items())
     return ", ".join(shown), "yellow"
@@ -220,7 +220,7 @@ async def top(invocation: Invocation, *, once: bool = False) -> Exit:
 
 
 def arrange(views: Iterable[ProjectView]) -> list[ProjectView]:
-    """Sort as the wallboard: bad statuses, dead letters or errors, other statuses."""
+    """Sort like the wallboard: bad statuses, then dead letters or errors, then others."""
 
     def place(view: ProjectView) -> tuple[object, ...]:
         is_ill = view.condition not in ALARMS and (view.dead_letters or view.errors)
@@ -243,7 +243,7 @@ def project_cells(
     if view.presence is Presence.FRESH:
         known = view.age_exact or view.age is None
         age: Cell = f"{'' if known else '~'}{span(view.age)}"
-    else:  # without a fresh status: the age of the last record
+    else:  # without a fresh status, show the age of the last record
         age = span(view.last_record_age), "dim"
     queue = "?" if view.queue is None else str(view.queue)
     rate, errors = log_figures(view)
@@ -267,7 +267,10 @@ def _dead_letters(view: ProjectView) -> Cell:
 
 
 def log_figures(view: ProjectView) -> tuple[str, str]:
-    """Write rate and errors; a lower bound has ``≥``, and one of 0 is ``?``."""
+    """Return the rate and the number of errors.
+
+    If they are lower bounds, a value has the sign ``≥``, and 0 becomes ``?``.
+    """
     shown = f"{view.rate:.1f}", str(view.errors)
     if not view.at_least:
         return shown
@@ -288,7 +291,7 @@ def _shown_status(view: ProjectView, texts: Texts, *, meaning_too: bool = True) 
 
 
 def freshness(view: ProjectView, texts: Texts) -> str:
-    """Describe the age of the status, and how long it remains valid."""
+    """Return a text with the age of the status, and how long it remains valid."""
     if not view.exists:
         return texts["presence_absent"]
     values = {"age": span(view.age), "ttl": span(view.ttl)}
@@ -299,7 +302,7 @@ def freshness(view: ProjectView, texts: Texts) -> str:
 
 
 def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
-    """Describe a project for programs: times in seconds, unknown values ``null``."""
+    """Return a project for programs, with times in seconds, and null if unknown."""
     record: Mapping[str, Any] = {
         "projectName": view.project,
         "status": view.status,

@@ -30,7 +30,7 @@ async def queue(
     dead: bool = False,
     in_hand: bool = False,
 ) -> Exit:
-    """List the waiting commands, the dead letters or what processes have in hand."""
+    """List the waiting commands, the dead letters, or commands that processes hold."""
     if dead and in_hand:
         raise Failure("queue_which", Exit.USAGE)
     project = normalise(invocation, project)
@@ -70,7 +70,7 @@ async def withdraw(
     project: ProjectArgument,
     number: Annotated[str, Argument(metavar="ID")],
 ) -> Exit:
-    """Remove a command from the queue; exit 1 if it no longer waits there."""
+    """Remove a command from the queue; exit 1 if the command no longer waits."""
     project = normalise(invocation, project)
     async with invocation.console() as console:
         with invocation.waiting("waiting_redis"):
@@ -125,7 +125,7 @@ async def _settle(
     every: bool,
     record: bool,
 ) -> Exit:
-    """Queue dead letters again or discard them, and list them; exit 1 if there is none."""
+    """Queue dead letters again or discard them; exit 1 if there are none."""
     if bool(letter) == every:
         raise Failure("letter_which", Exit.USAGE, hint="hint_letters")
     project = normalise(invocation, project)

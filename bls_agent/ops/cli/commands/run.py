@@ -35,7 +35,7 @@ async def run(
     invocation: Invocation,
     target: Annotated[str, Argument(metavar="MODULE:AGENT")],
 ) -> Exit:
-    """Run the agent until a signal, drain it, and return the signal's exit code."""
+    """Run the agent until a signal, drain the agent, and return the signal's exit code."""
     invocation.export_redis()  # before the import, which may read the variable
     agent = await load_agent(parse_target(target), Path.cwd())
     if not logging.getLogger().handlers:
@@ -58,7 +58,7 @@ class _Announcement:
 
     def started(self, value: None = None) -> None:  # noqa: ARG002 - anyio's protocol
         stats = self._agent.stats()
-        if stats.status_writes:  # otherwise the agent ended before
+        if stats.status_writes:  # otherwise the agent has already ended
             self._invocation.hint("online", project=self._agent.project)
 
 
@@ -79,9 +79,9 @@ def parse_target(text: str) -> Target:
 
 
 async def load_agent(target: Target, directory: Path) -> ProjectAgent:
-    """Import a target; call it if it is a function that makes the agent.
+    """Import the target, and call the function if the target has ``()``.
 
-    The user's directory is the first in which modules are searched.
+    Python searches modules in the user's ``directory`` first.
     """
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
@@ -133,7 +133,7 @@ def _import(target: Target, directory: Path) -> Any:
 
 
 def _own_failure(error: BaseException, name: str) -> Failure:
-    """Make the failure of a command whose cause is the user's own code."""
+    """Make the failure for an error of the user's code, with the traceback."""
     trimmed = error.with_traceback(_from_user_code(error.__traceback__))
     failure = Failure("own_code_failed", Exit.FAILED, name=name)
     failure.details = redact_traceback(trimmed)

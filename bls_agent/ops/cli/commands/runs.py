@@ -1,4 +1,4 @@
-"""``bls-agent runs``: list runs, and follow the events of one."""
+"""``bls-agent runs``: list runs, and follow the events of one run."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ STATE_STYLES: Final = {
     RunState.CANCELLED: "dim",
     RunState.CLOSED: "dim",
 }
-LONGEST: Final = 200  # bytes of what a run is about, at a terminal
-LATEST: Final = 253_402_300_800.0  # the year 10,000, which datetime does not know
+LONGEST: Final = 200  # bytes of a run's task, error or last event, at a terminal
+LATEST: Final = 253_402_300_800.0  # the year 10,000, because datetime ends in 9999
 LONGEST_DATA: Final = 400  # bytes of an event's data at a terminal
 LONGEST_NAME: Final = 60
 TEXT_FIELDS: Final = ("content", "delta", "text", "token", "chunk")
@@ -71,7 +71,7 @@ BAD: Final = frozenset({"failed", "error"})
 
 
 def _now() -> float:
-    return time.time()  # noqa: TID251 - the outermost place
+    return time.time()  # noqa: TID251 - the command's only clock
 
 
 @command("runs list", default=True)
@@ -113,7 +113,7 @@ async def list_runs(
 
 
 def is_well(run: RunSummary) -> bool:
-    """Return whether the writer of a run lives, or has ended the run."""
+    """Return whether the writer of a run is alive, or has ended the run."""
     return run.state is not RunState.LOST
 
 
@@ -187,7 +187,7 @@ async def follow(
             if not await store.exists(run):
                 invocation.hint("waiting_run", run=run)
         except RedisUnavailableError as error:
-            # "now" needs Redis at once; for any other position, the follower waits.
+            # Only "now" needs Redis at once. From any other position, the follower waits.
             if begin == "now" or isinstance(error, RedisRefusedError):
                 raise
         await _print_run(invocation, follower, raw=raw)
@@ -237,7 +237,7 @@ class _Printer:
             out.fields(*for_pipe(one))
 
     def _continue_text(self, event: StreamEvent, text: str) -> None:
-        """Append to a source's text, or begin it below a line that names the source."""
+        """Append to the text of a source; first write the source's name if it is new."""
         out = self._invocation.out
         source = tuple(sorted((event.source or {}).items()))
         if self._source != source:

@@ -96,7 +96,7 @@ async def commands(
 async def fetch_help(
     invocation: Invocation, project: str, timeout: float, *, no_record: bool
 ) -> Outcome:
-    """Send ``help`` to a living project, and wait for its outcome."""
+    """Send ``help`` to a running project, and wait for the outcome."""
     seconds = check_seconds("timeout", timeout)
     how: Any = {"timeout": seconds, "source": SOURCE, "record": not no_record}
     async with _asking(invocation, project, seconds) as console:
@@ -124,7 +124,7 @@ def _show_one(invocation: Invocation, command: _Schema) -> None:
 
 
 def signature(command: _Schema) -> str:
-    """Write a command as a function: ``reload(force: boolean = false)``."""
+    """Return a command in the form ``reload(force: boolean = false)``."""
     fields = read_fields(command.get("parameters", {}))
     words = ["…"] if fields is None else map(_describe_field, fields)
     return f"{command.get('name')}({', '.join(words)})"
@@ -171,7 +171,7 @@ async def send(
             record=not no_record,
             source=SOURCE,
         )
-        with suppress(BlsError):  # the command has been sent already
+        with suppress(BlsError):  # an error here does not change that it was sent
             if await console.status(project) in (None, Status.OFFLINE):
                 invocation.hint("sent_offline", project=project)
     record = {"projectName": project, "id": sent.id, "command": name, "args": sent.args}
@@ -185,8 +185,8 @@ def _gather_args(
 ) -> dict[str, Any]:
     """Merge a command's arguments; pairs override the object in ``text``.
 
-    A value of ``name=value`` is JSON if it parses as JSON, else text; ``strings`` are
-    never read as JSON.
+    In ``pairs``, the value of ``name=value`` is JSON if it is valid JSON, and otherwise
+    text. In ``strings``, the value is always text.
     """
     single: dict[str, Any] = {}
     for read, given in ((_read_value, pairs), (str, strings)):
@@ -222,7 +222,7 @@ def _encode(text: str) -> bytes:
 async def _asking(
     invocation: Invocation, project: str, seconds: float | None = None
 ) -> AsyncGenerator[Console]:
-    """Open the console to send a command, and perhaps to wait for its outcome.
+    """Open the console to send a command; ``seconds`` is the wait for its outcome.
 
     Raises ``Failure`` if the project does not exist, or if no outcome arrives.
     """

@@ -1,4 +1,4 @@
-"""``bls-agent workers`` and ``tasks``: who has a heartbeat, and how each task is."""
+"""``bls-agent workers`` and ``tasks``: list the workers, and the tasks they work on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _TASK_STYLES: Final = dict(
 BAR: Final = 10  # columns of a progress bar
 LONGEST: Final = 200  # bytes of a worker's other fields, at a terminal
 _END: Final = "_heartbeat"
-# Fields with their own column, or of use only to programs.
+# Fields that have their own column, or that only programs use.
 _SHOWN_APART: Final = frozenset(
     {
         "status", "timestamp", "worker_id", "node_id", "running_tasks", "max_tasks",
@@ -112,9 +112,10 @@ async def workers(
 
 
 def find_kind(word: str) -> str | None:
-    """Return the row that begins with a word, or the word as the kind in keys.
+    """Return the kind of heartbeat whose name begins with ``word``.
 
-    Returns ``None`` for no word, which is every kind.
+    If there is no such kind, return the word, which may be the kind in a generic key.
+    For an empty word, return ``None``, which means every kind.
     """
     wanted = _kind_name(word.replace("-", "_").casefold())
     rows = [name + _END for name in KIND_NAMES if wanted and name.startswith(wanted)]
@@ -150,7 +151,7 @@ def arrange_workers(workers: Iterable[Worker]) -> list[Worker]:
 
 def count_workers(workers: Sequence[Worker], texts: Texts) -> str:
     places = [_place(worker) for worker in workers]
-    bad, stale = sum(place < 2 for place in places), places.count(2)  # noqa: PLR2004 - see _place
+    bad, stale = sum(place < 2 for place in places), places.count(2)  # noqa: PLR2004 - results of _place
     return texts["workers_summary"].format(count=len(places), bad=bad, stale=stale)
 
 
@@ -207,7 +208,7 @@ def _short(value: object) -> str:
 
 
 def _now() -> float:
-    return time.time()  # noqa: TID251 - the outermost place
+    return time.time()  # noqa: TID251 - the command's only clock
 
 
 @command("tasks")
