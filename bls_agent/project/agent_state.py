@@ -1,4 +1,7 @@
-"""The state that an agent keeps from one session to the next."""
+"""The state that an agent keeps from one session to the next.
+
+A session lasts from the opening of an agent to its closing.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +54,9 @@ class AgentState:
     forked: bool = False  # whether this process was forked after the agent was made
 
     def __post_init__(self) -> None:
-        """Register for forks.
+        """Register this object, so that a forked child calls :meth:`reset_after_fork`.
 
-        A session does this too late, because log records may wait before any session.
+        This is done before the first session, because log records may already wait.
         """
         register(self)
 

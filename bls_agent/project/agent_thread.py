@@ -54,13 +54,14 @@ class AgentThread:
     program calls the synchronous methods of the agent (``log``, ``set_status``,
     ``stats``, decorators) on the agent itself, from any thread.
 
-    Entering the block returns when the agent is open, and never waits for Redis.
-    Leaving the block waits for running handlers as ``async with agent:`` does, for at
-    most ``shutdown_timeout`` + 2 s. If a handler blocks the event loop for longer, the
-    thread keeps running, a warning is logged with ``logging``, and the agent closes
-    when that handler returns. A second signal cancels the running handlers. If the
-    program never leaves the block, the agent is closed within 2 s when the interpreter
-    exits. In a forked child, leaving the block does nothing.
+    The block begins when the agent is open, without waiting for Redis. At the end of
+    the block, the agent waits for running handlers as ``async with agent:`` does, for
+    at most ``shutdown_timeout`` + 2 s. If a handler blocks the event loop for longer,
+    a warning is logged with ``logging``, the thread keeps running, and the agent closes
+    when that handler returns. If a signal such as Ctrl-C interrupts the wait, the
+    running handlers are cancelled. If the program never leaves the block, the agent is
+    closed within 2 s when the interpreter exits. In a forked child, the end of the
+    block does nothing.
 
     Coroutine handlers run in this thread, plain functions in worker threads. The thread
     uses asyncio's own event loop, even if the program uses uvloop. ``AgentThread``
@@ -210,7 +211,7 @@ class AgentThread:
     def _let_go(
         self, thread: LoopThread, closing: Future[None], deadline: float
     ) -> None:
-        """Let the thread end after the agent is closed. Log a failure of either."""
+        """Let the thread end after the agent is closed. Log if one of the two fails."""
         thread.stop_after(closing)
         self._thread = None
         atexit.unregister(self._close_at_exit)

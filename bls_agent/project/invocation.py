@@ -55,10 +55,11 @@ class Invocation:
 
     Attributes:
         outcome: The outcome, as a console reads it. It has only JSON values, and
-            secrets are removed. logs: The log records of the command in their order, as
-            a console reads them. Secrets are removed. The outcome record is left out.
-            exception: The exception that ended the command. The handler, a middleware
-            or the check of the arguments has raised it. If the command timed out, the
+            secrets are removed.
+        logs: The log records of the command in their order, as a console reads them.
+            Secrets are removed. The outcome record is left out.
+        exception: The exception that ended the command. The handler, a middleware or
+            the check of the arguments has raised it. If the command timed out, the
             exception is a ``TimeoutError``. ``None`` if the command succeeded.
     """
 

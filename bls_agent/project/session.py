@@ -65,7 +65,7 @@ R = TypeVar("R")
 
 END_GRACE: Final = 1.9  # seconds after shutdown_timeout until the session is closed
 FLUSH_GRACE: Final = 1.0  # seconds of END_GRACE for writing the rest of the log
-AWAY_GRACE: Final = 0.5  # seconds that each step waits for an unreachable Redis
+AWAY_GRACE: Final = 0.5  # seconds for each step of the end if Redis is unreachable
 
 
 class SessionState(Enum):
@@ -93,7 +93,7 @@ class AgentSession:
         self.state: SessionState = SessionState.OPENING
         self._final_status = Status.OFFLINE
         self.stop_requested: anyio.Event = anyio.Event()  # set when stopping has begun
-        self._forced = anyio.Event()  # set when stop() waits for no handler any more
+        self._forced = anyio.Event()  # set by force()
         self.faults: int = 0  # failures of the agent's own code; each is logged
         # Whether the session ended without a call of stop(), for example by
         # cancellation.
@@ -203,7 +203,7 @@ class AgentSession:
         state = self._state
         if self._settings.stall_after is None:
             return None
-        silent = replace(endpoint, notes=())  # its notes were logged before
+        silent = replace(endpoint, notes=())  # the notes were already logged
         return LoopWatch(
             StallStatusPublisher(
                 writer,
@@ -228,7 +228,8 @@ class AgentSession:
             case "auto":
                 return AutoReceiver(connections, key, self._warn)
             case "reliable":
-                # Imported here, because it takes 3 ms and no other mode needs it.
+                # Imported here, because the import takes 3 ms and no other mode needs
+                # it.
                 from bls_agent.project.receive.reliable import ReliableReceiver  # noqa: PLC0415
 
                 return ReliableReceiver(
@@ -468,7 +469,10 @@ class AgentSession:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the session cannot end in order, because its event loop has ended."""
+        """Whether the session cannot end in order, because its event loop has ended.
+
+        True also in a forked child, where the event loop does not run.
+        """
         return self.is_inherited or (self.loop is not None and self.loop.is_closed())
 
     def detach(self) -> None:
@@ -490,7 +494,7 @@ class AgentSession:
             self._release_host()
 
     def _release_callers(self) -> None:
-        """Wake all callers that wait until the session is open, published or closed."""
+        """Wake all callers that wait for the opening, the first status or the end."""
         self.opened.set()
         self.status.published.set()
         self.closed.set()

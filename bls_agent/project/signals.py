@@ -1,4 +1,4 @@
-"""Handles SIGTERM and SIGINT for ``agent.run()``, which is the whole program."""
+"""Handles SIGTERM and SIGINT for a program that only runs ``agent.run()``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 async def wait_until_closed(
     session: AgentSession, on_ready: Callable[[], None], *, handle_signals: bool
 ) -> None:
-    """Wait until a session is closed. Call ``on_ready`` when its status is written."""
+    """Wait until a session is closed. Call ``on_ready`` when a status was written."""
 
     async def announce_ready() -> None:
         await session.status.published.wait()

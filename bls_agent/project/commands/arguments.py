@@ -2,7 +2,7 @@
 
 The supported annotations are ``str int float bool None list dict Literal``, enums (the
 argument is the value of a member), ``datetime date UUID Decimal``, dataclasses, ``Any``
-and unions. They may be nested. pydantic checks its own types, and with
+and unions. Annotations may be nested. pydantic checks its own types, and with
 ``validate="pydantic"`` all types. If an annotation is not supported, the registration
 of the handler raises ConfigurationError. This module does no I/O.
 """
@@ -131,7 +131,7 @@ def with_default(check: Check, default: object) -> Check:
     """Add the default to the schema, if the default is short and can become JSON."""
     try:
         payload = encode_strictly("default", default)
-    except ConfigurationError:  # a Decimal, for example: its text is the default
+    except ConfigurationError:  # for example a Decimal, which is encoded as a text
         payload = encode(default)
         if not _is_converted_to(check, decode(payload), default):
             return check
@@ -183,7 +183,10 @@ def _generic(annotation: Any, where: str, around: _Around) -> Check | None:
 def resolve_hints(
     where: str, thing: Any, scope: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the annotations of a class or function, with texts replaced by types."""
+    """Return the annotations of a class or function.
+
+    An annotation that is written as a text is resolved to its type.
+    """
     try:
         return typing.get_type_hints(thing, scope, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
@@ -211,8 +214,8 @@ def _dataclass(kind: type, where: str, around: _Around) -> Check:
             reason = " ".join(str(error).split())[:LONGEST_REASON]
             raise Misfit(reason or type(error).__name__) from None
 
-    # For a field of the dataclass's own type, the schema allows any object, because the
-    # schema would have no end. ``convert`` checks the values of such a field.
+    # For a field of the dataclass's own type, the schema allows any object, because a
+    # schema cannot contain itself. ``convert`` checks the values of such a field.
     title = {"title": kind.__name__}
     around = {**around, kind: Check(convert, {"type": "object", **title})}
     hints = resolve_hints(where, kind)

@@ -29,7 +29,8 @@ from bls_agent.project.receive.receiver import Message, Warn
 from bls_agent.project.status.replicas import read_replicas
 
 LOOK_EVERY: Final = 1.0  # seconds between two reads of the inbox
-LOOK_ON: Final = 0.01  # seconds after a command, so that a worker can start it first
+# Seconds until the next read after a command was found. Meanwhile a worker starts it.
+LOOK_ON: Final = 0.01
 LOOK_AGAIN: Final = 30.0  # seconds until the next read after Redis refused a read
 INBOX_TTL: Final = cast("int", BROADCAST.ttl)  # seconds until an unread inbox expires
 LIMIT: Final = 1_000  # largest number of commands in an inbox
@@ -75,7 +76,7 @@ class Broadcasts:
             return True
         fields = {k: v for k, v in message.fields.items() if k != "broadcast"}
         # All tries for this broadcast push equal bytes, so that receivers can recognise
-        # a second copy. Another broadcast has another token.
+        # a second copy. Another broadcast has another value of ``passedOn``.
         fields |= {"id": command.id, "passedOn": secrets.token_hex(4)}
         payload = encode_strictly("command", fields)
         failure: object = f"not within {PATIENCE:g} s"

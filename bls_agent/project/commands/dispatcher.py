@@ -110,7 +110,7 @@ class Dispatcher:
                         self._announce_change()
                         await anyio.sleep_forever()
                 except* KeyboardInterrupt:
-                    pass  # asyncio has already raised it in the program's main thread
+                    pass  # asyncio has already raised it in the program
 
     @property
     def accepts(self) -> bool:
@@ -213,12 +213,17 @@ class Dispatcher:
     async def _give_back(self) -> bool | None:
         """Put the commands that were not started back into Redis.
 
-        Return ``True`` if the commands are back in the control list. Return ``False``
-        if they are surely not there; then they stay in this process and wait to be run.
-        Return ``None`` if a lost connection leaves this unknown; then they are reported
-        as cancelled and not run, because no command may run twice. Copies of broadcasts
-        stay in this process, because in the control list another instance would run
-        them.
+        There are three results:
+
+        - ``True``: The commands are back in the control list.
+        - ``False``: They are surely not in the list. They stay in this process and wait
+          to be run.
+        - ``None``: The connection was lost, so it is unknown whether they are in the
+          list. They are reported as cancelled and not run, because no command may run
+          twice.
+
+        Copies of broadcasts are not put back, because another instance would take them
+        from the control list.
         """
         taken = [m for m in self._pending if m.mode != BROADCAST_MODE]
         copies = [m for m in self._pending if m.mode == BROADCAST_MODE]
@@ -353,7 +358,7 @@ class Dispatcher:
         try:
             await called.wait()
         finally:
-            if not called.is_set():  # cancelled: no task may call this worker now
+            if not called.is_set():  # cancelled, so no task may wake this worker
                 self._idle.remove(called)
 
     async def _fetch_more(self) -> None:

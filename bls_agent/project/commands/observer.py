@@ -39,10 +39,11 @@ class Observer(Protocol):
     def begin(self, taken: TakenCommand, /) -> OnEnd:
         """Return a function that is called when the command has ended.
 
-        Both functions are called in the event loop of the session, in the context of
-        the handler. Therefore a context variable that is set here has its value in the
-        handler, in the handler's threads and tasks, and when the outcome is logged. If
-        the command is never started, the returned function is called immediately.
+        This method and the returned function are called in the event loop of the
+        session, in the context of the handler. If this method sets a context variable,
+        the value is also set in the handler, in its threads and tasks, and when the
+        outcome is logged. If the command is never started, the returned function is
+        called immediately.
         """
         ...
 

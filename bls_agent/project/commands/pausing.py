@@ -3,20 +3,20 @@
 A paused, draining or drained agent handles commands as follows:
 
 1. A built-in command in the control list is taken and run at once, at any position of
-   the list, the oldest command first. LREM removes exactly its bytes. If LREM removes
-   nothing, another process has the command. Therefore it runs at most once in every
-   mode.
+   the list. The oldest command is taken first. LREM removes the command by its exact
+   bytes. If LREM removes nothing, another process has taken the command. Therefore a
+   built-in command runs at most once in every mode.
 2. Any other command stays in the control list.
 3. A command that was taken and not started is put back to the head of the list. If
-   Redis surely refuses the command, the agent runs it. If the reply is lost, the agent
-   reports the command as cancelled, because it may be in the list again.
+   Redis surely has not put it back, the agent runs the command. If the reply is lost,
+   the agent reports the command as cancelled, because it may be in the list again.
 4. A command whose handler runs is run to its end.
 5. Cases 1 and 2 also apply to the inbox of a replica.
 
 A busy agent that takes commands searches only the newest commands of the list for
 ``pause`` and ``drain``, so that they do not wait behind a backlog. A pause is stored
-only in this process. Therefore an outage of Redis does not end it, but the end of the
-session does.
+only in this process. Therefore an outage of Redis does not end the pause. The end of
+the session ends it.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class BuiltinSearch:
     async def find(self, *, whole: bool) -> Sequence[bytes]:
         """Return the wanted commands, oldest first.
 
-        ``whole`` searches the whole list, but at most every 10 s; other calls search
-        only the newest ``PAGE`` commands. Raises RedisUnavailableError. After Redis has
-        refused a request, the result is empty for 30 s.
+        With ``whole=True`` the whole list is searched, but at most every 10 s. All
+        other calls search only the newest ``PAGE`` commands. Raises
+        RedisUnavailableError. After Redis has refused a request, the result is empty
+        for 30 s.
         """
         if anyio.current_time() < self._look_at:
             return ()
@@ -117,8 +118,8 @@ class IntakeSwitch:
 
     The intake is the taking of commands from Redis. Its states are those of
     :class:`IntakeState`. From each state ``pause`` changes to ``PAUSED``, ``drain`` to
-    ``DRAINING``, and ``resume`` to ``OPEN``. ``DRAINING`` becomes ``DRAINED`` when no
-    taken command is left. The running commands ``drain`` are not counted.
+    ``DRAINING``, and ``resume`` to ``OPEN``. ``DRAINING`` becomes ``DRAINED`` when all
+    taken commands have ended. Running ``drain`` commands are not counted.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class IntakeSwitch:
         await self._follow_state()
 
     def resume(self) -> None:
-        """Let :meth:`run` take commands again. Only for the session's event loop."""
+        """Let :meth:`run` take commands again. Call it in the session's event loop."""
         self._enter(IntakeState.OPEN)
 
     async def drain(self, reason: str = "") -> bool:
@@ -255,7 +256,7 @@ class IntakeSwitch:
         if self.state is not IntakeState.OPEN:
             await self._dispatcher.rest()
         elif received == before and not self._dispatcher.running:
-            return  # an idle agent receives ``pause`` in the ordinary way
+            return  # an idle agent gets ``pause`` through its receiver
         for search in self._searches:
             # If Redis refuses to read one list, the others are searched. The connection
             # has logged the refusal.

@@ -48,8 +48,8 @@ class CommandContext:
             ``""``.
         source: The name of the sender, or ``""``.
         args: The arguments from the sender, before they are checked and converted.
-        delivery: How often an agent has taken this command from Redis. The number is
-            above 1 only in mode ``reliable``.
+        delivery: How often agents have taken this command from Redis, including this
+            time. The number is above 1 only in mode ``reliable``.
         deadline: The time when the agent cancels the handler, in seconds on the clock
             of ``anyio.current_time()``. ``None`` if the handler has no timeout.
         log: The agent's log. Each record that is written with it contains the id of
@@ -90,7 +90,7 @@ class CommandDecorator(Protocol):
 
 
 class Unset(Enum):
-    """The type of :data:`UNSET`, which means "not set" where ``None`` is a value."""
+    """The type of :data:`UNSET`, the default of options that may be ``None``."""
 
     UNSET = "unset"
 
@@ -220,7 +220,10 @@ class Router:
 
 
 def _is_awaitable(result: object) -> bool:
-    """Check the type, because an object such as a mock may have any attribute."""
+    """Return whether a result can be awaited.
+
+    The type is checked, because an object such as a mock may have any attribute.
+    """
     return hasattr(type(result), "__await__")
 
 

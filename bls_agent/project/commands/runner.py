@@ -76,7 +76,7 @@ class Deadline:
     def _cancel(self) -> None:
         self._cancels += 1
         self._task.cancel()
-        if self._cancels == 2:  # noqa: PLR2004 - the first one was ignored
+        if self._cancels == 2:  # noqa: PLR2004 - the first cancellation was ignored
             self._on_resisted()
         self._timer = self._task.get_loop().call_later(INSIST_EVERY, self._cancel)
 
@@ -125,8 +125,8 @@ class CommandRunner:
         # handler was reported after its deadline, and is not reported again at its end.
         self.resisting: int = 0
         # The dispatcher sets this to True when it starts no more commands. From then on
-        # a cancellation comes from the agent. Before, a cancellation comes from code
-        # that the handler called.
+        # a cancellation comes from the agent. Before that, a cancellation comes from
+        # code that the handler has called.
         self.stopping = False
 
     async def run(
@@ -300,9 +300,9 @@ class CommandRunner:
         )
 
     async def _absorb_cancellation(self, task: asyncio.Task[Any]) -> None:
-        """Undo a cancellation by the handler, because the task is that of a worker.
+        """Undo a cancellation that the handler has caused.
 
-        The worker runs further commands in the same task.
+        The task must not stay cancelled, because a worker runs further commands in it.
         """
         import asyncio  # noqa: PLC0415 - takes 20 ms
 

@@ -45,8 +45,8 @@ async def find_projects(pool: ConnectionPool) -> dict[str, Status | None]:
     """Find all projects that have a status, a log or a control list in Redis.
 
     Return each project's name and status, sorted by name. A status is ``None`` if its
-    key is missing or has an invalid value. A project is left out if the ACL forbids to
-    read its status key.
+    key is missing or has an invalid value. A project is left out if the ACL forbids
+    reading its status key.
     """
     names: set[str] = set()
     for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):

@@ -77,7 +77,7 @@ class RecordedActions:
         record: bool,
         sent_by: str,
     ) -> list[Command]:
-        """Requeue or discard dead letters, and then write a record if wanted."""
+        """Requeue or discard dead letters, and then write a record if ``record``."""
         sender = find_sender(sent_by, record=record)
         settled = await CommandLists(self.pool, project).settle_dead_letters(
             command_id, chooses_all=chooses_all, requeues=requeues

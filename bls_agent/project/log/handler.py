@@ -113,7 +113,7 @@ class BLSHandler(logging.Handler):
         return passed
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record into the agent's log, without filters and without protection.
+        """Write a record into the agent's log, without calling the filters.
 
         Programs call :meth:`handle` instead.
         """

@@ -40,8 +40,8 @@ from bls_agent.runtime.batch_writer import BatchWriter
 if TYPE_CHECKING:
     from bls_agent.connection.agent_connections import AgentConnections
 
-# The id of the command whose handler runs in this context. Its log records have this
-# id.
+# The id of the command whose handler runs in this context. Log records of the handler
+# have this id.
 CURRENT_COMMAND: Final[ContextVar[str]] = ContextVar("bls_agent_command", default="")
 NESTED: Final = 2  # levels of log calls inside a log call, such as a __repr__ that logs
 NEWEST: Final = 10  # newest records that the first search for a batch reads
@@ -338,7 +338,7 @@ class LogSink:
         self._last = b""
 
     def prepare(self, items: Sequence[AnyRecord]) -> Sequence[AnyRecord]:
-        """Set the ids of the records, behind a new record about dropped records."""
+        """Number the records. If records were dropped, put a record about it first."""
         batch = [*self._stream.report_drops(), *items]
         for record in batch:
             record.number(self._id_prefix, next(self._numbers))
@@ -390,7 +390,7 @@ class LogSink:
             if self._last in tail:
                 break
         # The batch is surely missing if the records that were read begin before the
-        # place of the batch. They do if they contain the last record of the batch
-        # before, or if they are the whole list and it was never trimmed.
+        # place of the batch. This is so in two cases: they contain the last record of
+        # the previous batch, or they are the whole list and it was never trimmed.
         reaches_back = self._last in tail or len(tail) < min(window, self._list_limit)
         return False if killed and reaches_back else None

@@ -121,9 +121,9 @@ class SuccessRecord:
     """The outcome record of a succeeded command, which is encoded when it is written.
 
     Encoding a batch of such records takes a third less time than encoding one record
-    after each handler. Later encoding is safe for two reasons: the result is ``None``,
-    a bool or a float, which the program cannot change; and the largest size of the
-    record is known in advance.
+    after each handler. Later encoding is safe, because the result is ``None``, a bool
+    or a float, which the program cannot change. The buffer can limit its bytes, because
+    the largest size of the record is known in advance.
     """
 
     __slots__ = ("_now", "_outcome", "_record", "_redactor", "_trace", "rank", "size")

@@ -1,1 +1,4 @@
-"""The ways to take commands; the docstring of each receiver states its guarantee."""
+"""Receives commands in one of several modes.
+
+The docstring of each receiver describes which commands may be lost or repeated.
+"""

@@ -1,4 +1,4 @@
-"""Receives commands without BLPOP (mode ``compat``), or with BLPOP if it is allowed."""
+"""Mode ``compat``, which works without BLPOP, and mode ``auto``, which tries BLPOP."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CompatReceiver(Receiver):
     """Reads the first command with LRANGE, and removes it when its handler has ended.
 
     Each command runs at least once. The list must have only one consumer, and the
-    consumer runs one command at a time. There are three ways to remove a command, and a
-    weaker way is used only if the server refuses the way before:
+    consumer runs one command at a time. There are three ways to remove a command. A
+    weaker way is used only if the server refuses the previous way:
 
     1. A script removes the first element if it is still the handled command.
     2. LREM removes the command by its value.

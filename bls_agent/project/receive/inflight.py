@@ -38,7 +38,7 @@ from bls_agent.runtime.lease import Lease
 logger: logging.Logger = logging.getLogger(__name__)
 
 SEEN_LIMIT: Final = 100_000
-LONGEST_ID: Final = 200  # bytes of the longest id that is stored; equal in exchange.lua
+LONGEST_ID: Final = 200  # bytes of the longest id that is stored, as in exchange.lua
 ACKS_AT_ONCE: Final = 1_000  # acks in one run of the script, which must be short
 
 
@@ -83,15 +83,14 @@ class InFlightList:
       the list.
     * ``OURS``: This process has the lease, and the list and the memory contain the same
       commands.
-    * ``IN_DOUBT``: It is unknown whether a request was executed, or a connection was
-      lost. Commands in memory may still start. :meth:`reconcile` changes the state to
-      ``OURS``.
+    * ``IN_DOUBT``: A connection was lost, or it is unknown whether a request was
+      executed. Commands in memory may still start. :meth:`reconcile` changes the state
+      to ``OURS``.
     * ``LOST``: The lease has ended, so another process may have emptied the list. No
       command starts. :meth:`reconcile` takes this lease again, or the lease of another
       list, and changes the state to ``OURS``.
     * ``CLOSED``: :meth:`close` was called. No command is taken or started, and the
-    lease
-      is not renewed.
+      lease is not renewed.
 
     :meth:`reconcile` compares the commands by their bytes. A command is in memory, in
     the list, in both or in none:
@@ -394,7 +393,7 @@ class InFlightList:
     async def hand_back(
         self, *stay: Stage, is_final: bool = False
     ) -> list[bytes] | None:
-        """Put the commands of the list back, except those in memory at these stages.
+        """Put the commands of the list back, except those at the stages ``stay``.
 
         ``is_final`` also ends the lease, and counts a delivery for each command that
         has started. Return the commands that should stay but are missing in the list,

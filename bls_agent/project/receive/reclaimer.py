@@ -115,7 +115,7 @@ class Reclaimer:
                     self._throttled_log.warn(f"commands stay in {name!r}", error)
 
     async def empty(self, name: str) -> bool:
-        """Empty an in-flight list if its process is dead, else return ``True``."""
+        """Return whether the process of an in-flight list lives. If not, empty it."""
         moved = COMMANDS_AT_ONCE
         while moved == COMMANDS_AT_ONCE:
             reply = await RECLAIM.run(

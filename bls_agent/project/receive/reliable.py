@@ -227,7 +227,7 @@ class ReliableReceiver(Receiver):
         """Put commands back to the head of the control list.
 
         The delivery counts stay the same. If this fails, the commands stay in the
-        in-flight list. Another process puts them back when the lease has ended.
+        in-flight list. A living process puts them back when the lease has ended.
         """
         for message in messages:
             self.list.drop(message)

@@ -275,7 +275,7 @@ class HealthMonitor:
         self._threads.close()
 
     async def _watch(self, check: HealthCheck) -> None:
-        """Call a check repeatedly, and report when it begins to fail and recovers."""
+        """Call a check repeatedly. Report when it fails and when it recovers."""
         failures, since = 0, 0.0  # failures in a row, and the time of the first one
         self._aggregator.set(check.source, Status.ONLINE)
         while True:

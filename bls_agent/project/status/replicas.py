@@ -63,8 +63,8 @@ class ReplicaRegistry:
         ``ttl=0`` the entry of this instance is removed. If the server refuses the
         script, log a warning and return false.
         """
-        # "-" removes no entry, because the entry may belong to another process of this
-        # name.
+        # The token "-" removes no entry, because the entry may belong to another
+        # process of this name.
         token = "-" if self._is_shared and not ttl else self._token
         words = (self._instance, token, status.value, ttl * 1000)
         keys = [self._status_key, self._key]
