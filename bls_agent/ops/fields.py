@@ -47,8 +47,8 @@ class FieldKind(StrEnum):
     JSON = "json"
 
 
-# Items for which a list has one row each. A list of other items, such as texts or numbers,
-# is one field for JSON, because pasting JSON is faster than filling in rows.
+# Kinds of items for which a list has rows. A list of other items, such as texts or
+# numbers, is one field for JSON, because pasting JSON is faster than filling in rows.
 _IN_ROWS: Final = {
     *(FieldKind.OBJECT, FieldKind.CHOICE, FieldKind.BOOLEAN),
     *(FieldKind.DATE, FieldKind.MOMENT),

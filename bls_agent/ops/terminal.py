@@ -49,9 +49,10 @@ _BARE: Final = re.compile(r"[\w.:/+-]{1,200}")
 
 
 def visible(text: str) -> str:
-    r"""Replace characters that control a terminal (``\x1b``, ``\n``, bidi marks).
+    r"""Return a text with printable escapes, such as ``\n``, for control characters.
 
-    Return the text with an escape sequence of printable characters for each of them.
+    A terminal then shows these characters, and does not act on them. Other characters
+    that cannot be printed, such as bidi marks, become escapes, too.
     """
     if text.isprintable():
         return text
@@ -72,7 +73,10 @@ def _width(letter: str) -> int:
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """Split a text into lines that fit, at a blank or before a wide (Chinese) letter."""
+    """Split a text into lines of at most ``columns``.
+
+    A line ends at a blank, or before a wide (Chinese) letter.
+    """
     lines: list[str] = []
     while (end := _fitting(text, columns)) < len(text):
         blank = text.rfind(" ", end // 2, end + 1)

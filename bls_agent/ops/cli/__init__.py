@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; errors are printed, not raised.
 
     Args:
-        arguments: The arguments without the program's name. Default: those of the process.
+        arguments: The arguments without the program's name. Default: ``sys.argv[1:]``.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -156,7 +156,10 @@ def _decide_outage(
 
 
 def _usage_text(error: Any, texts: Texts) -> str:
-    """Return what typer could not parse, in the reader's language if possible."""
+    """Return a sentence for what typer could not parse.
+
+    The sentence is in the reader's language if typer's message is a known one.
+    """
     param = getattr(error, "param", None)
     name = str(param.get_error_hint()) if param is not None else ""
     message = str(error.format_message())

@@ -166,7 +166,7 @@ def rounded(seconds: float | None) -> float | None:
 
 
 def describe_entry(entry: LogEntry | None) -> dict[str, Any] | None:
-    """Return a log record for programs, with the fields of the console protocol."""
+    """Return a log record as a JSON object, with the fields of the console protocol."""
     if entry is None:
         return None
     record: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Tables of a command: as JSON, for a pipe, for a terminal, or live until q is pressed."""
+"""Tables of a command: as JSON, for a pipe, for a terminal, or live until the key q."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Layout:
 
 
 def wants_live(invocation: Invocation) -> bool:
-    """Return whether to draw on the output, which is a terminal, instead of JSON."""
+    """Return whether a live table is possible: a terminal, and no JSON wanted."""
     dumb = os.environ.get("TERM") == "dumb"
     return invocation.out.terminal and not dumb and not invocation.json
 

@@ -93,7 +93,7 @@ class _Examination:
     progress: Progress | None
     clock: Callable[[], float]
     report: Report = field(default_factory=Report)
-    unread: Counter[str] = field(default_factory=Counter[str])  # by reason
+    unread: Counter[str] = field(default_factory=Counter[str])  # keys by reason
     seen: int = 0
     total: int = 0
     connected: frozenset[str] | None = frozenset()

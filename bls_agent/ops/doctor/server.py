@@ -45,7 +45,8 @@ class Facts:
     config: Mapping[str, str] = field(default_factory=dict[str, str])
     rtt: float = 0.0  # round trip in seconds, the median of several
     offset: float = 0.0  # seconds by which the server's clock is ahead of ours
-    refused: Mapping[str, str] = field(default_factory=dict[str, str])  # by command
+    # Refused command → reason.
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
     whole: bool = True  # whether all nodes of a cluster are examined
 
     @property

@@ -196,7 +196,10 @@ class Fleet:
             await anyio.sleep(max(0.0, began + self._interval - anyio.current_time()))
 
     async def forget(self, project: str) -> None:
-        """Drop a project whose keys were deleted, until a key of it is found again."""
+        """Drop a project whose keys were deleted.
+
+        If a later search finds a key of the project, the project is back.
+        """
         async with self._turn:
             self._projects.pop(project, None)
 

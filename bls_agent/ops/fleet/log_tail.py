@@ -31,8 +31,8 @@ class News:
     """The records of a window that no earlier window contained."""
 
     entries: Sequence[LogEntry]  # oldest first
-    complete: bool  # whether the window has every record since the last check
-    first: bool  # whether there was no earlier check of this list
+    complete: bool  # whether the window has every record since the previous window
+    first: bool  # whether there was no earlier window of this list
 
 
 class LogTail:

@@ -139,7 +139,8 @@ class WebConfig:
     host: str = "127.0.0.1"  # an IP address
     port: int = 8765  # 0 chooses a free port
     users: Mapping[str, User] = field(default_factory=dict[str, "User"], repr=False)
-    allowed_hosts: tuple[str, ...] = ()  # names of the console besides its address
+    # Host names under which browsers may open the console, besides its address.
+    allowed_hosts: tuple[str, ...] = ()
     # Trust X-Forwarded-For and X-Forwarded-Proto of a proxy on this machine.
     behind_proxy: bool = False
     root_path: str = ""  # the prefix that the proxy removes, such as /console

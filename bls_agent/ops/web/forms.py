@@ -50,7 +50,7 @@ _MINUTE: Final = re.compile(r"[0-9-]{10}T[0-9]{2}:[0-9]{2}")
 
 
 def path_of(name: str, around: str = "") -> str:
-    """Return the path of a field; dots in the name are quoted, because dots separate."""
+    """Return the path of a field; the name is quoted, because it may contain dots."""
     quoted = name.replace("~", "~0").replace(".", "~1")
     return f"{around}.{quoted}" if around else quoted
 
@@ -115,7 +115,7 @@ def read_manual(result: JSONValue) -> tuple[Entry, ...]:
 
 
 class HelpCache:
-    """Caches answers to ``help``, and for which agents there was no answer."""
+    """Caches agents' answers to ``help``; an empty entry means that there was none."""
 
     def __init__(self) -> None:
         self._manuals: dict[str, Manual] = {}  # the oldest first
@@ -151,7 +151,10 @@ class Submission:
 def read_submission(
     fields: Sequence[Field] | None, typed: Mapping[str, str]
 ) -> Submission:
-    """Read all inputs of a form; if ``fields`` is ``None``, one input has everything."""
+    """Read all inputs of a form.
+
+    If ``fields`` is ``None``, one input has all arguments as JSON.
+    """
     if fields is None:
         return _read_object(typed.get(ALL, ""))
     reading = _Reading(typed)

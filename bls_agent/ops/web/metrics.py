@@ -236,7 +236,7 @@ def _rank_queue(queue: tuple[Namespace, QueueStats]) -> tuple[int, str]:
     return -stats.failed, name.shown
 
 
-# The attribute of WebState that is a part's feed, and the method that adds its samples.
+# The attribute of WebState with the feed of a part, and the method that adds the samples.
 _Part: TypeAlias = tuple[str, Callable[[_Scrape], None]]
 _OWN_PARTS: Final[Mapping[str, _Part]] = {
     "projects": ("fleet", _Scrape.add_projects),

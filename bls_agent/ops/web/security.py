@@ -96,10 +96,10 @@ def refuse(
 ) -> str:
     """Return the reason to refuse a request, or ``""`` if the request may pass.
 
-    ``own`` is our origin as this request sees it; ``origin``, ``site`` and ``mode`` are
-    the headers ``Origin``, ``Sec-Fetch-Site`` and ``Sec-Fetch-Mode``. ``json`` is whether
-    the body's media type is JSON, which no form can send. ``data`` is whether the path is
-    one for programs, which returns no page.
+    ``own`` is the console's origin in the request's URL. ``origin``, ``site`` and ``mode``
+    are the headers ``Origin``, ``Sec-Fetch-Site`` and ``Sec-Fetch-Mode``. ``json`` is
+    whether the body's media type is JSON, which no form can send. ``data`` is whether the
+    path returns data for programs instead of a page.
 
     Programs such as curl send none of these headers. They may read, and may post JSON. A
     browser always sends ``Origin`` with a POST.

@@ -1,8 +1,8 @@
 """Runs the console as a process with uvicorn; the process stops within two seconds.
 
 uvicorn limits the number of connections and the size of a request's head. But it waits
-for ever for the rest of a request, and for a client that does not read. A console that
-strangers can reach therefore needs a proxy, which also provides TLS.
+without a limit for the rest of a request, and for a client that does not read. If anybody
+besides the users can reach the console, a proxy must set these limits and provide TLS.
 """
 
 from __future__ import annotations
@@ -125,5 +125,5 @@ def urls_of(config: WebConfig, port: int) -> list[str]:
     if config.behind_proxy and config.allowed_hosts:
         return [f"https://{name}{config.root_path}/" for name in config.allowed_hosts]
     host = config.host
-    shown = "127.0.0.1" if host in {"0.0.0.0", "::"} else show_host(host)  # noqa: S104 - shown
+    shown = "127.0.0.1" if host in {"0.0.0.0", "::"} else show_host(host)  # noqa: S104 - only shown
     return [f"http://{shown}:{port}{config.root_path}/"]

@@ -129,7 +129,7 @@ def web_state(request: Request) -> WebState:
 
 
 def requester(request: Request) -> str:
-    """Return the user, or without users the address, whose requests are counted."""
+    """Return the user, or without a login the address, whose requests are counted."""
     user: str = request.state.user
     client: str = request.state.client
     return user or client
@@ -190,7 +190,7 @@ async def ask_help(request: Request, project: str, timeout: float) -> Outcome:
 async def settle_commands(
     request: Request, project: str, number: str | None, how: Settlement
 ) -> list[Command]:
-    """Withdraw, requeue or discard the commands with an id, or all (``None``)."""
+    """Withdraw, requeue or discard commands: those with an id, or all (``None``)."""
     sent_by = _count_command(request)
     console = web_state(request).console
     if how == "withdraw" and number is None:

@@ -104,7 +104,7 @@ async def _follow_log(request: Request) -> Response:
     limit = read_limit(request.query_params.get("limit"))
     project = await existing_project(request, project_in_query(request.scope))
     state = web_state(request)
-    await state.console.logs(project, 1)  # an error still sets the response's status
+    await state.console.logs(project, 1)  # an error here still sets the status
     return _Stream(request, _log_events(state, project, limit))
 
 
@@ -172,7 +172,7 @@ async def _run_events(request: Request) -> Response:
     after = None if given is None else check_id("after", given)
     state = web_state(request)
     if after is None:
-        await state.store.describe(run_id)  # an error still sets the response's status
+        await state.store.describe(run_id)  # an error here still sets the status
     stream = _RunStream(state, run_id)
     return _Stream(request, stream.events(after))
 

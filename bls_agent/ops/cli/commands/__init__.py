@@ -1,1 +1,1 @@
-"""The commands of the command line; ``COMMANDS`` in ``app.py`` has their modules."""
+"""The commands; ``COMMANDS`` in ``app.py`` lists the module of each command."""

@@ -150,7 +150,10 @@ async def failed(
 
 
 def _describe_failure(one: FailedRequest) -> dict[str, Any]:
-    """Return a failed request without headers, body and meta, as these may hold secrets."""
+    """Return a failed request without headers, body and meta.
+
+    These are left out because they may contain secrets.
+    """
     request = one.request
     return {
         "url": None if request is None else redact(request.url),
@@ -181,7 +184,7 @@ def _failure_cells(invocation: Invocation, one: FailedRequest) -> Mapping[str, C
 async def requeue(
     invocation: Invocation, project: _CrawlArgument, spider: _SpiderOption = ""
 ) -> Exit:
-    """Queue failed requests again; exit 1 if some are unreadable and stay failed."""
+    """Queue failed requests again; exit 1 if some requests cannot be read."""
     async with _queue(invocation, project, spider) as queue:
         with invocation.waiting("waiting_redis"):
             count = await queue.requeue_failed()
@@ -201,7 +204,7 @@ async def cleanup(
     spider: _SpiderOption = "",
     yes: Annotated[bool, Option("--yes", "-y")] = False,
 ) -> Exit:
-    """Show which keys of a queue and its filters to delete; delete them with ``--yes``."""
+    """Show the keys of a queue and its filters; delete these keys with ``--yes``."""
     project = normalise(invocation, project)
     names = invocation.redis, project, spider or None
     with invocation.waiting("waiting_redis"):

@@ -104,7 +104,7 @@ async def _find(
 
 async def _import_agent(invocation: Invocation, target: str) -> ProjectInterface:
     invocation.export_redis()  # before the import, which may read the variable
-    with redirect_stdout(sys.stderr):  # the module may print, too
+    with redirect_stdout(sys.stderr):  # keeps what the module prints out of the result
         agent = await load_agent(parse_target(target), Path.cwd())
         commands = read_interface(agent.describe_commands())
     settings = state_of(agent).settings

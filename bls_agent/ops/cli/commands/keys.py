@@ -25,7 +25,7 @@ from bls_agent.ops.cli.errors import Exit, Failure, normalise
 from bls_agent.ops.cli.output import Invocation
 
 _ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
-USERS: Final = {  # names for users in hints, by their rights
+USERS: Final = {  # names of Redis users that hints use as examples
     "agent": "order-agent",
     "console": "operator",
     "workers": "backtest-worker",

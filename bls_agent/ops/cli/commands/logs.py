@@ -34,7 +34,7 @@ from bls_agent.project.console.search import LogFilter, LogSearch, read_moment
 from bls_agent.project.messages import Level, LogEntry
 
 LINES: Final = 200  # records that are shown by default
-MOST: Final = 100_000  # most records with --since, as their time is limited, too
+MOST: Final = 100_000  # most records with --since, because the time limits them
 LOOK: Final = 1.0  # seconds between two checks whether Redis still answers
 LEVEL_COLUMNS: Final = 5
 

@@ -302,7 +302,10 @@ def freshness(view: ProjectView, texts: Texts) -> str:
 
 
 def describe_view(view: ProjectView, **more: object) -> dict[str, Any]:
-    """Return a project for programs, with times in seconds, and null if unknown."""
+    """Return a project as a JSON object for programs.
+
+    Times are in seconds. Unknown values are ``null``.
+    """
     record: Mapping[str, Any] = {
         "projectName": view.project,
         "status": view.status,

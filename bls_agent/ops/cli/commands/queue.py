@@ -30,7 +30,7 @@ async def queue(
     dead: bool = False,
     in_hand: bool = False,
 ) -> Exit:
-    """List the waiting commands, the dead letters, or commands that processes hold."""
+    """List the waiting commands, dead letters, or commands that a process has taken."""
     if dead and in_hand:
         raise Failure("queue_which", Exit.USAGE)
     project = normalise(invocation, project)

@@ -35,7 +35,7 @@ async def run(
     invocation: Invocation,
     target: Annotated[str, Argument(metavar="MODULE:AGENT")],
 ) -> Exit:
-    """Run the agent until a signal, drain the agent, and return the signal's exit code."""
+    """Run the agent until a signal, then drain it, and return the signal's exit code."""
     invocation.export_redis()  # before the import, which may read the variable
     agent = await load_agent(parse_target(target), Path.cwd())
     if not logging.getLogger().handlers:

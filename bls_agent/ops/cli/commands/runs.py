@@ -237,7 +237,7 @@ class _Printer:
             out.fields(*for_pipe(one))
 
     def _continue_text(self, event: StreamEvent, text: str) -> None:
-        """Append to the text of a source; first write the source's name if it is new."""
+        """Append to the text of a source; begin a new source with a line for its name."""
         out = self._invocation.out
         source = tuple(sorted((event.source or {}).items()))
         if self._source != source:

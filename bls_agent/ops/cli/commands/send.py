@@ -171,7 +171,7 @@ async def send(
             record=not no_record,
             source=SOURCE,
         )
-        with suppress(BlsError):  # an error here does not change that it was sent
+        with suppress(BlsError):  # the command is sent, even if this read fails
             if await console.status(project) in (None, Status.OFFLINE):
                 invocation.hint("sent_offline", project=project)
     record = {"projectName": project, "id": sent.id, "command": name, "args": sent.args}
@@ -222,8 +222,9 @@ def _encode(text: str) -> bytes:
 async def _asking(
     invocation: Invocation, project: str, seconds: float | None = None
 ) -> AsyncGenerator[Console]:
-    """Open the console to send a command; ``seconds`` is the wait for its outcome.
+    """Open the console to send a command.
 
+    If the caller also waits for the outcome, ``seconds`` is the length of the wait.
     Raises ``Failure`` if the project does not exist, or if no outcome arrives.
     """
     text = "waiting_redis" if seconds is None else "waiting_outcome"

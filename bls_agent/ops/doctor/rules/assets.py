@@ -204,7 +204,7 @@ def _stuck(sample: Sample) -> Values | None:
     """Find a synchronisation that no process runs any more.
 
     A process of this package holds a lease while it synchronises. Other programs hold no
-    lease, so only the time since the last complete synchronisation counts.
+    lease, so the rule checks the time since the last complete synchronisation.
     """
     if sample.pairs.get(b"sync_status") != b"syncing":
         return None

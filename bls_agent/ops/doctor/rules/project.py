@@ -41,7 +41,7 @@ from bls_agent.ops.doctor.rule import (
 )
 from bls_agent.project.messages import Level, LogEntry, Status
 
-LAPSING: Final = 2.0  # seconds before a status expires
+LAPSING: Final = 2.0  # seconds; a status with a shorter remaining TTL is a finding
 SIZE_LIMIT: Final = 65_536  # most bytes of one message
 CAP: Final = 50_000  # most records of a log; agents of this package keep 10,000
 AHEAD: Final = 120.0  # most seconds that a clock may be ahead of the server's
@@ -174,7 +174,7 @@ def _no_objects(sample: Sample) -> Values | None:
 def _too_long(sample: Sample) -> Values | None:
     """Find messages above the protocol's limit of 64 KiB.
 
-    If no message was read, the average size of the messages counts.
+    If no message was read, the rule checks the average size of the messages.
     """
     longest = max(map(len, sample.items), default=int(sample.mean_bytes))
     return {"bytes": f"{longest:,}"} if longest > SIZE_LIMIT else None

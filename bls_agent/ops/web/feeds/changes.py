@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 KEPT: Final = 5_000  # changes that the journal keeps
 TICK: Final = 1.0  # seconds between two checks while nothing happens
 MISSING_FOR: Final = 5.0  # seconds until a missing status counts as a change
-EXPLAINED_IN: Final = 1.5  # seconds to wait for a reason, as logs are read each second
+EXPLAINED_IN: Final = 1.5  # seconds within which a read of the log finds a reason
 SETTLE: Final = 45.0  # seconds after an outage, because services refresh every 30 s
 MANY: Final = 2  # if more statuses vanish at once, Redis may have lost them
 EXPLAINED: Final = frozenset({Condition.FAULT, Condition.ERROR})
@@ -107,7 +107,7 @@ def read_kept(entries: Iterable[bytes]) -> list[StatusChange]:
     """Read kept changes, oldest first, and number them from 1.
 
     Several consoles may write the same change to the stream. A change to the status that
-    the project already has is therefore dropped. An entry that cannot be read is dropped,
+    the project already has is therefore ignored. An entry that cannot be read is ignored,
     too.
     """
     known: dict[str, Condition] = {}

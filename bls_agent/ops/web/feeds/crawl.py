@@ -136,7 +136,8 @@ class CrawlFeed(SharedWatch[SeenQueue]):
         return one.card != before.card
 
     async def _watch_once(self) -> None:
-        before: dict[str, SeenQueue] = {}  # empty after an outage, to have no rates
+        # Empty after an outage, because rates across the outage would be wrong.
+        before: dict[str, SeenQueue] = {}
         names: list[Namespace] = []
         search_at = 0.0
 

@@ -32,7 +32,7 @@ INTERVAL: Final = 2.0  # least seconds between two reads
 MOST: Final = 500  # runs that are shown
 LONGEST_EVENT: Final = 65_536  # bytes of one event; longer ones are shortened
 PORTION: Final = 250  # events that are read at once
-FIRST_PORTION: Final = 50  # events of the first read, as their size is unknown
+FIRST_PORTION: Final = 50  # events of the first read, because their size is unknown
 PAGE_BYTES: Final = 4 * 1024 * 1024  # bytes of events on one page
 
 

@@ -127,7 +127,7 @@ class Ring:
 
 
 class Shared(ABC):
-    """A task that runs while there are followers, and some time after the last one."""
+    """A task that runs while it has followers, and some seconds after the last one."""
 
     def __init__(self, ring: Ring, grace: float) -> None:
         self.ring = ring
@@ -241,7 +241,7 @@ class SharedWatch(Shared, Generic[_Thing]):
         return {}
 
     def seconds_since(self, key: str) -> float:
-        """Return the seconds since a thing was read; its ages have grown by as much."""
+        """Return the seconds since a thing was read, to be added to its ages."""
         now = anyio.current_time()
         return now - self._seen_at.get(key, now)
 
@@ -251,7 +251,7 @@ class SharedWatch(Shared, Generic[_Thing]):
 
     @property
     def away(self) -> str:
-        """One word for why Redis does not answer; ``""`` if Redis answers."""
+        """The reason, in one word, why Redis does not answer; ``""`` if it answers."""
         return self.unavailable.kind if self.unavailable else ""
 
     @property
@@ -403,7 +403,7 @@ def pause_after(began: float, least: float) -> float:
 
 
 def clock() -> float:
-    return time.time()  # noqa: TID251 - the console's only clock
+    return time.time()  # noqa: TID251 - only here; the feeds call clock()
 
 
 def shorten(text: str, longest: int = LONGEST) -> str:

@@ -138,11 +138,11 @@ class WorkerFeed(SharedWatch[Worker]):
     def __init__(self, registry: WorkerRegistry) -> None:
         super().__init__(registry)
         self._registry = registry
-        self._changed: set[str] = set()  # raw keys
+        self._changed: set[str] = set()  # keys in Redis of changed workers
         self._ages: JSONObject = {}  # key → age of a worker with only a new heartbeat
         self.tasks: TaskList = TaskList([], complete=True)
         self.tasks_away: str = ""  # why the tasks could not be read, in one word
-        self._shown: dict[str, list[Task]] = {}  # raw key → tasks of the worker
+        self._shown: dict[str, list[Task]] = {}  # key in Redis → tasks of the worker
 
     def _card(self, thing: Worker, elapsed: float) -> JSONObject:
         tasks = self._shown.get(thing.key)
