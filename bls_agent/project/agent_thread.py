@@ -196,7 +196,7 @@ class AgentThread:
             return
         try:
             wait_for(closing, patience)
-        except BaseException:  # a second signal
+        except BaseException:  # a signal such as Ctrl-C
             hurry = HURRY
             deadline = time.monotonic() + hurry
             raise

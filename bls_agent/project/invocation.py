@@ -131,7 +131,7 @@ def make_context(
     command: str = "test",
     args: Mapping[str, Any] | None = None,
     *,
-    id: str = "",  # noqa: A002 - the protocol's name
+    id: str = "",  # noqa: A002 - name in the protocol
     source: str = CONSOLE_SOURCE,
     delivery: int = 1,
     deadline: float | None = None,
@@ -153,7 +153,7 @@ def make_context(
     Raises:
         ConfigurationError: An argument does not fit the console protocol.
     """
-    clock = time.time  # noqa: TID251 - chosen here, passed on as an argument
+    clock = time.time  # noqa: TID251 - used only as an argument
     sent = Command.create(command, args, now=clock(), id=id or None, source=source)
     stream = LogStream(clock, max_records=1, max_bytes=1)  # the buffer stays empty
     kept: list[LogEntry] = [] if logs is None else logs
@@ -303,7 +303,7 @@ class Alone:
            command timed out, while the task continues.
         3. The caller is cancelled. Cancel the handler, as an agent does when it stops.
         """
-        import asyncio  # noqa: PLC0415 - 20 ms; anyio has no task without a scope
+        import asyncio  # noqa: PLC0415 - anyio has no task without a scope
 
         kept, observers, ended = _KeptError(), Observers(), asyncio.Event()
         observers.all = (*self._state.observers.all, kept)

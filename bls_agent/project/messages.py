@@ -378,7 +378,7 @@ class Command:
         args: Mapping[str, Any] | None = None,
         *,
         now: float,
-        id: str | None = None,  # noqa: A002 - the protocol's name
+        id: str | None = None,  # noqa: A002 - name in the protocol
         source: str = CONSOLE_SOURCE,
         timestamp: str = "",
         broadcast: bool = False,
@@ -399,7 +399,7 @@ class Command:
         """
         if type(command) is not str or not command.strip():
             raise ConfigurationError("command", command, "a text that is not blank")
-        if not isinstance(args, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's
+        if not isinstance(args, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance] - untyped code
             raise ConfigurationError("args", args, "a mapping of names to values")
         if type(source) is not str:
             raise ConfigurationError("source", source, "a text")
@@ -490,7 +490,7 @@ class Command:
         return cls._of(fields, id_of(fields))
 
     @classmethod
-    def _of(cls, fields: JSONObject, id: str) -> Command:  # noqa: A002 - the protocol's name
+    def _of(cls, fields: JSONObject, id: str) -> Command:  # noqa: A002 - name in the protocol
         timestamp, source = fields.get("timestamp"), fields.get("source")
         command: JSONValue = fields.get("command")
         args: JSONValue = fields.get("args")

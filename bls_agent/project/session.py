@@ -263,7 +263,7 @@ class AgentSession:
         logger.info("%s: %s", self._state.project, text)
 
     def start(self) -> None:
-        import asyncio  # noqa: PLC0415 - the import takes 20 ms
+        import asyncio  # noqa: PLC0415 - import takes 20 ms
 
         self.loop = asyncio.get_running_loop()
         task = start_background(self.run, f"bls-agent {self._state.project}")
@@ -389,7 +389,7 @@ class AgentSession:
         if not self.is_elsewhere:
             await self.closed.wait()
         with anyio.move_on_after(self._settings.shutdown_timeout + END_GRACE + 0.1):
-            while not (self.closed.is_set() or self.is_gone):  # noqa: ASYNC110 - an Event belongs to one loop
+            while not (self.closed.is_set() or self.is_gone):  # noqa: ASYNC110 - an Event works in one loop only
                 await anyio.sleep(0.01)
 
     async def run(self) -> None:

@@ -328,7 +328,7 @@ class Dispatcher:
                 kind = self._runner.report_unstarted(message, OutcomeKind(start.value))
             if message.mode not in TAKEN_FOR_GOOD and kind is not OutcomeKind.CANCELLED:
                 await receiver.settle(message, fetch_follows=self._fetches_next())
-        except Exception as error:  # noqa: BLE001 - a fault of the agent is logged
+        except Exception as error:  # noqa: BLE001 - any error is logged
             text = "a command could not be brought to its end\n%s"
             logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
         finally:
@@ -417,7 +417,7 @@ class Intake:
             text = "no commands can be received"
             await wait_after_failure(error, text, self._backoff, self._throttled_log)
             return ()
-        except Exception as error:  # noqa: BLE001 - a fault of the agent is logged
+        except Exception as error:  # noqa: BLE001 - any error is logged
             text = "no commands can be received\n%s"
             logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
             await anyio.sleep(self._backoff.failed())

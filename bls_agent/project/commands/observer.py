@@ -64,7 +64,7 @@ class Observation:
         for observer in observers.all:
             try:
                 self._ends.append((observer, context.run(observer.begin, taken)))
-            except Exception as fault:  # noqa: BLE001 - a fault of the observer
+            except Exception as fault:  # noqa: BLE001 - any error of an observer
                 observers.drop(observer, fault)
 
     def set_error(self, error: BaseException) -> None:
@@ -75,7 +75,7 @@ class Observation:
         for observer, on_end in self._ends:
             try:
                 self.context.run(on_end, outcome, error)
-            except Exception as fault:  # noqa: BLE001 - a fault of the observer
+            except Exception as fault:  # noqa: BLE001 - any error of an observer
                 self._observers.drop(observer, fault)
 
 
@@ -98,7 +98,7 @@ class Observers:
             return
         try:
             self.on_settled(messages, seconds)
-        except Exception as fault:  # noqa: BLE001 - a fault of the observer
+        except Exception as fault:  # noqa: BLE001 - any error of an observer
             self._log(self.on_settled, fault)
             self.on_settled = None
 

@@ -151,7 +151,7 @@ class IntakeSwitch:
         self._lock = anyio.Lock()  # held while the dispatcher changes to the state
         # Held while the state is written to Redis, so that close() writes the last one.
         self._publishing = anyio.Lock()
-        self._is_held = False  # whether Dispatcher.hold() has ended
+        self._is_held = False  # whether the dispatcher has stopped taking commands
         self._drains = 0  # running commands that wait in drain()
         self._received = 0  # Dispatcher.received at the last search
 

@@ -108,7 +108,7 @@ class CommandRunner:
         observers: Observers | None = None,
     ) -> None:
         """Keep the running event loop, in which all commands will run."""
-        import asyncio  # noqa: PLC0415 - takes 20 ms; anyio cannot cancel a task
+        import asyncio  # noqa: PLC0415 - import takes 20 ms; anyio cannot cancel a task
 
         loop = asyncio.get_running_loop()  # found only once, because this costs time
         self._current_task = partial(asyncio.current_task, loop)
@@ -120,7 +120,7 @@ class CommandRunner:
         self._context = copy_context()  # copied for each command
         self._pass_on = pass_on
         self._observers = Observers() if observers is None else observers
-        self._observed: dict[Message, Observation] = {}  # of commands that run now
+        self._observed: dict[Message, Observation] = {}  # for commands that run now
         # Number of handlers that ignore their cancellation. The outcome of such a
         # handler was reported after its deadline, and is not reported again at its end.
         self.resisting: int = 0
@@ -209,7 +209,7 @@ class CommandRunner:
     def _observe(
         self,
         message: Message,
-        id: str,  # noqa: A002 - the protocol's name
+        id: str,  # noqa: A002 - name in the protocol
         command: str,
         handler: Handler | None,
     ) -> Observation:
@@ -304,7 +304,7 @@ class CommandRunner:
 
         The task must not stay cancelled, because a worker runs further commands in it.
         """
-        import asyncio  # noqa: PLC0415 - takes 20 ms
+        import asyncio  # noqa: PLC0415 - import takes 20 ms
 
         if self.stopping:
             return
@@ -382,7 +382,7 @@ def _run_in(
         try:
             value = yield waits_for
             step = coroutine.send
-        except BaseException as error:  # noqa: BLE001 - the coroutine handles it
+        except BaseException as error:  # noqa: BLE001 - passed to the coroutine
             value, step = error, coroutine.throw
 
 

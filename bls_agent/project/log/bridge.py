@@ -72,7 +72,7 @@ def call_guarded(
     try:
         _nesting.depth = depth + 1
         return send(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - the host's log call never raises
+    except Exception as error:  # noqa: BLE001 - logging must never raise
         log.count_failure(type(error).__name__)
         return None
     finally:

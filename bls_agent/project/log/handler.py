@@ -88,7 +88,7 @@ class BLSHandler(logging.Handler):
             ) from None
         self._log = log
 
-    def createLock(self) -> None:  # noqa: N802 - the name is logging's
+    def createLock(self) -> None:  # noqa: N802 - a method of logging
         """Use no lock, because the thread that logs could wait for itself."""
         self.lock: Any = None  # checkers disagree about the type of logging's lock
 

@@ -145,7 +145,7 @@ class LogStream:
             grave = level is Level.ERROR and not is_alarm
             if grave and (on_error := self.on_error):
                 on_error()
-        except Exception as error:  # noqa: BLE001 - the host's log call never raises
+        except Exception as error:  # noqa: BLE001 - logging must never raise
             self.failures[type(error).__name__] += 1
         finally:
             self._nesting.depth = depth
@@ -283,7 +283,7 @@ def _fill_in(
     """
     filling: object = values
     if len(values) == 1 and isinstance(values[0], Mapping) and values[0]:
-        filling = values[0]  # pyright: ignore[reportUnknownVariableType] - a user's
+        filling = values[0]  # pyright: ignore[reportUnknownVariableType] - any mapping
     try:
         return text % filling, metadata
     except (Exception, SystemExit):  # noqa: BLE001 - wrong values, or a __str__ raised

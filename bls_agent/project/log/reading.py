@@ -136,7 +136,7 @@ class Follower:
         self._length = length
 
     def _lacks_its_first(self, entry: LogEntry) -> bool:
-        """Return whether the first record of a process, as seen here, is not number 1.
+        """Return whether a process is new here, and its record has a number above 1.
 
         If so, earlier records of the process are missing.
         """

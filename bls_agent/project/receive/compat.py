@@ -59,7 +59,7 @@ class CompatReceiver(Receiver):
     def standing(self) -> bytes | None:
         return self._standing
 
-    async def receive(self, limit: int) -> Sequence[Message]:  # noqa: ARG002 - one at a time
+    async def receive(self, limit: int) -> Sequence[Message]:  # noqa: ARG002 - takes only one command
         await self.finish()
         while not self._stopping.is_set():
             reply = await self._command("LRANGE", self._key, 0, 0)
@@ -70,7 +70,7 @@ class CompatReceiver(Receiver):
                 await self._stopping.wait()
         return []
 
-    async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - removed at once
+    async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - always removed at once
         """Remove a command that has ended. If this fails, :meth:`receive` retries."""
         self._handled = message
         try:
@@ -191,7 +191,7 @@ class AutoReceiver(Receiver):
         self.mode: str = kind.mode
         self.one_at_a_time: bool = kind.one_at_a_time
 
-    async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - removed at once
+    async def settle(self, message: Message, *, fetch_follows: bool = False) -> None:  # noqa: ARG002 - always removed at once
         await self._compat.settle(message)
 
     async def give_back(self, messages: Sequence[Message]) -> bool | None:

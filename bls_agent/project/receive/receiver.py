@@ -107,7 +107,7 @@ class Receiver:
     async def rest(self) -> None:
         """End the blocking read. Unlike after :meth:`stop`, receiving may continue."""
 
-    def begin(self, message: Message) -> Start:  # noqa: ARG002 - for subclasses
+    def begin(self, message: Message) -> Start:  # noqa: ARG002 - subclasses use it
         """Return whether a message may run now."""
         return Start.RUN
 
@@ -120,7 +120,7 @@ class Receiver:
         With ``fetch_follows=True`` the caller promises to call :meth:`receive` at once.
         """
 
-    async def give_back(self, messages: Sequence[Message]) -> bool | None:  # noqa: ARG002 - for subclasses
+    async def give_back(self, messages: Sequence[Message]) -> bool | None:  # noqa: ARG002 - subclasses use it
         """Put messages that were not started back to the head of the control list.
 
         Return ``False`` if Redis has surely not put them back, and ``None`` if this is

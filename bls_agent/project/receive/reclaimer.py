@@ -38,10 +38,10 @@ class ReliableKeys:
     def __init__(self, control: str) -> None:
         place = place_beside(control)
         self.control = control  # the control list of the console protocol
-        # A hash from each in-flight list to the number of its oldest commands that may
-        # have started.
+        # A hash. For each in-flight list: how many of its oldest commands may have
+        # started.
         self.lists: str = INFLIGHT_LISTS.locate(place=place)
-        # A hash from each command that was put back to the number of its deliveries.
+        # A hash. For each command that was put back: how often it was taken.
         self.deliveries: str = DELIVERIES.locate(place=place)
         # A sorted set with the ids of commands that have ended.
         self.seen: str = SEEN.locate(place=place)
@@ -115,7 +115,10 @@ class Reclaimer:
                     self._throttled_log.warn(f"commands stay in {name!r}", error)
 
     async def empty(self, name: str) -> bool:
-        """Return whether the process of an in-flight list lives. If not, empty it."""
+        """Empty an in-flight list if its process is dead.
+
+        Return whether the process lives.
+        """
         moved = COMMANDS_AT_ONCE
         while moved == COMMANDS_AT_ONCE:
             reply = await RECLAIM.run(

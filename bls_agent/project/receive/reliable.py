@@ -393,7 +393,7 @@ class AckPace:
         self._overdue = anyio.Event()
 
     def _watch(self, seconds: float) -> None:
-        import asyncio  # noqa: PLC0415 - the import takes 20 ms
+        import asyncio  # noqa: PLC0415 - import takes 20 ms
 
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(seconds, self._look_at_the_clock)

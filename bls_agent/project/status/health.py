@@ -174,7 +174,7 @@ def _check_function(name: str, function: object) -> None:
     if not callable(function):
         rule = "a function that is called without arguments"
         raise ConfigurationError(field_name, function, rule, "Give it the function.")
-    for called in (function, getattr(function, "__call__", None)):  # noqa: B004 - it is callable
+    for called in (function, getattr(function, "__call__", None)):  # noqa: B004 - it is always callable
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             rule = "calling a generator function runs nothing of it"
             remedy = "Return or raise instead of yielding."
@@ -248,7 +248,7 @@ class HealthMonitor:
         # seconds at which this call began.
         self._calls: dict[str, tuple[asyncio.Task[dict[str, str] | None], float]] = {}
         self._threads = HandlerThreads()
-        self._rng = random.Random()  # noqa: S311 - jitter, not secrets
+        self._rng = random.Random()  # noqa: S311 - for jitter, not for secrets
 
     async def run(self) -> None:
         """Run all checks until cancelled, also checks that are registered later."""
@@ -330,7 +330,7 @@ class HealthMonitor:
 
         If an earlier call still runs, this is a failure, and the check is not called.
         """
-        import asyncio  # noqa: PLC0415 - takes 20 ms; anyio has no task without a scope
+        import asyncio  # noqa: PLC0415 - anyio has no task without a scope
 
         since = self._busy_since(check)
         if since is not None:
@@ -370,7 +370,7 @@ class HealthMonitor:
             result = await function()
             if inspect.isawaitable(result):  # for example from a lambda without await
                 result = await result
-        except BaseException as error:  # noqa: BLE001 - also KeyboardInterrupt and such
+        except BaseException as error:  # noqa: BLE001 - also KeyboardInterrupt
             return describe_error(error)
         if result is False:
             return {"type": "ReturnedFalse", "message": "it returned False"}

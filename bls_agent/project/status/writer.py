@@ -221,7 +221,7 @@ class StatusReporter:
         self._interval = interval
         self._backoff = backoff
         self._throttled_log = throttled_log
-        self._rng = random.Random()  # noqa: S311 - jitter, not secrets
+        self._rng = random.Random()  # noqa: S311 - for jitter, not for secrets
         self._wakeup = ThreadSafeEvent()
         self._counts = counts
         self._write_at = 0.0  # monotonic time of the next write of an unchanged status
