@@ -188,7 +188,7 @@ class Follower:
         self._seat: Seat | None = None  # ``None`` at first and while PAGING
         self._page_size = PageSize(most_bytes=PAGE_BYTES)
         self._outage: Outage | None = None
-        self._reported_loss: tuple[bytes, int] | None = None  # of the last WriterLost
+        self._reported_loss: tuple[bytes, int] | None = None  # the last WriterLost
         self._ready: deque[Followed] = deque()  # items that were not returned yet
         self._has_waited = True  # whether other tasks could run since the last batch
 

@@ -46,7 +46,7 @@ BEHIND: Final = 0.05  # seconds from the end of a lease to the next probe
 SOON: Final = 1.0  # seconds between two probes while a run without a lease gets events
 LEASE: Final = 15.0  # default length in seconds of a writer's lease
 CONFIRMED: Final = 0.25  # seconds from the first probe that finds no lease to the next
-UNSEEN: Final = 2.0  # the same if no probe has ever found a lease
+UNSEEN: Final = 2.0  # seconds to the next probe if no lease was ever found
 UNOWNED: Final = 5.0  # seconds after an outage until a missing run is reported
 
 DIGITS: Final = 16  # a sequence has fewer digits
@@ -266,7 +266,7 @@ class Probe:
 
 
 class WriterLiveness:
-    """Decides by repeated probes whether a run exists and its writer lives.
+    """Decides by repeated probes whether a run exists and its writer is alive.
 
     A missing lease does not prove that the writer is dead, because a writer cannot
     renew its lease during an outage of Redis. After an outage, the writer counts as
@@ -307,7 +307,7 @@ class WriterLiveness:
         return True
 
     def note_outage(self, now: float) -> None:
-        """Wait for the length of one lease before the writer counts as lost."""
+        """Record an outage. For the length of a lease, no writer counts as lost."""
         self._lost_not_before = now + (self._lease or LEASE)
         self._absent_not_before = now + (self._lease or UNOWNED)
         self._missed = None

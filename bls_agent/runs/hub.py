@@ -85,7 +85,7 @@ class StreamReader:
         self._margin = MARGIN
         self._posted = PostedRead({})
         self._is_stale = False  # whether the posted read has outdated runs or ids
-        self._scope: anyio.CancelScope | None = None  # set during a wait for a reply
+        self._scope: anyio.CancelScope | None = None  # cancels a wait for a reply
         self._task: asyncio.Task[None] | None = None
 
     @property

@@ -50,7 +50,8 @@ class RunState(StrEnum):
     """The state of a run.
 
     Attributes:
-        RUNNING: A writer is alive: it holds a lease on the run, a key with a short TTL.
+        RUNNING: A writer is alive, because its lease on the run exists: a key with a
+            TTL that the writer renews.
         OPEN: No writer holds a lease. The run has not ended, or has started again.
         LOST: The lease of the writer has expired before the writer ended the run.
         COMPLETED: Ended with ``lifecycle.completed``.

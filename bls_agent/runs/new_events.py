@@ -49,7 +49,7 @@ _STREAM: Final = 0
 _OTHERS: Final = 1
 _LAST: Final = 2
 _LONGEST_TEXT: Final = 10_000  # largest number of characters of a mergeable text
-_LONGEST_OTHER: Final = 256  # the same for the other texts in the data
+_LONGEST_OTHER: Final = 256  # largest number of characters of the other texts
 _MOST: Final = 8  # largest number of fields of mergeable data
 _PLAIN: Final = frozenset({str, int, bool, NoneType})
 
@@ -171,7 +171,7 @@ def _check_timestamp(timestamp: str | datetime | None, now: float) -> str:
         )
     else:
         moment = parse_timestamp(timestamp)
-    with suppress(OverflowError):  # times near the years 1 and 9999
+    with suppress(OverflowError):  # raised near the years 1 and 9999
         if moment is not None:
             utc = moment.astimezone(UTC).isoformat(timespec="milliseconds")
             return utc.replace("+00:00", "Z")
@@ -191,7 +191,7 @@ def sanitize_data(data: object, limit: int) -> tuple[bytes, bool]:
         return b"{}", False
     try:
         given = _as_object(data)
-    except Exception as error:  # noqa: BLE001 - any Mapping of the caller
+    except Exception as error:  # noqa: BLE001 - the caller's Mapping may raise anything
         given = {"value": f"<not readable: {type(error).__name__}>"}
     return encode_within(cast("JSONObject", given), limit)
 
@@ -209,7 +209,7 @@ def sanitize_source(source: object) -> Source:
             sanitize_word(get(three)),
             sanitize_word(get(four)),
         )
-    except Exception:  # noqa: BLE001 - any Mapping of the caller
+    except Exception:  # noqa: BLE001 - the caller's Mapping may raise anything
         return NO_SOURCE
 
 
@@ -227,7 +227,7 @@ def _sanitize_text(value: object) -> str:
         text = value if isinstance(value, str) else repr(value)
         plain = str.encode(text[:_LONGEST], "utf-8", "backslashreplace").decode()
         return "".join(one if one.isprintable() else " " for one in plain).strip()
-    except Exception:  # noqa: BLE001 - any __repr__ of the caller
+    except Exception:  # noqa: BLE001 - the caller's __repr__ may raise anything
         return type(value).__name__
 
 
@@ -296,7 +296,7 @@ def add_arguments(
 
 
 def log_mended(reply: Reply, keys: RunKeys) -> Reply:
-    """Log a repair that a script reports. Return the reply without the report."""
+    """Log that a script has repaired the metadata. Return the rest of the reply."""
     if reply[-1] != b"mended":
         return reply
     text = "%r held what no writer of events writes: counting goes on from the events"
@@ -339,7 +339,7 @@ def _cuts_short(error: BaseException) -> bool:
 def _describe(error: BaseException) -> JSONObject:
     try:
         text = redact(str(error))
-    except Exception as failure:  # noqa: BLE001 - any __str__ of the caller
+    except Exception as failure:  # noqa: BLE001 - the caller's __str__ may raise anything
         text = f"<its text raised {type(failure).__name__}>"
     return {"type": type(error).__name__, "message": cut_text(text, LONGEST_REASON)}
 
@@ -401,7 +401,10 @@ def capture(
 
 
 def _find_text(data: dict[object, object]) -> tuple[_Shape, str] | None:
-    """Split mergeable data into shape and text. Return ``None`` for other data."""
+    """Split mergeable data into shape and text. Return ``None`` for other data.
+
+    Mergeable data have no nested values, and exactly one text that may be merged.
+    """
     if len(data) > _MOST:
         return None
     found: str | None = None

@@ -81,7 +81,7 @@ class Page(NamedTuple):
 
 
 class PageSize:
-    """Decides how many events to read at once, by their size and the time it takes."""
+    """Decides how many events to read at once, by their size and the time of reads."""
 
     def __init__(
         self, first: int = FIRST_PAGE, most: int = PAGE, most_bytes: int = PAGE_BYTES

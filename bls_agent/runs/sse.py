@@ -161,7 +161,7 @@ def event_frames(
 
     Args:
         store: The store with the events.
-        run_id: The run. If the run does not exist yet, the iteration waits for it.
+        run_id: The run. If the run does not exist yet, the iteration waits for the run.
         last_id: Id of the last event that the client has; ``0-0`` for all events in
             Redis, ``$`` for new events only.
         heartbeat: Seconds without an event after which a comment is sent.
@@ -235,7 +235,7 @@ class EventFrames:
                 await follower.aclose()
 
     async def _next(self) -> list[Followed]:
-        """Return events, or an empty list before a comment and at the end."""
+        """Return the next events, or an empty list for a comment or the end."""
         # A cancelled batch() loses no events.
         with anyio.CancelScope() as self._waiting:
             return await self._follower.batch(self._heartbeat)

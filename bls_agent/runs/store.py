@@ -64,7 +64,7 @@ class EventPage:
 
 
 class EventStore(WritingStore):
-    """Writes, reads and follows the events of runs; usable from any event loop.
+    """Writes, reads and follows the events of runs, in any event loop.
 
     The names of the methods and the order of their arguments are those of the protocol.
     Methods that do I/O are coroutines. If Redis cannot answer, a read raises
@@ -130,8 +130,8 @@ class EventStore(WritingStore):
 
         Args:
             run_id: The run.
-            event_category: Such as ``llm``; any text.
-            event_action: Such as ``stream``; any text.
+            event_category: Any text, such as ``llm``.
+            event_action: Any text, such as ``stream``.
             data: Content of the event, as a JSON object; default: ``{}``.
             source: ``agent_id``, ``agent_type``, ``agent_name``, ``team_name``.
             timestamp: Time of the event; default: now.
@@ -141,8 +141,8 @@ class EventStore(WritingStore):
             Id of the event; ``None`` if Redis could not answer and ``on_error="none"``.
 
         Raises:
-            ConfigurationError: An argument breaks its rule; nothing was written.
-            WrongTypeError: The key is no stream; nothing was written.
+            ConfigurationError: An argument breaks its rule. Nothing was written.
+            WrongTypeError: The key is no stream. Nothing was written.
             RedisUnavailableError: Redis could not answer. If ``error.ambiguous`` is
                 true, the event may have been added, otherwise it was not.
         """
@@ -170,8 +170,8 @@ class EventStore(WritingStore):
             ids of the events that were added before.
 
         Raises:
-            ConfigurationError: An event breaks a rule; nothing was written.
-            WrongTypeError: The key is no stream; nothing was written.
+            ConfigurationError: An event breaks a rule. Nothing was written.
+            WrongTypeError: The key is no stream. Nothing was written.
             RedisUnavailableError: Redis could not answer. Only the events of earlier
                 round trips were surely added.
         """

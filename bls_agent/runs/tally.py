@@ -70,7 +70,7 @@ class RunTally:
 
     def reset_after_fork(self) -> None:
         """Count from zero in a forked child, because the parent writes the runs."""
-        self._lock = threading.RLock()  # reentrant: finalisers call refuse()
+        self._lock = threading.RLock()  # reentrant, as finalisers may call refuse()
         self._open: set[Writing] = set()
         self._ended = EventCounts()
 

@@ -57,7 +57,10 @@ class EventBuffer:
         return self.first + len(self._events)
 
     def add(self, events: Sequence[StreamEvent], sizes: Sequence[int]) -> None:
-        """Append events that directly follow the head. Drop events above the limits."""
+        """Append events that directly follow the head.
+
+        Drop the oldest events if the buffer exceeds its limits.
+        """
         self._events += events
         self._sizes += sizes
         self._bytes += sum(sizes)

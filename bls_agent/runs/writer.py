@@ -61,7 +61,7 @@ LONGEST: Final = 10.0  # longest time in seconds to collect pieces of a text
 PACE: Final = 0.005  # seconds between two writes if nothing is merged
 LEAST: Final = 1_000  # smallest allowed ``buffer``, which one batch cannot fill
 LEAST_BYTES: Final = 1024 * 1024  # smallest allowed ``buffer_bytes``
-LONGEST_EVENTS: Final = 4  # events of the largest size that each buffer can hold
+LONGEST_EVENTS: Final = 4  # number of the largest events that any buffer can hold
 
 LEAVE_GRACE: Final = 1.0  # seconds after a timeout to wait for another event loop
 AT_EXIT: Final = 1.5  # longest wait in seconds when the interpreter exits
@@ -134,8 +134,8 @@ class RunWriterStats:
         dropped: Number of dropped events, by reason. ``buffer_full``: the buffer was
             full. ``shutdown``: the time for the last writes was too short.
             ``not_open``: the event was emitted before the writer was opened.
-            ``closed``: after the run had ended. ``forked``: in a forked child.
-            ``fault``: an unexpected error.
+            ``closed``: the event came after the end of the run. ``forked``: the event
+            was emitted in a forked child. ``fault``: an unexpected error.
         queued: Number of events that wait or are being written.
         queued_bytes: Approximate bytes of the queued events.
         cut: Number of events whose data were shortened to ``event_size_limit``.

@@ -132,7 +132,7 @@ class HighWaterMarks:
 
 
 class Bounds(Protocol):
-    """The bounds that a store sets for each of its runs."""
+    """The limits that a store sets for each of its runs."""
 
     maxlen: int
     ttl: int
@@ -295,7 +295,7 @@ class _Batch(list[PendingEvent]):
         self.rows: list[Prepared] = []
         self.pieces = 0  # number of pieces of a text that were merged
         self.ends = False  # whether the run ends with this batch
-        self.number = 0  # 0 before the first write; each repeated write has the same
+        self.number = 0  # 0 before the first write; repeated writes keep the number
 
 
 @dataclass

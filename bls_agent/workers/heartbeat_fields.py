@@ -168,7 +168,7 @@ class WorkerHeartbeat:
         if "status" not in known:  # only this field has no default
             raise DecodeError("bad_field", payload, "status: absent")
         try:
-            known.setdefault("timestamp", "")  # the default is the time of reading
+            known.setdefault("timestamp", "")  # the default is the current time
             return cls(**known)
         except ConfigurationError as error:
             detail = f"{error.name}: {error.rule}"

@@ -1,4 +1,4 @@
-"""Decides what and when one heartbeat writes, and what each reply means. No I/O."""
+"""Decides what one heartbeat writes and when, and reads the replies. No I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 SOON: Final = 0.02  # seconds from the end of another owner's lease to the next try
 CHECK_AGAIN: Final = 1.0  # longest pause in seconds while another process owns the key
 
-_RNG: Final = random.SystemRandom()  # others repeat their numbers in forked children
+_RNG: Final = random.SystemRandom()  # other generators repeat in forked children
 _BLOCKED: Final = (Ownership.HELD, Ownership.STANDS, Ownership.WRONG_TYPE)
 
 
@@ -115,17 +115,18 @@ class HeartbeatState:
         return self.claim.write_request(value, true=is_true)
 
     def handle_reply(self, reply: Reply, *, sent_at: float, now: float) -> float:
-        """Record the reply of ``beat.lua``; return the seconds until the next beat.
+        """Record the reply of ``beat.lua``. Return the seconds until the next beat.
 
         1. ``lapsed``, or ``held`` by a process that is certainly dead: return 0, and the
            next beat takes the key.
-        2. ``written`` or ``refreshed``: the key is ours. Return about the interval.
+        2. ``written`` or ``refreshed``: this process owns the key. Return about the
+           interval.
         3. ``held`` or ``stands``: another process owns the key, or the key has a value
            without an owner. Return the seconds until the TTL ends, but at most 1,
            because the owner may release the key earlier.
-        4. ``wrong_type``, ``late``, or a value without TTL: return about the interval.
+        4. ``wrong_type``, ``late``, or case 3 without a TTL: return about the interval.
 
-        ``sent_at`` and ``now`` are times of ``boot_seconds``.
+        ``sent_at`` and ``now`` are times of the clock ``boot_seconds()``.
         """
         self._refused = False
         answer = LeaseReply.of(reply)

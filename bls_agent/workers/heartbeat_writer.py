@@ -79,7 +79,7 @@ class HeartbeatWriter:
         self.states = set()
 
     def add(self, state: HeartbeatState) -> None:
-        """Write one more heartbeat regularly, at first at once."""
+        """Write one more heartbeat regularly, beginning now."""
         self.states.add(state)
         state.due_at = now = anyio.current_time()
         if now < self._retry_at:  # Redis is unreachable, and opening must not wait

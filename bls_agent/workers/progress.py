@@ -103,7 +103,7 @@ class BacktestProgress(TaskKeys):
 
     The value expires two hours after the last :meth:`set`. The value has the same form
     as in :class:`~bls_agent.workers.TaskStatus`, but always has ``progress``. The
-    methods raise the same exceptions as in that class.
+    methods raise the same exceptions as those of that class.
     """
 
     row: ClassVar[KeyTemplate] = KEYS["backtest_task_progress"]

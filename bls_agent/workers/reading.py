@@ -17,7 +17,7 @@ T = TypeVar("T")
 TOGETHER: Final = 250  # keys whose requests are sent together
 LARGEST: Final = 65_536  # largest number of bytes of a value that is read whole
 SHOWN: Final = 4_096  # bytes that are kept of a larger value
-PLENTY: Final = 8 * 2**20  # bytes per call, after which the limit is SHOWN
+PLENTY: Final = 8 * 2**20  # bytes per call, after which only SHOWN bytes are read
 LARGE: Final = 65_536  # bytes of values that are decoded before other tasks run
 NO_KEY: Final = -2  # PTTL of a missing key
 NO_TTL: Final = -1
@@ -73,7 +73,7 @@ async def read_values(
         for key, left, value in zip(part, replies[::2], replies[1::2], strict=True):
             if error := _refusal_in(left, value):
                 refused.append(error)
-            elif left != NO_KEY or value:  # a key written after PTTL has a value, too
+            elif left != NO_KEY or value:  # the key may have been written after PTTL
                 payload = None if isinstance(value, Exception) else value
                 ttl = None if left == NO_TTL else max(0.0, left / 1000)
                 yield Value(key, payload, ttl, largest)

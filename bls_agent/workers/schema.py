@@ -40,7 +40,7 @@ def _pattern(row: KeyTemplate) -> str:
 
 @cache
 def _list_patterns() -> dict[str, str]:
-    """Return a pattern for each kind of key with fields, and two for namespaces."""
+    """Return a pattern for each kind of key with fields, and for two namespaces."""
     found = {f"{n.upper()}_ALL": _pattern(row) for n, row in ROWS.items() if row.fields}
     return {
         "ALL_HEARTBEATS": found["GENERIC_HEARTBEAT_ALL"],
@@ -52,7 +52,7 @@ def _list_patterns() -> dict[str, str]:
 @cache
 def _list_ttls() -> dict[str, int]:
     found = {n.upper(): row.ttl for n, row in ROWS.items() if row.ttl is not None}
-    return {**found, "FUNC_CACHE_DEFAULT": found["FUNC_CACHE"]}  # the schema has both
+    return {**found, "FUNC_CACHE_DEFAULT": found["FUNC_CACHE"]}  # a second name
 
 
 @cache

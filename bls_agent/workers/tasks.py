@@ -1,4 +1,4 @@
-"""``TaskStatus``: the status of the tasks of a fleet, with one key for each task.
+"""``TaskStatus``: the status of tasks in Redis, with one key for each task.
 
 The key schema names the keys ``ginkgo:task_status:{task_id}`` and
 ``backtest:task:{task_id}:progress`` but does not define the values. This module stores
@@ -78,7 +78,7 @@ _WORDS: Final[Mapping[TaskState, frozenset[str]]] = {
         " 完成 已完成 成功 结束 已结束",
     }.items()
 }
-_GOING_ON: Final = "中"  # ends the statuses 运行中, 回测中 and others
+_GOING_ON: Final = "中"  # last character of 运行中, 回测中 and other running states
 
 
 def find_state(status: str) -> TaskState:

@@ -26,7 +26,7 @@ HEARTBEATS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
     {name: row for name, row in ROWS.items() if name.endswith("_heartbeat")}
 )
 GENERIC: Final = GenericHeartbeat.kind
-STALE: Final = 0.5  # part of the TTL; 1.5 times the longest interval of a worker
+STALE: Final = 0.5  # stale after this part of the TTL: 1.5 of the longest intervals
 CLOSE: Final = 2.0  # longest time in seconds between two reads that show a new TTL
 NO_TTL: Final = "no_ttl"
 

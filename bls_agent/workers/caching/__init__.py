@@ -1,1 +1,1 @@
-"""The function cache: results of functions, shared by a fleet."""
+"""The function cache: results of functions, which many processes share in Redis."""

@@ -32,15 +32,16 @@ T = TypeVar("T")
 PROBE: Final = 6.0  # seconds after which a probe without a reply counts as lost
 CONSEQUENCE: Final = "a function's result is not cached"
 GLANCE: Final = 1.0  # seconds between two checks for a failover
-LOCK_BASE: Final = 0.02  # seconds; longest first pause between two tries for the lock
-LOCK_CAP: Final = 0.25  # seconds; longest pause
+LOCK_BASE: Final = 0.02  # longest first pause in seconds between two tries for a lock
+LOCK_CAP: Final = 0.25  # longest later pause in seconds
 
 
 class Availability:
     """Remembers an outage of Redis, for all event loops and threads of a cache.
 
     The first failed request begins the outage. After that, only one probe at a time is
-    sent, and no caller waits for the probe. Two threads may send two probes at once.
+    sent, and no caller waits for the probe. As an exception, two threads may send a
+    probe at the same time.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class Availability:
         return True
 
     def failed(self, error: RedisUnavailableError, known: int) -> None:
-        """Record a failed request, sent when ``failures`` was ``known``."""
+        """Record a failed request. ``known`` is ``failures`` before the request."""
         if self.failures != known:  # requests that fail together count as one failure
             return
         self.failures += 1
@@ -188,11 +189,11 @@ class CacheBackend:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # asyncio logs an exception that nobody has read
+            task.exception()  # otherwise asyncio logs an unread exception
 
     async def aclose(self) -> None:
         """Close the connection at once. The next request opens a new one."""
-        import asyncio  # noqa: PLC0415 - waits for tasks without owning them
+        import asyncio  # noqa: PLC0415 - waits for tasks without raising their errors
 
         if tasks := list(self._tasks):
             for task in tasks:
@@ -214,7 +215,7 @@ class DistributedLock:
         self._backend = backend
         self._function = function
         self._key = key
-        self._lease: Lease | None = None  # is made in the backend's loop
+        self._lease: Lease | None = None  # made in the backend's event loop
         self._connection: Connection | None = None
         self._exit = AsyncExitStack()  # returns the connection to the pool
         self._renewing: asyncio.Task[None] | None = None

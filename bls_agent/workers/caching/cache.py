@@ -1,4 +1,4 @@
-"""``FunctionCache``: results of functions, stored in Redis for a whole fleet."""
+"""``FunctionCache``: results of functions, stored in Redis for many processes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class FunctionCache(Store):
             code: str, day: date, *, adjust: bool = True
         ) -> list[float]: ...
 
-    While Redis is unreachable or slow, or refuses requests, each call calls the
+    While Redis is unreachable or slow, or refuses requests, each call runs the
     function. The cache works in any event loop and in any thread, and need not be
     opened.
     """
@@ -315,7 +315,7 @@ class FunctionCache(Store):
 def _unwrap(
     cache: object, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[CachedFunction, tuple[Any, ...]]:
-    """Return the cached function and its arguments, with the object of a method."""
+    """Return the cached function and its arguments, including a method's object."""
     plain = getattr(function, "__func__", function)
     owner, declared = getattr(plain, MARK, (None, None))
     if owner is not cache or declared is None:

@@ -202,12 +202,12 @@ class CachedFunction:
             return None  # the call of the function raises a better error
 
     def computation_key(self, key: str) -> str:
-        """Return the key under which calls share a computation, new after ``clear``."""
+        """Return the key under which calls share a computation until the next clear."""
         return key if not self.generation else f"{key} {self.generation}"
 
     @contextmanager
     def storing(self, generation: int) -> Generator[bool]:
-        """Yield whether a result may be written. ``clear`` makes this false."""
+        """Yield whether a result may be written: ``False`` after a ``clear``."""
         mine = object()
         # Register the write before the comparison, because ``clear`` first changes the
         # generation, and then waits for the registered writes.
@@ -274,12 +274,12 @@ class CachedFunction:
             raise _UnstorableError("dump", f"dump raised {error!r}") from error
 
     def log_stale(self, error: BaseException) -> None:
-        """Log, once a minute, an error that an expired result has replaced."""
+        """Log, at most once a minute, an error that an expired result replaces."""
         text = "%s raised %r: its callers get the last result, which has expired"
         self._log("raised", text, self.name, error)
 
     def discard(self, error: WrongTypeError) -> None:
-        """Count a key of another type, and log the error once a minute."""
+        """Count a key with a wrong type. Log the error at most once a minute."""
         self.counts.add("discarded", "wrong_type")
         self._log("type", "%s: a result is not cached: %s", self.name, error)
 
@@ -304,7 +304,7 @@ class Outcome:
     taken: bool = False  # the first caller has received ``value``; others get copies
 
     def __post_init__(self) -> None:
-        """Keep the traceback as it is, because each raise makes it longer."""
+        """Store the original traceback, because each raise makes it longer."""
         self._traceback = None if self.error is None else self.error.__traceback__
 
     @classmethod

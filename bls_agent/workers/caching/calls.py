@@ -447,7 +447,7 @@ class CacheCalls:
 
             thread = SHARED_LOOP.find()
             self._shared = thread, thread.call(find)
-            # The shared loop stays. A cache that is collected closes its connections.
+            # When the cache is garbage-collected, close its connections in the loop.
             close = partial(_close, self._by_loop, self._access, self._locks)
             finalize(self, thread.begin, close).atexit = False
         return self._shared
