@@ -69,9 +69,9 @@ class LogTail:
     def take(self, window: Sequence[bytes], length: int, since: float) -> News | None:
         """Return the new records, or ``None`` if the caller has to read :attr:`size` ones.
 
-        1. The window is the first one, or the list was replaced, because it is shorter and
-           has none of the known records. The window is complete if it reaches back to the
-           Unix time ``since``.
+        1. The window is the first one, or the first one of a new list, which is shorter
+           and has none of the known records. The window is complete if it reaches back to
+           the Unix time ``since``.
         2. Any later window is complete if it reaches back to the previous window.
 
         If the window is not complete and cannot grow, its records are returned anyway.

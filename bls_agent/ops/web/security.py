@@ -36,7 +36,7 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
     "object-src 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types console"  # see guard.js
+    "require-trusted-types-for 'script'; trusted-types console"  # guard.js makes this policy
 )
 HEADERS: Final = {
     "content-security-policy": POLICY,
@@ -96,10 +96,10 @@ def refuse(
 ) -> str:
     """Return the reason to refuse a request, or ``""`` if the request may pass.
 
-    ``own`` is the console's origin in the request's URL. ``origin``, ``site`` and ``mode``
-    are the headers ``Origin``, ``Sec-Fetch-Site`` and ``Sec-Fetch-Mode``. ``json`` is
-    whether the body's media type is JSON, which no form can send. ``data`` is whether the
-    path returns data for programs instead of a page.
+    ``own`` is the console's origin in the request's URL. ``origin``, ``site`` and
+    ``mode`` are the headers ``Origin``, ``Sec-Fetch-Site`` and ``Sec-Fetch-Mode``.
+    ``json`` is whether the body's media type is JSON, which no form can send. ``data`` is
+    whether the path returns data for programs instead of a page.
 
     Programs such as curl send none of these headers. They may read, and may post JSON. A
     browser always sends ``Origin`` with a POST.

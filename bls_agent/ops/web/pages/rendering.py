@@ -155,8 +155,8 @@ def render_if_new(request: Request, template: str, **values: Any) -> Response:
 
 def _context(request: Request) -> dict[str, Any]:
     language, scope = _language_of(request), request.scope
-    # The prefix that a proxy removes. If the static files are mounted, `root_path` also
-    # has the path of the mount.
+    # The prefix that a proxy removes. Below a mount, such as /static, `root_path` also
+    # contains the path of the mount.
     root: str = scope.get("app_root_path", scope.get("root_path", ""))
     texts = _texts(language)
     other = next(known for known in LANGUAGES if known != language)
@@ -173,7 +173,7 @@ def _context(request: Request) -> dict[str, Any]:
         "texts": texts,
         "language_tag": LANGUAGE_TAGS[language],
         "script_texts": _script_texts(language),
-        "other_language": f"?lang={other}",  # the scripts add the other fields
+        "other_language": f"?lang={other}",  # the scripts add the page's other fields
         "theme": theme if theme in THEMES else "",
         "root": root,
         "here": "",
