@@ -1,4 +1,4 @@
-"""The agent: a service embeds it to appear on the BLS Project Console."""
+"""The agent, which a service embeds to appear on the BLS Project Console."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class ProjectAgent:
 
     While the agent is open, it refreshes the project's status, writes log records to
     Redis and runs the commands that the console sends. Its background work does not
-    raise into the host program, does not block the program and does not cancel its
-    tasks. Its memory is bounded. Redis may be unreachable at any time.
+    raise into your program, does not block the program and does not cancel its tasks.
+    Its memory is bounded. Redis may be unreachable at any time.
 
     Use ``async with agent:`` around the application, or ``await agent.run()`` as the
     application. Nothing is opened before that. A closed agent can be opened again.
@@ -169,8 +169,8 @@ class ProjectAgent:
         Any thread may call this method. The method does not wait for the write.
 
         Args:
-            status: A status such as ``Status.FAULT``, or the word for a status:
-                ``"故障"``, ``"fault"``.
+            status: A status such as ``Status.FAULT``, or the text of a status, such as
+                ``"故障"`` or ``"fault"``.
             reason: The reason, in one sentence. It is logged, and consoles show it
                 beside the status.
 
@@ -281,15 +281,15 @@ class ProjectAgent:
         Write ``@agent.health_check`` or ``@agent.health_check("name", …)``, in any
         thread. The function takes no arguments and is returned unchanged. A plain
         function runs in a thread. A check fails if it raises, returns exactly ``False``
-        or exceeds its timeout. The agent calls the check first when the agent opens.
-        After a success the check no longer sets the status.
+        or exceeds its timeout. The first call is made when the agent opens. After a
+        success the check no longer sets the status.
 
         Args:
             function: The check, or the check's name (default: the function's name).
             interval: Seconds from the end of one call to the beginning of the next.
                 Each wait is shortened by a random share of up to a fifth.
             timeout: Seconds that a call may take.
-            failures: Number of failures in a row that set the status 故障.
+            failures: Number of failures in a row that set ``Status.FAULT``.
 
         Raises:
             ConfigurationError: The name is taken, a number is out of range, or the

@@ -1,4 +1,4 @@
-"""The console of the console protocol, for agents that are written in any language."""
+"""The console: sends commands to agents in any language, reads statuses and logs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from bls_agent.project.log.reading import LogPage
     from bls_agent.project.status.intake import IntakeReport
 
-NAMES_KEPT: Final = 1_000  # names of known projects that a console remembers
+NAMES_KEPT: Final = 1_000  # most names of projects that a console remembers
 STARTING: Final = 0.5  # seconds to wait for the first key of a starting agent
 NEWEST: Final = 50  # number of newest records in which the agent's last one is searched
 LOOK_TIME: Final = 1.0  # most seconds to find a command after a timeout

@@ -40,7 +40,7 @@ __all__ = [
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = "python -m bls_agent.devserver"
-DEFAULT_PORT = 6379  # the command line's port if free; the default of agents
+DEFAULT_PORT = 6379  # also the default of agents
 LOG_NAME = "server.log"
 LOG_TAIL_LINES = 8
 START_TIMEOUT = 20.0

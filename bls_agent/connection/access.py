@@ -1,4 +1,4 @@
-"""Stores: objects that find Redis by a URL, a client, an agent or ``BLS_REDIS_URL``."""
+"""Finds Redis for an object, by a URL, a client, an agent or ``BLS_REDIS_URL``."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class LoopLocal(Generic[T]):
 
 
 class Access:
-    """The connections of one object to Redis; each event loop opens its own ones."""
+    """The connections of one object; each event loop opens its own connections."""
 
     def __init__(
         self,

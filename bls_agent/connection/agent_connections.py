@@ -26,7 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 LOOK_EVERY: Final = {"sentinel": 1.0, "cluster": 10.0}
 OVERDUE: Final = 1.0  # seconds without a reply after which a check is made at once
 PACE: Final = 0.5  # seconds between two turns of the loop of monitor_failover()
-ADMIN_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be gone
+ADMIN_TIMEOUT: Final = 0.5  # seconds for a request to a server that may be down
 
 
 class AgentConnections:

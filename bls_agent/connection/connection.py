@@ -81,7 +81,7 @@ class Connection:
         """
         self.route: Route = Route(where) if isinstance(where, Endpoint) else where
         self.name: str = client_name(name)
-        self.server: Endpoint | None = None  # current server, or last one tried
+        self.server: Endpoint | None = None  # the server of the last try to connect
         self.orphans: OrphanedConnections = OrphanedConnections()
         self.generation: int = 0  # how often the connection was opened
         self.retired = False  # if true, callers that need a new connection wait forever
@@ -250,7 +250,7 @@ class Connection:
         """
         while True:
             channel = await self.open()
-            if channel.error is not None:  # ended before this caller's turn
+            if channel.error is not None:  # the channel ended while this caller waited
                 raise translate(channel.error, self.address)
             if channel.state is not ChannelState.CONGESTED:
                 return channel
@@ -315,11 +315,12 @@ class Connection:
             self.route.invalidate()
 
     async def leave_for(self, right: Endpoint) -> bool:
-        """Drop the connection unless its server is ``right``; return if it was dropped.
+        """Drop the connection, unless its server is ``right``.
 
-        A server that was killed or demoted ends its connections itself. A server that
-        hangs, or that the other servers cannot reach, does not. Writes to such a server
-        are lost when the server comes back.
+        Return whether the connection was dropped. A server that was killed or demoted
+        ends its connections itself. A server that hangs, or that the other servers
+        cannot reach, does not. Writes to such a server are lost when the server comes
+        back.
         """
         if not self.engaged or self.address == right.address:
             return False
@@ -359,7 +360,7 @@ class Connection:
             channel.detach()
 
     def _reset(self) -> list[Channel]:
-        """Forget all channels and return them; call neither the server nor the loop."""
+        """Forget all channels and return them; use neither the server nor the loop."""
         channels = [*self._others, self.channel]
         self.channel = self._attempt = self._connecting_since = None
         self._others = []

@@ -106,7 +106,7 @@ class Topology:
 class Endpoint:
     """Where Redis is and how a new connection to it is made."""
 
-    address: str  # for messages: no credentials
+    address: str  # for messages, without credentials
     make: Callable[[], RawConnection]  # connects to the first server
     notes: tuple[str, ...] = ()  # warnings about ignored options; logged once
     topology: Topology | None = None  # ``None`` for one server
@@ -432,7 +432,10 @@ def _fixed_options(known: frozenset[str], *, tcp: bool) -> dict[str, Any]:
 
 
 def _keepalive() -> dict[int, int]:
-    """Return socket options that find a dead link in 25 s, or in 20 s if data waits."""
+    """Return socket options that find a dead link in 25 seconds.
+
+    If sent data is not acknowledged, they find a dead link in 20 seconds.
+    """
     wanted = {
         "TCP_KEEPIDLE": 10,
         "TCP_KEEPALIVE": 10,  # macOS's name for TCP_KEEPIDLE

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # After these words an error of Redis quotes the arguments of the command. The arguments
 # of AUTH contain the password.
 ECHO: Final = ", with args beginning"
-CHAIN: Final = 10  # most causes that are followed; a chain may be circular
+CHAIN: Final = 10  # most causes of an error to follow; a chain may be circular
 
 
 # Each row: a class name anywhere in the error's ancestry, the beginning of its text,

@@ -93,11 +93,11 @@ class OrphanedConnections:
         self.waiting, self.unkillable = [], []
 
     async def kill_all(self, connection: Client, admins: Admins, *, kill: bool) -> bool:
-        """Make the server end the orphans of ``connection``; return if all are harmless.
+        """Make the server end the orphans of ``connection``.
 
-        An orphan is harmless if the server has ended it. It is also harmless 25 s after
-        its loss, because no request of it can arrive after that time. If ``kill``, send
-        CLIENT KILL instead of CLIENT UNBLOCK.
+        Return whether all are harmless. An orphan is harmless if the server has ended
+        it. It is also harmless 25 s after its loss, because no request of it can arrive
+        after that time. If ``kill``, send CLIENT KILL instead of CLIENT UNBLOCK.
 
         Raises RedisUnavailableError if the server of an orphan does not answer and still
         serves the key. The orphan then stays in ``waiting``.

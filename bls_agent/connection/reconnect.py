@@ -112,10 +112,11 @@ class ThrottledLog:
         self.quiet = self.outage.quiet = True
 
     def warn(self, consequence: str, error: BlsError) -> bool:
-        """Log a failure, unless its cause was logged in the last minute; return if logged.
+        """Log a failure, unless its cause was logged in the last minute.
 
-        ``consequence`` describes what does not work. While Redis is unreachable, only
-        the error is logged, because everything fails.
+        Return whether the failure was logged. ``consequence`` describes what does not
+        work. While Redis is unreachable, only the error is logged, because everything
+        fails.
         """
         if isinstance(error, WrongTypeError):
             return self._say_now(f"type of {error.key}", "%s: %s", consequence, error)

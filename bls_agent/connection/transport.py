@@ -45,7 +45,7 @@ FAST: Final = 64_000.0  # bytes/s that a long request is expected to reach at fi
 SLOWEST: Final = (
     1_600.0  # bytes/s expected after timeouts; docs/promises.md promises 2,000
 )
-MOST_PATIENT: Final = 16  # longest time for such a request, in timeouts
+MOST_PATIENT: Final = 16  # longest time for such a request, in multiples of the timeout
 # Seconds to read the bytes that arrived while the event loop was blocked.
 SECOND_LOOK: Final = 0.02
 CLOSED: Final = "Connection closed by server."

@@ -1,4 +1,4 @@
-"""JSON bytes ⇄ values, timestamps and the size limit of a record.
+"""Converts values to JSON bytes and back, shortens long records, writes timestamps.
 
 Only this module imports orjson. Decoding wrong data raises a
 :class:`~bls_agent.core.errors.DecodeError` with a reason. Encoding never raises,
@@ -241,7 +241,7 @@ _STEPS: Final = (
 
 
 def encode_within(value: JSONObject, limit: int) -> tuple[bytes, bool]:
-    """Return an object as JSON of at most ``limit`` bytes; and whether it is shortened.
+    """Return an object as JSON of at most ``limit`` bytes, and whether it is shortened.
 
     ``limit`` is at least 256. A shortened text ends in ``…``. A shortened list or
     object contains the number of missing items. Small values among the first 16 fields

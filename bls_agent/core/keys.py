@@ -61,7 +61,7 @@ class KeyTemplate:
     type: RedisType | None  # ``None`` if the protocol does not define the type
     ttl: int | None  # seconds from a write to the expiry; ``None`` for no expiry
     contract: Contract
-    ttl_from: str = ""  # setting whose default is ``ttl``; "lease": lease_ttl
+    ttl_from: str = ""  # the setting that sets the TTL, or "lease" for the lease's TTL
     ambiguous: bool = False  # whether a key may be split into fields in several ways
     taken: tuple[str, ...] = ()  # values of the first field that belong to other rows
 
@@ -219,9 +219,9 @@ CRAWL_LEASES: Final = KeyTemplate("bls_agent:{place}:leases", _T.HASH, None, _C.
 CRAWL_DELAYED: Final = KeyTemplate("bls_agent:{place}:delayed", _T.HASH, None, _C.OWN)
 CRAWL_COUNTERS: Final = KeyTemplate("bls_agent:{place}:counters", _T.HASH, None, _C.OWN)
 CRAWL_WAKE: Final = KeyTemplate("bls_agent:{place}:wake", _T.LIST, None, _C.OWN)
-CRAWL_BLOOM: Final = KeyTemplate("bls_agent:{place}:bloom", None, None, _C.OWN)  # each kind of server has another TYPE
+CRAWL_BLOOM: Final = KeyTemplate("bls_agent:{place}:bloom", None, None, _C.OWN)  # each kind of server returns another TYPE
 CONSOLE_CHANGES: Final = KeyTemplate("bls_agent:console:changes", _T.STREAM, None, _C.OWN)
-CRAWL_KEY_FAULT: Final = "Key不符合命名规范"  # error text that 004 requires
+CRAWL_KEY_FAULT: Final = "Key不符合命名规范"  # error text that the protocol of crawl queues (004) requires
 
 KEYS: Final[Mapping[str, KeyTemplate]] = {
     "project_status": PROJECT_STATUS,
@@ -343,7 +343,7 @@ def check_name(field: str, value: str) -> str:
 
 
 def _has(category: str) -> Callable[[str], bool]:
-    """Return a function: does a name have a character of this Unicode category?"""
+    """Return a function that finds characters of a Unicode category in a name."""
     return lambda name: any(unicodedata.category(one) == category for one in name)
 
 

@@ -1,8 +1,10 @@
-"""Parsing of URLs that name several servers. No I/O.
+"""Parses URLs that name several servers. No I/O.
 
-``redis+sentinel://user:password@host:port,host:port/service/db`` and
-``redis+cluster://user:password@host:port,host:port``, with ``rediss+…`` for TLS.
-redis-py parses URLs of one server (see ``connection/endpoint.py``).
+* Sentinel: ``redis+sentinel://user:password@host:port,host:port/service/db``
+* Cluster: ``redis+cluster://user:password@host:port,host:port``
+
+URLs with TLS begin with ``rediss+``. redis-py parses URLs of one server (see
+``connection/endpoint.py``).
 """
 
 from __future__ import annotations

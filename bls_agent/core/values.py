@@ -1,4 +1,4 @@
-"""Values that JSON holds as text: dates, moments, UUIDs and decimal numbers. No I/O.
+"""Values that JSON holds as text: dates, times, UUIDs and decimal numbers. No I/O.
 
 Handlers of commands receive such values, forms of the console check them, and the
 function cache makes keys of them. A text that does not have the form of its type is

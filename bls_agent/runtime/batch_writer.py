@@ -234,7 +234,7 @@ class BatchWriter(Generic[T]):
                 return
 
     def _fit(self, took: float) -> None:
-        """Make the next batch smaller after a slow write, to not delay other requests."""
+        """Make the next batch smaller after a slow write, to keep the link free."""
         change = self._most // 2 if took > SLOW else self._most * 2
         self._most = min(max(change, LEAST_BYTES), BATCH_BYTES)
 

@@ -68,7 +68,7 @@ def make_token(ttl: float) -> str:
 
 
 def length_of(token: bytes | None) -> float | None:
-    """Return the seconds of a lease according to its token; ``None`` if not there."""
+    """Return the length of a lease in seconds from its token; ``None`` if missing."""
     found = _TOKEN.match(token or b"")
     return int(found[1]) / 1000 if found else None
 
@@ -152,7 +152,7 @@ class LeaseState:
         self._valid_until = float("-inf")
         self._in_doubt = False
         self._harmless_at = float("-inf")
-        # Each write has a number, because the script ignores writes that arrive late.
+        # Writes are numbered, so that the script can ignore a write that arrives late.
         self._numbers = itertools.count(1)
 
     def is_valid(self, now: float) -> bool:
@@ -195,8 +195,8 @@ class LeaseState:
 
     def record_failure(self, *, ambiguous: bool) -> None:
         """Record a failed request; if ``ambiguous``, Redis may have executed it."""
-        # A renewal that arrives after the end of our lease does nothing, so that only
-        # other requests leave a doubt.
+        # A renewal that arrives too late changes nothing. Any other late request may
+        # take the key.
         if ambiguous and self.standing is not Ownership.OURS:
             self._in_doubt = True
 

@@ -42,7 +42,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.RLock()  # a signal handler may interrupt the holder
+        self._lock = threading.RLock()  # reentrant, for signal handlers
         self._threads = HandlerThreads()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._pid = 0
@@ -101,7 +101,7 @@ class LoopThread:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run a coroutine function in the loop, and return its :func:`result_of`."""
+        """Run a coroutine function in the loop, and wait for its result."""
         return result_of(self.begin(function, *args, **kwargs))
 
     def stop(self) -> None:
@@ -167,7 +167,7 @@ _ALIVE: Final[set[LoopThread]] = set()
 
 async def _cancel_the_rest() -> None:
     """Cancel every other task of the loop, and wait until all have ended."""
-    import asyncio  # noqa: PLC0415 - knows all tasks of the loop
+    import asyncio  # noqa: PLC0415 - lists all tasks of the loop
 
     for _ in range(3):  # Python warns of tasks that are cancelled before they begin
         await asyncio.sleep(0)
@@ -247,7 +247,7 @@ class SharedThread:
 
     def reset_after_fork(self) -> None:
         """Set up the object without a thread and users, also in a forked child."""
-        self._lock = threading.RLock()  # a signal handler may interrupt the holder
+        self._lock = threading.RLock()  # reentrant, for signal handlers
         self._thread: LoopThread | None = None
         self._users = 0
 

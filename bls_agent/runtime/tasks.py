@@ -113,7 +113,7 @@ async def call_in(
     If ``loop`` is not the running loop, return ``None`` after ``within`` seconds,
     because another loop may hang.
     """
-    import asyncio  # noqa: PLC0415 - anyio knows one loop
+    import asyncio  # noqa: PLC0415 - anyio cannot reach another loop
 
     if loop is asyncio.get_running_loop():
         return await function()

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-SHORTEST: Final = 0.02  # shortest time in seconds between two counts of a loop
-LONGEST: Final = 1.0  # longest time in seconds between two counts of a loop
+SHORTEST: Final = 0.02  # shortest time in seconds between two increases of a counter
+LONGEST: Final = 1.0  # longest time in seconds between two increases of a counter
 QUICK: Final = 0.02  # seconds between two checks of a blocked loop
 FRAMES: Final = 5  # stack frames of a blocked loop in the warning of this module
 OWN_FRAMES: Final = 3  # stack frames of the program in the agent's log
@@ -272,8 +272,8 @@ class LoopWatch:
 class _Watchdog:
     """The thread that checks all watches; it ends with the last watch.
 
-    The watchdog has only weak references to the watches, and their loops have the
-    strong ones. So the garbage collector can remove an agent that was never closed.
+    The watchdog has only weak references to the watches, because only their loops keep
+    them alive. So the garbage collector can remove an agent that was never closed.
     """
 
     def __init__(self) -> None:

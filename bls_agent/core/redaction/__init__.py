@@ -28,7 +28,8 @@ _LONG: Final = (
 )  # fmt: skip
 # These name a secret only as a whole word, because other words contain them (shipping).
 _SHORT: Final = ("auth", "cvc", "cvv", "otp", "pass", "pin", "psw", "pw", "pwd", "totp")
-# A user's name of at least so many letters also counts inside of a longer name.
+# A name of a secret that the user adds also counts inside of longer names, if it has at
+# least so many letters.
 LONG_ENOUGH: Final = 5
 
 # Harmless words that contain a secret word by chance.
@@ -77,7 +78,7 @@ def squeeze(name: str) -> str:
 
 
 class SecretNames:
-    """Decides which names hold secrets, by built-in words and the user's own."""
+    """Decides which names hold secrets, by built-in names and names of the user."""
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
         names = extra.split(",") if isinstance(extra, str) else extra
@@ -149,7 +150,7 @@ class SecretNames:
             if _WIDE.search(squeezed):
                 data = normalize("NFKC", data.decode("utf-8", "replace")).encode()
                 squeezed = data.translate(_LOWER, _PUNCTUATION).decode("latin-1")
-            if search.has_capitals:  # _LOWER knows only the capitals A to Z
+            if search.has_capitals:  # _LOWER converts only the capitals A to Z
                 squeezed = _as_bytes(squeeze(data.decode("utf-8", "replace")))
             if _holds_one(search.far_stems, squeezed):
                 return True
@@ -461,7 +462,7 @@ def _counts_only(value: object, depth: int) -> bool:
     return value is None or isinstance(value, int | float)
 
 
-DEFAULT: Final = Redactor()  # knows only the built-in names
+DEFAULT: Final = Redactor()  # with the built-in names only
 
 
 def redact(text: str) -> str:

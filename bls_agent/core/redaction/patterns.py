@@ -144,7 +144,7 @@ def _redact_urls(text: str) -> str:
 
 
 def _redact_encoded(found: re.Match[str]) -> str:
-    """Replace the credentials of a URL that stands percent-encoded in another URL."""
+    """Replace the credentials of a URL that is percent-encoded in another URL."""
     rest = found[2]
     end = rest.rfind("%40")
     if end < 0 and _ENCODED_PASSWORD.search(rest):
