@@ -515,7 +515,7 @@ class RunWriterTask:
             pause = GLANCE
 
     async def end(self, within: float) -> None:
-        """Write the remaining events, even if the caller is cancelled meanwhile."""
+        """Write the remaining events. Raise a cancellation of the caller afterwards."""
         await _wait_through(self._begin_end(within))
 
     def _begin_end(self, within: float) -> asyncio.Task[None]:
@@ -524,7 +524,7 @@ class RunWriterTask:
         return self._end
 
     def abandon(self) -> None:
-        """Write the last events of a writer that the program has not closed."""
+        """Write the last events of a writer that was never closed. Its lease expires."""
         if self._run_lease is not None:
             self._run_lease.finish()
         self._end = self._begin_end(FINAL_WRITE)

@@ -165,9 +165,10 @@ class Heartbeat:
         interval: Longest time in seconds between two beats. Each pause is shortened at
             random. The largest allowed value, and the default, is a third of ``ttl``.
         ttl: Seconds for which the worker counts as alive after a beat; 30 by default.
-        conflict: What to do if another process owns the key. ``"refuse"`` raises
+        conflict: What to do if another process owns the key, or if the key has a value
+            of a program without a lease. ``"refuse"`` raises
             :class:`~bls_agent.LeaseHeldError`. ``"wait"`` lets the program continue,
-            and takes the key when the other process has released it.
+            and takes the key when it is free.
         timeout: Deadline of one request in seconds.
 
     Raises:
@@ -296,7 +297,8 @@ class Heartbeat:
         """Open the heartbeat. If Redis is unreachable, the first beat is written later.
 
         Raises:
-            LeaseHeldError: The key belongs to another process.
+            LeaseHeldError: The key belongs to another process, or has a value of a
+                program without a lease.
             WrongTypeError: The key is not a string. The key was not changed.
             ConfigurationError: The heartbeat is open already, or ``BLS_REDIS_URL`` is
                 wrong.
