@@ -524,7 +524,7 @@ class RunWriterTask:
         return self._end
 
     def abandon(self) -> None:
-        """Write the last events of a writer that was never closed. Its lease expires."""
+        """Write the last events of an unclosed writer. Its lease then expires."""
         if self._run_lease is not None:
             self._run_lease.finish()
         self._end = self._begin_end(FINAL_WRITE)
