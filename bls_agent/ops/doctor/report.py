@@ -42,7 +42,8 @@ class Report:
 
     servers: list[Facts] = field(default_factory=list[Facts])
     project: str = ""  # the only project that was checked; empty for all
-    keys: Counter[str] = field(default_factory=Counter[str])  # by row; "": no protocol
+    # Number of keys for each name in `KEYS`, and for `""` (keys of no protocol).
+    keys: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
     _groups: dict[tuple[str, Severity], Group] = field(
         default_factory=dict[tuple[str, Severity], Group]

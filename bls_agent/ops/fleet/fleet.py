@@ -96,7 +96,7 @@ class Fleet:
         self._projects: dict[str, ProjectState] = {}
         self._hidden: frozenset[str] = frozenset()  # projects with unreadable status
         self._wrote = 1  # projects with new records in the last read
-        self._offset: float | None = None  # server's Unix time minus loop's time
+        self._offset: float | None = None  # server's Unix time minus event loop's time
         self._read_at = 0.0  # server's Unix time of the last complete read
         self._complete = False
         self._search: AsyncGenerator[set[str]] | None = None

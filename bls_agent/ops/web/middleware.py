@@ -104,7 +104,7 @@ class SecurityMiddleware:
         await self._app(scope, receive, send)
 
     async def _check(self, request: Request) -> Response | None:
-        """Raise if the request is refused; return a response if the user must log in."""
+        """Raise an error to refuse a request; return a response to ask for a login."""
         self._check_size(request)
         self._check_names(request)
         self._check_origin(request)

@@ -27,7 +27,7 @@ from bls_agent.runs import Followed, Follower, Gap, StreamEvent
 from bls_agent.runs.events import BEGINNING, check_id
 
 RETRY: Final = b"retry: 2000\n\n"
-HEARTBEAT = b"event: beat\ndata: {}\n\n"  # because pages ignore comments
+HEARTBEAT = b"event: beat\ndata: {}\n\n"  # an event, because pages ignore comments
 FIRST_WAIT = 5.0  # seconds to wait for the first read of a list
 PATIENCE = 0.3  # seconds that streams get to end when the console stops
 EVENT_SIZE = 256 * 1024  # bytes of one event with records

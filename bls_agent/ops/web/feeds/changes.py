@@ -212,7 +212,7 @@ class Journal:
                 place = self._fleet.ring.end
                 try:
                     self.check(anyio.current_time())
-                except Exception:  # must not stop the console
+                except Exception:  # an error here must not stop the console
                     logger.exception("the journal of status changes missed a look")
 
     def check(self, now: float) -> None:
@@ -294,8 +294,9 @@ class Webhook:
     """Posts changes in order, one post after the other, to a program or a chat service.
 
     The webhook repeats a post with growing pauses until the receiver returns a status
-    2xx. After an hour it drops the post. It follows no redirection. If more than 1,000
-    changes wait, it drops the oldest ones, and the next post contains their number.
+    2xx. After an hour the webhook drops the post. Redirections are not followed. If more
+    than 1,000 changes wait, the webhook drops the oldest changes, and the next post
+    contains the number of dropped changes.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from bls_agent.project.messages import LogEntry
 # other programs may be longer.
 LONGEST: Final = 65_600
 LONGEST_BUILTIN: Final = 1_024  # bytes of an outcome of a command such as ``help``
-FIRST: Final = 64  # records that a reader begins with
+FIRST: Final = 64  # newest records that a reader reads first
 ALIGN: Final = 2.0  # most seconds to wait until the ring has the records of a page
 MOST: Final = 4_000  # records that are kept for all followers of a list
 SIZE: Final = 4 * 1024 * 1024  # bytes of these records

@@ -391,7 +391,7 @@ class SharedWatch(Shared, Generic[_Thing]):
                 except WrongTypeError as error:
                     fault = RedisUnavailableError("wrong_type", str(error))
                     self._take_outage(fault)
-                except Exception:  # must not stop the console
+                except Exception:  # an error here must not stop the console
                     logger.exception("a watch of the console broke; it begins anew")
                 await anyio.sleep(AGAIN)
         finally:
