@@ -126,7 +126,7 @@ class ProjectAgent:
             replicas=options.get("replicas", known.replicas),
         )
         stream = LogStream(
-            time.time,  # noqa: TID251 - chosen here, passed on as an argument
+            time.time,  # noqa: TID251 - the clock is chosen here and passed on
             max_records=options.get("log_buffer", known.log_buffer),
             max_bytes=options.get("log_buffer_bytes", known.log_buffer_bytes),
         )
@@ -134,7 +134,7 @@ class ProjectAgent:
         stream.redactor = Redactor(self._settings.read_redact_keys())
         self._state = AgentState(
             project=self.project,
-            clock=time.time,  # noqa: TID251 - the same clock
+            clock=time.time,  # noqa: TID251 - the clock of LogStream
             router=Router(pydantic=validate == "pydantic"),
             stream=stream,
             instance=options.get("instance") or "",
@@ -411,7 +411,7 @@ class ProjectAgent:
 
     def stats(self) -> AgentStats:
         """Return a snapshot of all counters and states; any thread may call this."""
-        from bls_agent.project.stats import collect_stats  # noqa: PLC0415 - 2 ms, not at import
+        from bls_agent.project.stats import collect_stats  # noqa: PLC0415 - the import takes 2 ms
 
         return collect_stats(self._state, self._open_session())
 
@@ -422,7 +422,7 @@ class ProjectAgent:
             ConfigurationError: The agent is open already, or an environment variable
                 has a wrong value.
         """
-        from bls_agent.project.session import AgentSession  # noqa: PLC0415 - 10 ms, not at import
+        from bls_agent.project.session import AgentSession  # noqa: PLC0415 - the import takes 10 ms
 
         self._detach_gone()
         before = self._session
@@ -509,7 +509,7 @@ class ProjectAgent:
         Returns:
             The signal that ended the agent; ``None`` if no signal did.
         """
-        from bls_agent.project.signals import wait_until_closed  # noqa: PLC0415 - only programs that call run()
+        from bls_agent.project.signals import wait_until_closed  # noqa: PLC0415 - only run() needs the module
 
         shown = self._settings.read().banner if banner is None else banner
         with show_log() if shown else nullcontext():
@@ -535,7 +535,7 @@ class ProjectAgent:
         is then closed when the interpreter exits. A server that forks must call this
         method in the worker process.
         """
-        from bls_agent.project.agent_thread import AgentThread  # noqa: PLC0415 - rarely used
+        from bls_agent.project.agent_thread import AgentThread  # noqa: PLC0415 - few programs need the module
 
         return AgentThread(self, lambda: self._settings.read().shutdown_timeout)
 
@@ -556,7 +556,7 @@ class ProjectAgent:
             yield
 
     def _alone(self) -> Alone:
-        from bls_agent.project.invocation import Alone  # noqa: PLC0415 - only in tests
+        from bls_agent.project.invocation import Alone  # noqa: PLC0415 - only tests need the module
 
         session, settings = self._open_session(), self._settings.read()
         if session is None:
@@ -592,7 +592,7 @@ class ProjectAgent:
 
     def _prepare(self, settings: Settings) -> None:
         """Apply the settings, and add the built-in commands."""
-        from bls_agent.project.builtins import add_session_builtins  # noqa: PLC0415 - not at import
+        from bls_agent.project.builtins import add_session_builtins  # noqa: PLC0415 - imported only when needed
 
         self._state.apply(settings)
         if settings.builtins and not self._builtins_added:

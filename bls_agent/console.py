@@ -76,7 +76,7 @@ class Console(Store):
         self, redis: RedisOrAgent | None = None, *, timeout: float = 5.0
     ) -> None:
         super().__init__(redis, timeout=timeout)
-        self._clock: Callable[[], float] = time.time  # noqa: TID251 - chosen here, passed on as an argument
+        self._clock: Callable[[], float] = time.time  # noqa: TID251 - the clock is chosen here and passed on
         self._tracing = SendTracing()
         self._seen: set[str] = set()  # projects for which a key was found
 
@@ -104,7 +104,7 @@ class Console(Store):
         command: str,
         args: Mapping[str, Any] | None = None,
         *,
-        id: str | None = None,  # noqa: A002 - the protocol's name
+        id: str | None = None,  # noqa: A002 - the name in the protocol
         broadcast: bool = False,
         create: bool = False,
         size_limit: int = COMMAND_LIMIT,
@@ -272,8 +272,8 @@ class Console(Store):
         timeout: float,
         **how: Any,
     ) -> dict[str, Outcome]:
-        from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few programs need it
-        from bls_agent.project.status.replicas import OutcomeCollector  # noqa: PLC0415 - few programs need it
+        from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few programs need the module
+        from bls_agent.project.status.replicas import OutcomeCollector  # noqa: PLC0415 - few programs need the module
 
         check_seconds("timeout", timeout)
         roll = OutcomeCollector(frozenset(expected))
@@ -315,7 +315,7 @@ class Console(Store):
         _check_limit(limit)
         return await CommandLists(self._pool, project).waiting(limit)
 
-    async def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the protocol's name
+    async def withdraw(self, project: str, id: str) -> Command | None:  # noqa: A002 - the name in the protocol
         """Take a command out of a project's control list, before an agent takes it.
 
         Either the command is withdrawn or an agent gets the command, because one
@@ -365,9 +365,9 @@ class Console(Store):
     async def requeue(
         self,
         project: str,
-        id: str | None = None,  # noqa: A002 - the protocol's name
+        id: str | None = None,  # noqa: A002 - the name in the protocol
         *,
-        all: bool = False,  # noqa: A002 - as people say
+        all: bool = False,  # noqa: A002 - the usual word
         record: bool = False,
         sent_by: str = "",
     ) -> list[Command]:
@@ -401,9 +401,9 @@ class Console(Store):
     async def discard(
         self,
         project: str,
-        id: str | None = None,  # noqa: A002 - the protocol's name
+        id: str | None = None,  # noqa: A002 - the name in the protocol
         *,
-        all: bool = False,  # noqa: A002 - as people say
+        all: bool = False,  # noqa: A002 - the usual word
         record: bool = False,
         sent_by: str = "",
     ) -> list[Command]:
@@ -445,7 +445,7 @@ class Console(Store):
             WrongTypeError: The key of the replicas is not a hash.
             RedisUnavailableError: Redis cannot answer.
         """
-        from bls_agent.project.status.replicas import read_replicas  # noqa: PLC0415 - few programs need it
+        from bls_agent.project.status.replicas import read_replicas  # noqa: PLC0415 - few programs need the module
 
         key = PROJECT_STATUS.locate(project=project)
         async with self._pool.to(key) as connection:
@@ -463,7 +463,7 @@ class Console(Store):
         Raises:
             RedisUnavailableError: Redis cannot answer.
         """
-        from bls_agent.project.status.intake import read_intakes  # noqa: PLC0415 - few programs need it
+        from bls_agent.project.status.intake import read_intakes  # noqa: PLC0415 - few programs need the module
 
         return await read_intakes(self._pool, list(projects))
 

@@ -37,7 +37,7 @@ def _blocking(
 
     @wraps(method)
     def call(self: SyncConsole, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        thread, console = self._open()  # pyright: ignore[reportPrivateUsage] - of the same class
+        thread, console = self._open()  # pyright: ignore[reportPrivateUsage] - a method of this class
         return result_of(thread.begin(method, console, *args, **kwargs))
 
     call.__qualname__ = f"SyncConsole.{method.__name__}"
@@ -125,7 +125,7 @@ class SyncConsole:
         thread = LoopThread("bls-agent console")
         thread.start()
         console = Console(self._redis, timeout=self._timeout)
-        console._tracing = self._tracing  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - shared, as the tracer may be set later
+        console._tracing = self._tracing  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - shared, because the tracer may be set later
         mine = (thread, console)
         winner = self._opened.setdefault(os.getpid(), mine)
         if winner is not mine:  # another thread was faster

@@ -125,7 +125,7 @@ class AgentConnections:
         topology = self.endpoint.topology
         if topology is None:
             return
-        due, rng = 0.0, random.Random()  # noqa: S311 - jitter, not secrets
+        due, rng = 0.0, random.Random()  # noqa: S311 - the random numbers are no secrets
         try:
             while True:
                 await anyio.sleep(PACE)

@@ -51,6 +51,6 @@ class Outage:
     def _end(self) -> None:
         if self._since is not None and self._noticed and not self.quiet:
             seconds = self._clock() - self._since
-            decimals = 0 if seconds >= 10 else 1  # noqa: PLR2004 - two digits
+            decimals = 0 if seconds >= 10 else 1  # noqa: PLR2004 - from 10 s on no decimals
             logger.info("Redis answers again after %.*f s", decimals, seconds)
         self._since, self._noticed = None, False

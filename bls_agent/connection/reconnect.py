@@ -147,7 +147,7 @@ class ThrottledLog:
                 self._say_weaker(request, reply)
 
     def _say_weaker(self, request: Request, error: RedisUnavailableError) -> None:
-        from bls_agent.core.acl import find_right  # noqa: PLC0415 - 1 ms, and rare
+        from bls_agent.core.acl import find_right  # noqa: PLC0415 - the import takes 1 ms and is rarely needed
 
         right = find_right(request, by_key="to run the" not in error.reason)
         if right is not None and right.extra:

@@ -163,7 +163,7 @@ class Channel:
         self, raw: RawConnection, owner: Callable[[], Owner | None], pace: Pace
     ) -> None:
         """Take over the transport of a connection that redis-py has opened."""
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - the import takes 20 ms
 
         try:
             parse_error, stream, self._writer, unread = _take_apart(cast("Any", raw))
@@ -416,12 +416,12 @@ class Channel:
             while (reply := reader.gets()) is not NOTHING:
                 if not self._batches or isinstance(reply, self._push_type):
                     text = "Redis sends what nobody asked for"
-                    raise ConnectionError(text)  # noqa: TRY301 - handled as a garbled reply
+                    raise ConnectionError(text)  # noqa: TRY301 - handled like an unreadable reply
                 if isinstance(reply, Exception):
                     self._answer(self._understand(reply), refused=True)
                 else:
                     self._answer(reply)
-        except Exception as error:  # noqa: BLE001 - also errors of hiredis
+        except Exception as error:  # noqa: BLE001 - hiredis may raise other errors
             self.fail(error)
 
     def eof_received(self) -> None:
@@ -553,7 +553,7 @@ def _close_without_loop(transport: asyncio.Transport) -> None:
     with suppress(OSError):
         opened.shutdown(socket.SHUT_RDWR)  # also ends the copy in a forked child
     with suppress(RuntimeError):  # with TLS this calls the closed loop
-        plain._call_connection_lost(None)  # noqa: SLF001 - the last step
+        plain._call_connection_lost(None)  # noqa: SLF001 - the last step of abort()
 
 
 def abort(raw: RawConnection) -> None:

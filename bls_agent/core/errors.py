@@ -51,7 +51,7 @@ def ask_whether(name: str, known: Iterable[str]) -> str:
 
 
 def _most_similar(name: str, known: Iterable[str], cutoff: float) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - 4 ms, needed only after a mistake
+    from difflib import get_close_matches  # noqa: PLC0415 - the import takes 4 ms and is rarely needed
 
     return "".join(get_close_matches(name, [*known], 1, cutoff))
 

@@ -316,7 +316,7 @@ def name_of(value: object) -> object:
         return value
     if hasattr(value, "__index__"):
         return str(value)
-    from uuid import UUID  # noqa: PLC0415 - 1 ms, and rare
+    from uuid import UUID  # noqa: PLC0415 - the import takes 1 ms and is rarely needed
 
     return str(value) if isinstance(value, UUID) else value
 

@@ -198,7 +198,7 @@ class Settings:
     status_interval: float = _setting(10.0, "time between two refreshes of the status", minimum=0.05, **_SECONDS)
     status_ttl: int = _setting(60, "time after which the status expires if it is not refreshed", int, unit="seconds", minimum=1, maximum=86_400)
     stall_after: float | None = _setting(5.0, "time after which a blocked event loop sets the status FAULT; none for never", minimum=0.1, optional=True, **_SECONDS)
-    replicas: bool = _setting(False, "whether several processes share this project's name", bool)  # noqa: FBT003 - the default
+    replicas: bool = _setting(False, "whether several processes share this project's name", bool)  # noqa: FBT003 - the default value
     log_level: str = _setting("debug", "lowest level of the records that are sent to Redis", str, choices=_LEVELS, spellings=_SPELLINGS)
     log_list_limit: int = _setting(10_000, "records kept in the console list", int, unit="records", minimum=1, maximum=10_000_000)
     log_buffer: int = _setting(10_000, "most records that wait in this process", int, unit="records", minimum=1, maximum=10_000_000)
@@ -207,9 +207,9 @@ class Settings:
     error_window: float | None = _setting(None, "time for which an error record sets the status ERROR; none for never", minimum=0.05, optional=True, **_SECONDS)
     reconnect_max: float = _setting(2.0, "longest wait before the next attempt to reach Redis", minimum=0.05, **_SECONDS)
     redis_timeout: float = _setting(5.0, "deadline of one request to Redis", minimum=0.05, **_SECONDS)
-    record_ids: bool = _setting(True, "whether every record gets a record id in metadata.agent", bool)  # noqa: FBT003 - the default
-    builtins: bool = _setting(True, f"answer {', '.join(BUILTINS[:-1])} and {BUILTINS[-1]}", bool)  # noqa: FBT003 - the default
-    banner: bool = _setting(True, "whether run() writes the address of Redis and its progress to standard error if logging is not configured", bool)  # noqa: FBT003 - the default
+    record_ids: bool = _setting(True, "whether every record gets a record id in metadata.agent", bool)  # noqa: FBT003 - the default value
+    builtins: bool = _setting(True, f"answer {', '.join(BUILTINS[:-1])} and {BUILTINS[-1]}", bool)  # noqa: FBT003 - the default value
+    banner: bool = _setting(True, "whether run() writes the address of Redis and its progress to standard error if logging is not configured", bool)  # noqa: FBT003 - the default value
     redact_keys: Sequence[str] = _setting((), "additional names of keys whose values never leave the process; a name with - in front is an exception", tuple)
     on_redelivery: OnRedelivery = _setting("run", "what to do with a command that was delivered before", str, choices=_REDELIVERIES)
     dedup_window: float = _setting(600.0, "time for which a command with the same id does not run again; 0 turns this off", minimum=0.0, **_SECONDS)

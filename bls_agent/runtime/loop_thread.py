@@ -79,8 +79,8 @@ class LoopThread:
         Cancelling the future cancels the task. If the thread ends or has ended, the
         future is cancelled.
         """
-        import asyncio  # noqa: PLC0415 - 20 ms; anyio cannot wake a loop
-        from concurrent.futures import Future  # noqa: PLC0415 - comes with asyncio
+        import asyncio  # noqa: PLC0415 - the import takes 20 ms; anyio cannot wake a loop
+        from concurrent.futures import Future  # noqa: PLC0415 - imported together with asyncio
 
         if self.is_ours:
             with self._lock:
@@ -128,7 +128,7 @@ class LoopThread:
     def _run(self) -> None:
         try:  # makes the loop here, because a signal could interrupt the main thread
             self._loop = _make_loop(self._threads)
-        except BaseException as error:  # noqa: BLE001 - for start() to raise
+        except BaseException as error:  # noqa: BLE001 - start() raises the error
             self._failure = error
             self._ending = True
             self._made.set()
@@ -167,7 +167,7 @@ _ALIVE: Final[set[LoopThread]] = set()
 
 async def _cancel_the_rest() -> None:
     """Cancel every other task of the loop, and wait until all have ended."""
-    import asyncio  # noqa: PLC0415 - lists all tasks of the loop
+    import asyncio  # noqa: PLC0415 - anyio cannot list the tasks of a loop
 
     for _ in range(3):  # Python warns of tasks that are cancelled before they begin
         await asyncio.sleep(0)
@@ -181,9 +181,9 @@ async def _cancel_the_rest() -> None:
 def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
     """Return a loop that resolves host names in daemon threads, which delay no exit."""
     if sys.platform == "win32":
-        from asyncio import ProactorEventLoop as Loop  # noqa: PLC0415 - 20 ms
+        from asyncio import ProactorEventLoop as Loop  # noqa: PLC0415 - the import takes 20 ms
     else:
-        from asyncio import SelectorEventLoop as Loop  # noqa: PLC0415 - 20 ms
+        from asyncio import SelectorEventLoop as Loop  # noqa: PLC0415 - the import takes 20 ms
 
     class QuietLoop(Loop):
         async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
@@ -194,7 +194,7 @@ def _make_loop(threads: HandlerThreads) -> asyncio.AbstractEventLoop:
 
 def wait_for(future: Future[Any], timeout: float | None = None) -> bool:
     """Wait until a future is done; an exception in a signal handler ends the wait."""
-    from concurrent.futures import wait  # noqa: PLC0415 - comes with asyncio
+    from concurrent.futures import wait  # noqa: PLC0415 - imported together with asyncio
 
     end = time.monotonic() + (inf if timeout is None else timeout)
     while not future.done():
@@ -210,7 +210,7 @@ def result_of(future: Future[T]) -> T:
 
     Raises RedisUnavailableError if the thread ended before the task.
     """
-    from concurrent.futures import CancelledError  # noqa: PLC0415 - imported late
+    from concurrent.futures import CancelledError  # noqa: PLC0415 - imported together with asyncio
 
     try:
         wait_for(future)
@@ -224,7 +224,7 @@ def result_of(future: Future[T]) -> T:
 
 def refuse_in_event_loop(name: str, instead: str) -> None:
     """Raise a ConfigurationError if an event loop runs in this thread."""
-    import asyncio  # noqa: PLC0415 - 20 ms, not at import
+    import asyncio  # noqa: PLC0415 - the import takes 20 ms
 
     try:
         asyncio.get_running_loop()

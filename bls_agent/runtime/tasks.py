@@ -35,7 +35,7 @@ class ThreadSafeEvent:
 
     def bind(self) -> None:
         """Let :meth:`set` wake the running event loop; the waiting task calls this."""
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - the import takes 20 ms
 
         register(self)
         self._event = anyio.Event()
@@ -89,14 +89,14 @@ def start_background(
 
     The caller must keep a reference to the task, and wait for the end of the task.
     """
-    import asyncio  # noqa: PLC0415 - 20 ms, not at import
+    import asyncio  # noqa: PLC0415 - the import takes 20 ms
 
     return asyncio.get_running_loop().create_task(function(), name=name)
 
 
 async def cancel(task: asyncio.Task[Any] | None) -> None:
     """Cancel a background task and wait for its end; ignore its result or error."""
-    import asyncio  # noqa: PLC0415 - 20 ms, not at import
+    import asyncio  # noqa: PLC0415 - the import takes 20 ms
 
     if task is not None and not task.done():
         task.cancel()

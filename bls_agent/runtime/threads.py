@@ -62,7 +62,7 @@ class HandlerThreads:
         A cancelled caller stops waiting, but the thread continues. :attr:`stuck` counts
         such calls until they end.
         """
-        import asyncio  # noqa: PLC0415 - only a loop can be called from a thread
+        import asyncio  # noqa: PLC0415 - a thread can wake only a loop of asyncio
 
         loop, pool = asyncio.get_running_loop(), self._pool
         call = _Call(function, loop, pool, self._finished, pool.forks)
@@ -150,7 +150,7 @@ class _Call:
         except KeyboardInterrupt as error:  # no signal, which only the main thread gets
             self.error = RuntimeError("KeyboardInterrupt raised by the handler")
             self.error.__cause__ = error
-        except BaseException as error:  # noqa: BLE001 - the command handles it
+        except BaseException as error:  # noqa: BLE001 - run() raises the error
             self.error = error
         if self.forks != self.pool.forks:
             exit_if_child(self.error, self.process)

@@ -134,7 +134,7 @@ class LoopWatch:
 
     def begin(self) -> None:
         """Start the timer in the running event loop, and watch this loop."""
-        import asyncio  # noqa: PLC0415 - 20 ms, not at import
+        import asyncio  # noqa: PLC0415 - the import takes 20 ms
 
         if self._handle is not None:
             self._handle.cancel()
@@ -190,11 +190,11 @@ class LoopWatch:
     def _run(self) -> None:
         try:
             anyio.run(self._publish)
-        except BaseException as error:  # noqa: BLE001 - it ends the thread
+        except BaseException as error:  # noqa: BLE001 - the error ends the thread
             self.drop()
             if not sys.is_finalizing():
                 text = "the status of a stalled process cannot be written any more\n%s"
-                logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+                logger.error(text, redact_traceback(error))  # noqa: TRY400 - the text has a redacted traceback
         finally:
             self.publishing = False
 
@@ -308,11 +308,11 @@ class _Watchdog:
                 elapsed, checked = now - checked, now
                 for watch in self._open():
                     watch.check(elapsed, asked)
-        except BaseException as error:  # noqa: BLE001 - it ends the thread
+        except BaseException as error:  # noqa: BLE001 - the error ends the thread
             self._thread = None  # the next add() starts a new thread
             if not sys.is_finalizing():
                 text = "the watchdog failed\n%s"
-                logger.error(text, redact_traceback(error))  # noqa: TRY400 - redacted
+                logger.error(text, redact_traceback(error))  # noqa: TRY400 - the text has a redacted traceback
 
     def _open(self) -> list[LoopWatch]:
         """Return the watches that still run; if there are none, let the thread end."""

@@ -423,7 +423,7 @@ class Redactor:
 
     def _pair(self, pair: list[object]) -> list[object] | None:
         """Redact a list of a secret's name and its value; ``None`` for other lists."""
-        if len(pair) != 2 or not isinstance(pair[0], str):  # noqa: PLR2004 - a pair
+        if len(pair) != 2 or not isinstance(pair[0], str):  # noqa: PLR2004 - a pair has two items
             return None
         verdict = self._names.judge(pair[0])
         return [self.text(pair[0]), _hide(pair[1], verdict)] if verdict else None
