@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,6 +23,7 @@ from bls_agent.connection.after_fork import register
 from bls_agent.core.errors import ConfigurationError, MissingExtraError
 from bls_agent.project.agent_state import state_of
 from bls_agent.project.commands.observer import OnEnd, TakenCommand
+from bls_agent.project.commands.router import Router
 from bls_agent.project.messages import Outcome
 from bls_agent.project.stats import AgentStats
 from bls_agent.runs.store import EventStore
@@ -43,6 +44,9 @@ BUCKETS: Final = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 UNKNOWN: Final = "_unknown"  # the label ``command`` of a command without a handler
+# Outcomes that are exported as 0 before the first one, because ``rate()`` does not see
+# the first value of a new series.
+USUAL: Final = ("succeeded", "failed", "timed_out", "rejected")
 
 Source: TypeAlias = ProjectAgent | FunctionCache | Heartbeat | WritingStore
 # Metrics, values of the labels that all these metrics have, and the counters.
@@ -162,8 +166,9 @@ class _Histogram:
 class _CommandRecorder:
     """Counts the commands of one agent, in the event loop of the agent."""
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(self, bounds: Sequence[float], router: Router) -> None:
         self._bounds = bounds
+        self._router = router
         self.reset_after_fork()
         register(self)
 
@@ -175,6 +180,15 @@ class _CommandRecorder:
 
     def _new(self) -> _Histogram:
         return _Histogram(self._bounds)
+
+    def list_ended(self) -> dict[tuple[str, str], int]:
+        """Return the counts, with zeros for the usual outcomes of own commands."""
+        own = [
+            handler.name
+            for handler in self._router.list_handlers()
+            if not self._router.is_builtin(handler.name)
+        ]
+        return dict.fromkeys(product(own, USUAL), 0) | self.ended.copy()
 
     def begin(self, taken: TakenCommand) -> OnEnd:
         return partial(self._end, taken.registered or UNKNOWN, taken.waited)
@@ -231,8 +245,10 @@ class AgentCollector(Collector):
         self._recorders: dict[object, _CommandRecorder] = {}
         for source in self._sources:
             if isinstance(source, ProjectAgent):
-                self._recorders[source] = recorder = _CommandRecorder(bounds)
-                state_of(source).observers.add(recorder)
+                state = state_of(source)
+                recorder = _CommandRecorder(bounds, state.router)
+                self._recorders[source] = recorder
+                state.observers.add(recorder)
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics of these sources without values, for the registry."""
@@ -297,7 +313,7 @@ def _read_agent(stats: AgentStats, recorder: _CommandRecorder) -> dict[str, Any]
     return {
         **vars(stats),
         "identities": {(stats.instance, bls_agent.__version__): 1},
-        "ended": recorder.ended.copy(),
+        "ended": recorder.list_ended(),
         "durations": recorder.durations.copy(),
         "waits": recorder.waits,
         "logs": logs,

@@ -110,7 +110,7 @@ class FleetServer:
             rule = (
                 "its database has to be empty, because each test deletes all its keys"
             )
-            remedy = "Choose an unused database, or empty this one with FLUSHDB."
+            remedy = "Unset the variable to test on a server that the fixture starts."
             raise self.refusal(rule, remedy)
 
     def empty(self) -> None:

@@ -64,7 +64,11 @@ async def test_commands(redis_url: str, project: str) -> None:
         await go_on.wait()
 
     collector = AgentCollector(agent)
-    assert scrape(collector)[f"bls_agent_open{{project={project}}}"] == 0
+    values = scrape(collector)
+    assert values[f"bls_agent_open{{project={project}}}"] == 0
+    ended = {name for name in values if name.startswith("bls_commands_total")}
+    assert len(ended) == 2 * len(("succeeded", "failed", "timed_out", "rejected"))
+    assert {values[name] for name in ended} == {0}
     async with agent, Console(redis_url) as console, anyio.create_task_group() as tasks:
         for _ in range(3):
             await console.call(project, "reload")
