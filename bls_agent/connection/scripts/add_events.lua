@@ -1,11 +1,11 @@
 -- KEYS[1]  run:{run_id}:events, a stream: the events of one run
--- KEYS[2]  bls_agent:{…}:books, a hash: the metadata of the run (below)
+-- KEYS[2]  bls_agent:{…}:books, a hash: the metadata of the run, called the books below
 -- KEYS[3]  …:owner, a string: the token of the run's writer, with a TTL
 -- ARGV[1]  about how many events are kept
--- ARGV[2]  shortest TTL of the run in seconds; a run without a TTL, of another program,
---          gets this TTL only with system.close
--- ARGV[3]  a sequence after which the new sequences must come, 0 for none
--- ARGV[4]  milliseconds of an id after which the new ids must come, 0 for none
+-- ARGV[2]  shortest TTL of the run in seconds; a run to which another program has given no
+--          TTL gets this TTL only with the event system.close
+-- ARGV[3]  a sequence that the new sequences must exceed, 0 for none
+-- ARGV[4]  milliseconds of an id that the new ids must exceed, 0 for none
 -- ARGV[5]  the number of that id
 -- ARGV[6]  the token of this writer, or nothing
 -- ARGV[7]  the number of this batch; it grows with each batch of a writer
@@ -15,15 +15,16 @@
 -- ARGV[…]  nine for each event: its sequence, or nothing to let the script count;
 --          timestamp; agent's id, type, name; team; category; action; data
 --
--- Adds events and numbers them over all writers. Returns the last sequence and the ids of
--- the events. Then comes "ours" if the batch has renewed the lease of the writer, so that a
--- busy writer keeps its run although its renewals are late. Then comes "mended" if the
--- books contained values that no script writes; the script has then ignored these values.
+-- Adds events, and numbers the events of all writers of a run in one sequence. Returns the
+-- last sequence and the ids of the events. Then comes "ours" if the batch has renewed the
+-- lease of the writer, so that a busy writer keeps its run although its renewals are late.
+-- Then comes "mended" if the books contained values that no script writes, and that this
+-- script has ignored.
 --
 -- One step, because otherwise an event could be written after an event with a higher
 -- sequence, and because a batch must be recognised if it is sent again after a lost reply.
--- Such a batch is not added again. Then the script returns its last sequence and id,
--- "again", the number of its events, and "ours" if the lease was renewed.
+-- The script does not add such a batch again. It returns the last sequence and id of the
+-- batch, "again", the number of its events, and "ours" if the lease was renewed.
 --
 -- The books contain
 --   "sequence", "id"  sequence and id of the last event that this script has counted
@@ -69,17 +70,17 @@ if token ~= '' and books[4] then
   end
 end
 
--- A lifecycle.started without a stream begins a new run, unless another writer holds the
--- lease: then the books of the earlier run are deleted.
+-- If there is no stream, lifecycle.started begins a new run, and the books of the earlier run
+-- are deleted. This is not done while another writer holds the lease.
 local is_new = lives == -2 and (not holder or holder == token)
   and ARGV[16] == 'lifecycle' and ARGV[17] == 'started'
 if is_new then
   books = {}
 end
 
--- Events that other programs have added after the last counted event are counted, too: the
--- sequence continues with the newest readable sequence of the last thousand entries. If
--- none of them has a readable sequence, the length of the stream is used.
+-- Events that other programs have added after the last counted event are counted, too. For
+-- this, the sequence continues with the newest readable sequence of the last thousand
+-- entries. If none of them has a readable sequence, the length of the stream is used.
 local sequence, from, strange = count_of(books[1]), '-', true
 local known = books[2] and string.match(books[2], '^%d+%-%d+$')
 if known then
@@ -123,10 +124,10 @@ end
 local forgotten = is_new and 0 or math.max(0, tonumber(ARGV[3]) - sequence)
 sequence = sequence + forgotten
 
--- We may not end the run while another writer holds the lease. If nobody holds it, the run
--- is ours if the books name us as owner, or if they contain neither an owner nor a batch of
--- ours: then the server has lost data, and the lease begins again. If the books contain a
--- batch of ours but no owner, another process has ended the run.
+-- We may not end the run while another writer holds the lease. If no writer holds the lease,
+-- the run is ours in two cases: the books name us as owner, or the books contain neither an
+-- owner nor a batch of ours, because the server has lost data. If the books contain a batch
+-- of ours but no owner, another process has ended the run.
 local ends = ARGV[9] == '1'
 local ours = holder == token
   or (not holder and (books[3] == token or not (books[3] or books[4])))

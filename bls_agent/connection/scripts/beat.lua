@@ -1,4 +1,4 @@
--- KEYS[1]  a string of a contract that only one process writes
+-- KEYS[1]  a string that only one process writes
 -- KEYS[2]  …:owner, a string: the lease on KEYS[1] (see lease.lua), with the number of the
 --          owner's last write and the SHA-1 of the value: "<token> <number> <digest>"
 -- ARGV[1]  our token
@@ -7,23 +7,24 @@
 -- ARGV[4]  the number of this write; each write of ours has a higher number
 -- ARGV[5]  the value
 -- ARGV[6]  1 if a key without an owner may be taken, else 0
--- ARGV[7]  SHA-1 of our former value, which may then be overwritten; or nothing
--- ARGV[8]  1 if the current value is true enough to be kept alive, else 0
+-- ARGV[7]  SHA-1 of our former value, or nothing; if no process owns the key, this value
+--          may be overwritten, but no other value
+-- ARGV[8]  1 if readers may still see the current value, so that it may get a new TTL, else 0
 --
 -- Writes a value as the owner of the key, and restarts the TTL of key and lease. One step,
 -- because another process may take the lease between GET and a write.
 -- Returns {what, milliseconds, whose}; values of what:
 --   written     the value is written; milliseconds is 1 if it has replaced a value that
 --               another program wrote
---   refreshed   memory is out: the former value got a new TTL
+--   refreshed   the server is out of memory, and the former value got a new TTL
 --   held        another process owns the key, for so many milliseconds
---   stands      nobody owns the key, but it holds a value of another program, for so many
---               milliseconds (-1: for ever)
+--   stands      no process owns the key, but it holds a value of another program, for so
+--               many milliseconds (-1: for ever)
 --   lapsed      our lease has ended, and this write must not take the key
 --   late        a write of ours with a higher number was executed before
 --   wrong_type  one of the keys has another type
--- Because of the number, a late request of a lost connection cannot replace a new value by
--- an old one, and cannot write a key that its owner has given back.
+-- A write has a number, because a late request of a lost connection must not replace a new
+-- value by an old value, and must not write a key after the lease was given back.
 for _, key in ipairs(KEYS) do
   local kind = redis.call('TYPE', key)['ok']
   if kind ~= 'string' and kind ~= 'none' then

@@ -9,12 +9,12 @@
 --          the fingerprint is empty if the request may be queued twice, the entry is empty
 --          for a new request
 --
--- Queues requests. Returns for each request 1 if it was queued, else 0, because its
--- fingerprint was known, or its entry is no longer in the failed list.
+-- Queues requests. Returns for each request 1 if it was queued. Returns 0 if its fingerprint
+-- is in the set already, or if its entry is no longer in the failed list.
 --
--- One step, because a request whose fingerprint is known but that is not queued would
--- never be fetched, a request without a body cannot be fetched, and an entry must not be
--- queued twice.
+-- One step, for three reasons: a request whose fingerprint is in the set, but that is not
+-- queued, would never be fetched; a request without a body cannot be fetched; and an entry
+-- must not be queued twice.
 local added, moved, serial = {}, 0, nil
 redis.call('ZCARD', KEYS[1])
 redis.call('HLEN', KEYS[2])

@@ -17,12 +17,12 @@
 --          was taken without a lease, else nothing
 --          retry: the request returns to the queue later; value: after how many milliseconds
 --          fail: the request goes into the failed list; value: its entry
---          recall: back for every request that was taken with the token
+--          recall: like back, for every request that was taken with the token
 --
--- Ends or renews leases. Returns 1 for each request that its token still holds, else 0.
--- A request that was taken without a lease has no token; its actions are executed, too.
+-- Ends or renews leases. Returns 1 for each request that its token still holds, else 0. The
+-- actions of a request that was taken without a lease, and has no token, are executed, too.
 --
--- One step each, because another worker may have taken the request meanwhile.
+-- Each action is one step, because another worker may have taken the request meanwhile.
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
 local waiting = false

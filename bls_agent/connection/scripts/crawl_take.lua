@@ -13,13 +13,13 @@
 -- ARGV[4]  the key of a member's retries without the member
 -- ARGV[5]  how many bytes of bodies to return at most, but always one body
 --
--- Puts requests back whose lease has ended, or whose delay is over. Then takes the first
--- requests. Returns the milliseconds until the next lease or delay ends (-1 if there is
--- none), and in turn member, body, priority and number of failures of each request.
+-- Puts requests back whose lease or delay has ended. Then takes the first requests. Returns
+-- the milliseconds until the next lease or delay ends (-1 if there is none), and then member,
+-- body, priority and number of failures of each request.
 --
 -- One step, because a worker may die at any time, and a request with its body must always
--- be in one of the two sorted sets. A server that is out of memory refuses the first write;
--- if it executes this write, it does not refuse the later writes.
+-- be in one of the two sorted sets. A server that is out of memory refuses the first write.
+-- If the server executes the first write, it does not refuse the later writes.
 local wanted, token = tonumber(ARGV[1]), ARGV[2]
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000

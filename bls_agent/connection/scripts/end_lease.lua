@@ -3,9 +3,9 @@
 -- ARGV[1]  our token
 -- ARGV[2]  milliseconds for which "<token> ended" stays in KEYS[1], 0 to delete KEYS[1]
 --
--- Ends the lease if it is ours, and removes the value if we wrote it; a value of another
--- process stays. Returns how many values were removed. The text "<token> ended" prevents
--- that a late request of ours takes the lease again; other processes may take the lease.
+-- Ends the lease if it is ours, and removes the value if we wrote it. A value of another
+-- process stays. Returns how many values were removed. While the key holds "<token> ended",
+-- a late request of ours cannot take the lease again, but other processes can.
 -- One step, because another process may take the lease between GET and DEL.
 local lease = redis.pcall('GET', KEYS[1])  -- a table if the key has another type
 local ours = type(lease) == 'string' and string.match(lease, '^%S*') == ARGV[1]

@@ -21,11 +21,12 @@
 -- the list is not ours, only the ids of reclaimed commands are remembered, because the
 -- next delivery of these commands needs all other data.
 --
--- One step, because a command must not be in the list of a process that does not know it, and
--- must not be removed before its id is remembered. Every command that a key of another type
--- would make fail comes before the first write, or is the first write. Commands are taken
--- first: a server that is out of memory refuses LMOVE, and then nothing is changed. Such a
--- server allows LREM and the commands after it, so acknowledging alone still succeeds.
+-- One step, because the in-flight list must not hold a command that its process has not read,
+-- and a command must not be removed before its id is remembered. Every command that a key of
+-- another type would make fail comes before the first write, or is the first write. Commands
+-- are taken first, because a server that is out of memory refuses LMOVE, so that nothing is
+-- changed. Such a server allows LREM and the commands after it, so that a call that only
+-- acknowledges commands still succeeds.
 local ours = redis.call('GET', owner) == token
 local payloads = {}
 if ours and limit ~= '0' then

@@ -13,14 +13,15 @@
 --          rest: the bytes of the commands that stay; then of those started but not ended
 --
 -- Puts all commands of our list back to the head of the control list, in their order, except
--- those that stay. Started commands count as delivered; the others do not. If the process
--- ends, an empty list is removed from `lists`; for a list with commands `lists` records that
--- all of them may have been started; and the lease is ended. Returns whether the list was
--- ours, which commands became dead letters, and which commands should stay but are missing. A
--- repeated run changes nothing. One step, because a command must always be in exactly one
--- list. Every command that a key of another type would make fail comes before the first
--- write. The first write is LREM, because a server that is out of memory allows LREM, and
--- then also allows the writes after it.
+-- those that stay. Only started commands count as delivered. If the process ends, the lease is
+-- ended, and an empty list is removed from `lists`. If commands are left in the list, `lists`
+-- records that all of them may have been started. Returns whether the list was ours, which
+-- commands became dead letters, and which commands should stay but are missing. A repeated run
+-- changes nothing.
+--
+-- One step, because a command must always be in exactly one list. Every command that a key of
+-- another type would make fail comes before the first write. The first write is LREM, because
+-- a server that is out of memory allows LREM, and then also allows the writes after it.
 if redis.call('GET', owner) ~= token then
   return {0, {}, {}}
 end

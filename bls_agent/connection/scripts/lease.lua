@@ -6,11 +6,11 @@
 -- cut (whether the TTL was limited, see below). Values of standing:
 --   ours   our token owns the lease
 --   held   another process owns the lease, for so many milliseconds
---   free   nobody owns the lease, or a surely dead owner, whose token is returned
+--   free   no process owns the lease, or a dead process does, whose token is then returned
 --   ended  we have given the lease back; a late request of ours must not take it again
 -- The TTL of another process's lease is limited to the length in its token (to our length
--- if the token names none), because the server's clock may have been set back, or another
--- program may have written the key. A living owner renews its lease before that.
+-- if the token contains none), because the server's clock may have been set back, or another
+-- program may have written the key. A live owner renews its lease before this TTL ends.
 local function look_at_lease(key, token, milliseconds, dead)
   local lease = redis.call('GET', key)
   if not lease then

@@ -4,7 +4,7 @@
 --
 -- Writes or deletes a value, and returns 1 if the key existed before, else 0. One step,
 -- because SET and DEL would remove a key of another type, which belongs to another
--- program: STRLEN refuses such a key before anything is written.
+-- program. STRLEN fails for such a key before anything is written.
 redis.call('STRLEN', KEYS[1])
 local stood = redis.call('EXISTS', KEYS[1])
 if ARGV[1] == '0' then

@@ -11,15 +11,17 @@
 --          seconds: how long delivery counts are remembered
 --
 -- If the process is dead, its commands go back to the head of the control list, in their
--- order. A process starts commands in order. Before the oldest one is acknowledged, it starts
--- no more commands than the number in `lists`; without a number all may have been started.
--- The delivery count of these commands grows by one, and a command that was handed out too
--- often becomes a dead letter. The other commands keep their counts. An empty list is then
--- removed from `lists`. Returns whether the process is alive, how many commands were moved,
--- and which commands became dead letters. One step, because the owner may come back at any
--- moment, and because a command must always be in a list. Every command that a key of another
--- type would make fail comes before the first write. The first write is RPOP, because a server
--- that is out of memory allows RPOP, and then also allows the writes after it.
+-- order. A process starts commands in order. Before the oldest command is acknowledged, the
+-- process starts no more commands than the number in `lists`. Without a number all may have
+-- been started. The delivery count of commands that may have been started grows by one, and a
+-- command that was handed out too often becomes a dead letter. The other commands keep their
+-- counts. An empty list is then removed from `lists`. Returns whether the process is alive, how
+-- many commands were moved, and which commands became dead letters.
+--
+-- One step, because the owner may come back at any moment, and because a command must always
+-- be in a list. Every command that a key of another type would make fail comes before the
+-- first write. The first write is RPOP, because a server that is out of memory allows RPOP,
+-- and then also allows the writes after it.
 if look_at_lease(owner, nil, milliseconds) == 'held' then
   return {1, 0, {}}
 end

@@ -4,12 +4,13 @@
 -- ARGV     requeues: 1 to put the commands into the control list again, 0 to discard them
 --          rest: the bytes of each command
 --
--- Removes commands from the dead letters, all copies of each; appends them to the control list
--- if wanted, and forgets their delivery counts, so that the next delivery is the first. Returns
--- the number of copies of each command, 0 if another operator was faster. One step, because a
--- command must always be in exactly one list. Every command that a key of another type would
--- make fail comes before the first write. The first write is LREM, because a server that is out
--- of memory allows LREM, and then also allows RPUSH.
+-- Removes all copies of each command from the dead letters. If `requeues` is 1, appends them to
+-- the control list and deletes their delivery counts, so that the next delivery is the first.
+-- Returns the number of copies of each command, 0 if another operator was faster.
+--
+-- One step, because a command must always be in exactly one list. Every command that a key of
+-- another type would make fail comes before the first write. The first write is LREM, because
+-- a server that is out of memory allows LREM, and then also allows RPUSH.
 redis.call('LLEN', control)
 redis.call('LLEN', dead_letters)
 redis.call('HLEN', deliveries)

@@ -1,20 +1,22 @@
 -- KEYS[1]  {project}_项目状态, a string: the status of all replicas together
 -- KEYS[2]  bls_agent:{…}:instances, a hash: instance -> "<token> <expiry> <status>", the
---          expiry in milliseconds of this server's clock; the token contains for how many
---          milliseconds an entry is valid, as the token of a lease does
+--          expiry in milliseconds of this server's clock; the token contains the number of
+--          milliseconds for which an entry is valid, like the token of a lease
 -- ARGV[1]  the instance that writes
 -- ARGV[2]  its token, which differs from that of another process with the same name
 -- ARGV[3]  its status, or its last status if it ends
 -- ARGV[4]  milliseconds for which its status is valid; 0 if the instance ends
 -- ARGV[5]… every status, the worst first
 --
--- Records the status of one replica, drops expired entries, and writes the worst
--- status of the living replicas. The last replica that ends writes its last status, which
--- stays. One step, because two replicas that read and then write would overwrite each other with old values.
--- If an entry expires later than its token allows, because the clock was set back, its
--- expiry is corrected. Invalid entries are dropped; a living replica writes its entry again.
--- Returns {twin, dropped}: the token of another process that uses the same name, or
--- nothing; and the number of invalid entries.
+-- Records the status of one replica, drops expired entries, and writes the worst status of
+-- the replicas that run. The last replica that ends writes its last status, which stays. If
+-- an entry expires later than its token allows, because the clock was set back, its expiry
+-- is corrected. Invalid entries are dropped, because a replica that runs writes its entry
+-- again. Returns {twin, dropped}: the token of another process that uses the same instance
+-- name, or nothing; and the number of invalid entries.
+--
+-- One step, because two replicas that read and then write would overwrite each other's
+-- status with an old one.
 local kind = redis.call('TYPE', KEYS[1])['ok']
 if kind ~= 'string' and kind ~= 'none' then
   return redis.error_reply('WRONGTYPE the status key holds a ' .. kind)

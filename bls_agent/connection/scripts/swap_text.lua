@@ -2,10 +2,10 @@
 -- ARGV[1]  the value that the caller has read
 -- ARGV[2]  the new value
 --
--- Writes the new value if the old one is unchanged, and returns 1; the new value keeps the
--- old one's TTL. Otherwise returns the current value, or nothing if there is none. One
--- step, because a change between GET and SET by another process would be lost, and because
--- a server before 6.0 has no KEEPTTL.
+-- Writes the new value with the TTL of the old value, and returns 1, if the key still holds
+-- the value that the caller has read. Otherwise returns the current value, or nothing if
+-- there is none. One step, because a change by another process between GET and SET would be
+-- lost, and because a server before 6.0 has no KEEPTTL.
 local found = redis.call('GET', KEYS[1])
 if found ~= ARGV[1] then
   return found

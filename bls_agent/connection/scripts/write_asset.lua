@@ -13,7 +13,7 @@
 --
 -- Writes or deletes an asset. Returns "created", "updated" or "deleted". Returns "same" and
 -- writes nothing if the asset is already as requested, so that a request that is repeated
--- after a lost reply changes nothing. Returns "lost" if another synchronisation has taken over.
+-- after a lost reply changes nothing. Returns "lost" if another synchronisation owns KEYS[5].
 --
 -- One step, because a reader must never find an asset that is half old and half new, or an
 -- asset in the index without metadata. Every command that a key of another type would make
