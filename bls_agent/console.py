@@ -338,8 +338,8 @@ class Console(Store):
     async def withdraw_all(self, project: str) -> list[Command]:
         """Take all waiting commands out of a project's control list, and return them.
 
-        Each command is withdrawn, or an agent gets it. The errors are those of
-        :meth:`withdraw`. If ``error.ambiguous``, some commands may be withdrawn.
+        Each command is withdrawn, or an agent gets it. In mode ``compat`` a running
+        command may be withdrawn, as with :meth:`withdraw`, whose errors are the same. If ``error.ambiguous``, some commands may be withdrawn.
         """
         return await CommandLists(self._pool, project).withdraw(None)
 

@@ -371,7 +371,7 @@ run_loop(main())
     assert seen == told["counts"]
     said = [
         # … and one that met others says so: they all share one project's status.
-        [text for text in messages(own) if "somebody else writes" not in text]
+        [text for text in messages(own) if "another process also writes" not in text]
         for own in found.values()
     ]
     assert said == [["inert", "own"]] * 4

@@ -383,7 +383,7 @@ async def test_a_dead_letter_after_the_last_delivery(
         await agent.flush()
         told = [record["metadata"] for record in await records(admin, PROJECT)]
     assert [one["commandId"] for one in told] == ["", "cmd-7"]
-    assert f"handed out {most} times" in told[1]["error"]["message"]
+    assert f"started {most} times" in told[1]["error"]["message"]
     assert await admin.llen(DEAD) == 1_000
     assert await admin.lrange(DEAD, -2, -1) == [b"[]", command_bytes(7)]
     assert not history.handled

@@ -452,7 +452,7 @@ async def test_a_copy_is_nothing_to_trim(
         await redis.rpush(f"{project}_控制", command_bytes(100))  # … as a copy only
         await eventually(lambda: history.handled == [100, 0, 1, 2, 1, 100])
         assert await agent.flush(5)
-    assert not await _tells(redis, project, "somebody else trimmed")
+    assert not await _tells(redis, project, "another program trimmed")
     assert await redis.llen(f"{project}_控制") == 0
 
 

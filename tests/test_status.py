@@ -276,12 +276,12 @@ async def test_a_server_that_forgot_is_told_again_soon(project: str) -> None:
 
 
 def _say_foreign(caplog: pytest.LogCaptureFixture) -> int:
-    return sum("somebody else writes" in r.getMessage() for r in caplog.records)
+    return sum("another process also writes" in r.getMessage() for r in caplog.records)
 
 
 async def _foreign_records(redis: Redis, project: str) -> list[dict[str, Any]]:
     found = await records(redis, project)
-    return [r for r in found if "somebody else writes" in r["message"]]
+    return [r for r in found if "another process also writes" in r["message"]]
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,11 @@ class Channel:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest unanswered request began; ``None`` if it has no deadline."""
+        """When the oldest unanswered request began.
+
+        ``None`` if there is no such request, or if the request has no deadline because
+        it is a posted request.
+        """
         oldest = self._batches[0] if self._batches else None
         return None if oldest is None or oldest.posted else oldest.began
 

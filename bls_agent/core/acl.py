@@ -379,7 +379,9 @@ def crawl_rights(
     )
     return (
         KeyAccess((), "select ping client|setname client|id time scan"),
-        KeyAccess(keys, reading),  # stats, failed, contains
+        KeyAccess(
+            keys, reading
+        ),  # RequestQueue.size, stats, failed; SeenFilter.size, contains
         KeyAccess(keys, writing, READ_AND_WRITE),  # RequestQueue, SeenFilter, cleanup
     )
 

@@ -197,9 +197,11 @@ class LeaseHeldError(BlsError):
         until = (
             "it has no TTL: delete it if nobody writes it any more"
             if remaining is None
-            else f"free in {remaining:.1f} s unless its owner speaks again"
+            else f"free in {remaining:.1f} s unless its owner renews it"
         )
-        super().__init__(f"key {key!r} belongs to a living process ({until}). {remedy}")
+        super().__init__(
+            f"key {key!r} belongs to a running process ({until}). {remedy}"
+        )
 
 
 class ContractError(BlsError):

@@ -336,5 +336,5 @@ def _check_together(interval: float, ttl: float) -> None:
             "status_interval",
             interval,
             f"at most half of status_ttl ({ttl:g} s)",
-            "One late refresh must not make a living service vanish; a third is safer.",
+            "One late refresh must not make a running service disappear; a third is safer.",
         )

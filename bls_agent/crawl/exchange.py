@@ -392,13 +392,14 @@ class Exchange:
         return found
 
     def _keep_for_later(self, write: _Write, error: RedisUnavailableError) -> None:
-        """Keep ends of leases for the next write.
+        """Keep the settlements that end a lease for the next write.
 
         If the failed write may have taken requests, the next write also returns these
         requests to the queue.
         """
         self._keep(write.settlements, in_doubt=error.ambiguous)
-        if write.token and error.ambiguous:  # Redis may have leased requests to no task
+        # The lost reply may have contained requests, which no task can get now.
+        if write.token and error.ambiguous:
             end = write.sent_at + self.options.lease
             lost = Held(b"", write.token, valid_until=end)
             self._settlements.append(Settlement("recall", lost))
@@ -428,7 +429,10 @@ class Exchange:
         return min(len(self._waiters), MOST_TAKEN) if is_time else 0
 
     def _keep(self, settlements: Sequence[Settlement], *, in_doubt: bool) -> None:
-        """Keep ends of leases for the next write, which also renews all leases."""
+        """Keep the settlements that end a lease for the next write.
+
+        Renewals are not kept, because the next write renews every lease.
+        """
         for one in settlements:
             if one.what != "renew":
                 one.in_doubt = one.in_doubt or in_doubt

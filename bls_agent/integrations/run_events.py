@@ -90,7 +90,7 @@ def _response_to(error: BlsError) -> Response:
             503, reason, {"retry-after": RETRY_AFTER}, kind=error.kind
         )
     if isinstance(error, WrongTypeError):
-        return _error_response(409, "something else stands where the run should")
+        return _error_response(409, "the key of the run holds another type")
     if isinstance(error, ConfigurationError):
         return _error_response(400, str(error))
     raise error

@@ -172,7 +172,7 @@ def make_context(
 
 def _checked_delivery(value: object) -> int:
     if type(value) is not int or value < 1:
-        rule = "a whole number from 1: how often the command was handed out"
+        rule = "a whole number from 1: how often the command was delivered"
         remedy = "An argument of this name is passed in a mapping, behind the command."
         raise ConfigurationError("delivery", value, rule, remedy)
     return value

@@ -106,7 +106,7 @@ class AgentSession:
         if settings.status_interval * 3 > settings.status_ttl:
             text = (
                 "status_interval %g s is more than a third of status_ttl %d s: one lost "
-                "refresh is enough to show a living service as gone"
+                "refresh is enough to show a running service as gone"
             )
             logger.warning(text, settings.status_interval, settings.status_ttl)
         self.opened: anyio.Event = anyio.Event()  # set when the background tasks run
@@ -183,7 +183,7 @@ class AgentSession:
         state, ttl = self._state, self._settings.status_ttl
         on_conflict = partial(
             self._warn,
-            "somebody else writes the status of this project, too: give the processes "
+            "another process also writes the status of this project: give the processes "
             "replicas=True, or each a project name of its own",
             {"key": self._status_key},
         )

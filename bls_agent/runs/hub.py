@@ -58,7 +58,9 @@ class PostedRead:
     # Stream key → topic of the run, and the id after which its events are read.
     runs: dict[bytes, tuple[RunTopic, EventId]]
     count: int = COUNT  # largest number of events that the read returns for each run
-    at: float = 0.0  # when the read was sent; a later time while a reply arrives slowly
+    # When the read was sent. Moved forward when a part of the reply has arrived, because
+    # the deadline is counted from this time.
+    at: float = 0.0
     received: int | None = None  # number of bytes that had arrived before this wait
 
 

@@ -299,7 +299,9 @@ def log_mended(reply: Reply, keys: RunKeys) -> Reply:
     """Log that a script has repaired the metadata. Return the rest of the reply."""
     if reply[-1] != b"mended":
         return reply
-    text = "%r held what no writer of events writes: counting goes on from the events"
+    text = (
+        "%r held invalid values: the sequence continues from the events in the stream"
+    )
     logger.warning(text, keys.books)
     return reply[:-1]
 

@@ -64,7 +64,10 @@ MOST: Final = 10_000  # runs to remember; the run written longest ago is forgott
 _UNKNOWN: Final = (0, BEGINNING, float("-inf"))
 
 CLOSED: Final = "closed"  # reason of drops: the event came after the end of the run
-REPORTED: Final = ("buffer_full", "fault")  # reasons that ``system.warning`` reports
+REPORTED: Final = (
+    "buffer_full",
+    "fault",
+)  # reasons of drops that ``system.warning`` reports
 REMEDY: Final = "Give the run another id, or contribute to it with lifecycle=False."
 
 CAP: Final = 2.0  # longest pause in seconds while Redis is unavailable

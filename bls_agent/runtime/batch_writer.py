@@ -214,7 +214,7 @@ class BatchWriter(Generic[T]):
                     sink, batch, prepared
                 ):
                     return
-                # Until the reply arrives, a cancelled write may have been executed.
+                # If the write is cancelled before its reply, Redis may have executed it.
                 batch.is_ambiguous = True
                 began = anyio.current_time()
                 soon = loop.call_soon(self._prepare_next, sink, len(batch.items))

@@ -47,7 +47,7 @@ class RecordedCommand:
     seen: bool = False
 
     def __str__(self) -> str:
-        """Write ``reload(force=True): succeeded``."""
+        """Return a line such as ``reload(force=True): succeeded``, or with an error."""
         end = "running" if self.outcome is None else self.outcome.kind.value
         error = self.outcome.error if self.outcome is not None else {}
         reason = f" ({error.get('type')}: {error.get('message')})" if error else ""

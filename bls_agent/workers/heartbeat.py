@@ -52,7 +52,7 @@ AT_EXIT: Final = 1.0  # longest wait in seconds when the interpreter exits
 
 _NOT_READY: Final = {
     Ownership.HELD: "another process owns its key",
-    Ownership.STANDS: "a heartbeat that is not ours stands under its key",
+    Ownership.STANDS: "its key holds a heartbeat of another process",
     Ownership.WRONG_TYPE: "its key holds another type",
 }
 
@@ -108,7 +108,7 @@ def _check_interval(interval: float | None, ttl: float) -> float:
 def _check_slot(heartbeat: WorkerHeartbeat, endpoint: Endpoint | None) -> None:
     """Refuse a key that cannot be in the same hash slot of a cluster as its lease."""
     if endpoint is not None and endpoint.is_cluster and not shares_slot(heartbeat.key):
-        rule = "on a cluster its owner stands beside it, and the braces of this id make a slot that no other key can be put into"
+        rule = "on a cluster the key of its owner must be in the same slot, and the braces of this id make a slot that no other key can have"
         raise ConfigurationError(
             heartbeat.id_field, heartbeat.id, rule, "Use an id without { and }."
         )

@@ -26,7 +26,9 @@ from bls_agent.core.codec import (
 from bls_agent.core.errors import ConfigurationError, DecodeError
 from bls_agent.core.keys import KEYS, KeyTemplate, name_of
 
-DIGITS: Final = 20  # most digits that are read from text, because int() has a limit
+DIGITS: Final = (
+    20  # largest length of a number in a text; int() raises for a very long one
+)
 
 
 class WorkerStatus(StrEnum):

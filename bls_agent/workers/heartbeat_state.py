@@ -164,7 +164,7 @@ class HeartbeatState:
         self.counts.overwritten += 1
         if not self._logged_overwritten:
             self._logged_overwritten = True
-            text = "somebody else writes the heartbeat %r, too: give each worker an id of its own"
+            text = "another process also writes the heartbeat %r: give each worker its own id"
             logger.warning(text, self.claim.key)
 
     def _record_conflict(self, answer: LeaseReply) -> None:

@@ -82,7 +82,10 @@ _GOING_ON: Final = "中"  # last character of 运行中, 回测中 and other run
 
 
 def find_state(status: str) -> TaskState:
-    """Return the meaning of a status, or ``OTHER`` for an unknown word."""
+    """Return the meaning of a status.
+
+    An unknown word is ``RUNNING`` if the word ends with 中, otherwise ``OTHER``.
+    """
     word = "_".join(status.casefold().replace("-", " ").split())
     for state, words in _WORDS.items():
         if word in words:
@@ -208,10 +211,11 @@ def encode_task(
 def change_task(
     task_id: str, payload: bytes, changes: Mapping[str, Any], *, now: float
 ) -> bytes:
-    """Return a value with some changed fields.
+    """Return the value of a task with some changed fields.
 
-    If the value is only a text, the text becomes the status of a new object. Raise
-    ``DecodeError`` for any other value, because the change would destroy the value.
+    If the value is a short text instead of an object, the text becomes the status of a
+    new object. If the value is neither, raise ``DecodeError``, because the change would
+    destroy the value.
     """
     found, reason = _decode(payload)
     if not isinstance(found, dict):

@@ -133,7 +133,7 @@ class Worker:
 
     @property
     def healthy(self) -> bool:
-        """Whether the heartbeat is fresh and reports no error."""
+        """Whether the heartbeat is fresh, has no :attr:`problem` and reports no error."""
         in_error = self.status is WorkerStatus.ERROR
         return not (self.problem or self.stale or in_error)
 

@@ -186,7 +186,7 @@ async def write_assets(url: str) -> None:
         assert (await sync.run(force=True)).status == "complete"
         other = AssetSync(url, source)
         async with other, sync._hold_lease():
-            with pytest.raises(BlsError, match="living process"):
+            with pytest.raises(BlsError, match="running process"):
                 await other.run()
         one = parse_manifest(manifest("c"), "c.yaml")
         await sync.library.save(one, path="c.yaml", sha="1")

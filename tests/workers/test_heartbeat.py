@@ -373,7 +373,7 @@ async def test_a_peer_without_a_lease_writes_too(
             await bare.set(said.key, b"theirs")
             await eventually(partial(was_overwritten, beat, times))
         assert (await seen(bare, said.key))["status"] == "running"
-    told = [r for r in caplog.records if "somebody else writes" in r.message]
+    told = [r for r in caplog.records if "another process also writes" in r.message]
     assert len(told) == 1
 
 

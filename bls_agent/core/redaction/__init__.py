@@ -254,7 +254,7 @@ def _may_name(text: str) -> bool:
     )
 
 
-# --- texts and trees
+# --- removing secrets from texts and JSON values
 
 _Object: TypeAlias = dict[str, object]
 

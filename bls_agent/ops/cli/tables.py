@@ -116,9 +116,10 @@ class Table(Generic[T]):
         self.items, self.summary, self.more = items, summary, more
 
     def write(self, empty: str = "", **values: object) -> None:
-        """Write each item as JSON, or as a row.
+        """Write each item as JSON, or all items as a table.
 
-        Then write the hint ``empty`` if there is no item, or the summary for people.
+        After a table, write the hint ``empty`` if there is no item. Otherwise write the
+        summary, but only to a terminal.
         """
         out, names = self.invocation.out, [*self.layout.fields]
         if self.invocation.json:

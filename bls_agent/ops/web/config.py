@@ -65,7 +65,7 @@ class WebhookTarget:
             )
             raise ConfigurationError("webhook", "[the address]", rule, remedy)
         if has_credentials:
-            rule = "it holds no user and no password: the signature says who posts"
+            rule = "it may have no user and no password, because the signature identifies the sender"
             raise ConfigurationError("webhook", self.place, rule, remedy)
         if self.chat is None:
             _ = self.key
@@ -185,7 +185,7 @@ class WebConfig:
             rule = f"others come through the proxy, and {NEEDS_USERS}"
             raise ConfigurationError("behind_proxy", True, rule, MAKE_USERS)  # noqa: FBT003 - the value that the caller has passed
         if self.allowed_hosts:
-            rule = f"others know the console by this name, and {NEEDS_USERS}"
+            rule = f"other machines can reach the console under this name, and {NEEDS_USERS}"
             shown = ", ".join(self.allowed_hosts)
             raise ConfigurationError("allowed_hosts", shown, rule, MAKE_USERS)
 

@@ -114,7 +114,7 @@ def refuse(
         # Browsers write both values in lower case and without the default port.
         return "" if origin == own else "its Origin is another one"
     if site is None and not json:
-        return NOT_JSON if data else "a form has to say its Origin"
+        return NOT_JSON if data else "a form needs the header Origin"
     return ""
 
 

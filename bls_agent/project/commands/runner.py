@@ -401,11 +401,11 @@ _UNSTARTED: Final = {
     ),
     OutcomeKind.ABANDONED: (
         "Abandoned",
-        "it was handed out before, and it is not known how it ended",
+        "it was started before, and its end is unknown",
     ),
     OutcomeKind.DEAD_LETTERED: (
         "DeadLettered",
-        "it was handed out {deliveries} times without an end, and is a dead letter now",
+        "it was started {deliveries} times without an end, and is a dead letter now",
     ),
 }
 

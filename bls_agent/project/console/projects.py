@@ -1,4 +1,4 @@
-"""Finds projects and deletes their keys."""
+"""Lists the projects in Redis, and forgets a project, which deletes its keys."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class CompatReceiver(Receiver):
         in_doubt, self._in_doubt = self._in_doubt, False
         if not found and not in_doubt:
             self._warn(
-                "somebody else trimmed the control list: a second consumer? "
+                "another program trimmed the control list: a second consumer? "
                 "compatibility mode allows one. Or the command was withdrawn while it "
                 "ran",
                 {"key": self._key},

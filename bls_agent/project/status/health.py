@@ -275,7 +275,11 @@ class HealthMonitor:
         self._threads.close()
 
     async def _watch(self, check: HealthCheck) -> None:
-        """Call a check repeatedly. Report when it fails and when it recovers."""
+        """Call a check repeatedly.
+
+        Report when the check has failed ``failures`` times in a row, and when the check
+        then recovers.
+        """
         failures, since = 0, 0.0  # failures in a row, and the time of the first one
         self._aggregator.set(check.source, Status.ONLINE)
         while True:

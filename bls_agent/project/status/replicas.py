@@ -76,7 +76,7 @@ class ReplicaRegistry:
             if error.kind not in _REFUSED:
                 raise
             self._warn(
-                "replicas cannot speak together here: each writes the status as if "
+                "replicas cannot share a status on this server: each writes the status as if "
                 "it were alone",
                 {"key": self._key, "reason": error.kind},
             )

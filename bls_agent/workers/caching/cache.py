@@ -213,7 +213,11 @@ class FunctionCache(Store):
         return decorate if function is None else decorate(function)
 
     def _refuse_second_closure(self, name: str, function: Callable[..., Any]) -> None:
-        """Refuse a closure decorated before, because the key lacks its variables."""
+        """Refuse a closure if another one of the same name was decorated before.
+
+        The key of a result does not contain the variables of a closure, so the two
+        closures would share their results.
+        """
         code: object = getattr(function, "__code__", None)
         variables: tuple[str, ...] = getattr(code, "co_freevars", ())
         if not {*variables} - {"__class__"}:  # super() needs "__class__"

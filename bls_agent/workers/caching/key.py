@@ -142,7 +142,10 @@ def _zone(zone: tzinfo | None, moment: datetime | time) -> JSONValue:
 
 
 def _enum(value: Enum, depth: int) -> JSONValue:
-    """Return the name of an enum member, or the value of a flag (may lack a name)."""
+    """Return the form of an enum member, with its class and its name.
+
+    The value represents a member of a flag, because such a member may have no name.
+    """
     member = cast("object", value.value) if isinstance(value, Flag) else value.name
     return {"!enum": [qualified_name(type(value)), *_each([member], depth)]}
 

@@ -335,7 +335,7 @@ def write_first_hour(redis: Redis) -> None:
     }  # fmt: skip
     place = place_beside(f"{DEADLY}_控制")
     redis.rpush(DEAD_LETTERS.locate(place=place), orjson.dumps(letter))
-    dead = "command '导入' dead lettered: it was handed out 3 times without an end"
+    dead = "command '导入' dead lettered: it was started 3 times without an end"
     failed = "command '重算' failed: ValueError: 没有 2026-01-14 的行情"
     Foreign(redis, DEADLY).log(record(failed, "error", 60), record(dead, "error", 41))
 

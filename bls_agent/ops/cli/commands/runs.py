@@ -217,7 +217,9 @@ class _Printer:
     def __init__(self, invocation: Invocation, *, raw: bool) -> None:
         self._invocation = invocation
         self._joins = invocation.out.terminal and not (raw or invocation.json)
-        self._source: object = None  # the source of the current text
+        self._source: object = (
+            None  # source of the streamed text that is continued; None if there is none
+        )
         self._fresh = True  # whether the cursor is at the beginning of a line
 
     def write(self, one: Followed) -> None:

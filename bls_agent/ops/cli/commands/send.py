@@ -96,7 +96,10 @@ async def commands(
 async def fetch_help(
     invocation: Invocation, project: str, timeout: float, *, no_record: bool
 ) -> Outcome:
-    """Send ``help`` to a running project, and wait for the outcome."""
+    """Call ``help`` of a project and return the outcome.
+
+    Raise ``Failure`` if the project does not exist, or if no outcome arrives in time.
+    """
     seconds = check_seconds("timeout", timeout)
     how: Any = {"timeout": seconds, "source": SOURCE, "record": not no_record}
     async with _asking(invocation, project, seconds) as console:
