@@ -379,9 +379,7 @@ def crawl_rights(
     )
     return (
         KeyAccess((), "select ping client|setname client|id time scan"),
-        KeyAccess(
-            keys, reading
-        ),  # RequestQueue.size, stats, failed; SeenFilter.size, contains
+        KeyAccess(keys, reading),  # the methods size, stats, failed and contains
         KeyAccess(keys, writing, READ_AND_WRITE),  # RequestQueue, SeenFilter, cleanup
     )
 
