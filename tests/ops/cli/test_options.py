@@ -112,7 +112,7 @@ async def _nothing() -> None: ...
 
 def test_commands_and_options() -> None:
     """Without any Redis."""
-    assert complete("st") == ["status"]
+    assert complete("sta") == ["status"]
     assert "--follow" in complete("logs", "x", "--fo")
     assert complete("workers", "bac") == ["backtest_worker"]
 
