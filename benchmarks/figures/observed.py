@@ -12,6 +12,7 @@ __all__ = ["FIGURE"]
 PLAIN, METRICS = "bls-agent", "bls-agent, metrics"
 TENTH = "bls-agent, metrics and a tenth of the spans"
 ALL = "bls-agent, metrics and all spans"
+BARE = "bls-agent, a bare span of the SDK"
 COST = "processor µs/command"
 MOST = 1.25
 PIECES = 3
@@ -24,6 +25,7 @@ def play(stage: Stage) -> Round:
         METRICS: "metrics",
         TENTH: "metrics, a tenth of the spans",
         ALL: "metrics, spans",
+        BARE: "bare spans",
     }
     parts = {
         name: ("commands_agent", {"prefetch": 1, "observed": observed})
@@ -45,8 +47,10 @@ FIGURE = Figure(
         "The commands of the figure above, three pieces in each round. *Metrics* is "
         "`AgentCollector` of the extra `prometheus`. *Spans* is `instrument` of the extra "
         "`otel`, with the SDK of OpenTelemetry, which makes, batches and drops a span of each "
-        "command, or of one command in ten, as its sampler is set. A command that does "
-        "nothing is the worst case, because observing costs the same for each command."
+        "command, or of one command in ten, as its sampler is set. *A bare span* is what the "
+        "SDK alone costs: one span without attributes for each command, and no `instrument`. "
+        "A command that does nothing is the worst case, because observing costs the same for "
+        "each command."
     ),
     rounds=5,
     play=play,
