@@ -237,7 +237,10 @@ class Exchange:
             await self._blocking.aclose()
 
     def _end_waits(self, error: Exception | None, now: float = math.inf) -> None:
-        """End waits whose deadline has passed, with an error or without a request."""
+        """End the waits whose deadline is not after ``now``; by default all waits.
+
+        The waits raise ``error``. Without an error they return ``None``.
+        """
         for future in [one for one, until in self._waiters.items() if until <= now]:
             del self._waiters[future]
             if future.done():

@@ -131,11 +131,12 @@ class Follower:
     The follower returns each event once and in order, even if connections are lost or
     the server restarts without losing data. In place of missing events, the follower
     returns a :class:`~bls_agent.runs.Gap`. While Redis is unavailable, the follower
-    waits. The follower ends in three cases:
+    waits. The follower ends in four cases:
 
     * ``system.close`` is the last event of the run.
     * The run was deleted or has expired.
     * The program closes the store in this event loop.
+    * The program calls :meth:`aclose`.
 
     A wrong password or a missing permission raises
     :class:`~bls_agent.RedisRefusedError`, also in the middle of an iteration. Iterate

@@ -83,7 +83,7 @@ class StreamReader:
         self._outage: RedisUnavailableError | None = None
         self._generation = 0  # ``connection.generation`` at the last read
         self._given_up = False  # whether this reader has dropped the connection
-        self._room = COUNT  # largest number of events in a reply, for all runs
+        self._room = COUNT  # largest number of events in one reply, all runs together
         self._margin = MARGIN
         self._posted = PostedRead({})
         self._is_stale = False  # whether the posted read has outdated runs or ids

@@ -380,6 +380,7 @@ def _read_facts(replies: Sequence[Reply]) -> RunFacts:
     lease = NO_KEY if isinstance(lease, Exception) else lease
     nothing: Reply = (None, None, None)
     owner, closed, counted = nothing if isinstance(books, Exception) else books
-    # If the metadata do not count the newest event yet, it may have restarted the run.
+    # Another program may have added an event that the metadata do not count yet. This
+    # event may have restarted the run, so the run does not count as ended.
     ended = closed is not None and bool(last) and last[0][0] == counted
     return RunFacts(length, ttl, first, last, lease, owner, ended)

@@ -246,7 +246,11 @@ def as_new(event: Any) -> NewEvent:
 
 
 def encode_all(events: Iterable[object], now: float, limit: int) -> list[Prepared]:
-    """Encode events without changes. Raise ConfigurationError for a wrong event."""
+    """Encode all events or none, and shorten nothing.
+
+    Raise ConfigurationError for the first wrong event. Among several events the name in
+    the error has the position of the event, for example ``events[3].data``.
+    """
     prepared: list[Prepared] = []
     given = list(events)
     for at, event in enumerate(given):

@@ -401,4 +401,4 @@ class _Link:
             if rate is not None:
                 await asyncio.sleep(len(part) / rate.bytes_per_second)
             elif size < len(data):
-                await asyncio.sleep(0)  # sends the slice as a packet
+                await asyncio.sleep(0)  # so that the slice is read before the next one

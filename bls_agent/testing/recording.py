@@ -142,5 +142,5 @@ class Recording:
 
 
 def join(values: Mapping[str, object]) -> str:
-    """Write ``force=True, scope='all'``."""
+    """Return the values as text, in the form ``force=True, scope='all'``."""
     return ", ".join(f"{name}={value!r}" for name, value in values.items())

@@ -153,7 +153,7 @@ class IntakeSwitch:
         self._publishing = anyio.Lock()
         self._is_held = False  # whether the dispatcher has stopped taking commands
         self._drains = 0  # running commands that wait in drain()
-        self._received = 0  # Dispatcher.received at the last search
+        self._received = 0  # Dispatcher.received at the last call of _look()
 
     # --- called by the built-in commands and by the program
 

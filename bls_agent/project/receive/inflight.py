@@ -447,8 +447,8 @@ class InFlightList:
 
     async def _register(self) -> None:
         """Add the list to the hash of all in-flight lists, if its entry is missing."""
-        # "all" means that every command may have started. exchange.lua replaces "all"
-        # by a number.
+        # "all": every command of the list may have been started. exchange.lua replaces
+        # this word by how many of the oldest commands may have been started.
         registered, length = await self._connections.control.call_many(
             [
                 ("HSETNX", self._keys.lists, self.lease.key, "all"),

@@ -91,7 +91,7 @@ class Claim(Enum):
     """How a caller gets its result."""
 
     HIT = "hit"  # the result was stored
-    JOINED = "joined"  # another call, in this or another process, has computed it
+    JOINED = "joined"  # another call, here or in another process, has its result
     YOURS = "yours"  # the caller computes
 
 

@@ -88,12 +88,16 @@ def brief(invocation: Invocation) -> Exit:
 
 
 class Choice(NamedTuple):
-    """What is judged."""
+    """What the command line chose.
+
+    The side to judge, the command that starts the program, the project (``""`` for a new
+    one), and the patience in seconds.
+    """
 
     side: Side
     cmd: str
     project: str
-    patience: float = 0.0  # of the judge of an agent
+    patience: float = 0.0  # seconds within which an agent has to react
 
 
 async def _judge(
