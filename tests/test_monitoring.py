@@ -215,7 +215,7 @@ async def test_a_real_prometheus_has_the_fleet_and_the_service(
                     ran = await ask(client, 'bls_commands_total{command="盘点"}')
                     return (fleet.get(project), ran.get(project)) == (1, 1)
 
-                await eventually(knows_both)
+                await eventually(knows_both, 90.0)
                 for query in queries():
                     await ask(client, query.replace("$project", ".*"))
                 loaded = (await client.get("/api/v1/rules")).json()["data"]["groups"]

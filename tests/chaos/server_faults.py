@@ -96,11 +96,11 @@ async def paused(stage: Stage) -> None:
 @fault("F8", "-OOM (maxmemory)", subjects=True)
 async def full(stage: Stage) -> None:
     stage.damage.vanished = 0  # EXPIRE keeps it alive
-    async with stage.load(status_interval=0.3, status_ttl=2):
+    async with stage.load(status_interval=0.3, status_ttl=3):
         for _ in range(stage.pick(1, 3)):
             await stage.busy()
             async with stage.hurt(stage.server.full()):
-                await anyio.sleep(stage.pick(2.3, 5))  # longer than the TTL
+                await anyio.sleep(stage.pick(3.3, 5))  # longer than the TTL
             await stage.recovered("OOM")
 
 

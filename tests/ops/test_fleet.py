@@ -279,7 +279,7 @@ async def test_what_is_refused_is_raised(own_server: DevServer, admin: Redis) ->
 
 def documented_rules() -> list[str]:
     """The rights of a fleet, as the document lists them."""
-    lines = DOCUMENT.read_text("utf-8").partition("A `Fleet` that watches")[2]
+    lines = DOCUMENT.read_text("utf-8").partition("\n### A fleet\n")[2]
     rules = lines.partition("```text\n")[2].partition("\n```")[0]
     return [word.strip() for word in re.findall(r"\([^)]*\)|[^\s()]+", rules)]
 

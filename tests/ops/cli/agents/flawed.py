@@ -30,6 +30,8 @@ class Agent:
             os.environ["BLS_REDIS_URL"],
             socket_timeout=3600 if FLAW == "waits for ever" else 2.5,
             retry=Retry(NoBackoff(), 0),
+            # A pool would replace a connection that was lost between two commands.
+            single_connection_client=FLAW == "dies of a lost connection",
         )
         self.taken = 0
         self.said = False
