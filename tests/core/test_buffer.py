@@ -135,7 +135,8 @@ def test_many_threads_lose_nothing() -> None:
             buffer.put(Item((thread, number), rank=number % 5))
 
     def consume() -> None:
-        while len(buffer) or not closing.is_set():
+        # Asked in this order: len() is exact once the producers have ended.
+        while not closing.is_set() or len(buffer):
             if batch := buffer.take(100, PLENTY):
                 written.extend(batch)
                 buffer.done(batch)
