@@ -52,6 +52,9 @@ LINK = re.compile(r"(?P<head>\]\()(?P<path>[^)#\s]*)(?P<anchor>#[^)\s]*)?(?P<tai
 # "([中文](x.zh-CN.md))": the header of each page of the site has the switch.
 SWITCH = re.compile(r" ?[(（]\[(?:中文|English)\]\([^)]*\)[)）]")
 
+# The changelog has a word of everything, and would be the first hit of each search.
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+
 ONLY_DOCSTRING = """\
     options:
       members: false
@@ -220,7 +223,8 @@ class Stage:
             english = ROOT / source.replace(f"{CHINESE}.md", ".md")
             if english != origin:
                 text = add_anchors(text, english.read_text("utf-8"))
-            target.write_text(self._rewrite(source, text), "utf-8")
+            head = UNSEARCHED if source == "CHANGELOG.md" else ""
+            target.write_text(head + self._rewrite(source, text), "utf-8")
         elif target.suffix == ".md":
             kind = "python" if origin.suffix == ".py" else "text"
             text = origin.read_text("utf-8")
