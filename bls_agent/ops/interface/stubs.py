@@ -327,6 +327,9 @@ def _class_name(text: str) -> str:
 
 def _identifier(text: str) -> str:
     plain = normalize("NFKC", text)
-    letters = (one if f"a{one}".isidentifier() else "_" for one in plain)
+    # Newer versions of Python allow invisible joiners in an identifier.
+    letters = (
+        one if one.isprintable() and f"a{one}".isidentifier() else "_" for one in plain
+    )
     name = normalize("NFKC", "".join(letters)[:LONGEST_NAME])
     return re.sub("_+", "_", name).strip("_") if name.strip("_") else ""
