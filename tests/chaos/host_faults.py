@@ -63,11 +63,11 @@ async def stalled_loop(stage: Stage) -> None:
 )
 async def watched_stall(stage: Stage) -> None:
     stage.damage.vanished = 0
-    seconds = stage.pick(1.5, 6)
+    seconds = stage.pick(2.5, 6)
     times: dict[str, Any] = {
         "stall_after": 0.3,
         "status_interval": 0.2,
-        "status_ttl": 1,
+        "status_ttl": 2,
     }
     async with stage.load(url=stage.server.url, **times) as agent:
 
