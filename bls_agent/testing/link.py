@@ -259,6 +259,8 @@ class FaultProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(3):  # asyncio closes sockets in later turns of the event loop
+            await asyncio.sleep(0)
 
     async def _listen(self) -> None:
         self._listener = await asyncio.start_server(
