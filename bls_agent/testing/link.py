@@ -259,7 +259,8 @@ class FaultProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for _ in range(3):  # asyncio closes sockets in later turns of the event loop
+        # asyncio closes the sockets in later turns of the event loop.
+        for _turn in range(3):
             await asyncio.sleep(0)
 
     async def _listen(self) -> None:
