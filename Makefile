@@ -27,7 +27,7 @@ help:
 	@echo 'make demo    see an agent and a console at work, on a server of its own'
 	@echo 'make demo ARGS=--console   a small fleet, and the console in the browser'
 	@echo 'make test    run the tests, six at once (ARGS="-k heartbeat" goes to pytest)'
-	@echo 'make lint    ruff, mypy and pyright, over the code of the documents, too'
+	@echo 'make lint    ruff, mypy and pyright, also over the code of the pages'
 	@echo 'make docs    the site of the documents and the API, in two languages, into site/'
 	@echo 'make dist    wheel, sdist and the list of what they need, built twice and tried'
 	@echo 'make bench   figures beside a bare loop and others (ARGS="--quick" for a look)'

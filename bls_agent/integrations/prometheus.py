@@ -24,7 +24,7 @@ from bls_agent.core.errors import ConfigurationError, MissingExtraError
 from bls_agent.project.agent_state import state_of
 from bls_agent.project.commands.observer import OnEnd, TakenCommand
 from bls_agent.project.commands.router import Router
-from bls_agent.project.messages import Outcome
+from bls_agent.project.messages import Outcome, OutcomeKind
 from bls_agent.project.stats import AgentStats
 from bls_agent.runs.store import EventStore
 from bls_agent.workers.caching.cache import FunctionCache
@@ -46,7 +46,12 @@ BUCKETS: Final = (
 UNKNOWN: Final = "_unknown"  # the label ``command`` of a command without a handler
 # Outcomes that are exported as 0 before the first one, because ``rate()`` does not see
 # the first value of a new series.
-USUAL: Final = ("succeeded", "failed", "timed_out", "rejected")
+USUAL: Final = (
+    OutcomeKind.SUCCEEDED.value,
+    OutcomeKind.FAILED.value,
+    OutcomeKind.TIMED_OUT.value,
+    OutcomeKind.REJECTED.value,
+)
 
 Source: TypeAlias = ProjectAgent | FunctionCache | Heartbeat | WritingStore
 # Metrics, values of the labels that all these metrics have, and the counters.

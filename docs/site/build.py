@@ -52,7 +52,8 @@ LINK = re.compile(r"(?P<head>\]\()(?P<path>[^)#\s]*)(?P<anchor>#[^)\s]*)?(?P<tai
 # "([中文](x.zh-CN.md))": the header of each page of the site has the switch.
 SWITCH = re.compile(r" ?[(（]\[(?:中文|English)\]\([^)]*\)[)）]")
 
-# The changelog has a word of everything, and would be the first hit of each search.
+# The changelog is not searched, because it contains the words of every topic and would
+# be the first hit of most searches.
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 ONLY_DOCSTRING = """\

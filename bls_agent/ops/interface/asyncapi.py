@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import quote
 
 from bls_agent.core.codec import JSONObject
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS, KeyTemplate
-from bls_agent.ops.interface.names import Names
-from bls_agent.ops.interface.project import CommandInterface, ProjectInterface
+from bls_agent.ops.interface.project import (
+    CommandInterface,
+    Names,
+    ProjectInterface,
+)
 from bls_agent.ops.interface.schema import REFERENCE, UNSAFE_NAMES
 from bls_agent.ops.texts import Texts
 from bls_agent.project.messages import Level, OutcomeKind, Status
@@ -110,9 +114,10 @@ class _Writer:
            the address has a parameter whose only value is this name.
         """
         project = self._interface.project
+        address = key.locate(project=project)
         channel: JSONObject = {
-            "address": key.locate(project=project),
-            "title": key.locate(project=project),
+            "address": address,
+            "title": address,
             "description": text,
             "servers": [{"$ref": f"#/servers/{SERVER}"}],
             "messages": messages,
@@ -255,16 +260,19 @@ def _references(channel: str, names: Iterable[str]) -> list[JSONObject]:
     return [{"$ref": place + quote(name, safe="")} for name in names]
 
 
-def _message_name(text: str) -> str:
-    """Keep a name of letters, digits, ``.``, ``-`` and ``_``; replace the rest by ``_``."""
-    name = re.sub(r"[^\w.-]", "_", text)
-    return "command" if name in UNSAFE_NAMES or not name.strip("_") else name
+def _make_name(text: str, *, other: re.Pattern[str], fallback: str) -> str:
+    """Replace other characters by ``_``; return the fallback if nothing useful is left."""
+    name = other.sub("_", text)
+    return fallback if name in UNSAFE_NAMES or not name.strip("_") else name
 
 
-def _component_name(text: str) -> str:
-    """Do the same with ASCII alone, as the specification asks of components."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", text)
-    return "schema" if name in UNSAFE_NAMES or not name.strip("_") else name
+_message_name: Final = partial(
+    _make_name, other=re.compile(r"[^\w.-]"), fallback="command"
+)
+# The specification allows only ASCII in the names of components.
+_component_name: Final = partial(
+    _make_name, other=re.compile(r"[^\w.-]", re.ASCII), fallback="schema"
+)
 
 
 def _rewrite(schema: Any, names: Mapping[str, str]) -> Any:

@@ -1,7 +1,8 @@
-"""What is known of a project: where it is, and which commands it has."""
+"""What is known of a project, and the names that its document and its client use."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bls_agent.ops.fields import read_commands
@@ -45,3 +46,21 @@ def read_interface(result: object) -> tuple[CommandInterface, ...]:
         )
         for name, one in read_commands(result).items()
     )
+
+
+class Names:
+    """The names that are in use; ``make`` turns any text into a name that is allowed."""
+
+    def __init__(self, make: Callable[[str], str], taken: Iterable[str] = ()) -> None:
+        self._make = make
+        self._taken = set(taken)
+
+    def add(self, wanted: str) -> str:
+        """Return a name that resembles ``wanted`` and is not in use yet."""
+        name = plain = self._make(wanted)
+        number = 2
+        while name in self._taken:
+            name = f"{plain}_{number}"
+            number += 1
+        self._taken.add(name)
+        return name

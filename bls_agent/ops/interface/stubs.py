@@ -16,8 +16,11 @@ from typing import Any, Final, cast
 from unicodedata import normalize
 
 from bls_agent.core.codec import encode
-from bls_agent.ops.interface.names import Names
-from bls_agent.ops.interface.project import CommandInterface, ProjectInterface
+from bls_agent.ops.interface.project import (
+    CommandInterface,
+    Names,
+    ProjectInterface,
+)
 from bls_agent.ops.interface.schema import REFERENCE, Schema
 from bls_agent.ops.texts import Texts
 
@@ -265,9 +268,8 @@ class _Types:
         """Return the type of a definition, which is written when it is first used."""
         if definition not in self._known:
             schema = self._definitions[definition]
-            self._known[definition] = (
-                "Any"  # for a definition that leads back to itself
-            )
+            # What a definition sees that leads back to itself.
+            self._known[definition] = "Any"
             is_class = schema.get("type") == "object" and "properties" in schema
             self._known[definition] = (
                 self._add_class(definition, schema, definition)

@@ -50,9 +50,8 @@ async def asyncapi(
     no_record: bool = False,
 ) -> Exit:
     """Print the AsyncAPI document of a project."""
-    if bool(source) == bool(project):
-        raise Failure("one_source", Exit.USAGE, hint="hint_source", command="asyncapi")
-    found = await _find(invocation, source, project, timeout, no_record=no_record)
+    given = "asyncapi", source, project
+    found = await _find(invocation, *given, timeout, no_record=no_record)
     document = write_asyncapi(found, load_texts("interface", invocation.language))
     if invocation.json:
         invocation.out.json(document)
@@ -72,9 +71,8 @@ async def stubs(
     no_record: bool = False,
 ) -> Exit:
     """Print the typed client of a project."""
-    if bool(source) == bool(project):
-        raise Failure("one_source", Exit.USAGE, hint="hint_source", command="stubs")
-    found = await _find(invocation, source, project, timeout, no_record=no_record)
+    given = "stubs", source, project
+    found = await _find(invocation, *given, timeout, no_record=no_record)
     code = write_stubs(found, load_texts("interface", invocation.language))
     if invocation.json:
         invocation.out.json({"code": code})
@@ -85,21 +83,25 @@ async def stubs(
 
 async def _find(
     invocation: Invocation,
+    name: str,
     source: str,
     project: str,
     timeout: float,
     *,
     no_record: bool,
 ) -> ProjectInterface:
-    """Return the commands of a project.
+    """Return the commands of a project; ``name`` is the command that needs them.
 
-    1. The source is ``module:agent``: import the agent, and send nothing.
-    2. Any other source, or ``--project``: send ``help`` to the running project.
+    1. There is neither a source nor ``--project``, or there are both: raise ``Failure``.
+    2. The source is ``module:agent``: import the agent, and send nothing.
+    3. Any other source, or ``--project``: send ``help`` to the running project.
     """
+    if bool(source) == bool(project):
+        raise Failure("one_source", Exit.USAGE, hint="hint_source", command=name)
     if source and _AGENT.fullmatch(source):
         return await _import_agent(invocation, source)
-    name = normalise(invocation, project or source)
-    return await _ask(invocation, name, timeout, no_record=no_record)
+    running = normalise(invocation, project or source)
+    return await _ask(invocation, running, timeout, no_record=no_record)
 
 
 async def _import_agent(invocation: Invocation, target: str) -> ProjectInterface:
