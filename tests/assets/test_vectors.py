@@ -14,7 +14,7 @@ from bls_agent.assets.records import Asset, AssetSummary
 from bls_agent.core.keys import KEYS
 from bls_agent.devserver import DevServer
 from bls_agent.ops.conformance.vectors import Vector, read_bytes
-from tests.corpus.loader import flat, vectors_of
+from tests.corpus.loader import judge, pairs_of, vectors_of
 
 VECTORS: Final = vectors_of("000")
 
@@ -23,11 +23,6 @@ VECTORS: Final = vectors_of("000")
 async def library(own_server: DevServer) -> AsyncIterator[AssetLibrary]:
     async with AssetLibrary(own_server.url) as opened:
         yield opened
-
-
-def pairs_of(vector: Vector) -> dict[Any, Any]:
-    parts = flat(vector.values["fields"])
-    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def check_key(vector: Vector) -> None:
@@ -79,11 +74,7 @@ def test_every_check_is_known() -> None:
 @pytest.mark.parametrize("check", CHECKS)
 def test_vectors(check: str) -> None:
     """Each vector, by the function that the package uses."""
-    for id_, vector in vectors_of("000", check).items():
-        try:
-            CHECKS[check](vector)
-        except (AssertionError, pytest.fail.Exception) as error:
-            pytest.fail(f"{id_} {vector.name}: {error}")
+    judge("000", check, CHECKS[check])
 
 
 async def test_what_is_written(library: AssetLibrary, admin: Redis) -> None:

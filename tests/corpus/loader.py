@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
+
+import pytest
 
 from bls_agent.ops.conformance.vectors import Vector, load_vectors, read_bytes
 
@@ -54,6 +56,15 @@ def vectors_of(contract: str, *checks: str) -> dict[str, Vector]:
     }
 
 
+def judge(contract: str, name: str, check: Callable[[Vector], None]) -> None:
+    """Call the check for each vector that names it; a failure names the vector."""
+    for id_, vector in vectors_of(contract, name).items():
+        try:
+            check(vector)
+        except (AssertionError, pytest.fail.Exception) as error:
+            pytest.fail(f"{id_} {vector.name}: {error}")
+
+
 def load_commands() -> list[CorpusItem]:
     """Return every message that has an expected outcome."""
     items: list[CorpusItem] = []
@@ -100,10 +111,15 @@ def flat(pairs: list[list[Any]]) -> tuple[bytes, ...]:
     return tuple(read_bytes(part) for pair in pairs for part in pair)
 
 
+def pairs_of(vector: Vector) -> dict[Any, Any]:
+    """Return the fields of a vector, by name."""
+    parts = flat(vector.values["fields"])
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
 def sound_entry() -> dict[bytes, bytes]:
     """Return the fields of an entry of a run that has no fault."""
-    parts = flat(_vectors()[_RUN_ENTRY].values["fields"])
-    return dict(zip(parts[::2], parts[1::2], strict=True))
+    return pairs_of(_vectors()[_RUN_ENTRY])
 
 
 def entry(changed: Mapping[bytes, bytes | None]) -> tuple[bytes, ...]:
