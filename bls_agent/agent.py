@@ -95,8 +95,7 @@ class ProjectAgent:
         settings: The settings to use instead of the environment.
         validate: ``"pydantic"`` lets pydantic check all arguments of commands.
         options: Any field of :class:`~bls_agent.Settings`. An option overrides
-            ``settings`` and the environment (``BLS_STATUS_TTL`` for ``status_ttl``,
-            and so on).
+            ``settings`` and the environment (``BLS_STATUS_TTL`` for ``status_ttl``).
 
     Raises:
         ConfigurationError: An argument or ``BLS_REDACT_KEYS`` is wrong. All other
@@ -149,7 +148,8 @@ class ProjectAgent:
         dropped = sum(stats.logs_dropped.values())
         return (
             f"<ProjectAgent {self.project!r} {state}, {stats.status.value}, "
-            f"{stats.commands_running} running, {stats.logs_queued} queued, {dropped} dropped>"
+            f"{stats.commands_running} running, {stats.logs_queued} queued, "
+            f"{dropped} dropped>"
         )
 
     @property
@@ -426,10 +426,10 @@ class ProjectAgent:
 
         self._detach_gone()
         before = self._session
-        if before is not None and before.is_open:
-            reason = "it is open already", "Close it first."
-            raise ConfigurationError("agent", self.project, *reason)
         if before is not None:
+            if before.is_open:
+                rule, remedy = "it is open already", "Close it first."
+                raise ConfigurationError("agent", self.project, rule, remedy)
             await before.wait_closed()
         if self._session not in (None, before):
             raise ConfigurationError("agent", self.project, "it was opened meanwhile")
