@@ -259,9 +259,6 @@ class FaultProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # asyncio closes the sockets in later turns of the event loop.
-        for _turn in range(3):
-            await asyncio.sleep(0)
 
     async def _listen(self) -> None:
         self._listener = await asyncio.start_server(
