@@ -29,6 +29,18 @@ def typed(page: Path) -> list[str]:
     return [line for line in lines if line.startswith("$ ")]
 
 
+def commands(page: Path) -> list[str]:
+    """The lines of a page that call our program."""
+    return [line for line in typed(page) if line.startswith("$ bls-agent ")]
+
+
+def load(block: str, module: str) -> dict[str, Any]:
+    """Run a block as the file of a module, and return its names."""
+    names: dict[str, Any] = {"__name__": module}
+    exec(compile(block, f"{module}.py", "exec"), names)
+    return names
+
+
 async def run_block(block: str, names: dict[str, Any]) -> None:
     """Run a block with the names that those before it have left."""
     mode = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -72,9 +84,7 @@ async def run_commands(page: Path, url: str, monkeypatch: pytest.MonkeyPatch) ->
     for name in [name for name in os.environ if name.startswith("BLS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("BLS_REDIS_URL", url)
-    known = [
-        line.split()[2:] for line in typed(page) if line.startswith("$ bls-agent ")
-    ]
+    known = [line.split()[2:] for line in commands(page)]
     for words in known:
         with anyio.fail_after(60):
             code = await anyio.to_thread.run_sync(main, words, abandon_on_cancel=True)

@@ -28,7 +28,7 @@ from ruamel.yaml import YAML
 from bls_agent import Console, ProjectAgent
 from bls_agent.core.settings import Settings, rules
 from bls_agent.ops.cli.commands.console import console
-from tests.documents import blocks, run_block, run_commands
+from tests.documents import blocks, commands, load, run_block, run_commands
 from tests.harness import eventually, records
 
 ROOT = Path(__file__).parents[1]
@@ -88,12 +88,6 @@ def settings_table(page: Path) -> dict[str, list[str]]:
     return rows
 
 
-def commands(page: Path) -> list[str]:
-    """The lines of a page that call our program."""
-    lines = "".join(blocks(page, "console")).splitlines()
-    return [line for line in lines if line.startswith("$ bls-agent ")]
-
-
 @pytest.mark.parametrize("page", TWO_LANGUAGES)
 def test_both_languages_show_the_same_code(page: str) -> None:
     """Comments and one name aside: what is run below is the English page's."""
@@ -127,8 +121,7 @@ async def test_the_code_of_the_readme_runs(
     """The service and the other end talk to each other, as they stand."""
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
     service, console = blocks(both("README")[0])
-    names: dict[str, Any] = {"__name__": "agent"}
-    exec(compile(service, "agent.py", "exec"), names)
+    names = load(service, "agent")
     async with names["agent"] as agent:
         await agent.ready(5)
         said = await anyio.to_thread.run_sync(run_as_script, console)
@@ -166,8 +159,7 @@ async def test_the_page_about_health_runs(
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
     page = both("docs/health")[0]
     service, *rest = blocks(page)
-    names: dict[str, Any] = {"__name__": "orders"}
-    exec(compile(service, "orders.py", "exec"), names)
+    names = load(service, "orders")
     results = await names["agent"].run_checks()
     assert results.keys() == {"database", "disk"}
     for block in rest:
@@ -200,8 +192,7 @@ async def test_the_page_about_replicas_runs(
     service, broadcast, deployment = blocks(page)
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(2):
-            names: dict[str, Any] = {"__name__": "orders"}
-            exec(compile(service, "orders.py", "exec"), names)
+            names = load(service, "orders")
             agent = await stack.enter_async_context(names["agent"])
             await agent.ready(5)
         assert await run_commands(page, redis_url, monkeypatch) == 3
@@ -301,8 +292,7 @@ async def test_the_tutorial_runs(
     monkeypatch.setenv("BLS_REDIS_URL", redis_url)
     page = both("docs/tutorial")[0]
     service, *rest, test, probe = blocks(page)
-    names: dict[str, Any] = {"__name__": "stock"}
-    exec(compile(service, "stock.py", "exec"), names)
+    names = load(service, "stock")
     with keep_logging():
         for block in [*rest, probe.replace("/tmp/alive", str(tmp_path / "alive"))]:
             exec(compile(block, page.name, "exec"), names)
