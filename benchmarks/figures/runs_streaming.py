@@ -38,7 +38,7 @@ def play(stage: Stage) -> Round:
             port = server.hear("port")["port"]
             follow, replay = runs[name]
             _fill(stage, replay, kept)
-            _add(stage, follow)
+            _add(stage, follow, 1)
             told = {"port": port, "follow": follow, "replay": replay}
             clients[name] = stack.enter_context(
                 stage.perform(
@@ -64,20 +64,19 @@ def play(stage: Stage) -> Round:
     }
 
 
-def _add(stage: Stage, run_id: int) -> None:
+def _add(stage: Stage, run_id: int, number: int) -> None:
     data = json.dumps({"at": time.monotonic_ns()})
-    stage.redis.xadd(
-        RUN_EVENTS.build(run_id=run_id), {**FIELDS, "sequence": "1", "data": data}
-    )
+    entry: dict[Any, Any] = {**FIELDS, "sequence": str(number), "data": data}
+    stage.redis.xadd(RUN_EVENTS.build(run_id=run_id), entry)
 
 
 def _write(stage: Stage, runs: list[int], count: int) -> None:
-    """Add an event to each run in turn, with the time of it."""
+    """Add an event to each run in turn, with the time and the next sequence number."""
     chance = random.Random(count)
-    for _ in range(count):
+    for number in range(2, count + 2):
         for run_id in runs:
             time.sleep(PAUSE * chance.uniform(0.5, 1.5))
-            _add(stage, run_id)
+            _add(stage, run_id, number)
 
 
 def _fill(stage: Stage, run_id: int, count: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from bls_agent.core.codec import (
@@ -117,7 +118,7 @@ class Level(StrEnum):
     WARN = "warn"
     ERROR = "error"
 
-    @property
+    @cached_property  # because each log call compares ranks
     def rank(self) -> int:
         """A number for comparisons, from 0 for debug to 3 for error."""
         return _RANKS[self]

@@ -121,8 +121,9 @@ class BatchWriter(Generic[T]):
         try:
             while True:
                 if self._batch is None:
-                    await self._gather()
-                    self._batch, self._next = self._next or self._take(), None
+                    if self.buffer:
+                        await self._gather()
+                        self._batch, self._next = self._next or self._take(), None
                     if self._batch is None:
                         await self._wakeup.wait()
                         continue
@@ -164,7 +165,7 @@ class BatchWriter(Generic[T]):
     async def _gather(self) -> None:
         """Wait until the pace allows the next write, so that its batch grows."""
         pause = self._paced_until - anyio.current_time()
-        if pause > 0 and 0 < len(self.buffer) < BATCH_ITEMS and not self._flushing:
+        if pause > 0 and len(self.buffer) < BATCH_ITEMS and not self._flushing:
             await self._wait_for_flush(pause)
 
     async def _wait_for_flush(self, seconds: float) -> None:
