@@ -201,7 +201,8 @@ def read_request(request: CrawlRequest, spider: Spider | None = None) -> Request
         spider: The spider that has the methods.
 
     Raises:
-        ValueError: The request names a method or a class that does not exist.
+        ValueError: The request names a method or a class that does not exist. For other
+            unusable values, the exception is the one that Scrapy raises.
     """
     meta = dict(request.meta or {})
     rest = meta.pop(MARK, None)
@@ -519,7 +520,7 @@ class CrawlScheduler(BaseScheduler):
         """Pass a request to Scrapy. Wait until the request may be acknowledged."""
         try:
             held = _Held(taken, read_request(taken.request, self._spider))
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - another program wrote the request
             _log.warning("%r cannot be crawled: %s", taken, error)
             await taken.fail(str(error))
             return None

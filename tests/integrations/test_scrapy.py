@@ -15,7 +15,7 @@ import pytest
 from redis import Redis
 
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
-from bls_agent.crawl import CrawlRequest
+from bls_agent.crawl import CrawlRequest, RequestQueue
 from tests.soak.scrapy_fleet import Crawler, Site, crawl_and_kill, serve
 
 if TYPE_CHECKING:
@@ -101,6 +101,30 @@ def test_requests_in_memory_retries_and_the_end(redis_url: str) -> None:
     assert log.count("stays in the memory of this process") == 1
     assert "Callbacks must be methods of the spider" in log
     assert keys_of(redis_url, project) == []
+
+
+async def test_requests_that_scrapy_refuses_stop_no_process(redis_url: str) -> None:
+    """More of them than a process takes ahead: they fail, and the crawl ends."""
+    from bls_agent.integrations.scrapy import AHEAD  # noqa: PLC0415 - see above
+
+    project = new_project()
+    with (
+        serve(Site(3)) as site,
+        Crawler(
+            redis_url, site, project, "all", SPIDER_NAME="", BLS_CRAWL_MAX_RETRIES=0
+        ) as crawler,
+    ):
+        async with RequestQueue(redis_url, project) as queue:
+            for number in range(AHEAD + 1):
+                url = f"{site.url}/page/{number}?q=页"
+                rest = {"encoding": "nope"} if number % 2 else {"headers": {"A": [1]}}
+                await queue.push(CrawlRequest(url, meta={"crawl_queue": rest}))
+            crawler.begin()
+            stats, log = await asyncio.to_thread(crawler.result)
+            assert (await queue.stats()).failed == AHEAD + 1
+    assert stats["finish_reason"] == "finished"
+    assert len(site.hits) == 3
+    assert "cannot be crawled: unknown encoding" in log
 
 
 @pytest.fixture
