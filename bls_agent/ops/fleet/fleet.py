@@ -24,13 +24,8 @@ from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from bls_agent.core.settings import check_seconds
-from bls_agent.ops.fleet.project_state import (
-    FleetChange,
-    Held,
-    Moment,
-    ProjectState,
-    ProjectView,
-)
+from bls_agent.ops.fleet.project_state import Held, Moment, ProjectState
+from bls_agent.ops.fleet.project_view import FleetChange, ProjectView
 
 LISTS: Final = 1.0  # seconds between two reads of queues and logs
 SEARCH: Final = 2.0  # seconds between the starts of two searches for new names
@@ -164,8 +159,8 @@ class Fleet:
         first change after the outage is yielded even if nothing else has changed.
 
         If values of a view change only because time passes, the view is not yielded again.
-        A caller that shows the view for longer adds the passed seconds to the ages and
-        subtracts them from ``ttl``. The result is wrong by at most 5 seconds.
+        A caller that shows the view for longer calls :meth:`ProjectView.aged` with the
+        passed seconds. The resulting ages are wrong by at most 5 seconds.
 
         Raises:
             RedisRefusedError: Redis refuses requests until its configuration or this

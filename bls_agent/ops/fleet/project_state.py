@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum, StrEnum
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Final, NamedTuple
 
 from bls_agent.core.codec import cut_text, decode_object, parse_timestamp
-from bls_agent.core.errors import DecodeError, RedisUnavailableError
+from bls_agent.core.errors import DecodeError
 from bls_agent.core.keys import (
     CONTROL,
     DEAD_LETTERS,
@@ -20,6 +20,7 @@ from bls_agent.core.keys import (
     place_beside,
 )
 from bls_agent.ops.fleet.log_tail import LogTail, written_at
+from bls_agent.ops.fleet.project_view import Presence, ProjectView
 from bls_agent.project.messages import STATUS_REASON, Level, LogEntry, Status
 from bls_agent.project.status.intake import IntakeReport, intake_key, read_reports
 
@@ -37,145 +38,6 @@ BUCKETS: Final = 30
 SPAN: Final = BUCKET * BUCKETS
 MINUTE: Final = 60.0
 SHORTEST: Final = 1.0  # shortest time in seconds over which a rate is computed
-
-
-class Presence(StrEnum):
-    """Whether a project's status is up to date."""
-
-    FRESH = "fresh"
-    """The status has a TTL, so a process refreshes it."""
-    UNTIMED = "untimed"
-    """The status has no TTL, because the process has ended, or because it sets no TTL."""
-    STALE = "stale"
-    """The status is missing, but the project has or had a log, or had a status."""
-    NEVER = "never"
-    """Only a control list exists."""
-
-
-class Condition(StrEnum):
-    """The state of a project in one word, from the worst state to the best."""
-
-    FAULT = "fault"
-    ERROR = "error"
-    ODD = "odd"
-    """The status key holds none of the four valid values."""
-    STALE = "stale"
-    OFFLINE = "offline"
-    ONLINE = "online"
-    NEVER = "never"
-
-    @property
-    def place(self) -> int:
-        """The rank of the state; a worse state has a lower number."""
-        return tuple(Condition).index(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProjectView:
-    """One project as it was at one moment.
-
-    Attributes:
-        project: The project's name; bytes that are not UTF-8 are kept as surrogates.
-        status: ``None`` if the key is absent or holds none of the four valid values.
-        status_text: The beginning of the key's value if it is none of the four,
-            ``"WRONGTYPE"`` for a key that is no string; else ``""``.
-        reason: Why the status is 故障 or 报错, if the service has logged a reason and the
-            fleet has read this record; else ``""``.
-        presence: Whether the status is up to date.
-        age: Seconds since the status was written; ``None`` if unknown. Until the fleet has
-            seen a refresh, the age is estimated as if the TTL had been set to 60 s.
-        age_exact: Whether ``age`` is exact, because the fleet has seen a refresh.
-        ttl: Seconds until the status expires; ``None`` without a status or without a TTL.
-        queue: Number of waiting commands; ``None`` if the key is no list, or may not be
-            read.
-        queue_age: Seconds since the oldest waiting command was sent, by its timestamp and
-            the server's clock. If the command has no timestamp, seconds since the fleet
-            first read the command. ``None`` without a waiting command, or if the queue may
-            not be read.
-        dead_letters: Number of dead letters (commands that agents have given up);
-            ``None`` if the key is no list, or may not be read.
-        intake: The processes that take no commands, because they are paused, draining or
-            drained.
-        records: Length of the console list; ``None`` if the key is no list, or may not
-            be read.
-        last_record: The newest record; a long record is shortened.
-        last_record_age: Seconds since the newest record, by its timestamp and the server's
-            clock. If the record has no timestamp, seconds since the fleet first read it.
-        rate: Records per second over the last minute, or over the time that the fleet has
-            watched the log, if that time is shorter.
-        rates: Number of records in each of the last 30 periods of 10 seconds, oldest
-            first. The last period is the current one, so its number still grows.
-        errors: Number of error records of the last five minutes.
-        errors_total: Number of error records that were written after the fleet first read
-            the log. If some records were not read, the number is a lower bound.
-        last_error: The newest error record that was read.
-        last_error_age: Seconds since the newest error record, by its timestamp. If the
-            record has no timestamp, seconds since the fleet has read it.
-        at_least: Whether ``rate``, ``rates`` and ``errors`` are lower bounds, because some
-            records of the last five minutes were not read.
-        changed_at: Unix time, by the server's clock, of the last change of status or
-            presence. Without such a change, the time of the first read.
-        turned_age: Seconds since that change; ``None`` without a change.
-    """
-
-    project: str
-    status: Status | None = None
-    status_text: str = ""
-    reason: str = ""
-    presence: Presence = Presence.NEVER
-    age: float | None = None
-    age_exact: bool = False
-    ttl: float | None = None
-    queue: int | None = 0
-    queue_age: float | None = None
-    dead_letters: int | None = 0
-    intake: Mapping[str, IntakeReport] = field(default_factory=dict[str, IntakeReport])
-    records: int | None = 0
-    last_record: LogEntry | None = None
-    last_record_age: float | None = None
-    rate: float = 0.0
-    rates: tuple[int, ...] = (0,) * 30
-    errors: int = 0
-    errors_total: int = 0
-    last_error: LogEntry | None = None
-    last_error_age: float | None = None
-    at_least: bool = False
-    changed_at: float = 0.0
-    turned_age: float | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Whether the project has any key."""
-        return self.presence is not Presence.NEVER or self.queue != 0
-
-    @property
-    def condition(self) -> Condition:
-        """The state of the project in one word."""
-        if self.status_text:
-            return Condition.ODD
-        if self.status is not None:
-            return Condition[self.status.name]
-        never = self.presence is Presence.NEVER
-        return Condition.NEVER if never else Condition.STALE
-
-
-@dataclass(frozen=True, kw_only=True)
-class FleetChange:
-    """The changes since the last ``FleetChange``.
-
-    Attributes:
-        views: Project → its current view, for projects that have changed.
-        removed: Projects that are no longer shown, mostly because all their keys are gone.
-        unavailable: Why Redis cannot answer; ``None`` if Redis answers. During an outage
-            there are no views, and the views of earlier changes are the latest ones.
-        read_at: Unix time, by the server's clock, of the last complete read; 0.0 before
-            the first one.
-    """
-
-    views: Mapping[str, ProjectView] = field(default_factory=dict[str, ProjectView])
-    removed: frozenset[str] = frozenset()
-    unavailable: RedisUnavailableError | None = None
-    read_at: float = field(default=0.0, compare=False)
 
 
 class Moment(NamedTuple):
@@ -284,7 +146,7 @@ class ProjectState:
             errors_total=log.errors_total,
             last_error=log.error,
             last_error_age=_since(log.error_at, at),
-            at_least=at.now - log.activity.missed_at < SPAN,
+            at_least=log.activity.at_least,
             changed_at=self.status.changed_at,
             turned_age=_since(self.status.turned_at, at),
         )
@@ -409,8 +271,8 @@ class LogState:
     def mark(self) -> tuple[object, ...]:
         """The view's values about the log, except those that change only with time."""
         activity = self.activity
-        counts = activity.rates, activity.errors, self.errors_total
-        return self.length, self._newest_hash, *counts
+        counts = activity.rates, activity.errors, activity.at_least
+        return self.length, self._newest_hash, self.errors_total, *counts
 
     @property
     def is_new(self) -> bool:
@@ -464,7 +326,7 @@ class LogState:
         since = -math.inf if news.first else self._looked_before
         oldest = self._count(entries, at, since)
         if not news.complete:
-            activity.missed_at = at.now
+            activity.record_missed()
         if news.first:
             known = news.complete and oldest < at.now
             activity.known_since = at.now - SPAN if known else oldest
@@ -561,11 +423,14 @@ class Activity:
 
     def __init__(self, now: float) -> None:
         self.known_since = now  # all records written since then are counted
-        # Last time at which some records were not read.
-        self.missed_at: float = -math.inf
         self._latest = int(now // BUCKET)
         self._records = deque([0] * BUCKETS, BUCKETS)
         self._errors = deque([0] * BUCKETS, BUCKETS)
+        self._missed = deque([False] * BUCKETS, BUCKETS)  # were some records not read?
+
+    def record_missed(self) -> None:
+        """Record that some records were not read before the last :meth:`turn`."""
+        self._missed[-1] = True
 
     def record(self, at: float, records: int, errors: int) -> None:
         """Count records of the time ``at``, which is not after the last :meth:`turn`."""
@@ -579,6 +444,7 @@ class Activity:
         for _ in range(min(bucket - self._latest, BUCKETS)):
             self._records.append(0)
             self._errors.append(0)
+            self._missed.append(False)
         self._latest = max(bucket, self._latest)
 
     @property
@@ -588,6 +454,11 @@ class Activity:
     @property
     def errors(self) -> int:
         return sum(self._errors)
+
+    @property
+    def at_least(self) -> bool:
+        """Whether the counts are lower bounds."""
+        return any(self._missed)
 
     def rate(self, now: float) -> float:
         """Return records per second over the last minute, or since ``known_since``."""

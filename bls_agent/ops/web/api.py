@@ -236,25 +236,26 @@ def _describe_project(view: ProjectView, elapsed: float) -> JSONObject:
 
     Unknown values are ``null``.
     """
+    view = view.aged(elapsed)
     return {
         "projectName": show_name(view.project),
         "status": view.status and view.status.value,
         "statusText": view.status_text,
         "reason": view.reason,
         "presence": view.presence.value,
-        "age": later(view.age, elapsed, 3),
-        "ttl": later(view.ttl, -elapsed, 3),
+        "age": later(view.age, digits=3),
+        "ttl": later(view.ttl, digits=3),
         "queue": view.queue,
         "deadLetters": view.dead_letters,
         "intake": describe_reports(view.intake),
         "records": view.records,
-        "lastRecordAge": later(view.last_record_age, elapsed, 3),
+        "lastRecordAge": later(view.last_record_age, digits=3),
         "rate": view.rate,
         "rates": list(view.rates),
         "errors": view.errors,
         "atLeast": view.at_least,
         "lastError": view.last_error and view.last_error.message,
-        "lastErrorAge": later(view.last_error_age, elapsed, 3),
+        "lastErrorAge": later(view.last_error_age, digits=3),
         "changedAt": view.changed_at,
     }
 

@@ -169,15 +169,15 @@ class _Scrape:
 
     def _add_project(self, view: ProjectView) -> None:
         add, project = self.out.add, label_of(view.project)
-        elapsed = self.state.fleet.seconds_since(view.project)
+        view = view.aged(self.state.fleet.seconds_since(view.project))
         condition = view.condition
         for state in Condition:
             add("bls_project_status", condition is state, project, state)
         up = view.status not in (None, Status.OFFLINE)
         add("bls_project_up", up, project)
-        add("bls_project_status_age_seconds", later(view.age, elapsed, 3), project)
+        add("bls_project_status_age_seconds", later(view.age, digits=3), project)
         add("bls_project_queue_length", view.queue, project)
-        age = 0.0 if view.queue == 0 else later(view.queue_age, elapsed, 3)
+        age = 0.0 if view.queue == 0 else later(view.queue_age, digits=3)
         add("bls_project_queue_age_seconds", age, project)
         add("bls_project_errors_total", view.errors_total, project)
         add("bls_dead_letters", view.dead_letters, project)

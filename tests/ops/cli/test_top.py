@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import LogEntry, Status
+from bls_agent.core.codec import format_timestamp
 from bls_agent.devserver import DevServer
 from bls_agent.ops.cli.commands.projects import (
     TOP,
@@ -159,6 +162,20 @@ async def test_at_a_terminal(own_server: DevServer, admin: Redis) -> None:
     assert "\x1b[?25h" in rest
 
 
+async def test_ages_grow(own_server: DevServer, admin: Redis) -> None:
+    """Also while the fleet has no change to report."""
+    await admin.set("甲_项目状态", "离线")
+    old = format_timestamp(time.time() - 400)
+    await admin.rpush("甲_项目控制台", f'{{"timestamp":"{old}","level":"info"}}')
+    process, user = start_at_terminal(["top"], 80, {"BLS_REDIS_URL": own_server.url})
+    shown = Seen(user)
+    shown.read_until(lambda text: len({*re.findall(r"6m\d\ds|7m\d\ds", text)}) >= 3)
+    os.write(user, b"q")
+    read_all(user)
+    os.close(user)
+    assert process.wait(20) == 0
+
+
 def test_ctrl_c_at_a_terminal(own_server: DevServer) -> None:
     """Exit code 130; the terminal is as it was."""
     process, user = start_at_terminal(["top"], 20, {"BLS_REDIS_URL": own_server.url})
@@ -185,10 +202,16 @@ class Seen:
 
     def until(self, wanted: str, after: str = "") -> None:
         """Read until a text is shown, behind the last place of another one."""
+        self.read_until(
+            lambda text: wanted in (text.rpartition(after)[2] if after else text)
+        )
+
+    def read_until(self, is_enough: Callable[[str], bool]) -> None:
         end = time.monotonic() + 30
-        while wanted not in (self.text.rpartition(after)[2] if after else self.text):
-            ready, _, _ = select.select([self._user], [], [], end - time.monotonic())
-            assert ready, f"{wanted} was not shown"
+        while not is_enough(self.text):
+            left = max(0.0, end - time.monotonic())
+            ready, _, _ = select.select([self._user], [], [], left)
+            assert ready, self.text
             self._bytes += os.read(self._user, 65_536)
 
 

@@ -517,6 +517,20 @@ def test_a_lower_bound_is_one_for_five_minutes() -> None:
     assert not watched.look(310.0).at_least
 
 
+def test_the_end_of_a_lower_bound_is_a_change() -> None:
+    """Records are missed in the middle of a bucket, and nothing else changes later."""
+    watched = Watched()
+    watched.items = [record(5.0)]
+    watched.look(0.0)
+    watched.items += [record(0.0)] * 10_000
+    shown, mark = watched.look(14.0), watched.track.mark
+    for now in (309.0, 310.0, 313.9, 314.1, 320.0):
+        found = watched.look(now)
+        if watched.track.mark != mark:  # as in Fleet.watch
+            shown, mark = found, watched.track.mark
+    assert not shown.at_least
+
+
 def reason_of(text: str, instance: str = "a") -> bytes:
     """A record that tells why the status is what it is."""
     metadata = {"agent": f"{instance}#1", "statusReason": text}

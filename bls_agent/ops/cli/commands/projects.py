@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
+import anyio
+
 from bls_agent.connection.endpoint import Endpoint
 from bls_agent.connection.pool import default_endpoint
 from bls_agent.console import Console
@@ -194,6 +196,12 @@ async def top(invocation: Invocation, *, once: bool = False) -> Exit:
     texts, people = invocation.texts, invocation.out.terminal
 
     views: dict[str, ProjectView] = {}
+    seen_at: dict[str, float] = {}  # project → when the fleet reported its view
+
+    def cells(view: ProjectView) -> Mapping[str, Cell]:
+        now = anyio.current_time()
+        view = view.aged(now - seen_at.get(view.project, now))
+        return project_cells(view, texts, people=people)
 
     def fill(found: Mapping[str, ProjectView]) -> None:
         table.fill(arrange(found.values()), summary(found.values(), texts))
@@ -202,12 +210,13 @@ async def top(invocation: Invocation, *, once: bool = False) -> Exit:
         async for change in fleet.watch():
             table.record(change.unavailable)
             views.update(change.views)
+            seen_at.update(dict.fromkeys(change.views, anyio.current_time()))
             for project in change.removed:
                 views.pop(project, None)
+                seen_at.pop(project, None)
             fill(views)
             redraw()
 
-    cells = partial(project_cells, texts=texts, people=people)
     table = Table[ProjectView](invocation, TOP, describe_view, cells)
     async with Fleet(invocation.redis) as fleet:
         if wants_live(invocation) and not once:

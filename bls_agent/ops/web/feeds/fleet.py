@@ -24,6 +24,7 @@ def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
     number of seconds since the last change of the status. ``intake`` contains the
     processes that take no commands.
     """
+    view = view.aged(elapsed)
     return {
         "path": project_path(view.project),
         "name": visible(view.project),
@@ -31,27 +32,26 @@ def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
         "presence": view.presence.value,
         "odd": visible(view.status_text[:LONGEST_STATUS]),
         "reason": shorten(view.reason),
-        "turned": later(view.turned_age, elapsed),
-        "age": later(view.age, elapsed),
+        "turned": later(view.turned_age),
+        "age": later(view.age),
         "age_known": view.age_exact,
-        "ttl": later(view.ttl, -elapsed),
-        "last": later(view.last_record_age, elapsed),
+        "ttl": later(view.ttl),
+        "last": later(view.last_record_age),
         "queue": view.queue,
         "dead_letters": view.dead_letters,
-        "intake": [_show_intake(one, elapsed) for one in describe_reports(view.intake)],
+        "intake": [_show_intake(one) for one in describe_reports(view.intake)],
         "errors": view.errors,
         "rate": round(view.rate, 1),
         "rates": list(view.rates),
         "atLeast": view.at_least,
         "error": shorten(view.last_error.message) if view.last_error else "",
-        "error_age": later(view.last_error_age, elapsed),
+        "error_age": later(view.last_error_age),
     }
 
 
-def _show_intake(report: JSONObject, elapsed: float) -> JSONObject:
+def _show_intake(report: JSONObject) -> JSONObject:
     instance, reason = visible(report["instance"]), shorten(report["reason"])
-    age = later(report["age"], elapsed)
-    return report | {"instance": instance, "reason": reason, "age": age}
+    return report | {"instance": instance, "reason": reason}
 
 
 class FleetFeed(SharedWatch[ProjectView]):

@@ -418,5 +418,5 @@ def show_time(seconds: float | None) -> str:
     return ""
 
 
-def later(seconds: float | None, elapsed: float, digits: int = 1) -> float | None:
+def later(seconds: float | None, elapsed: float = 0.0, digits: int = 1) -> float | None:
     return None if seconds is None else round(max(0.0, seconds + elapsed), digits)
