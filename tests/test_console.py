@@ -488,6 +488,24 @@ async def test_following_is_exact_for_records_with_ids(
     assert len(seen) + sum(gap or 0 for gap in following.gaps) == 3_000
 
 
+async def test_a_record_with_a_field_agent_of_its_own_is_no_gap(
+    redis_url: str, console: Console, project: str
+) -> None:
+    """It has no id, so it uses no number, and no record counts as missing."""
+    agent = ProjectAgent(project, redis=redis_url)
+    async with agent, anyio.create_task_group() as tasks:
+        agent.log.info("before")
+        await agent.flush()
+        following = Following(console, project, last=5)
+        tasks.start_soon(following.run)
+        await eventually(lambda: following.texts == ["before"])
+        agent.log.info("step", agent="planner")
+        agent.log.info("after")
+        await eventually(lambda: following.texts == ["before", "step", "after"])
+        tasks.cancel_scope.cancel()
+    assert following.gaps == []
+
+
 async def test_following_across_cuts_and_a_restart(
     own_server: DevServer, project: str
 ) -> None:

@@ -338,10 +338,15 @@ class LogSink:
         self._last = b""
 
     def prepare(self, items: Sequence[AnyRecord]) -> Sequence[AnyRecord]:
-        """Number the records. If records were dropped, put a record about it first."""
+        """Number the records. If records were dropped, put a record about it first.
+
+        A record without an id uses no number, because readers count each number that
+        is missing as a missing record.
+        """
         batch = [*self._stream.report_drops(), *items]
         for record in batch:
-            record.number(self._id_prefix, next(self._numbers))
+            number = next(self._numbers) if record.has_id else 0
+            record.number(self._id_prefix, number)
         return batch
 
     async def write(self, batch: Sequence[AnyRecord]) -> None:
