@@ -188,6 +188,28 @@ async def test_a_drain_that_is_ended_by_resume_is_rejected(
     assert sorted(results, key=str) == [False, text]
 
 
+@pytest.mark.parametrize("mode", ["blocking", "reliable"])  # compat holds at once
+@pytest.mark.parametrize("method", ["pause", "drain"])
+async def test_a_pause_that_is_cancelled_is_ended_by_resume(
+    own_server: DevServer, admin: Redis, project: str, mode: str, method: str
+) -> None:
+    """Also if Redis answers nothing at the time: afterwards commands are taken again."""
+    history = History()
+    agent = ProjectAgent(project, redis=own_server.url, mode=mode)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    history.attach(agent)
+    async with agent:
+        await agent.ready(5)
+        await history.push(admin, project)
+        await eventually(lambda: history.handled == [0])
+        await admin.client_pause(1_000)
+        with anyio.move_on_after(0.2) as scope:
+            await getattr(agent, method)()
+        assert scope.cancelled_caught
+        agent.resume()
+        await history.push(admin, project)
+        await eventually(lambda: history.handled == [0, 1])
+
+
 async def test_a_command_that_still_stands_in_the_list_is_not_taken_again(
     redis_url: str, redis: Redis, console: Console, project: str
 ) -> None:

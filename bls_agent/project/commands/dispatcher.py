@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -35,6 +36,19 @@ NOT_RECEIVED: Final = frozenset({BROADCAST_MODE, ASIDE_MODE})
 # In these modes a taken command is no longer in Redis. Therefore the dispatcher does
 # not report its end to the receiver.
 TAKEN_FOR_GOOD: Final = NOT_RECEIVED | {Receiver.mode}
+
+
+class Taking(Enum):
+    """Whether a dispatcher takes commands from its receiver.
+
+    :meth:`Dispatcher.hold` changes ``YES`` to ``ENDING``, and at its end to ``NO``. A
+    hold that was cancelled leaves ``ENDING``. :meth:`Dispatcher.take` changes both to
+    ``YES``.
+    """
+
+    YES = "yes"
+    ENDING = "ending"
+    NO = "no"
 
 
 class Dispatcher:
@@ -70,7 +84,7 @@ class Dispatcher:
         self._changed: anyio.Event | None = None  # wakes all callers of change()
         self._handlers_scope = anyio.CancelScope()
         self.running: int = 0  # commands whose handler runs now
-        self.taking: bool = True  # false while the agent is paused
+        self.taking: Taking = Taking.YES
         self._resting = anyio.Lock()  # held while the receiver rests or is stopped
         self._giving_back = 0  # commands that are being put back into Redis now
 
@@ -115,7 +129,7 @@ class Dispatcher:
     @property
     def accepts(self) -> bool:
         """Whether :meth:`submit` would start a message without waiting."""
-        is_busy = self.stopping or self._pending or not self.taking
+        is_busy = self.stopping or self._pending or self.taking is not Taking.YES
         return not is_busy and self._has_free_slot()
 
     def submit(self, message: Message) -> None:
@@ -153,9 +167,10 @@ class Dispatcher:
 
     async def hold(self) -> None:
         """Receive no more commands, and put back the commands that were not started."""
-        self.taking = False
+        self.taking = Taking.ENDING
         await self._end_intake()
         await self.rest()
+        self.taking = Taking.NO
 
     async def rest(self) -> None:
         """End the receiver's blocking read, and put back the commands it has taken."""
@@ -169,8 +184,8 @@ class Dispatcher:
                 self._announce_change()
 
     def take(self) -> None:
-        """Receive commands again. Call this only after :meth:`hold` has returned."""
-        self.taking = True
+        """Receive commands again. Call this only while no :meth:`hold` runs."""
+        self.taking = Taking.YES
         self._announce_change()
 
     async def stop(self, timeout: float) -> None:
@@ -278,7 +293,7 @@ class Dispatcher:
         """Return whether a worker may run a waiting message or fetch a new one now."""
         if self.stopping or not self._has_free_slot():
             return False
-        may_fetch = self.taking and self._intake.running is None
+        may_fetch = self.taking is Taking.YES and self._intake.running is None
         return bool(self._pending) or may_fetch
 
     def _announce_change(self) -> None:
@@ -337,7 +352,7 @@ class Dispatcher:
 
     def _fetches_next(self) -> bool:
         """Return whether the worker that ran a message fetches the next one at once."""
-        if self.stopping or self._pending or not self.taking:
+        if self.stopping or self._pending or self.taking is not Taking.YES:
             return False
         if self._intake.running is not None:
             return False
@@ -365,7 +380,7 @@ class Dispatcher:
         try:
             self._pending.extend(await self._intake.fetch())
         finally:
-            if self.stopping or not self.taking:
+            if self.stopping or self.taking is not Taking.YES:
                 self._announce_change()
 
 

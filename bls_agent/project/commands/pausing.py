@@ -33,7 +33,7 @@ from bls_agent.connection.connection import Connection
 from bls_agent.core.codec import JSONObject, cut_text
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError, Reject
 from bls_agent.core.settings import BUILTINS, PAUSING
-from bls_agent.project.commands.dispatcher import Dispatcher
+from bls_agent.project.commands.dispatcher import Dispatcher, Taking
 from bls_agent.project.log.log import CURRENT_COMMAND
 from bls_agent.project.messages import Command, IntakeState
 from bls_agent.project.receive.receiver import Message, Receiver
@@ -151,7 +151,6 @@ class IntakeSwitch:
         self._lock = anyio.Lock()  # held while the dispatcher changes to the state
         # Held while the state is written to Redis, so that close() writes the last one.
         self._publishing = anyio.Lock()
-        self._is_held = False  # whether the dispatcher has stopped taking commands
         self._drains = 0  # running commands that wait in drain()
         self._received = 0  # Dispatcher.received at the last call of _look()
 
@@ -214,19 +213,22 @@ class IntakeSwitch:
         self._announce(text, {"intake": state.value})
 
     async def _follow_state(self) -> None:
-        """Let the dispatcher stop or start to take commands, as the state requires."""
+        """Let the dispatcher stop or start to take commands, as the state requires.
+
+        A caller of :meth:`pause` may be cancelled while the dispatcher stops. Then the
+        next call continues, or lets the dispatcher take commands again.
+        """
         async with self._lock:
-            is_open = self.state is IntakeState.OPEN
-            if is_open and self._is_held:
-                self._is_held = False
-                self._dispatcher.take()
-            elif not (is_open or self._is_held):
+            taking = self._dispatcher.taking
+            if self.state is IntakeState.OPEN:
+                if taking is not Taking.YES:
+                    self._dispatcher.take()
+            elif taking is not Taking.NO:
                 await self._dispatcher.hold()
-                self._is_held = True
 
     def _check_drained(self) -> bool:
-        in_hand = self._in_hand
-        if self.state is IntakeState.DRAINING and self._is_held and not in_hand:
+        is_held = self._dispatcher.taking is Taking.NO
+        if self.state is IntakeState.DRAINING and is_held and not self._in_hand:
             self._enter(IntakeState.DRAINED, self._reason)
         return self.state is IntakeState.DRAINED
 
