@@ -342,6 +342,29 @@ async def test_a_hanging_plain_check(
         assert len(begun) > 1
 
 
+async def test_a_call_beside_the_scheduled_calls_disturbs_nothing(
+    redis_url: str, redis: Redis, project: str
+) -> None:
+    """Two calls at a time within the timeout: neither of them has failed."""
+    agent = ProjectAgent(project, redis=redis_url)
+    begun: list[int] = []
+
+    @agent.health_check("slow", interval=0.01, timeout=30, failures=1)
+    def slow() -> None:
+        begun.append(1)
+        time.sleep(0.1)
+
+    async with agent:
+        await agent.ready(5)
+        for _ in range(5):
+            before = len(begun)
+            await eventually(lambda: len(begun) > before)
+            result = (await agent.run_checks())["slow"]
+            assert result.ok, result.reason
+        assert agent.status is Status.ONLINE
+    assert await told(redis, project) == []
+
+
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_closing_does_not_wait_for_a_hanging_check(
     redis_url: str, redis: Redis, project: str, kind: str, released: threading.Event

@@ -189,19 +189,38 @@ def _check_function(name: str, function: object) -> None:
         pass  # a built-in function without a signature; its first call shows errors
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CheckCall:
+    """One call of a check. A plain function may run after its timeout."""
+
+    check: HealthCheck
+    began: float  # Unix time in seconds
+    deadline: float  # monotonic time in seconds
+
+
 class HealthChecks:
     """The registered health checks. They stay when the agent is closed and reopened."""
 
     def __init__(self) -> None:
         self.all: dict[str, HealthCheck] = {}  # in the order of registration
         self.added: ThreadSafeEvent = ThreadSafeEvent()  # set when a check was added
-        # For each check that is a plain function and runs now: the Unix time in seconds
-        # at which the call began. Kept after a session, because the thread still runs.
-        self.going_on: dict[str, float] = {}
+        # The calls of plain functions that run now. Kept after a session, because their
+        # threads still run.
+        self.plain_calls: set[CheckCall] = set()
 
     def reset_after_fork(self) -> None:
         """Forget the running calls, because a forked child has no threads for them."""
-        self.going_on = {}
+        self.plain_calls = set()
+
+    def overdue_since(self, check: HealthCheck) -> float | None:
+        """Return the Unix time at which a call began that has exceeded its timeout.
+
+        A call within its timeout is no failure. It may belong to another monitor,
+        because ``run_checks`` may be called beside an open session.
+        """
+        now = time.monotonic()
+        calls = [call for call in list(self.plain_calls) if call.check is check]
+        return next((call.began for call in calls if now >= call.deadline), None)
 
     def add(self, check: HealthCheck) -> None:
         """Register a check. May be called from any thread."""
@@ -212,13 +231,14 @@ class HealthChecks:
             raise ConfigurationError("name", check.name, rule, remedy)
         self.added.set()
 
-    def call(self, check: HealthCheck, now: float) -> object:
-        """Call a check that is a plain function. ``going_on`` has it while it runs."""
-        self.going_on[check.name] = now
+    def run_plain(self, call: CheckCall) -> object:
+        """Call a check that is a plain function, in a thread of the monitor."""
+        calls = self.plain_calls
+        calls.add(call)
         try:
-            return check.function()
+            return call.check.function()
         finally:
-            self.going_on.pop(check.name, None)
+            calls.discard(call)
 
 
 class HealthMonitor:
@@ -341,8 +361,10 @@ class HealthMonitor:
             text = f"it has not returned since {format_timestamp(since)}"
             return {"type": "StillRunning", "message": text}
         began = self._stream.now()
+        deadline = time.monotonic() + check.timeout
+        call = CheckCall(check=check, began=began, deadline=deadline)
         task = asyncio.get_running_loop().create_task(
-            self._attempt(check, began), name=f"bls-agent {check.source}"
+            self._attempt(call), name=f"bls-agent {check.source}"
         )
         self._calls[check.name] = task, began
         await asyncio.wait({task}, timeout=check.timeout)
@@ -363,13 +385,13 @@ class HealthMonitor:
         if call is not None and not call[0].done():
             call[0].cancel()  # the task has ignored an earlier cancellation
             return call[1]
-        return self._checks.going_on.get(check.name)
+        return self._checks.overdue_since(check)
 
-    async def _attempt(self, check: HealthCheck, now: float) -> dict[str, str] | None:
+    async def _attempt(self, call: CheckCall) -> dict[str, str] | None:
         """Call a check and return its failure, or ``None``. Never raises."""
-        function: Callable[[], Any] = check.function
+        function: Callable[[], Any] = call.check.function
         if not is_coroutine_function(function):
-            function = self._threads.wrap(partial(self._checks.call, check, now))
+            function = self._threads.wrap(partial(self._checks.run_plain, call))
         try:
             result = await function()
             if inspect.isawaitable(result):  # for example from a lambda without await
