@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from importlib import import_module
-from types import NoneType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 from unicodedata import normalize
 
@@ -262,9 +261,7 @@ LONGEST: Final = 65_536  # characters of a text that are kept and checked
 DEEPEST: Final = 100  # levels of a JSON value that are kept and checked
 
 _REMEMBERED: Final = 1_024  # cached texts that hold no secret
-_TINY: Final = 16  # a text of fewer letters and digits is no token
 _SHORT_TEXT: Final = 14  # shorter texts hold no token, not even a truncated one
-_PLAIN: Final = frozenset({int, float, bool, NoneType})
 
 _FLAG: Final = r"--?([A-Za-z][\w.\-]*)"
 _LABELS: Final = ("name", "key", "field", "header", "Name", "Key")
@@ -290,7 +287,6 @@ class Redactor:
     def __init__(self, extra: Iterable[str] = ()) -> None:
         self._names = SecretNames(extra)
         self._harmless: set[str] = set()
-        self._harmless_names: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Redactor({self.extra!r})"
@@ -329,29 +325,6 @@ class Redactor:
         if "://" in text and ("@" in text or _ODD_URL.search(text)):
             return True
         return self._names.occur_in(payload)
-
-    def finds_nothing_in(self, metadata: Mapping[str, object]) -> bool:
-        """Return ``True`` only if flat metadata surely holds no secret."""
-        harmless = self._harmless_names
-        for name, value in metadata.items():
-            if type(name) is not str:
-                return False
-            if type(value) is str:
-                if not (len(value) < _TINY and value.isalnum()) and (
-                    self.text(value) is not value
-                ):
-                    return False
-            elif type(value) not in _PLAIN:
-                return False
-            if name not in harmless and not self._is_harmless(name):
-                return False
-        return True
-
-    def _is_harmless(self, name: str) -> bool:
-        if self.is_secret(name) or self.text(name) is not name:
-            return False
-        _remember(self._harmless_names, name)
-        return True
 
     def tree(self, value: object) -> object:
         """Return a decoded JSON value without the secrets in its values and keys."""

@@ -67,9 +67,7 @@ class LogRecord:
         )[:-1]
         tail = b"{}"
         if metadata:
-            tail = encode(metadata)
-            if not redactor.finds_nothing_in(metadata):
-                tail = _redact(tail, redactor)
+            tail = _redact(encode(metadata), redactor)
         room = RECORD_LIMIT - id_room - len(_OPENS)
         if len(head) + len(tail) > room:
             lost = max(0, len(message) - len(text))
