@@ -33,7 +33,7 @@ from bls_agent.project.messages import Level, Status
 from bls_agent.testing.link import Direction, FaultProxy, Refuse
 
 STATUSES: Final = frozenset(status.value for status in Status)
-LEVELS: Final = frozenset(level.value for level in Level)
+LEVELS: Final = tuple(level.value for level in Level)
 LONGEST_RECORD: Final = 65_536  # bytes
 LONGEST_LIFE: Final = 300  # seconds; longest TTL of a status
 # A deleted status must be written again within this many times the patience.
@@ -202,21 +202,22 @@ async def check_outcome(judge: AgentJudge, vector: Vector) -> Fault | None:
     outcomes = [
         found
         for record in map(read_record, await judge.wire.records())
-        if record is not None and "outcome" in (found := _metadata(record))
+        if record is not None and "outcome" in (found := _object_in(record, "metadata"))
     ]
     if not outcomes:
         return Fault("no_outcome")
-    error: JSONObject = outcomes[0].get("error") or {}
+    error = _object_in(outcomes[0], "error")
     seen = {"outcome": outcomes[0]["outcome"]}
     if "reason" in expected:
         seen["reason"] = error.get("reason")
     if "fields" in expected:
-        seen["fields"] = sorted(error.get("fields") or ())
+        fields = error.get("fields")
+        seen["fields"] = sorted(fields, key=str) if isinstance(fields, list) else fields
     return None if seen == expected else Fault("other_outcome", {"seen": seen})
 
 
-def _metadata(record: JSONObject) -> JSONObject:
-    found = record.get("metadata")
+def _object_in(record: JSONObject, name: str) -> JSONObject:
+    found = record.get(name)
     return cast("JSONObject", found) if isinstance(found, dict) else {}
 
 
@@ -227,7 +228,7 @@ async def check_builtin(judge: AgentJudge, vector: Vector) -> Fault | None:
     if fault := await judge.runs(command_id):
         return fault
     for record in map(read_record, await judge.wire.records()):
-        found = {} if record is None else _metadata(record)
+        found = _object_in(record or {}, "metadata")
         if found.get("commandId") == command_id:
             seen = {"outcome": found.get("outcome")}
             good = seen["outcome"] == "succeeded"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import anyio
 
-from bls_agent.core.codec import decode, encode, parse_timestamp
+from bls_agent.core.codec import encode, parse_timestamp
 from bls_agent.ops.conformance.judge import (
     Check,
     Fault,
@@ -99,7 +99,7 @@ async def check_fields(judge: ConsoleJudge, vector: Vector) -> Fault | None:
         sent = await judge.send(vector)
         if isinstance(sent, Fault):
             return sent
-        record: Any = decode(sent)
+        record = read_record(sent) or {}
         good = {
             "id": isinstance(record.get("id"), str) and bool(record["id"]),
             "timestamp": parse_timestamp(record.get("timestamp")) is not None,
@@ -115,9 +115,9 @@ async def check_compact(judge: ConsoleJudge, vector: Vector) -> Fault | None:
     sent = await judge.send(vector)
     if isinstance(sent, Fault):
         return sent
-    record: Any = decode(sent)
-    compact = encode(record)
-    return None if sent == compact else Fault("not_compact")
+    record = read_record(sent)
+    compact = record is not None and sent == encode(record)
+    return None if compact else Fault("not_compact")
 
 
 CHECKS: Final[dict[str, Check]] = {

@@ -45,6 +45,10 @@ FLAWS = {
     "log as a string": "002/log/list",
     "records that are no JSON": "002/log/record",
     "levels in capitals": "002/log/record",
+    "levels in a list": "002/log/record",
+    "errors as texts": "002/commands/arguments/1",
+    "names of fields as a number": "002/commands/arguments/1",
+    "names of fields of two types": "002/commands/arguments/1",
     "odd timestamps": "002/log/record",
     "long records": "002/log/size",
     "takes the newest": "002/commands/order",
@@ -148,8 +152,14 @@ async def test_a_console_is_judged(bls: Bls) -> None:
     cases = ["--case", "002/console/sent/3", "--case", "002/console/[cf]*"]
     ran = await bls("conformance", "console", "--cmd", ours, *cases)
     assert (ran.code, ran.err) == (0, b""), ran.out
-    ran = await bls("conformance", "console", "--cmd", f"{FLAWED_CONSOLE} {{command}}")
-    assert ran.code == 3
+
+
+@pytest.mark.parametrize("words", ["reload head", "reload tail", "[1] tail"])
+async def test_a_console_with_flaws_fails(bls: Bls, words: str) -> None:
+    """Whatever bytes it sends, its judge reads them."""
+    program = f"{FLAWED_CONSOLE} {words}"
+    ran = await bls("conformance", "console", "--cmd", program)
+    assert (ran.code, ran.err) == (3, b"")
     assert b"MUST: 0 of 4 passed" in ran.out
 
 

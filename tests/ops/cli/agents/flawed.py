@@ -18,6 +18,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 FLAW = sys.argv[1] if len(sys.argv) > 1 else ""
+OUTCOMES: dict[str, Any] = {
+    "errors as texts": "boom",
+    "names of fields as a number": {"fields": 5},
+    "names of fields of two types": {"fields": ["count", 5]},
+}
 PROJECT = os.environ["BLS_PROJECT"]
 STATUS, LOG, CONTROL = (
     f"{PROJECT}_{name}" for name in ("项目状态", "项目控制台", "控制")
@@ -49,6 +54,11 @@ class Agent:
             "level": level.upper() if FLAW == "levels in capitals" else level,
             "message": message if FLAW == "long records" else message[:1000],
         }
+        if FLAW == "levels in a list":
+            record["level"] = [level]
+        if FLAW in OUTCOMES:
+            error = OUTCOMES[FLAW]
+            record["metadata"] = {"outcome": "rejected", "error": error}
         line = json.dumps(record, ensure_ascii=False)
         if FLAW == "records that are no JSON":
             line = message

@@ -1,4 +1,4 @@
-"""A console that pushes the name of a command alone, in front of the others."""
+"""A console that pushes a payload as it is, at the head of the list or at its tail."""
 
 from __future__ import annotations
 
@@ -7,5 +7,7 @@ import sys
 
 import redis
 
+payload, end = sys.argv[1:]
 client = redis.Redis.from_url(os.environ["BLS_REDIS_URL"])
-client.lpush(f"{os.environ['BLS_PROJECT']}_控制", sys.argv[1])
+push = client.lpush if end == "head" else client.rpush
+push(f"{os.environ['BLS_PROJECT']}_控制", payload)
