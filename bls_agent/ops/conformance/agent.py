@@ -368,11 +368,6 @@ async def open_judge(wire: Wire, url: str, command: str) -> AsyncGenerator[Agent
     """Yield a judge of a command line's program. Kill the program at the end."""
     async with anyio.create_task_group() as tasks, FaultProxy(url) as link:
         values = {"redis": link.url, "project": wire.project}
-        program = Program(command, values)
-        try:
+        async with Program(command, values) as program:
             yield AgentJudge(wire, program, link, tasks)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await program.kill()
-                await wire.clear()
-            tasks.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()

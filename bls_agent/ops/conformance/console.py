@@ -39,7 +39,6 @@ class ConsoleJudge:
             await self.wire.clear()
             fault = await CHECKS[vector.check](self, vector)
             yield Verdict(vector, Result.FAILED if fault else Result.PASSED, fault)
-        await self.wire.clear()
 
     async def send(self, vector: Vector) -> bytes | Fault:
         """Run the program, which sends the vector's command. Return the sent bytes."""
@@ -65,10 +64,9 @@ class ConsoleJudge:
     async def _run(self, values: dict[str, str]) -> Fault | None:
         """Run the program, and kill it if it does not end in time."""
         program = Program(self._command, values)
-        async with anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as tasks, program:
             await program.start(tasks)
-            if await program.wait() is None:
-                await program.kill()
+            await program.wait()
         if program.exit_code == 0:
             return None
         shown = {"code": program.exit_code, "output": program.output}

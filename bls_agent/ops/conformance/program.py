@@ -8,7 +8,7 @@ import signal
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Final, Self
 
 import anyio
 from anyio.abc import ByteReceiveStream, Process, TaskGroup
@@ -19,6 +19,8 @@ END: Final = 10.0  # seconds that a program may take to end
 
 class Program:
     """The program of ``--cmd``, which may be started several times.
+
+    At the end of an ``async with`` block the program is killed.
 
     Args:
         command: The command line, with the placeholders ``{redis}``, ``{project}``.
@@ -36,6 +38,13 @@ class Program:
         }
         self._process: Process | None = None
         self._output: deque[bytes] = deque(maxlen=64)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.kill()
 
     @property
     def exit_code(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, tostring
@@ -147,16 +147,18 @@ async def _open(
     name = choice.project or fresh
     pool = ConnectionPool(endpoint, NAME, timeout=TIMEOUT)
     wire = Wire(pool, check_name("project", name), choice.patience)
-    try:
+    async with aclosing(pool):
         if await wire.exists():
             raise Failure("project_in_use", Exit.USAGE, project=name)
-        if choice.side is Side.CONSOLE:
-            yield ConsoleJudge(wire, url, choice.cmd)
-        else:
-            async with open_judge(wire, url, choice.cmd) as judge:
-                yield judge
-    finally:
-        await pool.aclose()
+        try:
+            if choice.side is Side.CONSOLE:
+                yield ConsoleJudge(wire, url, choice.cmd)
+            else:
+                async with open_judge(wire, url, choice.cmd) as judge:
+                    yield judge
+        finally:
+            with anyio.CancelScope(shield=True):
+                await wire.clear()
 
 
 def _choose(
