@@ -387,18 +387,21 @@ class _Link:
     async def _send(
         self, direction: Direction, writer: asyncio.StreamWriter, data: bytes
     ) -> None:
-        rate = self._proxy.find(Rate, direction)
-        slices = self._proxy.find(Slices, direction)
-        size = len(data)
-        if rate is not None:
-            size = max(1, int(rate.bytes_per_second * RATE_STEP))
-        if slices is not None:
-            size = min(size, slices.size)
-        for start in range(0, len(data), size):
+        start = 0
+        while start < len(data):
+            # A condition may end, or begin, in the middle of the data.
+            rate = self._proxy.find(Rate, direction)
+            slices = self._proxy.find(Slices, direction)
+            size = len(data)
+            if rate is not None:
+                size = max(1, int(rate.bytes_per_second * RATE_STEP))
+            if slices is not None:
+                size = min(size, slices.size)
             part = data[start : start + size]
+            start += len(part)
             writer.write(part)
             await writer.drain()
             if rate is not None:
                 await asyncio.sleep(len(part) / rate.bytes_per_second)
-            elif size < len(data):
+            elif start < len(data):
                 await asyncio.sleep(0)  # so that the slice is read before the next one

@@ -217,10 +217,10 @@ def add_narrow_links() -> None:
 add_narrow_links()
 
 
-@fault("F6-slices", "one byte at a time", subjects=True)
+@fault("F6-slices", "seven bytes at a time", subjects=True)
 async def sliced(stage: Stage) -> None:
     async with stage.load():
-        async with stage.hurt(), stage.proxy.during(Slices()):
+        async with stage.hurt(), stage.proxy.during(Slices(7)):
             await stage.busy(stage.pick(5, 100))
         await stage.recovered("slices")
 

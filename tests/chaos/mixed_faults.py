@@ -31,7 +31,7 @@ COMMANDS = ("BLPOP", "BLMOVE", "EVALSHA", "LRANGE", "LTRIM", "RPUSH", "SET")
 CONDITIONS = (
     Delay(0.05),
     Rate(20_000),
-    Slices(),
+    Slices(7),
     Hold(),
     Refuse(),
     Swallow(),

@@ -186,6 +186,16 @@ async def test_slices_change_nothing(proxy: FaultProxy, peer: Peer) -> None:
         assert await peer.read(158) == b"$150\r\n" + b"abc" * 50 + b"\r\n"
 
 
+async def test_a_condition_ends_in_the_middle_of_a_reply(
+    proxy: FaultProxy, peer: Peer
+) -> None:
+    """The rest of the reply arrives at once, instead of in 100 s."""
+    async with proxy.during(Rate(100, direction=REPLIES)):
+        peer.send("ECHO", "x" * 10_000)
+        assert await peer.read(8) == b"$10000\r\n"
+    assert await peer.read(10_002) == b"x" * 10_000 + b"\r\n"
+
+
 @pytest.mark.parametrize("direction", [REQUESTS, REPLIES])
 async def test_what_is_held_comes_later(
     proxy: FaultProxy, peer: Peer, direction: Direction
