@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Iterator
+from inspect import signature
+from pathlib import Path
 
 import pytest
 
 from bls_agent import RedisUnavailableError
 from tests.kit import AdminConnection, HurtableServer
 
+PAGE = Path(__file__).parents[2] / "docs/chaos.md"
 INJURIES = {
     "full": ("OOM", "PONG"),
     "demoted": ("READONLY", "PONG"),
@@ -119,3 +123,14 @@ def test_nobody_there() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(RedisUnavailableError, match=str(port)):
             AdminConnection(port)
+
+
+def test_the_page_names_the_injuries_that_there_are() -> None:
+    """Each method of the server is in the page's section, and nothing else is."""
+    section = PAGE.read_text().split("`HurtableServer`\n")[1].split("\n## ")[0]
+    calls = dict(re.findall(r"`(\w+)\((.*?)\)`", section))
+    public = {name for name in vars(HurtableServer) if not name.startswith("_")}
+    assert set(calls) == public
+    for name, arguments in calls.items():
+        method = getattr(HurtableServer, name)
+        assert set(re.findall(r"\w+", arguments)) <= {*signature(method).parameters}
