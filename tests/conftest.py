@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 from bls_agent import Console
 from bls_agent.devserver import DevServer, serve_or_use
+from tests.harness import remove_keys
 
 # What is made once for all tests of a module is made in one process alone.
 TOGETHER = (
@@ -125,8 +126,7 @@ async def redis(redis_url: str, project: str) -> AsyncIterator[Redis]:
     """A bare client, to look at the keys from outside; the project's are removed."""
     client = Redis.from_url(redis_url, protocol=2)
     yield client
-    for suffix in ("项目状态", "项目控制台", "控制"):
-        await client.delete(f"{project}_{suffix}")
+    await remove_keys(client, project)
     await client.aclose()
 
 

@@ -164,6 +164,12 @@ async def execute(redis: Redis, *words: object) -> Any:
     return await client.execute_command(*words)
 
 
+async def remove_keys(redis: Redis, project: str) -> None:
+    """Remove every key of a project, also those that lie beside the documented ones."""
+    if keys := [key async for key in redis.scan_iter(f"*{project}*", 1_000)]:
+        await redis.delete(*keys)
+
+
 async def cut_connections(redis: Redis) -> int:
     """Kill every connection of the agents at the server; say how many there were."""
     found = [

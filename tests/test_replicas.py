@@ -6,7 +6,7 @@ import gc
 import sys
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,6 @@ import orjson
 import pytest
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
-from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 
 from bls_agent import Console, Level, LogEntry, NoOutcomeError, ProjectAgent, Status
@@ -37,15 +36,6 @@ from tests.harness import (
 
 ROSTER = "bls_agent:{{{project}_项目状态}}:instances"
 INBOX = "bls_agent:{{{project}_控制}}:broadcast:{instance}"
-
-
-@pytest.fixture(autouse=True)
-def _clean(redis_url: str, project: str) -> Iterator[None]:
-    """Remove what lies beside the project's keys."""
-    yield
-    with BlockingRedis.from_url(redis_url, protocol=2) as client:
-        for key in client.scan_iter(f"bls_agent:*{project}*"):
-            client.delete(key)
 
 
 def replica(project: str, url: str, instance: str, **options: Any) -> ProjectAgent:

@@ -27,7 +27,7 @@ from redis.asyncio import Redis
 from bls_agent import ProjectAgent
 from bls_agent.core.settings import Mode
 from bls_agent.devserver import DevServer
-from tests.harness import History, cut_connections, eventually, records
+from tests.harness import History, cut_connections, eventually, records, remove_keys
 
 PREFETCH = 3
 
@@ -126,9 +126,7 @@ class AgentMachine(RuleBasedStateMachine):
             self.check()
         finally:
             self.ends_now(is_cancelled=True)
-            keys = self.do(_keys(self.redis, self.project))
-            if keys:
-                self.do(self.redis.delete(*keys))
+            self.do(remove_keys(self.redis, self.project))
             self.do(self.redis.aclose())
             self.loop.close()
 
@@ -153,10 +151,6 @@ class AgentMachine(RuleBasedStateMachine):
         else:
             assert not lost
             assert twice <= self.cuts * 2
-
-
-async def _keys(redis: Redis, project: str) -> list[bytes]:
-    return [key async for key in redis.scan_iter(f"*{project}*")]
 
 
 def run(server: str, way: Mode, examples: int) -> None:
