@@ -26,7 +26,7 @@ from bls_agent.ops.web.feeds.crawl import CrawlFeed, SeenQueue
 from bls_agent.ops.web.feeds.fleet import KINDS
 from bls_agent.ops.web.feeds.logs import encode_records
 from bls_agent.ops.web.feeds.runs import encode_event, read_page
-from bls_agent.ops.web.feeds.watch import SharedWatch, clock, later
+from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, clock, later
 from bls_agent.ops.web.requests import (
     ANY_ASSET,
     ANY_NAME,
@@ -285,9 +285,8 @@ async def _get_changes(request: Request) -> Response:
 
 
 async def _get_tasks(request: Request) -> Response:
-    feed, now = web_state(request).workers, clock()
-    await feed.fresh()
-    tasks, complete = feed.tasks
+    now = clock()
+    tasks, complete = await web_state(request).workers.fresh_tasks()
     written = await convert(tasks, lambda task: encode(task.describe(now)), ASSETS)
     return list_answer("tasks", written, {"complete": complete})
 
@@ -368,8 +367,9 @@ def _describe_queue(queue: SeenQueue, elapsed: float) -> JSONObject:
 async def _get_health(request: Request) -> Response:
     state = web_state(request)
     await state.fleet.ready()
-    fault = state.fleet.outage
-    kind = fault.kind if fault else "reading" if state.fleet.reading else None
+    currency = state.fleet.currency
+    is_down = currency in {Currency.READING, Currency.AWAY}
+    kind = state.fleet.away or currency.value if is_down else None
     content: dict[str, Any] = {"status": "up" if kind is None else "down"}
     if request.state.user or not state.config.users:
         content |= {

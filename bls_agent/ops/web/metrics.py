@@ -21,7 +21,7 @@ from starlette.routing import Route
 from bls_agent.crawl.overview import COUNTERS, Namespace, QueueStats
 from bls_agent.ops.fleet import Condition, ProjectView
 from bls_agent.ops.web.feeds.assets import SYNC_STATES
-from bls_agent.ops.web.feeds.watch import SharedWatch, later
+from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, later
 from bls_agent.ops.web.openmetrics import (
     OPENMETRICS,
     PLAIN,
@@ -142,13 +142,13 @@ class _Scrape:
         async with anyio.create_task_group() as tasks:
             for feed in {*feeds.values()}:
                 tasks.start_soon(feed.ready)
-        up = not state.fleet.reading and state.fleet.outage is None
+        up = state.fleet.currency in {Currency.CURRENT, Currency.FORBIDDEN}
         self.out.add("bls_console_redis_up", up)
         for part, (_, add_samples) in parts.items():
             feed = feeds[part]
-            current = up and not feed.reading and feed.unavailable is None
-            if part == "tasks":
-                current = current and not state.workers.tasks_away
+            is_tasks = part == "tasks"
+            currency = state.workers.tasks_currency if is_tasks else feed.currency
+            current = up and currency is Currency.CURRENT
             self.out.add("bls_console_part_up", current, part)
             if current:
                 add_samples(self)

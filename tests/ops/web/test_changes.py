@@ -35,6 +35,7 @@ from bls_agent.ops.web.app import ConsoleApp, create_app
 from bls_agent.ops.web.config import WEBHOOK_SECRET, WebConfig, WebhookTarget
 from bls_agent.ops.web.feeds import changes
 from bls_agent.ops.web.feeds.changes import Journal, StatusChange, Webhook
+from bls_agent.ops.web.feeds.watch import Currency
 from tests.harness import eventually
 from tests.ops.web.serving import asking, console_of
 
@@ -532,7 +533,7 @@ async def test_a_fault_without_a_reason_is_noted_a_little_later(
     """A reason may still come; one that is known, and any other status, waits for nothing."""
     monkeypatch.setattr(changes, "EXPLAINED_IN", 1.5)
     told: list[StatusChange] = []
-    fleet: Any = SimpleNamespace(unavailable=None, looked=True, found={})
+    fleet: Any = SimpleNamespace(currency=Currency.CURRENT, found={})
     noted = Journal(fleet, [told.append])
 
     def look(now: float, status: Status, reason: str = "") -> list[tuple[Any, str]]:

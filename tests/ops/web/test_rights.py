@@ -163,3 +163,20 @@ async def test_of_one_project_the_others_are_not_seen(
         assert (await client.post("/api/commands", json=body)).status_code == 202
         answer = await client.get("/api/logs?projectName=another")
         assert answer.status_code == 503
+
+
+@needs_selectors
+async def test_tasks_that_may_not_be_read_are_no_empty_list(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Workers are listed; the page and the interface tell that tasks are unknown."""
+    await admin.set("backtest:worker:回测-1", '{"status": "running"}', ex=30)
+    await admin.set("ginkgo:task_status:均线-7", "running", ex=60)
+    await give(admin, ["+@all", "%R~backtest:worker:*"])
+    async with console_of(url_of(own_server)) as client:
+        assert len((await client.get("/api/workers")).json()["workers"]) == 1
+        answer = await client.get("/api/tasks")
+        page = (await client.get("/tasks?lang=en")).text
+    assert answer.status_code == 503
+    assert "no_permission" in answer.text
+    assert 'class="complaint"' in page

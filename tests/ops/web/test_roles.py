@@ -109,7 +109,7 @@ async def console(url: str) -> AsyncIterator[ConsoleApp]:
     app = create_app(WebConfig(redis=url, users=USERS, limits=MANY))
     async with asking(app) as client:
         await client.get("/api/health")
-        await eventually(lambda: app.web.fleet.looked)
+        await eventually(lambda: app.web.fleet.read_at > 0)
         yield app
 
 

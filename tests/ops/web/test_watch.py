@@ -117,7 +117,7 @@ async def test_a_console_logs_the_end_of_an_outage_once(
         with ExitStack() as all_wanted:
             for one in watches:
                 all_wanted.enter_context(one.wanted())
-            await eventually(lambda: all(one.looked for one in watches))
+            await eventually(lambda: all(one.read_at for one in watches))
             own_server.kill()
             await eventually(lambda: all(one.away for one in watches))
             own_server.restart()
@@ -135,21 +135,40 @@ async def test_until_the_first_read_nothing_is_claimed(
     async with asking(app) as client:
         for path in ("/", "/workers", "/runs", "/assets", "/crawl"):
             listing = (await client.get(path)).text
-            assert told_in(listing)["reading"]
+            assert told_in(listing)["state"] == "reading"
             assert '<p id="nothing" class="nothing" hidden>' in listing
         page = await client.get(project_path(project))
         assert page.status_code == 200
         told = told_in(page.text)
-        assert (told["cards"], told["reading"]) == ([], True)
+        assert (told["cards"], told["state"]) == ([], "reading")
         for path in ("/api/projects", "/api/workers", "/api/runs", "/api/health"):
             assert (await client.get(path)).status_code == 503, path
         follower = app.web.fleet.follow(60.0)
         first = decode_object(await anext(follower))
-        assert (first["whole"], first["cards"], first["reading"]) == (True, [], True)
+        assert (first["whole"], first["cards"]) == (True, [])
+        assert first["state"] == "reading"
         own_server.thaw()
         second = decode_object(await anext(follower))
         assert (second["whole"], second["away"]) == (True, None)
-        assert not second["reading"]
+        assert second["state"] == "live"
         await follower.aclose()
         assert (await client.get(project_path(project))).status_code == 404
         assert (await client.get("/api/projects")).json() == {"projects": []}
+
+
+async def test_an_old_list_is_not_returned_after_a_pause(
+    own_server: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch begins again, Redis is slow: an error, and not the list of before."""
+    monkeypatch.setattr(watch, "GRACE", 0.05)
+    app = create_app(WebConfig(redis=own_server.url))
+    async with asking(app) as client:
+        assert (await client.get("/api/workers")).status_code == 200
+        await eventually(lambda: not app.web.workers.running)
+        monkeypatch.setattr(watch, "READY", 0.05)
+        own_server.freeze()
+        try:
+            assert (await client.get("/api/workers")).status_code == 503
+            assert told_in((await client.get("/workers")).text)["state"] == "reading"
+        finally:
+            own_server.thaw()

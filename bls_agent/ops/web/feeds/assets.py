@@ -14,6 +14,7 @@ from bls_agent.core.codec import JSONObject, encode, encode_lines
 from bls_agent.core.errors import DecodeError
 from bls_agent.ops.terminal import visible_lines
 from bls_agent.ops.web.feeds.watch import (
+    Currency,
     SharedWatch,
     clock,
     pause_after,
@@ -144,7 +145,7 @@ class AssetFeed(SharedWatch[JSONObject]):
 
     def sync_sheet(self) -> JSONObject | None:
         """Return the fields of the last synchronisation; ``None`` if they are unknown."""
-        if self.unavailable is not None or not self.looked:
+        if self.currency is not Currency.CURRENT:
             return None
         return make_sync_sheet(self.state, clock())
 

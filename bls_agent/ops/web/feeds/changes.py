@@ -45,7 +45,7 @@ from bls_agent.ops.texts import Texts
 from bls_agent.ops.web.chat import ANSWER, PAUSE, Post, refusal_in, write_lines
 from bls_agent.ops.web.config import WebhookTarget
 from bls_agent.ops.web.feeds.fleet import FleetFeed
-from bls_agent.ops.web.feeds.watch import clock
+from bls_agent.ops.web.feeds.watch import Currency, clock
 from bls_agent.ops.web.requests import project_of_path, project_path
 from bls_agent.ops.web.rights import EVERY_ROLE, Grants
 
@@ -216,15 +216,18 @@ class Journal:
                     logger.exception("the journal of status changes missed a look")
 
     def check(self, now: float) -> None:
-        if self._fleet.unavailable is not None:
-            self._away = True
-        elif self._fleet.looked:
-            if self._away:
-                self._away, self._settled_at = False, now + SETTLE
-                self._doubtful.clear()
-                since, at = self._fleet.away_since, self._fleet.read_at
-                self._add("", at, before=None, after=None, since=since)
-            self._compare(self._fleet.found, now)
+        match self._fleet.currency:
+            case Currency.READING:
+                return
+            case Currency.CURRENT:
+                if self._away:
+                    self._away, self._settled_at = False, now + SETTLE
+                    self._doubtful.clear()
+                    since, at = self._fleet.away_since, self._fleet.read_at
+                    self._add("", at, before=None, after=None, since=since)
+                self._compare(self._fleet.found, now)
+            case Currency.FORBIDDEN | Currency.AWAY:
+                self._away = True
 
     def _compare(self, views: Mapping[str, ProjectView], now: float) -> None:
         lost = [name for name, view in views.items() if self._is_lost(name, view)]

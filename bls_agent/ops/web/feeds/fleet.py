@@ -8,7 +8,7 @@ from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.fleet import Condition, Fleet, ProjectView
 from bls_agent.ops.terminal import visible
-from bls_agent.ops.web.feeds.watch import SharedWatch, later, shorten
+from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, later, shorten
 from bls_agent.ops.web.requests import project_of_path, project_path
 from bls_agent.project.status.intake import describe_reports
 
@@ -82,7 +82,7 @@ class FleetFeed(SharedWatch[ProjectView]):
     @property
     def outage(self) -> RedisUnavailableError | None:
         """The error during an outage; a missing permission is no outage."""
-        return None if self.away == "no_permission" else self.unavailable
+        return self.unavailable if self.currency is Currency.AWAY else None
 
     async def forget(self, project: str) -> None:
         await self._fleet.forget(project)

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 
@@ -126,6 +127,22 @@ class Ring:
         self._more = anyio.Event()
 
 
+class Currency(StrEnum):
+    """Whether what a watch holds is current. Messages to followers contain the value."""
+
+    READING = "reading"  # the running watch has neither read nor failed yet
+    CURRENT = "live"
+    FORBIDDEN = "forbidden"  # the Redis user lacks a right for the watch's keys
+    AWAY = "away"  # Redis does not answer, or a key has a wrong type
+
+    @classmethod
+    def of(cls, fault: RedisUnavailableError | None) -> Currency:
+        """Return how current something is after a read, or after a failed one."""
+        if fault is None:
+            return cls.CURRENT
+        return cls.FORBIDDEN if fault.kind == "no_permission" else cls.AWAY
+
+
 class Shared(ABC):
     """A task that runs while it has followers, and some seconds after the last one."""
 
@@ -192,9 +209,8 @@ class SharedWatch(Shared, Generic[_Thing]):
         self._seen = anyio.Event()
         self._seen_at: dict[str, float] = {}
         self.found: dict[str, _Thing] = {}
-        self.looked: bool = False  # whether Redis was read at least once
         self.unavailable: RedisUnavailableError | None = None
-        self.read_at: float = 0.0  # Unix time of the last complete read
+        self.read_at: float = 0.0  # Unix time of the last complete read; 0 before
         # Unix time since which `found` is outdated, because of the last outage.
         self.away_since: float = 0.0
 
@@ -255,9 +271,9 @@ class SharedWatch(Shared, Generic[_Thing]):
         return self.unavailable.kind if self.unavailable else ""
 
     @property
-    def reading(self) -> bool:
-        """Whether the running watch has neither read nor failed yet."""
-        return not self._seen.is_set()
+    def currency(self) -> Currency:
+        read = self._seen.is_set()
+        return Currency.of(self.unavailable) if read else Currency.READING
 
     async def aclose(self) -> None:
         await self._source.aclose()
@@ -305,13 +321,13 @@ class SharedWatch(Shared, Generic[_Thing]):
     def check(self) -> None:
         """Raise the error if the watch cannot reach Redis, but raise no refusal."""
         fault = self.unavailable
-        if fault and not self.reading and not isinstance(fault, RedisRefusedError):
+        if fault and not isinstance(fault, RedisRefusedError):
             raise fault
 
     async def fresh(self) -> None:
         """Wait for the first read; raise an error if the state is not current."""
         await self.ready()
-        if not self.looked or self.unavailable:
+        if self.currency is not Currency.CURRENT:
             slow = RedisUnavailableError("slow", "the first read has not ended yet")
             raise self.unavailable or slow
 
@@ -319,7 +335,7 @@ class SharedWatch(Shared, Generic[_Thing]):
         """Return whether the state is current, as fields for every message."""
         since = format_timestamp(self.away_since) if self.unavailable else None
         away = visible(self.away) or None
-        return {"away": away, "awaySince": since, "reading": self.reading}
+        return {"state": self.currency, "away": away, "awaySince": since}
 
     def _encode(self, fields: JSONObject) -> bytes:
         return encode({**fields, **self.describe()})
@@ -348,7 +364,7 @@ class SharedWatch(Shared, Generic[_Thing]):
             or (one is not before[key] and self._differs(one, before[key]))
         ]
         removed = before.keys() - found.keys()
-        whole = self.reading or not self.looked
+        whole = self.currency is Currency.READING or not self.read_at
         turned = turned or whole or self.unavailable is not None
         self._record(None, clock() if read_at is None else read_at)
         if changed or removed or turned:
@@ -377,7 +393,6 @@ class SharedWatch(Shared, Generic[_Thing]):
     def _record(self, fault: RedisUnavailableError | None, read_at: float) -> None:
         if fault is not None and self.unavailable is None:
             self.away_since = read_at or clock()
-        self.looked = self.looked or fault is None
         self.unavailable, self.read_at = fault, read_at
         self._seen.set()
 
@@ -394,8 +409,9 @@ class SharedWatch(Shared, Generic[_Thing]):
                 except Exception:  # an error here must not stop the console
                     logger.exception("a watch of the console broke; it begins anew")
                 await anyio.sleep(AGAIN)
-        finally:
+        finally:  # what was read may be old when the watch starts again
             self._seen = anyio.Event()
+            self.unavailable = None
 
 
 def pause_after(began: float, least: float) -> float:

@@ -14,6 +14,7 @@ from bls_agent.core.codec import JSONObject, encode
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import (
+    Currency,
     SharedWatch,
     clock,
     later,
@@ -141,7 +142,7 @@ class WorkerFeed(SharedWatch[Worker]):
         self._changed: set[str] = set()  # keys in Redis of changed workers
         self._ages: JSONObject = {}  # key → age of a worker with only a new heartbeat
         self.tasks: TaskList = TaskList([], complete=True)
-        self.tasks_away: str = ""  # why the tasks could not be read, in one word
+        self.tasks_fault: RedisUnavailableError | None = None  # of their last read
         self._shown: dict[str, list[Task]] = {}  # key in Redis → tasks of the worker
 
     def _card(self, thing: Worker, elapsed: float) -> JSONObject:
@@ -164,6 +165,18 @@ class WorkerFeed(SharedWatch[Worker]):
     def _more(self) -> JSONObject:
         return {"ages": self._ages}
 
+    @property
+    def tasks_currency(self) -> Currency:
+        watched = self.currency
+        return Currency.of(self.tasks_fault) if watched is Currency.CURRENT else watched
+
+    async def fresh_tasks(self) -> TaskList:
+        """Return the tasks; raise an error if they are not current."""
+        await self.fresh()
+        if self.tasks_fault is not None:
+            raise self.tasks_fault
+        return self.tasks
+
     async def _watch_once(self) -> None:
         diff, tasks_at = WorkerDiff(refreshes=True), 0.0
         async with aclosing(self._registry.look(diff, INTERVAL)) as looks:
@@ -179,9 +192,9 @@ class WorkerFeed(SharedWatch[Worker]):
 
     async def _read_tasks(self) -> None:
         try:
-            self.tasks, self.tasks_away = await self._registry.tasks(), ""
+            self.tasks, self.tasks_fault = await self._registry.tasks(), None
         except RedisUnavailableError as error:  # the workers are still watched
-            self.tasks_away = error.kind
+            self.tasks_fault = error
 
     def _take(self, changes: Sequence[WorkerChange], diff: WorkerDiff) -> None:
         """Publish changed cards.

@@ -16,7 +16,7 @@ from bls_agent.crawl.overview import FailedRequest
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
 from bls_agent.ops.web.feeds import assets, crawl, fleet, runs, workers
-from bls_agent.ops.web.feeds.watch import SharedWatch, clock, shorten
+from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, clock, shorten
 from bls_agent.ops.web.pages.action_list import (
     ActionList,
     Row,
@@ -52,7 +52,7 @@ def _cards_at(
             picture=watch.only(watch.picture(), request.state.grants).decode(),
             states=states,
             away=watch.away,
-            known=watch.looked and not watch.away,
+            known=watch.currency is Currency.CURRENT,
             **values,
         )
 
@@ -126,7 +126,8 @@ async def _describe_asset(request: Request) -> dict[str, Any]:
 
 async def _show_queue(request: Request) -> Response:
     values = await _describe_queue(request)
-    status = 200 if values["card"] else 503 if values["away"] else 404
+    is_known = values["state"] is Currency.CURRENT
+    status = 200 if values["card"] else 404 if is_known else 503
     values |= {"lists": [await _list_failed(request)], "note": ""}
     return render(request, "crawl_queue.html", status, here="/crawl", **values)
 
@@ -141,7 +142,8 @@ async def _describe_queue(request: Request) -> dict[str, Any]:
         "key": quote_name(name),
         "figures": crawl.FIGURES,
         "totals": crawl.TOTALS,
-        "away": feed.away or ("reading" if feed.reading else ""),
+        "state": feed.currency,
+        "away": feed.away,
     }
 
 
@@ -220,7 +222,9 @@ async def _list_tasks(request: Request) -> list[ActionList]:
     feed, texts = web_state(request).workers, texts_of(request)
     await feed.ready()
     worker, sought = map(request.query_params.get, ("worker", "q"))
-    known = [one for one in feed.tasks.tasks if not worker or worker == one.worker]
+    currency = feed.tasks_currency
+    tasks = [] if currency is Currency.READING else feed.tasks.tasks
+    known = [one for one in tasks if not worker or worker == one.worker]
     if words := (sought or "").strip().casefold():
         known = [one for one in known if words in _task_words(one)]
     lists: list[ActionList] = []
@@ -235,18 +239,17 @@ async def _list_tasks(request: Request) -> list[ActionList]:
     if not feed.tasks.complete:
         counts.append(texts["tasks_cut"].format(count=f"{MOST:,}"))
     nothing = texts["no_task_matches" if words else "no_tasks"]
+    if currency is not Currency.CURRENT:
+        nothing = texts["looking_for_tasks"]
     text = " · ".join(counts) or nothing
-    away = feed.away or feed.tasks_away
-    problem = f"{texts['js_not_known']} {visible(away)}" if away else ""
-    if away == "no_permission":
+    fault = feed.unavailable or feed.tasks_fault
+    problem = ""
+    if fault and currency is Currency.AWAY:
+        problem = f"{texts['js_not_known']} {visible(fault.kind)}"
+    elif currency is Currency.FORBIDDEN:
         problem = texts["tasks_forbidden"]
-    head = ActionList(
-        key="tasks",
-        title=texts["tasks"],
-        limit=0,
-        empty=text if feed.looked else texts["looking_for_tasks"],
-        problem=problem,
-    )
+    title = texts["tasks"]
+    head = ActionList(key="tasks", title=title, limit=0, empty=text, problem=problem)
     return [head, *lists]
 
 

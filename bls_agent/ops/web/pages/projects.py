@@ -26,7 +26,7 @@ from bls_agent.ops.fields import Field, FieldKind
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.texts import Texts
 from bls_agent.ops.web.feeds.fleet import KINDS
-from bls_agent.ops.web.feeds.watch import shorten
+from bls_agent.ops.web.feeds.watch import Currency, shorten
 from bls_agent.ops.web.forms import (
     Entry,
     Manual,
@@ -60,7 +60,7 @@ OTHER: Final = "other"
 async def _show_project(request: Request) -> Response:
     project = project_in_path(request.scope)
     look = await _look(request, project)
-    if not look["cards"] and not look["reading"]:
+    if not look["cards"] and look["state"] is not Currency.READING:
         status = 503 if look["away"] else 404
         return error_page(request, status, name=project, detail=look["away"] or "")
     return render(
@@ -78,13 +78,15 @@ async def _show_project(request: Request) -> Response:
 async def _look(request: Request, project: str) -> JSONObject:
     """Return the card of a project, and whether it is current.
 
-    ``reading`` is also true if the project exists but the watch has not found it yet.
+    ``state`` is also ``reading`` if the project exists but the watch has not found it
+    yet.
     """
     state = web_state(request)
     await state.fleet.ready()
     card, about = state.fleet.card_of(project), state.fleet.describe()
-    if card is None and project and not about["away"] and not about["reading"]:
-        about["reading"] = await state.console.exists(project)
+    is_missing = card is None and project and about["state"] is Currency.CURRENT
+    if is_missing and await state.console.exists(project):
+        about["state"] = Currency.READING
     return {"cards": [card] if card else [], **about}
 
 

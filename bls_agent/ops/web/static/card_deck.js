@@ -127,7 +127,7 @@ export class Deck {
     }
     const here = change.whole ? new Set(cards.map(kind.key)) : null;
     const gone = here ? [...this.cards.keys()].filter((key) => !here.has(key)) : change.gone;
-    if (!change.away && !change.reading) gone.forEach((key) => this.drop(key));
+    if (change.state === "live") gone.forEach((key) => this.drop(key));
     this.showData(change);
     return { turned, gone };
   }
@@ -188,10 +188,10 @@ export class Deck {
   }
 
   // Show whether the data is current: Redis answers, was not read yet, does not answer, or lacks a right for this page.
-  showData({ away, awaySince, reading }) {
+  showData({ state, away, awaySince }) {
     const rights = byId("forbidden"); // the wallboard has none
     const before = this.data;
-    this.data = rights && away === "no_permission" ? "forbidden" : away ? "away" : reading ? "reading" : "live";
+    this.data = state === "forbidden" && !rights ? "away" : state;
     if (rights) rights.hidden = this.data !== "forbidden";
     showAway(this.data === "away" ? away : "", awaySince);
     const [looking, main] = [byId("looking"), byId("main")];

@@ -24,7 +24,7 @@ let left = false;
 function take(told) {
   const [now] = told.cards;
   const before = state;
-  state = told.away ? "away" : told.reading ? "reading" : "live";
+  state = told.state === "forbidden" ? "away" : told.state;
   if (now) {
     card.fill(now);
     list.hidden = false;
