@@ -11,8 +11,8 @@ import os
 import re
 import shutil
 import unicodedata
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import zip_longest
 from typing import Any, Final, TextIO, TypeAlias
 
@@ -176,6 +176,8 @@ class Screen:
         wanted = bool(environ.get("FORCE_COLOR")) or (self.terminal and not dumb)
         self.colours: bool = wanted and not environ.get("NO_COLOR")
         self.columns: int = max(shutil.get_terminal_size().columns, LEAST_COLUMNS)
+        # Surrounds each line; a progress hides its text there.
+        self.around_line: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def line(self, *pieces: Cell, between: str = "") -> None:
         """Write one line without shortening the pieces.
@@ -284,7 +286,8 @@ class Screen:
 
     def write(self, line: str) -> None:
         """Write a line unchanged; the caller must have escaped any text from Redis."""
-        self.draw(f"{line}\n")
+        with self.around_line():
+            self.draw(f"{line}\n")
 
     def encodable(self, text: str) -> str:
         encoding = self._stream.encoding or "utf-8"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -33,13 +34,16 @@ PERIOD: Final = 0.2  # seconds between two drawings
 class Progress:
     """Shows in a terminal what the command waits for, if the wait takes over a second.
 
-    A thread draws the text, because the event loop may be busy.
+    A thread draws the text, because the event loop may be busy. While a line is written
+    to ``screen`` or ``others``, the text is hidden.
     """
 
-    def __init__(self, screen: Screen, text: str) -> None:
+    def __init__(self, screen: Screen, text: str, *others: Screen) -> None:
         self._screen = screen
+        self._lined = screen, *others
         self._text = text
         self._drawn = ""
+        self._drawing = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
@@ -50,21 +54,33 @@ class Progress:
     def __enter__(self) -> Self:
         if self._screen.terminal:
             self._thread.start()
+            for screen in self._lined:
+                screen.around_line = self._hidden
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._screen.terminal:
             self._thread.join()
+            for screen in self._lined:
+                screen.around_line = nullcontext
+            with self._hidden():
+                pass
+
+    @contextmanager
+    def _hidden(self) -> Generator[None]:
+        with self._drawing:
             if self._drawn:
                 self._draw("")
+            yield
 
     def _run(self) -> None:
         pause = PATIENCE
         while not self._ended.wait(pause):
             pause = PERIOD
-            if self._text != self._drawn:
-                self._draw(self._text)
+            with self._drawing:
+                if self._text != self._drawn:
+                    self._draw(self._text)
 
     def _draw(self, text: str) -> None:
         """Overwrite the line without escape codes, because some terminals print them."""
@@ -111,7 +127,7 @@ class Invocation:
 
     def waiting(self, text: str, /, **values: object) -> Progress:
         """Return a progress with a text about what the command waits for."""
-        return Progress(self.err, self.say(text, **values))
+        return Progress(self.err, self.say(text, **values), self.out)
 
     def console(self) -> Console:
         from bls_agent.console import Console

@@ -10,8 +10,10 @@ import pytest
 from bls_agent import LogEntry
 from bls_agent.ops.cli.commands.logs import for_people, for_pipe
 from bls_agent.ops.cli.errors import find_likely
+from bls_agent.ops.cli.output import Progress
 from bls_agent.ops.terminal import Screen, clock_of, escape_json
 from bls_agent.project.messages import Level
+from tests.harness import until
 
 
 class Terminal(io.StringIO):
@@ -63,6 +65,24 @@ def test_markup_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
     screen.line(("[bold]a[/]", "red"), ":skull:")
     assert ":smile: [red]a[/] [link=x]b[/]" in stream.getvalue()
     assert "[bold]a[/]:skull:" in stream.getvalue()
+
+
+def test_a_line_does_not_begin_in_the_text_of_a_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The text is removed before the line, and drawn again below it."""
+    monkeypatch.setattr("bls_agent.ops.cli.output.PATIENCE", 0.01)
+    err, stream = make_screen(monkeypatch, 80)
+    out = Screen(stream, {"TERM": "dumb"})
+    with Progress(err, "wait", out):
+        until(lambda: stream.getvalue() == "\rwait")
+        out.line("result")
+        assert stream.getvalue().startswith("\rwait\r    \rresult\n")
+        until(lambda: stream.getvalue().endswith("result\n\rwait"))
+        err.paragraph("warning")
+    out.line("end")
+    shown = stream.getvalue().replace("\rwait\r    \r", "")
+    assert shown == "result\nwarning\nend\n"
 
 
 def entry(
