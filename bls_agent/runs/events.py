@@ -62,13 +62,6 @@ def find_id(text: object) -> EventId | None:
     return f"{milliseconds}-{number}"
 
 
-def read_id(value: object) -> EventId | None:
-    """Return the id in a reply of Redis, or ``None`` if the reply is no id."""
-    return (
-        find_id(value.decode("ascii", "replace")) if isinstance(value, bytes) else None
-    )
-
-
 def check_id(name: str, value: object) -> EventId:
     """Return the full form of an id. Raise ConfigurationError for any other value."""
     found = find_id(value)

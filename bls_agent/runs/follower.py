@@ -71,8 +71,6 @@ class Cursor:
         self.id: EventId = last_id  # ``$`` until the id of the last event is known
         # sequence number of the event at the position; ``None`` if unknown
         self.known: int | None = 0 if last_id == BEGINNING else None
-        # Whether it is certain that the id is or was the id of an event.
-        self.is_event: bool = True
         self.closes: bool = False  # whether the event at the position has ended the run
         # whether the run is known to have existed at some time
         self.existed: bool = last_id not in (BEGINNING, END)
@@ -80,11 +78,10 @@ class Cursor:
     def note(self, event: StreamEvent) -> None:
         """Move the cursor to the last event that the follower has received."""
         self.id, self.known = event.id, sequence_of(event)
-        self.closes, self.is_event, self.existed = event.closes, True, True
+        self.closes, self.existed = event.closes, True
 
     def resume(self, point: ResumePoint) -> None:
         self.id, self.closes = point.place, point.closes
-        self.is_event = point.is_event
         self.known = self.known if point.known is None else point.known
 
     def misses_nothing(self, first: StreamEvent) -> bool:
@@ -412,10 +409,8 @@ class Follower:
         cursor = self._cursor
         if self._is_plain or cursor.misses_nothing(first):
             return None
-        evidence = await fetch_evidence(reader, cursor.id, first.id)
-        return classify_jump(
-            cursor.id, cursor.known, first, evidence, is_event=cursor.is_event
-        )
+        evidence = await fetch_evidence(reader, cursor.id)
+        return classify_jump(cursor.id, cursor.known, first, evidence)
 
     def _stream(self, seat: Seat) -> StepResult:
         """Take events from the buffer of the topic.

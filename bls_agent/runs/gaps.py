@@ -5,22 +5,17 @@ follower may *know* the sequence number of this event. If the number of the next
 in Redis is not the known number plus 1, events may be missing between the two events.
 The first of these cases that applies decides:
 
-1. The known number shows that no event is missing: no gap. This case applies only if
-   the writer has noted a loss before the next event, or if the place is the beginning
-   of the run.
-2. The writer has noted that the server had lost events before the next event: the
-   reason is LOST.
-3. The place is the beginning of the run: the first events were TRIMMED.
-4. Redis still has the event at the place: no gap, because another program may number
-   its events in its own way.
-5. Redis has events older than the place, but not the event at the place: the reason is
+1. The place is the beginning of the run, and the next event may be the first event of
+   the run: no gap.
+2. The place is the beginning of the run: the first events were TRIMMED.
+3. Redis still has the event at the place: no gap, because another program may number
+   its events in its own way. So a follower that has not read the events which a server
+   has lost after the place gets no gap.
+4. Redis has events older than the place, but not the event at the place: the reason is
    LOST, because trimming removes the oldest events first.
-6. The next event has the number 1: the former run has EXPIRED, and a new run has the
+5. The next event has the number 1: the former run has EXPIRED, and a new run has the
    same id.
-7. Otherwise the events up to the place, and perhaps later events, were TRIMMED.
-
-The cases 5 and 6 are no gap if no event ever had the place as its id, because a caller
-may pass a time instead of the id of an event.
+6. Otherwise the events up to the place, and perhaps later events, were TRIMMED.
 """
 
 from __future__ import annotations
@@ -37,7 +32,6 @@ from bls_agent.runs.events import (
     GapReason,
     StreamEvent,
     order,
-    read_id,
 )
 from bls_agent.runs.reading import NO_KEY, RunReader, decode_entries
 
@@ -48,8 +42,6 @@ LEASE: Final = 15.0  # default length in seconds of a writer's lease
 CONFIRMED: Final = 0.25  # seconds from the first probe that finds no lease to the next
 UNSEEN: Final = 2.0  # seconds to the next probe if no lease was ever found
 UNOWNED: Final = 5.0  # seconds after an outage until a missing run is reported
-
-DIGITS: Final = 16  # a sequence has fewer digits
 
 
 def sequence_of(event: StreamEvent) -> int | None:
@@ -71,65 +63,43 @@ class GapEvidence:
 
     stands: bool  # whether Redis still has the event at the position
     oldest: EventId | None  # id of the oldest event in Redis
-    # Number of events that the server had lost when the next event was written. The
-    # script notes this number in the metadata of the run. 0 without a note.
-    noted: int = 0
 
 
-async def fetch_evidence(
-    reader: RunReader, place: EventId, first: EventId
-) -> GapEvidence:
-    """Read the evidence for missing events between a position and an event."""
-    keys = reader.keys
-    at, oldest, noted = await reader.pool.read_many(
+async def fetch_evidence(reader: RunReader, place: EventId) -> GapEvidence:
+    """Read the evidence for missing events after a position."""
+    key = reader.keys.events
+    at, oldest = await reader.pool.read_many(
         [
-            ("XRANGE", keys.events, place, place, "COUNT", 1),
-            ("XRANGE", keys.events, "-", "+", "COUNT", 1),
-            ("HGET", keys.books, f"lost:{first}"),
+            ("XRANGE", key, place, place, "COUNT", 1),
+            ("XRANGE", key, "-", "+", "COUNT", 1),
         ]
     )
     begins = _known(oldest)
     return GapEvidence(
         stands=bool(_known(at)),
         oldest=begins[0][0].decode() if begins else None,
-        noted=_number(_known(noted)),
     )
 
 
 def classify_jump(
-    place: EventId,
-    known: int | None,
-    first: StreamEvent,
-    evidence: GapEvidence,
-    *,
-    is_event: bool = True,
+    place: EventId, known: int | None, first: StreamEvent, evidence: GapEvidence
 ) -> Gap | None:
     """Return the gap before an event, if any, by the cases in the module docstring."""
     sequence = sequence_of(first) or 0
     missing = sequence - known - 1 if known is not None else 0
-    is_complete = known is not None and missing <= 0
-    reason: GapReason | None
-    if is_complete and (evidence.noted or place == BEGINNING):
-        reason = None
-    elif evidence.noted:
-        reason = GapReason.LOST
-    elif place == BEGINNING:
+    if place == BEGINNING:
+        if known is not None and missing <= 0:
+            return None
         reason = GapReason.TRIMMED
     elif evidence.stands:
-        reason = None
-    elif _had_tail(place, evidence.oldest):
-        reason = GapReason.LOST if is_event else None
+        return None
+    elif evidence.oldest is not None and order(evidence.oldest) < order(place):
+        reason = GapReason.LOST
     elif sequence == 1:
-        reason = GapReason.EXPIRED if is_event else None
+        reason = GapReason.EXPIRED
     else:
         reason = GapReason.TRIMMED
-    if reason is None:
-        return None
     return Gap(first.run_id, reason, place, first.id, max(missing, 0) or None)
-
-
-def _had_tail(place: EventId, oldest: EventId | None) -> bool:
-    return oldest is not None and order(oldest) < order(place)
 
 
 @dataclass(frozen=True)
@@ -139,18 +109,16 @@ class ResumeFacts:
     at: StreamEvent | None  # the event at the follower's position, if Redis has it
     exists: bool  # whether the run exists
     last: EventId | None  # id of the last event ever added; ``None`` if unknown
-    booked: tuple[EventId, int] | None  # id and sequence of the last counted event
     lives: bool  # whether a writer has a lease on the run
     newest: StreamEvent | None = None  # the newest event; ``None`` if unknown
 
 
 async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
     keys = reader.keys
-    at, about, books, left = await reader.pool.read_many(
+    at, about, left = await reader.pool.read_many(
         [
             ("XRANGE", keys.events, place, place, "COUNT", 1),
             ("XINFO", "STREAM", keys.events),
-            ("HMGET", keys.books, "id", "sequence"),
             ("PTTL", keys.owner),
         ]
     )
@@ -158,8 +126,6 @@ async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
         raise reader.explain(at)
     found = decode_entries(keys.run_id, at)
     last, exists = read_last(about)
-    booked, sequence = _known(books) or (None, None)
-    last_booked = read_id(booked)
     newest = None
     if not isinstance(about, BlsError):
         entry = dict(zip(about[::2], about[1::2], strict=False)).get(b"last-entry")
@@ -168,7 +134,6 @@ async def fetch_resume_facts(reader: RunReader, place: EventId) -> ResumeFacts:
         at=found[0] if found else None,
         exists=exists or bool(found),
         last=last,
-        booked=(last_booked, _number(sequence)) if last_booked else None,
         lives=_known(left) not in (None, NO_KEY),
         newest=newest,
     )
@@ -189,19 +154,12 @@ def _known(reply: Reply) -> Any:
     return None if isinstance(reply, BlsError) else reply
 
 
-def _number(text: bytes | None) -> int:
-    if text is None or not text.isdigit() or len(text) >= DIGITS:
-        return 0
-    return int(text)
-
-
 class ResumePoint(NamedTuple):
     """Where and how a follower starts or resumes."""
 
     place: EventId  # the position after which to read
     known: int | None = None  # the sequence at the position; ``None`` if unknown
     gap: Gap | None = None  # the gap to return first
-    is_event: bool = True  # whether the id is, or certainly was, the id of an event
     closes: bool = False  # whether the event at the position has ended the run
     is_over: bool = False  # whether no event can follow
 
@@ -216,12 +174,9 @@ def find_resume_point(
        the place. Continue after the last id.
     3. The run exists: continue after the place. The next event will show whether events
        are missing.
-    4. The run does not exist, and the last event that its metadata count is at or
-       before the place: the run was deleted. If the writer is alive, continue after the
-       last counted event. Otherwise no event can follow.
-    5. The run does not exist, and its writer is alive or the follower has read the run:
+    4. The run does not exist, and its writer is alive or the follower has read the run:
        the server has lost the run. Continue from the beginning.
-    6. Otherwise the run has expired, and no event can follow.
+    5. Otherwise the run has expired, and no event can follow.
     """
     if start.at is not None:
         return ResumePoint(place, sequence_of(start.at), closes=start.at.closes)
@@ -230,12 +185,7 @@ def find_resume_point(
             gap, newest = Gap(run_id, GapReason.LOST, place), start.newest
             ends = newest is not None and newest.id == start.last and newest.closes
             return ResumePoint(start.last, None, gap, closes=ends)
-        return ResumePoint(place, is_event=was_followed)
-    if start.booked is not None and order(start.booked[0]) <= order(place):
-        behind: tuple[EventId, int | None] = (
-            start.booked if start.lives else (place, None)
-        )
-        return ResumePoint(*behind, is_over=not start.lives)
+        return ResumePoint(place)
     if start.lives or was_followed:
         return ResumePoint(BEGINNING, None, Gap(run_id, GapReason.LOST, place))
     return ResumePoint(place, None, Gap(run_id, GapReason.EXPIRED, place), is_over=True)

@@ -268,10 +268,10 @@ class StreamReader:
         """Ask Redis whether events directly follow the head, then deliver them."""
         head = topic.buffer.head
         reader = RunReader(self._pool, topic.keys.run_id)
-        evidence = await fetch_evidence(reader, head, events[0].id)
+        evidence = await fetch_evidence(reader, head)
         if topic.buffer.head != head:
             return
-        if evidence.stands and not evidence.noted:
+        if evidence.stands:
             topic.append(events, sizes)
         else:
             topic.skip(events)

@@ -33,7 +33,6 @@
 --                     after it
 --   "batch:<token>"   number, last sequence, last id and number of events of each
 --                     writer's last batch
---   "lost:<id>"       how many events were lost on the server before the event with the id
 --
 -- Every command that a key of another type would make fail comes before the first write.
 local stream, token, LARGEST = KEYS[1], ARGV[6], 999999999999999
@@ -119,10 +118,10 @@ if strange then
   end
   sequence = math.max(sequence, told or redis.call('XLEN', stream))
 end
--- If the server has lost events, their number is noted for the first event after them, so
--- that readers know how many events they have missed.
-local forgotten = is_new and 0 or math.max(0, tonumber(ARGV[3]) - sequence)
-sequence = sequence + forgotten
+-- If the server has lost events, the writer knows a higher sequence than the server.
+if not is_new then
+  sequence = math.max(sequence, tonumber(ARGV[3]))
+end
 
 -- We may not end the run while another writer holds the lease. If no writer holds the lease,
 -- the run is ours in two cases: the books name us as owner, or the books contain neither an
@@ -185,9 +184,6 @@ if closed then
   note('closed', closed)
 elseif begins then
   redis.call('HDEL', KEYS[2], 'closed')
-end
-if forgotten > 0 and told[2] then
-  note('lost:' .. told[2], format('%.0f', forgotten))
 end
 if token ~= '' then
   note(batch, table.concat({ARGV[7], format('%.0f', sequence), id, (#ARGV - 9) / 9}, ' '))
