@@ -242,7 +242,7 @@ async def _judge_by_leases(
         requests = [("GETRANGE", worker.owner_key, 0, LEASE) for _, worker in part]
         leases = await pool.read_many(requests)
         for (key, worker), lease in zip(part, leases, strict=True):
-            given = length_of(lease)
+            given = length_of(lease) if isinstance(lease, bytes) else None
             if given is not None:
                 judged[key] = worker.judged(given)
     return judged

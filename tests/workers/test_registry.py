@@ -187,6 +187,23 @@ async def test_what_may_not_be_read_is_left_out(
             await anext(registry.watch("task_timer_heartbeat"))
 
 
+@pytest.mark.parametrize("lease", ["forbidden", "wrong_type"])
+async def test_a_lease_that_cannot_be_read_hides_nobody(
+    own_server: DevServer, admin: Redis, lease: str
+) -> None:
+    """The default of the kind is then the full TTL, also of a worker that is stale."""
+    await admin.set(*node("甲"), ex=10)
+    await admin.rpush(f"bls_agent:{{{node('甲')[0]}}}:owner", "x")
+    url = own_server.url
+    if lease == "forbidden":
+        commands = ("+scan", "+getrange", "+pttl")
+        url = await url_with_rights(admin, own_server, *commands, "~heartbeat:*")
+    async with WorkerRegistry(url) as registry:
+        (worker,) = await registry.alive()
+        assert worker.stale
+        assert (await anext(registry.watch())).what == "joined"
+
+
 class Watching:
     """A watch in a task of its own, and what it has told."""
 
