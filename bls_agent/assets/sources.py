@@ -129,7 +129,7 @@ class DirectorySource:
 
     def __init__(self, path: str | os.PathLike[str], *, base_path: str = "") -> None:
         self._root = Path(path).absolute()
-        self.base_path: str = base_path.strip("/")
+        self.base_path: str = check_base_path(base_path)
         folder = (self._root / self.base_path).resolve()
         if not folder.is_dir() or not folder.is_relative_to(self._root.resolve()):
             rule = "a folder that exists, and base_path one inside of it"

@@ -55,6 +55,7 @@ from bls_agent.assets.records import (
 )
 from bls_agent.assets.sources import Head, Source, SourceFile, blob_sha
 from bls_agent.connection.access import RedisOrAgent
+from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.codec import encode
@@ -230,26 +231,29 @@ class AssetSync:
         """Hold the lease during the block. A lost lease cancels the block."""
         async with self.library.pool.to(STATE) as connection:
             lease = Lease(connection, STATE, self._lease_ttl)
-            pause, end = Backoff(cap=1.0), anyio.current_time() + self._wait
-            while not await _acquire(lease):
-                left = end - anyio.current_time()
-                if left <= 0:
-                    remaining = await connection.read("PTTL", lease.owner_key)
-                    remedy = "Wait for the other synchronisation, or stop it."
-                    raise LeaseHeldError(STATE, max(0, remaining) / 1000, remedy)
-                await anyio.sleep(min(pause.failed(), left))
-            with anyio.CancelScope() as scope:
-                renewal = start_background(lease.keep, "bls-agent-asset-sync")
-                renewal.add_done_callback(lambda _: scope.cancel())
-                try:
-                    yield lease
-                finally:
-                    renewal.cancel()
-                    with (
-                        anyio.CancelScope(shield=True),
-                        suppress(RedisUnavailableError),
-                    ):
-                        await lease.give_back()
+            try:
+                await self._take(lease, connection)
+                with anyio.CancelScope() as scope:
+                    renewal = start_background(lease.keep, "bls-agent-asset-sync")
+                    renewal.add_done_callback(lambda _: scope.cancel())
+                    try:
+                        yield lease
+                    finally:
+                        renewal.cancel()
+            finally:  # also if the reply that the lease is ours did not arrive
+                with anyio.CancelScope(shield=True), suppress(RedisUnavailableError):
+                    await lease.give_back()
+
+    async def _take(self, lease: Lease, connection: Connection) -> None:
+        """Wait until the lease is ours, at most ``wait`` seconds."""
+        pause, end = Backoff(cap=1.0), anyio.current_time() + self._wait
+        while not await _acquire(lease):
+            left = end - anyio.current_time()
+            if left <= 0:
+                remaining = await connection.read("PTTL", lease.owner_key)
+                remedy = "Wait for the other synchronisation, or stop it."
+                raise LeaseHeldError(STATE, max(0, remaining) / 1000, remedy)
+            await anyio.sleep(min(pause.failed(), left))
 
     async def _report(self, lease: Lease | None, *, force: bool) -> SyncReport:
         """Synchronise and return the report.

@@ -195,12 +195,17 @@ async def test_an_error_can_be_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "base"), [("nowhere", ""), ("", ".."), ("", "d"), ("", "f")]
-)
+    ("folder", "base"),
+    [
+        ("nowhere", ""), ("", ".."), ("", "d"), ("", "f"),
+        ("", "."), ("", "./e"), ("", "e//g"), ("", "e/../e"),
+    ],
+)  # fmt: skip
 def test_a_folder_that_cannot_be(tmp_path: Path, folder: str, base: str) -> None:
     """There has to be one, and the base path lies inside of it."""
     (tmp_path / "f").write_text("")
     (tmp_path / "d").symlink_to("/")
+    (tmp_path / "e" / "g").mkdir(parents=True)
     with pytest.raises(ConfigurationError):
         DirectorySource(tmp_path / folder, base_path=base)
 

@@ -33,7 +33,7 @@ from bls_agent.assets import (
 from bls_agent.devserver import DevServer
 from tests.assets.memory_source import MemorySource, manifest
 from tests.harness import eventually
-from tests.kit import Cut, Direction, FaultProxy
+from tests.kit import Cut, Direction, FaultProxy, Late
 
 STATE = "asset:sync:state"
 REPORT = "bls_agent:{asset:sync:state}:report"
@@ -450,6 +450,28 @@ async def test_an_interruption_is_recorded(
     with pytest.raises(TypeError):
         await sync.run()
     assert await admin.exists(OWNER) == 0
+
+
+async def test_a_lease_that_was_just_taken_is_given_back(
+    own_server: DevServer, source: MemorySource, admin: Redis
+) -> None:
+    """Cancelled before the reply came that the lease is taken: another one may run at once."""
+    async with (
+        FaultProxy(own_server.url) as proxy,
+        AssetSync(proxy.url, source) as sync,
+    ):
+        await sync.run()
+        proxy.arm(Late(command="EVALSHA", seconds=0.5))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sync.run)
+
+            async def is_taken() -> bool:
+                return bool(await admin.exists(OWNER))
+
+            await eventually(is_taken)
+            tasks.cancel_scope.cancel()
+        async with AssetSync(own_server.url, source) as other:
+            assert (await other.run()).status == "unchanged"
 
 
 async def test_progress(
