@@ -359,6 +359,7 @@ class Heartbeat:
             writer.add(state)
             with anyio.move_on_after(self._timeout):
                 await state.answered.wait()
+            state.answered.set()  # a conflict that is found later is logged
             self._raise(state.conflict)
         except BaseException:
             await self.aclose()

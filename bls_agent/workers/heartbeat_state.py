@@ -85,8 +85,6 @@ class HeartbeatState:
         self.counts = counts
         self.interval = interval  # longest time between two beats, in seconds
         self.due_at: float = float("-inf")  # time of the next beat, by the loop's clock
-        # Whether the value has changed and must be written before ``due_at``.
-        self.is_wanted: bool = False
         # Opening waits for ``answered``, ``ready()`` for ``settled``, and closing for
         # ``ended``. Each event is also set when no reply can arrive any more.
         # ``answered``: Redis has replied to the first beat.
@@ -95,6 +93,7 @@ class HeartbeatState:
         self.ended: anyio.Event = anyio.Event()  # the key was removed
         self.conflict: BlsError | None = None  # the exception that opening raises
         self._current = current
+        self._is_changed = False  # whether the value has changed since the last beat
         self._refused = False
         self._status_sent: WorkerStatus | None = None
         self._status_written: WorkerStatus | None = None
@@ -106,8 +105,18 @@ class HeartbeatState:
         """Whether Redis has stored at least one beat."""
         return self._status_written is not None
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the heartbeat must be written before ``due_at``.
+
+        While Redis or another owner prevents writes, a change waits for ``due_at``.
+        """
+        is_free = not self._refused and self.claim.standing not in _BLOCKED
+        return self._is_changed and is_free
+
     def beat(self) -> Run:
         """Return keys and arguments of ``beat.lua`` for the next write."""
+        self._is_changed = False  # before the value is read, which a thread may change
         current = self._current.now
         self._status_sent = current.status
         is_true = self._status_sent is self._status_written
@@ -156,9 +165,8 @@ class HeartbeatState:
         self.answered.set()
 
     def want(self) -> None:
-        """Request a write soon, unless Redis or another owner prevents writes."""
-        if not self._refused and self.claim.standing not in _BLOCKED:
-            self.is_wanted = True
+        """Request a write as soon as neither Redis nor another owner prevents it."""
+        self._is_changed = True
 
     def _record_overwritten(self) -> None:
         self.counts.overwritten += 1

@@ -169,8 +169,6 @@ class HeartbeatWriter:
         due = [one for one in self.states if one.is_wanted or one.due_at <= until]
         due.sort(key=lambda state: state.due_at)
         del due[BATCH:]
-        for state in due:
-            state.is_wanted = False
         try:
             await self._write(due)
         except BaseException:  # after an error, all these heartbeats are tried again

@@ -28,6 +28,7 @@ from tests.harness import (
     needs_selectors,
     url_with_rights,
 )
+from tests.kit import FaultProxy, Late
 
 SHORT: dict[str, Any] = {"interval": 0.2, "ttl": 1.0, "timeout": 0.5}
 
@@ -248,6 +249,25 @@ async def test_a_conflict_found_later(
         async with Redis.from_url(own_server.url, protocol=2) as bare:
             await bare.pexpire(said.key, 50)
         await eventually(lambda: beat.owned)
+
+
+async def test_a_conflict_found_after_a_slow_opening(
+    own_server: DevServer, admin: Redis, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Connecting and the first beat were in time, both together were not: told in the log."""
+    async with Heartbeat(said, redis=own_server.url, **SHORT):  # scripts are known now
+        pass
+    await admin.set(said.key, b"{}", ex=30)
+    async with FaultProxy(own_server.url) as proxy:
+        proxy.arm(Late(command="CLIENT", seconds=0.7))
+        proxy.arm(Late(command="EVALSHA", seconds=0.7))
+        async with Heartbeat(
+            said, redis=proxy.url, **{**SHORT, "timeout": 1.0}
+        ) as beat:
+            assert beat.stats().standing == "unknown"
+            await eventually(lambda: beat.stats().standing == "stands")
+            assert beat.stats().failures == 0
+            assert "no heartbeat is written" in caplog.text
 
 
 async def test_a_stalled_loop_lets_it_expire(redis_url: str, said: Any) -> None:

@@ -90,6 +90,18 @@ def test_a_lapsed_lease_is_taken_at_once(state: HeartbeatState) -> None:
     assert arguments[5] == 1  # it may be taken
 
 
+def test_a_change_while_the_key_is_taken_is_written_soon(
+    state: HeartbeatState,
+) -> None:
+    """The beat that takes the key has the former value, and the change must not wait for the next."""
+    reply_with(state, b"held", 9_000)
+    state.beat()
+    state.want()
+    assert not state.is_wanted
+    state.handle_reply([b"written", 0, b""], sent_at=0.0, now=0.0)
+    assert state.is_wanted
+
+
 def test_another_type(state: HeartbeatState) -> None:
     """The key that is to blame is named."""
     reply_with(state, b"wrong_type", 0, b"bls_agent:x:owner")
