@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -315,21 +316,23 @@ class TaskKeys(WritingStore):
         """
         found: dict[str, Task] = {}
         refused: Reply = None
-        async for keys in self._access.pool.scan_steps(self.row.pattern()):
-            # GET and not MGET, because MGET has no errors for single keys, and cannot
-            # read keys in several slots of a cluster.
-            requests = [("GET", key) for key in keys]
-            replies = await self._access.pool.read_many(requests)
-            for key, reply in zip(keys, replies, strict=True):
-                if getattr(reply, "kind", "") == "no_permission":
-                    refused = reply
-                    continue
-                task = self._task_of(key, reply)
-                if task is not None and status in (None, task.status):
-                    found[task.id] = task
+        pool = self._access.pool
+        async with aclosing(pool.scan_steps(self.row.pattern())) as steps:
+            async for keys in steps:
+                # GET and not MGET, because MGET has no errors for single keys, and
+                # cannot read keys in several slots of a cluster.
+                replies = await pool.read_many([("GET", key) for key in keys])
+                for key, reply in zip(keys, replies, strict=True):
+                    if getattr(reply, "kind", "") == "no_permission":
+                        refused = reply
+                        continue
+                    task = self._task_of(key, reply)
+                    if task is not None:
+                        found[task.id] = task
         if refused is not None and not found:
             raise refused
-        return [found[task_id] for task_id in sorted(found)]
+        tasks = (found[task_id] for task_id in sorted(found))
+        return [task for task in tasks if status in (None, task.status)]
 
     def _task_of(self, key: bytes, reply: Reply) -> Task | None:
         parsed = self.row.parse(key)

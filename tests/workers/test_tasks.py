@@ -17,14 +17,17 @@ from redis.asyncio import Redis
 from bls_agent import (
     ConfigurationError,
     DecodeError,
+    RedisRefusedError,
     RedisUnavailableError,
     WrongTypeError,
 )
 from bls_agent.devserver import DevServer
 from bls_agent.workers import BacktestProgress, SyncProgress, Task, TaskStatus
 from bls_agent.workers.tasks import change_task, encode_task
+from tests.harness import url_with_rights
 from tests.kit import Cut, FaultProxy
 
+READ = "GET"  # command that reads the value of a task
 NOW = 1768221296.789
 
 
@@ -242,6 +245,35 @@ async def test_list_hides_nothing(
     assert await tasks.get(task_id + odd)
     assert await tasks.delete(task_id + odd)
     assert not await redis.exists(gbk)
+
+
+async def test_what_may_not_be_read_is_left_out(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Also if no other task has the status; an error only if there is no other task."""
+    await admin.mset({key_of("a"): b'{"status":"done"}', key_of("b"): b"{}"})
+    rights = ("+scan", "+get", "+getrange", "+pttl", f"~{key_of('a')}")
+    url = await url_with_rights(admin, own_server, *rights)
+    async with TaskStatus(url) as tasks:
+        assert [task.id for task in await tasks.list()] == ["a"]
+        assert await tasks.list("running") == []
+        await admin.delete(key_of("a"))
+        with pytest.raises(RedisRefusedError, match="no_permission"):
+            await tasks.list()
+
+
+async def test_a_list_that_fails_keeps_no_connection(own_server: DevServer) -> None:
+    """The search ends with the list, and not when its generator is collected."""
+    async with (
+        FaultProxy(own_server.url) as proxy,
+        TaskStatus(proxy.url) as tasks,
+    ):
+        await tasks.set("a", "running")
+        proxy.arm(Cut(command=READ, times=None))
+        with pytest.raises(RedisUnavailableError) as raised:
+            await tasks.list()
+        assert raised.traceback  # which keeps the generator
+        assert not tasks._access.pool._users.total()
 
 
 async def test_another_type_is_left_alone(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import Any, ClassVar, Final, ParamSpec, Protocol, TypeVar, cast, overload
 
 import anyio
@@ -336,20 +337,23 @@ async def _clear_all(pool: ConnectionPool, name: str) -> int:
     removed = 0
     prefix = FUNC_CACHE.build(func=name, key="0")[:-1].encode()
     length = len(name.encode()) * 6 + TAIL
-    async for found in pool.scan_steps(FUNC_CACHE.pattern(func=name)):
-        keys = [
-            key
-            for key in found
-            if key.startswith(prefix) and DIGEST.fullmatch(key, len(prefix))
-        ]
-        ends = await pool.read_many([("GETRANGE", key, -length, -1) for key in keys])
-        ours = [
-            ("UNLINK", key)
-            for key, end in zip(keys, ends, strict=True)
-            if await _is_of(pool, name, key, end)
-        ]
-        replies = await pool.call_many(ours)
-        removed += sum(checked_reply(reply, name) for reply in replies)
+    async with aclosing(pool.scan_steps(FUNC_CACHE.pattern(func=name))) as steps:
+        async for found in steps:
+            keys = [
+                key
+                for key in found
+                if key.startswith(prefix) and DIGEST.fullmatch(key, len(prefix))
+            ]
+            ends = await pool.read_many(
+                [("GETRANGE", key, -length, -1) for key in keys]
+            )
+            ours = [
+                ("UNLINK", key)
+                for key, end in zip(keys, ends, strict=True)
+                if await _is_of(pool, name, key, end)
+            ]
+            replies = await pool.call_many(ours)
+            removed += sum(checked_reply(reply, name) for reply in replies)
     return removed
 
 
