@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -24,6 +25,7 @@ from bls_agent.connection.after_fork import register
 from bls_agent.core.codec import cut_text
 from bls_agent.core.errors import BlsError, RedisUnavailableError
 from bls_agent.core.redaction import redact_traceback
+from bls_agent.runtime.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     import asyncio
@@ -176,20 +178,31 @@ class LoopWatch:
         # Set before ``closed`` is read, because end() sets ``closed`` before it reads
         # this.
         self.publishing = True
-        if self.closed:
+        if self.closed or not self._start_thread():
             self.publishing = False
-            return
-        threading.Thread(
-            target=self._run, name="bls-agent stalled loop", daemon=True
-        ).start()
+
+    def _start_thread(self) -> bool:
+        """Publish in a loop of another thread; return whether the thread has started.
+
+        A process at its limit of threads or open files cannot start a thread. Then the
+        next check tries it again. The log has no line about it, because the log may be
+        what blocks the loop.
+        """
+        thread = LoopThread("bls-agent stalled loop")
+        try:
+            thread.start()
+        except (RuntimeError, OSError):
+            return False
+        thread.stop_after(thread.begin(self._run))
+        return True
 
     def _is_late(self, seconds: float) -> bool:
         """Return whether the next increase of the counter is overdue by ``seconds``."""
         return self._timer.seconds >= seconds + self.period
 
-    def _run(self) -> None:
+    async def _run(self) -> None:
         try:
-            anyio.run(self._publish)
+            await self._publish()
         except BaseException as error:  # noqa: BLE001 - the error ends the thread
             self.drop()
             if not sys.is_finalizing():
@@ -230,12 +243,14 @@ class LoopWatch:
         where = _join_frames(stack[:FRAMES])
         text = "%s: the event loop has not moved for %g s; it stands in %s"
         # Logged in a thread, because the loop may be blocked inside a log handler.
-        threading.Thread(
-            target=logger.warning,
-            args=(text, listener.name, listener.stall_after, where),
-            name="bls-agent stall",
-            daemon=True,
-        ).start()
+        # Without a thread this line is lost, but not the record in the agent's log.
+        with suppress(RuntimeError):
+            threading.Thread(
+                target=logger.warning,
+                args=(text, listener.name, listener.stall_after, where),
+                name="bls-agent stall",
+                daemon=True,
+            ).start()
 
     async def _publish_again(self, connections: AgentConnections) -> None:
         while True:
@@ -291,11 +306,22 @@ class _Watchdog:
         with self._lock:
             self._watches[id(watch)] = weakref.ref(watch)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="bls-agent watchdog", daemon=True
-                )
-                self._thread.start()
+                self._thread = self._start_thread()
         self.wake.set()
+
+    def _start_thread(self) -> threading.Thread | None:
+        thread = threading.Thread(
+            target=self._run, name="bls-agent watchdog", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # the process is at its limit of threads
+            logger.warning(
+                "stalls of event loops are not detected until the next agent starts: %s",
+                error,
+            )
+            return None
+        return thread
 
     def _run(self) -> None:
         try:

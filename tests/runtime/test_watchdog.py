@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -568,6 +569,93 @@ async def test_a_fault_of_ours_harms_nobody_else(
         assert len(said) == 1
     assert await status_of(redis, f"{project}_坏") == "离线"
     await redis.delete(f"{project}_坏_项目状态", f"{project}_坏_项目控制台")
+
+
+def refuse_to_start(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """Let one start of each named thread fail, as at the limit of threads."""
+    refused = list(names)
+    start = threading.Thread.start
+
+    def refuse_once(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            refused.remove(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+    return refused
+
+
+def _has_seen(seen: list[str], statuses: list[str]) -> bool:
+    return seen == statuses
+
+
+async def test_a_thread_that_does_not_start_is_started_at_the_next_check(
+    redis_url: str, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many threads for a moment do not end the detection of stalls."""
+    async with make_agent(project, redis_url) as agent:
+        await agent.ready(5)
+        refused = refuse_to_start(
+            monkeypatch, "bls-agent stalled loop", "bls-agent stall"
+        )
+        with sampled(redis_url, project) as seen:
+            await eventually(lambda: seen == ["在线"])
+            for stalls in (1, 2):
+                time.sleep(1)
+                await eventually(
+                    partial(_has_seen, seen, [*["在线", "故障"] * stalls, "在线"])
+                )
+        assert refused == []
+        assert agent.stats().loop_stalls == 2
+
+
+async def test_a_watchdog_that_does_not_start_is_started_by_the_next_agent(
+    redis_url: str,
+    project: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first agent works meanwhile; afterwards its stalls are noticed, too."""
+    await eventually(_has_no_watchdog)
+    refused = refuse_to_start(monkeypatch, "bls-agent watchdog")
+    async with make_agent(project, redis_url) as agent:
+        await agent.ready(5)
+        assert refused == []
+        assert "stalls of event loops are not detected" in caplog.text
+        async with make_agent(f"{project}_2", redis_url) as other:
+            await other.ready(5)
+            time.sleep(0.8)
+            await eventually(lambda: agent.stats().loop_stalls == 1)
+            await eventually(lambda: other.stats().loop_stalls == 1)
+
+
+async def test_a_name_server_that_hangs_does_not_outlast_the_stall(
+    own_server: DevServer, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next stall is published, because no thread waits for the name server."""
+    agent = make_agent(project, f"redis://localhost:{own_server.port}/0")
+    released, resolve = threading.Event(), socket.getaddrinfo
+
+    def hang(*arguments: Any, **options: Any) -> Any:
+        hangs.set()
+        released.wait(20)
+        return resolve(*arguments, **options)
+
+    hangs = threading.Event()
+    async with agent:
+        await agent.ready(5)
+        assert agent._session is not None
+        watch = agent._session.watch
+        assert watch is not None
+        monkeypatch.setattr(socket, "getaddrinfo", hang)
+        try:
+            time.sleep(0.8)
+            assert hangs.is_set()
+            assert watch.publishing
+            await eventually(lambda: not watch.publishing, 2)
+        finally:
+            released.set()
 
 
 def test_wrong_values_are_refused() -> None:
