@@ -541,6 +541,54 @@ def test_the_newest_record_unfolds_in_sight(
         assert '"commandId": "c-1"' in row.locator("pre").last.text_content()
 
 
+def test_records_come_after_a_search_that_failed(
+    browser: Any, base: str, foreign: Foreign
+) -> None:
+    """The filter stays, and new records that it wants are shown."""
+    foreign.status("在线")
+    foreign.log(record("很早"))
+    with looking(browser, base, expected=("503",)) as looked:
+        looked.open_project(foreign.name)
+        last_is(looked, "很早")
+        searches = "**/api/logs?*q=*"
+        looked.page.route(searches, lambda route: route.fulfill(status=503, body="{}"))
+        looked.page.fill("#search", "order=7")
+        looked.wait("document.querySelector('#log-top').textContent.includes('503')")
+        foreign.log(record("别的", order=8), record("又一条", order=7))
+        last_is(looked, "又一条")
+        assert looked.page.locator("#records .row").count() == 2
+        assert not looked.page.locator("#found").is_visible()
+
+
+def test_older_records_of_another_filter_are_dropped(
+    browser: Any, base: str, foreign: Foreign
+) -> None:
+    """The filter changes while older records are read: they are not mixed in."""
+    foreign.status("在线")
+    foreign.log(*(record(f"第 {number} 条", order=number) for number in range(900)))
+    with looking(browser, base) as looked:
+        page = looked.page
+        looked.open_project(foreign.name)
+        last_is(looked, "第 899 条")
+        held: list[Any] = []
+
+        def hold(route: Any) -> None:
+            held.append(route)
+
+        page.route("**/api/logs?*before=*", hold)
+        page.evaluate("document.querySelector('#log').scrollTop = 0")
+        until(lambda: page.evaluate("true") and len(held) == 1)
+        page.fill("#search", "第 7 条")
+        looked.wait("document.querySelectorAll('#records .row').length === 1")
+        with page.expect_response(lambda answer: "before=" in answer.url) as answer:
+            held[0].continue_()
+        answer.value.finished()
+        foreign.log(record("第 7 条之二"))
+        last_is(looked, "第 7 条之二")
+        assert page.locator("#records .row").count() == 2
+        assert "NaN" not in page.locator("#found-text").text_content()
+
+
 def test_older_records_on_scrolling_up(
     browser: Any, base: str, foreign: Foreign
 ) -> None:

@@ -93,6 +93,41 @@ async def test_what_has_ended_does_not_begin_again_for_who_leaves() -> None:
     assert (once.runs, once.running) == (1, False)
 
 
+class _Slow(_Once):
+    """Has something to do when it is cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__(Ring(most=1, size=1), 0.0)
+        self.ending = anyio.Event()
+        self.may_end = anyio.Event()
+
+    async def _run(self) -> None:
+        await super()._run()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.ending.set()
+            with anyio.CancelScope(shield=True):
+                await self.may_end.wait()
+
+
+async def test_a_follower_that_comes_while_the_watch_ends_is_served() -> None:
+    """The watch runs again when its end is complete, and only for a follower."""
+    slow = _Slow()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            slow.open(tasks)
+            with slow.wanted():
+                await anyio.wait_all_tasks_blocked()
+            await slow.ending.wait()
+            assert slow.is_ending
+            with slow.wanted():
+                slow.may_end.set()
+                await eventually(lambda: slow.runs == 2)
+            await eventually(lambda: not slow.running)
+    assert slow.runs == 2
+
+
 async def test_a_project_that_is_gone_is_told_by_its_page() -> None:
     """Whatever its name holds, and that Redis answers."""
     feed = FleetFeed(NOBODY)

@@ -147,7 +147,7 @@ class LogFeeds:
     @contextmanager
     def join(self, project: str) -> Generator[LogFeed]:
         feed = self._feeds.get(project)
-        if feed is None or feed.error is not None:
+        if feed is None or feed.error is not None or feed.is_ending:
             feed = self._feeds[project] = LogFeed(self, project)
             feed.open(self._tasks)
         with feed.wanted():

@@ -166,6 +166,11 @@ class Shared(ABC):
         self.closed = True
         self.ring.wake()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether nobody has followed for the grace time, so that ``_run`` ends."""
+        return self._scope is not None and self._scope.cancel_called
+
     @contextmanager
     def wanted(self) -> Generator[None]:
         self._followers += 1
@@ -194,6 +199,8 @@ class Shared(ABC):
                 await self._run()
         finally:
             self.running = False
+        if self._followers and scope.cancelled_caught:  # a follower came too late
+            self._keep_running()
 
 
 class SharedWatch(Shared, Generic[_Thing]):

@@ -106,7 +106,11 @@ export class Log extends Pane {
       const found = new Set(page.logs.map((record) => JSON.stringify(record)));
       this.come([...this.entries(page, text), ...coming.filter((entry) => !found.has(JSON.stringify(entry.record)))]);
     } catch (error) {
-      if (search === this.search) setText(this.top, `${say("search_failed")} ${visible(error.message)}`);
+      if (search !== this.search) return;
+      const { coming } = search;
+      search.coming = null; // from now on, records that the filter wants are shown when they arrive
+      if (coming) this.come(coming);
+      setText(this.top, `${say("search_failed")} ${visible(error.message)}`);
     }
   }
 
@@ -122,7 +126,7 @@ export class Log extends Pane {
 
   showFound() {
     const { search } = this;
-    byId("found").hidden = !search || search.coming !== null;
+    byId("found").hidden = !search?.searched;
     if (!search) return;
     const time = sayMoment(search.backTo);
     setText(byId("found-text"), say("found", { n: this.rows.length, searched: search.searched.toLocaleString(), time }));

@@ -164,13 +164,15 @@ export class Pane {
     }
     this.reading = true;
     setText(this.top, say(this.says.reading));
+    const address = this.older();
+    const isOurs = () => address === this.older(); // whether the page still shows the same list
     try {
-      const answer = await fetch(this.older());
+      const answer = await fetch(address);
       if (!answer.ok) throw new Error(String(answer.status));
       const text = await answer.text();
-      this.adopt(JSON.parse(text), text);
+      if (isOurs()) this.adopt(JSON.parse(text), text);
     } catch {
-      setText(this.top, say(this.says.failed));
+      if (isOurs()) setText(this.top, say(this.says.failed));
     } finally {
       this.reading = false;
     }
