@@ -422,6 +422,24 @@ async def test_what_waited_keeps_its_count(own_server: DevServer, admin: Redis) 
     await connections.aclose()
 
 
+async def test_a_long_list_of_a_dead_process_leaves_no_counts(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """Several runs of the script empty the list; each deletes the counts of its part."""
+    await admin.rpush(CONTROL, *map(command_bytes, range(250)))
+    for name in ("first", "second"):
+        await die_holding(own_server, admin, name, 250, concurrency=250)
+    counts = await admin.hkeys(DELIVERIES)
+    assert sum(inflight("second").encode() in field for field in counts) == 250
+    connections, receiver = make_receiver(own_server, "third", concurrency=250)
+    messages = await receiver.receive(250)
+    assert {message.delivery for message in messages} == {3}
+    counts = await admin.hkeys(DELIVERIES)
+    assert not [field for field in counts if inflight("second").encode() in field]
+    await receiver.close()
+    await connections.aclose()
+
+
 @pytest.mark.parametrize("damage", ["none", "odd"])
 async def test_a_list_that_names_no_concurrency_counts_all(
     own_server: DevServer, admin: Redis, damage: str

@@ -194,8 +194,12 @@ class FaultProxy:
         return condition
 
     async def end(self, *conditions: Condition) -> None:
-        """Switch conditions off. Conditions that are not on are ignored."""
-        self._conditions = [one for one in self._conditions if one not in conditions]
+        """Switch conditions off. Conditions that are not on are ignored.
+
+        Another condition with equal values stays on.
+        """
+        ended = {id(condition) for condition in conditions}
+        self._conditions = [one for one in self._conditions if id(one) not in ended]
         self._changed.set()
         self._changed = asyncio.Event()
         refuses = any(isinstance(one, Refuse) for one in self._conditions)

@@ -305,6 +305,17 @@ async def test_healing_ends_everything(proxy: FaultProxy, peer: Peer) -> None:
     assert proxy.fired == []
 
 
+async def test_the_end_of_one_condition_leaves_its_equal_on(
+    proxy: FaultProxy, peer: Peer
+) -> None:
+    """An inner block that holds, too, does not release what the outer block holds."""
+    async with proxy.during(Hold()):
+        async with proxy.during(Hold()):
+            peer.send("PING")
+        assert await peer.hears_nothing()
+    assert await peer.read(7) == b"+PONG\r\n"
+
+
 async def test_nothing_is_left_behind(redis_url: str) -> None:
     """Closing the proxy ends its tasks, whatever was on."""
     before = asyncio.all_tasks()

@@ -43,9 +43,9 @@ while moved < tonumber(limit) do
   end
   moved = moved + 1
   local digest = redis.sha1hex(payload)
-  local here = inflight .. '/' .. digest
-  noted[here] = noted[here] or redis.call('HGET', deliveries, here) or '1'
-  local delivery = count_of(noted[here]) + 1
+  noted[payload] = noted[payload]
+    or redis.call('HGET', deliveries, inflight .. '/' .. digest) or '1'
+  local delivery = count_of(noted[payload]) + 1
   if place > startable then
     redis.call('LPUSH', control, payload)
   elseif delivery > tonumber(most) then
@@ -59,10 +59,13 @@ while moved < tonumber(limit) do
   end
   place = place - 1
 end
-if redis.call('LLEN', inflight) == 0 then
-  for here in pairs(noted) do
-    redis.call('HDEL', deliveries, here)
-  end
+for _, payload in ipairs(redis.call('LRANGE', inflight, 0, -1)) do
+  noted[payload] = nil  -- the next run needs the count for this copy
+end
+for payload in pairs(noted) do
+  redis.call('HDEL', deliveries, inflight .. '/' .. redis.sha1hex(payload))
+end
+if place == 0 then
   redis.call('HDEL', lists, inflight)
 end
 if moved > 0 then
