@@ -327,6 +327,30 @@ async def test_two_consoles_withdraw_at_the_same_time(
     assert set(map(str, range(250))) <= set(found)
 
 
+async def test_a_search_ends_in_a_list_that_grows_faster_than_a_page(
+    redis_url: str, redis: Redis, project: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """150 commands are pushed at each read of 100, and the first 300 are still found."""
+    key = f"{project}_控制"
+    await redis.rpush(key, *(orjson.dumps({"id": str(n)}) for n in range(300)))
+    pool = ConnectionPool(Endpoint.of(redis_url), "grows", timeout=5)
+    read = pool.read
+
+    async def read_behind_pushes(*request: Any) -> Any:
+        await redis.rpush(key, *(b'{"id":"new"}' for _ in range(150)))
+        return await read(*request)
+
+    found: set[str] = set()
+    monkeypatch.setattr(pool, "read", read_behind_pushes)
+    try:
+        with anyio.fail_after(10):
+            async for _, command in read_backwards(pool, key):
+                found.add(command.id)
+    finally:
+        await pool.aclose()
+    assert found == {*map(str, range(300)), "new"}
+
+
 async def test_who_is_first_an_agent_or_the_one_who_withdraws(
     console: Console, redis: Redis, project: str
 ) -> None:

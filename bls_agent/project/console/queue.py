@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
 
 PAGE: Final = 100  # commands in one request; not more, because a command may be long
+LONGEST_PAGE: Final = 3_200  # commands in one request to a list that changes fast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,18 +187,31 @@ async def read_backwards(
 ) -> AsyncIterator[tuple[bytes, Command]]:
     """Yield the commands of a list from its end, even if the list changes meanwhile.
 
-    Each command that stays in the list is yielded at least once. Two pages overlap by
-    one command. If the next page lacks this command, the list has changed, and the
-    previous page is read again. Therefore a command may be yielded more than once.
+    Each command that is in the list at the beginning and stays there is yielded at
+    least once. Positions are counted from the front of the list. Therefore commands
+    that are pushed meanwhile move no position, and the search ends. Two pages overlap
+    by one command, the edge. There are three cases:
+
+    1. The next page contains the edge. Its commands are yielded.
+    2. The next page is empty, because the list has become shorter. The search continues
+       at the new end of the list.
+    3. The edge has left the next page, because commands were removed, or put back to
+       the front. The previous page is read again, because unread commands may be there
+       now. From now on a page is twice as long, up to ``LONGEST_PAGE``. With the longest
+       page, the previous page is not read again.
     """
-    last, edge = -1, b""
+    last, edge, size = max(0, await pool.read(key, "LLEN") - 1), b"", PAGE
     while True:
-        page: list[bytes] = await pool.read(key, "LRANGE", last - PAGE + 1, last)
-        if edge and edge not in page:
-            last, edge = min(last + PAGE, -1), b""
+        first = max(0, last - size + 1)
+        page: list[bytes] = await pool.read(key, "LRANGE", first, last)
+        if not page and first:
+            last, edge = max(0, min(first, await pool.read(key, "LLEN")) - 1), b""
+            continue
+        if edge and edge not in page and size < LONGEST_PAGE:
+            last, edge, size = last + size, b"", 2 * size
             continue
         for payload in reversed(page):
             yield payload, Command.peek(payload)
-        if len(page) < PAGE:
+        if first == 0:
             return
-        last, edge = last - PAGE + 1, page[0]
+        last, edge = first, page[0]
