@@ -22,6 +22,7 @@ from bls_agent.project.status.intake import (
     intake_key,
     read_reports,
 )
+from bls_agent.testing import Delay, FaultProxy
 from tests.harness import (
     History,
     command_bytes,
@@ -208,6 +209,32 @@ async def test_a_pause_that_is_cancelled_is_ended_by_resume(
         agent.resume()
         await history.push(admin, project)
         await eventually(lambda: history.handled == [0, 1])
+
+
+async def test_resume_does_not_wait_for_the_search_of_a_long_list(
+    own_server: DevServer, admin: Redis, project: str
+) -> None:
+    """A paused agent reads 400 pages over a slow link, and stops after the next page."""
+    history = History()
+    await admin.rpush(f"{project}_控制", *map(command_bytes, range(20_000)))
+
+    async def is_searching() -> bool:
+        calls = (await admin.info("commandstats")).get("cmdstat_lrange", {})
+        return bool(calls.get("calls", 0) > 3)
+
+    async with FaultProxy(own_server.url) as link:
+        agent = ProjectAgent(project, redis=link.url)
+        history.attach(agent)
+        await agent.__aenter__()
+        await agent.pause()
+        before = len(history.handled)
+        async with link.during(Delay(0.02)):
+            await eventually(is_searching)
+            agent.resume()
+            began = anyio.current_time()
+            await eventually(lambda: len(history.handled) > before)
+            assert anyio.current_time() - began < 4  # 400 pages take 16 s
+        await agent.aclose()
 
 
 async def test_a_command_that_still_stands_in_the_list_is_not_taken_again(

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ from bls_agent.project.status.intake import IntakePublisher
 LOOK_EVERY: Final = 1.0  # seconds between two searches of the newest commands
 LOOK_THROUGH: Final = 10.0  # seconds between two searches of the whole list
 SHARE: Final = 10  # the pause after a search is this many times its duration
+PUBLISH_EVERY: Final = 10.0  # seconds between two reports during a search
 REFUSED: Final = 30.0  # seconds until the next search after Redis refused a request
 PAGE: Final = 50  # commands in one read; few, because a command may be long
 REASON_LIMIT: Final = 1_000  # bytes of the reason for a pause
@@ -63,23 +64,28 @@ class BuiltinSearch:
         self._is_wanted = is_wanted
         self._look_at = self._look_through_at = float("-inf")
 
-    async def find(self, *, whole: bool) -> Sequence[bytes]:
+    async def find(
+        self, after_page: Callable[[], Awaitable[bool]], *, whole: bool
+    ) -> Sequence[bytes]:
         """Return the wanted commands, oldest first.
 
         With ``whole=True`` the whole list is searched, but at most every 10 s. All
-        other calls search only the newest ``PAGE`` commands. Raises
+        other calls search only the newest ``PAGE`` commands. ``after_page`` is called
+        between two pages, and ends the search if it returns false. Raises
         RedisUnavailableError. After Redis has refused a request, the result is empty
         for 30 s.
         """
         if anyio.current_time() < self._look_at:
             return ()
         try:
-            return await self._find(whole=whole)
+            return await self._find(after_page, whole=whole)
         except RedisRefusedError:
             self._look_at = anyio.current_time() + REFUSED
             raise
 
-    async def _find(self, *, whole: bool) -> Sequence[bytes]:
+    async def _find(
+        self, after_page: Callable[[], Awaitable[bool]], *, whole: bool
+    ) -> Sequence[bytes]:
         began, last = anyio.current_time(), -1
         whole = whole and began >= self._look_through_at
         found: list[bytes] = []
@@ -90,6 +96,8 @@ class BuiltinSearch:
             last -= PAGE
             if not whole or len(page) < PAGE:
                 break
+            if not await after_page():
+                return ()
         now = anyio.current_time()
         self._look_at = now + SHARE * (now - began)
         if whole:
@@ -268,7 +276,19 @@ class IntakeSwitch:
     async def _take_builtins(self, search: BuiltinSearch) -> None:
         state = self.state
         whole = state is not IntakeState.OPEN
-        for payload in await search.find(whole=whole):
+
+        published = anyio.current_time()
+
+        async def continues() -> bool:
+            """Publish the state again, because a long search outlasts a report."""
+            nonlocal published
+            if anyio.current_time() - published > PUBLISH_EVERY:
+                with suppress(RedisUnavailableError):
+                    await self._publish()
+                published = anyio.current_time()
+            return self.state is state and not self._dispatcher.stopping
+
+        for payload in await search.find(continues, whole=whole):
             if self.state is not state or self._dispatcher.stopping:
                 return
             if payload != self._receiver.standing and await search.take(payload):
