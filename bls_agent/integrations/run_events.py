@@ -26,7 +26,7 @@ from bls_agent.core.errors import (
     WrongTypeError,
 )
 from bls_agent.core.settings import check_seconds
-from bls_agent.runs.events import BEGINNING, StreamEvent, check_count, check_run_id
+from bls_agent.runs.events import BEGINNING, check_count, check_run_id
 from bls_agent.runs.sse import (
     HEARTBEAT,
     EventFrames,
@@ -34,7 +34,7 @@ from bls_agent.runs.sse import (
     stream_status,
     write_retry,
 )
-from bls_agent.runs.store import EventStore
+from bls_agent.runs.store import EventPage, EventStore
 
 try:
     from sse_starlette import EventSourceResponse
@@ -67,7 +67,6 @@ GRACE: Final = 1.0  # seconds for a stream to end when the server stops
 
 LIMIT: Final = 100  # events of a page by default
 MOST: Final = 1_000
-PAGE_SIZE: Final = 4 * 1024 * 1024  # bytes after which a page ends early
 
 
 def _error_response(
@@ -96,10 +95,10 @@ def _response_to(error: BlsError) -> Response:
     raise error
 
 
-def _page_response(events: Sequence[StreamEvent], following: str | None) -> Response:
+def _page_response(page: EventPage) -> Response:
     """Make the JSON of a page: ``events``, and ``next`` to request the next page."""
-    payloads = b",".join(event.json for event in events)
-    body = b'{"events":[%s],"next":%s}' % (payloads, encode(following))
+    payloads = b",".join(event.json for event in page.events)
+    body = b'{"events":[%s],"next":%s}' % (payloads, encode(page.next))
     headers = {**HEADERS, "x-content-type-options": "nosniff"}
     return Response(body, 200, headers, "application/json")
 
@@ -394,10 +393,10 @@ class RunEventsApp(Starlette):
         after = request.query_params.get("after")
         limit = _read_number("limit", request.query_params.get("limit", str(LIMIT)))
         check_count("limit", limit, most=MOST)
-        events, following = await _collect(self._store, run_id, after, limit)
-        if not events and not await self._store.exists(run_id):
+        page = await self._store.page(run_id, after=after, limit=limit)
+        if not page.events and not await self._store.exists(run_id):
             return _error_response(404 if after is None else 410)
-        return _page_response(events, following)
+        return _page_response(page)
 
     async def _send_stream(self, request: Request) -> Response:
         run_id = _run_in_path(request)
@@ -430,22 +429,6 @@ def _send_away(request: Request) -> Response:
         return _error_response(503, "too many streams", {"retry-after": "10"})
     body = write_retry(CROWDED)
     return Response(body, 200, STREAM_HEADERS, RunEventsResponse.media_type)
-
-
-async def _collect(
-    store: EventStore, run_id: int, after: str | None, limit: int
-) -> tuple[list[StreamEvent], str | None]:
-    """Read a page in portions. Stop early after ``PAGE_SIZE`` bytes."""
-    events: list[StreamEvent] = []
-    size = 0
-    while True:
-        portion = min(LIMIT, limit - len(events))
-        page = await store.page(run_id, after=after, limit=portion)
-        events += page.events
-        size += sum(len(event.json) for event in page.events)
-        after = page.next
-        if after is None or len(events) >= limit or size >= PAGE_SIZE:
-            return events, after
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:

@@ -12,7 +12,7 @@ from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.core.errors import BlsError, RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import OWNER, RUN_BOOKS, RUN_EVENTS, place_beside
-from bls_agent.runs.events import StreamEvent, check_run_id, next_id
+from bls_agent.runs.events import StreamEvent, check_run_id, next_id, previous_id
 
 NO_KEY: Final = -2  # PTTL of a missing key
 FIRST_PAGE: Final = 10  # events that are read at once while their size is unknown
@@ -73,10 +73,10 @@ async def find_wrong_run_key(pool: ConnectionPool, keys: RunKeys) -> WrongTypeEr
 
 
 class Page(NamedTuple):
-    """Consecutive events of a run, and whether Redis has later events."""
+    """Consecutive events of a run, and whether the range has further events."""
 
-    events: list[StreamEvent]  # oldest first
-    is_last: bool  # whether the range had no later event when the page was read
+    events: list[StreamEvent]  # oldest first, or newest first if read backwards
+    is_last: bool  # whether the range had no further event when the page was read
     size: int  # bytes of the events
 
 
@@ -119,25 +119,31 @@ class RunReader:
         self.keys: RunKeys = RunKeys(run_id)
         self.pool = pool
 
-    async def read(self, start: str | None, end: str, count: int) -> Page:
-        """Read the events of a range, including both ends.
+    async def read(
+        self, start: str | None, end: str | None, count: int, *, back: bool = False
+    ) -> Page:
+        """Read the oldest events of a range, including both ends.
 
-        Return an empty page if ``start`` is ``None``.
+        If ``back``, read the newest events. Return an empty page if an end is ``None``.
         """
-        if start is None:
+        if start is None or end is None:
             await anyio.lowlevel.checkpoint()
             return Page([], is_last=True, size=0)
-        entries = await self.ask("XRANGE", start, end, "COUNT", count)
+        if back:
+            entries = await self.ask("XREVRANGE", end, start, "COUNT", count)
+        else:
+            entries = await self.ask("XRANGE", start, end, "COUNT", count)
         events = decode_entries(self.keys.run_id, entries)
         return Page(events, len(events) < count, size_of(entries))
 
-    async def read_back(self, end: str, count: int) -> list[StreamEvent]:
-        entries = await self.ask("XREVRANGE", end, "-", "COUNT", count)
-        return decode_entries(self.keys.run_id, entries)
-
     async def pages(
-        self, start: str | None, end: str, count: int | None = None
-    ) -> AsyncGenerator[list[StreamEvent]]:
+        self,
+        start: str | None,
+        end: str | None,
+        count: int | None = None,
+        *,
+        back: bool = False,
+    ) -> AsyncGenerator[Page]:
         """Read a range page by page, so that no request takes long."""
         left, portion = count, PageSize()
         while left is None or left > 0:
@@ -145,21 +151,43 @@ class RunReader:
             asked = portion.count if left is None else min(portion.count, left)
             portion.count = asked
             try:
-                page = await self.read(start, end, asked)
+                page = await self.read(start, end, asked, back=back)
             except RedisUnavailableError as error:
                 if not portion.shrink(error):
                     raise
                 continue
             took = anyio.current_time() - began
             portion.record(len(page.events), page.size, took)
-            yield page.events
+            yield page
             if page.is_last:
                 return
             left = None if left is None else left - asked
-            start = next_id(page.events[-1].id)
+            reached = page.events[-1].id
+            if back:
+                end = previous_id(reached)
+            else:
+                start = next_id(reached)
+
+    async def read_limited(
+        self, start: str | None, end: str | None, limit: int, *, back: bool = False
+    ) -> tuple[list[StreamEvent], bool]:
+        """Read up to ``limit`` events, and stop after about ``PAGE_BYTES``.
+
+        Return the events, and whether the range has further events.
+        """
+        events: list[StreamEvent] = []
+        size = 0
+        async for page in self.pages(start, end, limit + 1, back=back):
+            events += page.events
+            size += page.size
+            if size >= PAGE_BYTES and len(events) > 1 and not page.is_last:
+                limit = min(limit, len(events) - 1)
+                break
+        return events[:limit], len(events) > limit
 
     async def last(self) -> StreamEvent | None:
-        return next(iter(await self.read_back("+", 1)), None)
+        page = await self.read("-", "+", 1, back=True)
+        return next(iter(page.events), None)
 
     async def ask(self, name: str, *rest: str | int) -> Reply:
         """Send one read-only command for the stream. Return the reply."""

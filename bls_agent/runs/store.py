@@ -47,6 +47,7 @@ REFRESH: Final = 5.0  # seconds between two checks of Redis in a wait without li
 
 SIZE_LIMIT: Final = 1024 * 1024  # default limit in bytes for the data of an event
 LEAST_LIMIT: Final = 256  # smallest allowed limit in bytes
+MOST_ON_PAGE: Final = 2_000  # largest number of events on one page
 
 
 @dataclass(frozen=True)
@@ -387,7 +388,7 @@ class EventStore(WritingStore):
             return []
         events: list[StreamEvent] = []
         async for page in self._reader(run_id).pages(start, end, count):
-            events += page
+            events += page.events
         return events
 
     async def get_events_after(
@@ -411,29 +412,32 @@ class EventStore(WritingStore):
     ) -> EventPage:
         """Read one page of events, the oldest first. No event is on two pages.
 
+        A page ends early after about 4 MiB of events.
+
         Args:
             run_id: The run.
             after: ``next`` of the previous page; default: the first page.
-            limit: Largest number of events on the page, from 1 to 1,000.
+            limit: Largest number of events on the page, from 1 to 2,000.
 
         Raises the same errors as :meth:`get_events`.
         """
-        check_count("limit", limit, most=1_000)
+        check_count("limit", limit, most=MOST_ON_PAGE)
         last = check_id("after", after) if after is not None else BEGINNING
-        start = next_id(last)
-        found = await self._read(run_id, start, "+", limit + 1)
-        events = found[:limit]
-        return EventPage(events, events[-1].id if len(found) > limit else None)
+        reader = self._reader(run_id)
+        events, has_more = await reader.read_limited(next_id(last), "+", limit)
+        return EventPage(events, events[-1].id if has_more else None)
 
     async def page_back(
         self, run_id: int, *, before: str | None = None, limit: int = 100
     ) -> EventPage:
         """Read the page of events before an id, for a view that scrolls back.
 
+        A page ends early after about 4 MiB of events.
+
         Args:
             run_id: The run.
             before: ``next`` of the page that was read last; default: the newest page.
-            limit: Largest number of events on the page, from 1 to 1,000.
+            limit: Largest number of events on the page, from 1 to 2,000.
 
         Returns:
             The events, the oldest first. Pass ``next`` as ``before`` to read earlier
@@ -441,13 +445,11 @@ class EventStore(WritingStore):
 
         Raises the same errors as :meth:`get_events`.
         """
-        check_count("limit", limit, most=1_000)
+        check_count("limit", limit, most=MOST_ON_PAGE)
         end = "+" if before is None else previous_id(check_id("before", before))
-        if end is None:
-            return EventPage([], None)
-        found = await self._reader(run_id).read_back(end, limit + 1)
-        events = found[:limit][::-1]
-        return EventPage(events, events[0].id if len(found) > limit else None)
+        reader = self._reader(run_id)
+        found, has_more = await reader.read_limited("-", end, limit, back=True)
+        return EventPage(found[::-1], found[-1].id if has_more else None)
 
     async def tail(self, run_id: int) -> str:
         """Return the id of the last event.

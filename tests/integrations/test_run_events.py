@@ -115,7 +115,8 @@ async def test_a_page_of_large_events_ends_early(
     async with asking(RunEventsApp(store, authorize=allow_all)) as client:
         answer = await client.get(f"/runs/{run_id}/events", params={"limit": 1000})
     page = answer.json()
-    assert len(page["events"]) == 100
+    assert len(answer.content) < 8_000_000
+    assert 20 < len(page["events"]) < 300
     assert page["next"] == page["events"][-1]["id"]
 
 

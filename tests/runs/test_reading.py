@@ -157,7 +157,7 @@ async def test_large_events_are_read_in_small_pages(
         large = b'{"text":"' + b"x" * 500_000 + b'"}'
         await bare.xadd(key, {"sequence": sequence, "data": large})
     reader = RunReader(store._access.pool, run_id)
-    sizes = [len(page) async for page in reader.pages("-", "+")]
+    sizes = [len(page.events) async for page in reader.pages("-", "+")]
     assert sum(sizes) == 70
     assert max(sizes[1:]) <= PAGE_BYTES // 500_000
     await bare.delete(key)
@@ -310,6 +310,31 @@ async def test_large_events_come_through_a_narrow_link(own_server: DevServer) ->
                         break
             assert [one.sequence for one in found] == list(range(1, count + 1))
             assert len(await reader.get_events(1)) == count
+            assert len((await reader.page_back(1)).events) == count
+
+
+@pytest.mark.parametrize("back", [False, True])
+async def test_a_page_of_large_events_ends_early(
+    store: EventStore, run_id: int, back: bool
+) -> None:
+    """No page is much longer than it says, each event is on one page, none is empty."""
+    large = [("a", "b", {"x": "y" * 500_000})]
+    ids = await store.add_many(run_id, large * 30)
+    found: list[list[str]] = []
+    place: str | None = None
+    while True:
+        page = await (
+            store.page_back(run_id, before=place)
+            if back
+            else store.page(run_id, after=place)
+        )
+        found.insert(0 if back else len(found), [event.id for event in page.events])
+        place = page.next
+        if place is None:
+            break
+    assert list(itertools.chain(*found)) == ids
+    assert 3 <= len(found) <= 5
+    assert all(found)
 
 
 # -- the document's blocking read

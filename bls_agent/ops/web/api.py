@@ -25,7 +25,7 @@ from bls_agent.ops.fleet import ProjectView
 from bls_agent.ops.web.feeds.crawl import CrawlFeed, SeenQueue
 from bls_agent.ops.web.feeds.fleet import KINDS
 from bls_agent.ops.web.feeds.logs import encode_records
-from bls_agent.ops.web.feeds.runs import encode_event, read_page
+from bls_agent.ops.web.feeds.runs import encode_event
 from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, clock, later
 from bls_agent.ops.web.requests import (
     ANY_ASSET,
@@ -59,7 +59,6 @@ from bls_agent.project.log.reading import LogPage
 from bls_agent.project.messages import Command, Outcome
 from bls_agent.project.status.intake import describe_reports
 from bls_agent.runs import RunSummary
-from bls_agent.runs.events import check_id
 from bls_agent.workers import Worker
 
 SLICE: Final = 25  # projects or events that are encoded before other tasks may run
@@ -318,10 +317,10 @@ async def _get_events(request: Request) -> Response:
     if after is not None and before is not None:
         raise FieldError({"before": "send it, or after, and not both"})
     store = web_state(request).store
-    place = check_id("before", before) if before is not None else None
-    place = check_id("after", after) if after is not None else place
-    back = before is not None
-    page = await read_page(store, run_id, place, limit, back=back)
+    if before is not None:
+        page = await store.page_back(run_id, before=before, limit=limit)
+    else:
+        page = await store.page(run_id, after=after, limit=limit)
     if not page.events and not await store.exists(run_id):
         raise HTTPException(404, "there is no such run")
     written = await convert(page.events, encode_event, SLICE)

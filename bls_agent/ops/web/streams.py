@@ -19,7 +19,7 @@ from bls_agent.core.codec import encode
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.web.auth import Session
 from bls_agent.ops.web.feeds.logs import encode_records
-from bls_agent.ops.web.feeds.runs import encode_event, make_run_card, read_page
+from bls_agent.ops.web.feeds.runs import encode_event, make_run_card
 from bls_agent.ops.web.feeds.watch import Item, SharedWatch, clock
 from bls_agent.ops.web.requests import project_in_query, read_limit, run_in_path
 from bls_agent.ops.web.state import WebState, existing_project, requester, web_state
@@ -204,7 +204,7 @@ class _RunStream:
 
     async def _newest(self) -> tuple[list[bytes], str]:
         """Return the newest events, written for the page, and the id of the last one."""
-        page = await read_page(self.state.store, self.run_id, None, WHOLE, back=True)
+        page = await self.state.store.page_back(self.run_id, limit=WHOLE)
         frames = [_write_event("begin", encode({"before": page.next}))]
         frames += write_followed(page.events)
         return frames, page.events[-1].id if page.events else BEGINNING

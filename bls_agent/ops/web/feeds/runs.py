@@ -12,8 +12,7 @@ from bls_agent.core.codec import JSONObject, JSONValue
 from bls_agent.ops.terminal import visible_lines
 from bls_agent.ops.web.feeds.watch import SharedWatch, clock, pause_after, shorten
 from bls_agent.ops.web.requests import encode_cut
-from bls_agent.runs import EventPage, EventStore, RunState, RunSummary, StreamEvent
-from bls_agent.runs.reading import PageSize
+from bls_agent.runs import EventStore, RunState, RunSummary, StreamEvent
 
 # State of a run → the name of its colour and shape.
 STATES: Final[Mapping[str, str]] = MappingProxyType(
@@ -31,9 +30,6 @@ LONGEST_NAME: Final = 60  # characters
 INTERVAL: Final = 2.0  # least seconds between two reads
 MOST: Final = 500  # runs that are shown
 LONGEST_EVENT: Final = 65_536  # bytes of one event; longer ones are shortened
-PORTION: Final = 250  # events that are read at once
-FIRST_PORTION: Final = 50  # events of the first read, because their size is unknown
-PAGE_BYTES: Final = 4 * 1024 * 1024  # bytes of events on one page
 
 
 def make_run_card(run: RunSummary, now: float, *, whole: bool = False) -> JSONObject:
@@ -127,25 +123,3 @@ def encode_event(event: StreamEvent) -> bytes:
         }
         fields |= {"faults": list(event.faults), "raw": raw}
     return encode_cut(fields, LONGEST_EVENT)
-
-
-async def read_page(
-    store: EventStore, run_id: int, place: str | None, limit: int, *, back: bool
-) -> EventPage:
-    """Read at most ``limit`` events and about ``PAGE_BYTES``, in several portions."""
-    events: list[StreamEvent] = []
-    held, size = 0, PageSize(FIRST_PORTION, PORTION, PAGE_BYTES // 4)
-    while True:
-        count = min(size.count, limit - len(events))
-        page = await (
-            store.page_back(run_id, before=place, limit=count)
-            if back
-            else store.page(run_id, after=place, limit=count)
-        )
-        events = page.events + events if back else events + page.events
-        place = page.next
-        portion = sum(len(event.json) for event in page.events)
-        held += portion
-        if place is None or len(events) >= limit or held >= PAGE_BYTES:
-            return EventPage(events, place)
-        size.record(len(page.events), portion, took=0.0)
