@@ -165,8 +165,10 @@ class ConnectionPool:
         """Send many requests, up to 1,000 in one write.
 
         All keys of one request must have the same slot. The returned list contains
-        error replies, and on a cluster the error of a server that failed. Without a
-        cluster a lost connection raises RedisUnavailableError.
+        error replies, and on a cluster the error of a server that failed.
+
+        Raises RedisUnavailableError if the connection is lost without a cluster, or if
+        no server of the cluster serves the slot of a key; then no request was sent.
         """
         return (await self._ask_many(Connection.call_many, requests))[0]
 

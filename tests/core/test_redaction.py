@@ -501,6 +501,10 @@ METADATA: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         {"argv": ["x", "--password", SECRET, "--pin", "-v", "y"]},
         {"argv": ["x", "--password", GONE, "--pin", "-v", "y"]},
     ),
+    "number in a command line": (
+        {"argv": ["x", "--pin", 1234, "--max-tokens", "100", "--pin"]},
+        {"argv": ["x", "--pin", GONE, "--max-tokens", "100", "--pin"]},
+    ),
     "headers": (
         {"headers": [(b"Cookie", SECRET.encode()), (b"Host", b"h")]},
         {"headers": [["Cookie", GONE], ["Host", "h"]]},

@@ -32,6 +32,7 @@ from bls_agent.core.keys import (
     INFLIGHT,
     INFLIGHT_LISTS,
     INSTANCES,
+    INTAKE,
     OWNER,
     PROJECT_CONSOLE,
     PROJECT_STATUS,
@@ -292,6 +293,7 @@ def keys_of(project: str) -> list[str]:
         OWNER.locate(place=place_beside(inflight)),
         *(book.locate(place=place_beside(control)) for book in books),
         BROADCAST.locate(place=place_beside(control), instance="web-1"),
+        INTAKE.locate(place=place_beside(control)),
         INSTANCES.locate(place=place_beside(status)),
     ]
 

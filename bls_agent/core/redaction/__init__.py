@@ -384,14 +384,15 @@ class Redactor:
     def _list(self, items: list[object], depth: int) -> list[object]:
         """Redact the items of a list, also an item that follows ``"--password"``."""
         kept: list[object] = []
-        after_flag = False
+        verdict = Verdict.HARMLESS  # about the value of the flag before this item
         for item in items:
-            if after_flag and isinstance(item, str) and not item.startswith("-"):
-                kept.append(REDACTED)
+            text = item if isinstance(item, str) else ""
+            if verdict and not text.startswith("-"):
+                kept.append(_hide(item, verdict))
             else:
                 kept.append(self._tree(item, depth))
-            flag = re.fullmatch(_FLAG, item) if isinstance(item, str) else None
-            after_flag = flag is not None and self.is_secret(flag[1])
+            flag = re.fullmatch(_FLAG, text)
+            verdict = self._names.judge(flag[1]) if flag else Verdict.HARMLESS
         return kept
 
     def _pair(self, pair: list[object]) -> list[object] | None:
