@@ -21,7 +21,7 @@ from bls_agent.core.keys import KeyTemplate
 from bls_agent.core.settings import check_seconds
 from bls_agent.runtime.lease import length_of
 from bls_agent.workers.heartbeat_fields import WorkerHeartbeat
-from bls_agent.workers.reading import common_pattern, head_of, portions_of, read_values
+from bls_agent.workers.reading import common_pattern, head_of, read_values
 from bls_agent.workers.task_list import MOST, TaskList, read_tasks
 from bls_agent.workers.worker import (
     GENERIC,
@@ -32,8 +32,6 @@ from bls_agent.workers.worker import (
     WorkerDiff,
     find_row,
 )
-
-LEASE: Final = 255  # largest number of bytes of a lease that are read
 
 SEARCH_PAUSE: Final = 2.0  # shortest pause in seconds between two searches
 SEARCH_REST: Final = 4.0  # pause after a search, as a multiple of the search's duration
@@ -46,10 +44,11 @@ class WorkerRegistry(Store):
     ``async with``, call :meth:`aclose` at the end. Several coroutines may use the
     registry at once.
 
-    The Redis user needs permission for SCAN, and for GETRANGE and PTTL on the keys of
-    heartbeats and tasks. If workers use other TTLs than the default, the user also
-    needs GETRANGE on the keys of leases. Keys that the user may not read are left out.
-    If the user may read no key at all, an error is raised.
+    The Redis user needs permission for SCAN, for GETRANGE and PTTL on the keys of
+    heartbeats and tasks, and for GETRANGE on the keys of leases. Without the last
+    permission, ages are only correct for workers with the default TTL. Keys that the
+    user may not read are left out. If the user may read no key at all, an error is
+    raised.
     """
 
     client_name: ClassVar[str] = "bls-workers"
@@ -223,26 +222,12 @@ def _search_for(kind: type[WorkerHeartbeat] | str | None) -> _Search:
 async def _read(
     pool: ConnectionPool, keys: Mapping[bytes, str], before: Mapping[bytes, Worker]
 ) -> dict[bytes, Worker]:
-    """Read heartbeats and their TTLs. Leave out missing and forbidden keys."""
+    """Read heartbeats with TTLs and leases. Leave out missing and forbidden keys."""
     seen: dict[bytes, Worker] = {}
-    async for key, payload, ttl, largest in read_values(pool, list(keys)):
-        seen[key] = Worker.read(
-            keys[key], key, payload, ttl, before.get(key), largest=largest
-        )
-    return seen | await _judge_by_leases(pool, seen)
-
-
-async def _judge_by_leases(
-    pool: ConnectionPool, seen: Mapping[bytes, Worker]
-) -> dict[bytes, Worker]:
-    """Return the stale workers that have a lease, with ages for the lease's TTL."""
-    doubtful = [(k, one) for k, one in seen.items() if one.stale or one.age is None]
-    judged: dict[bytes, Worker] = {}
-    for part in portions_of([(k, one) for k, one in doubtful if one.ttl is not None]):
-        requests = [("GETRANGE", worker.owner_key, 0, LEASE) for _, worker in part]
-        leases = await pool.read_many(requests)
-        for (key, worker), lease in zip(part, leases, strict=True):
-            given = length_of(lease) if isinstance(lease, bytes) else None
-            if given is not None:
-                judged[key] = worker.judged(given)
-    return judged
+    async with aclosing(read_values(pool, list(keys), leases=True)) as values:
+        async for key, payload, ttl, largest, lease in values:
+            seen[key] = Worker.read(
+                keys[key], key, payload, ttl, before.get(key),
+                largest=largest, full_ttl=length_of(lease),
+            )  # fmt: skip
+    return seen

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from bls_agent.core.codec import JSONObject, cut_text, decode_object
 from bls_agent.core.errors import DecodeError, RedisUnavailableError
-from bls_agent.core.keys import OWNER, KeyTemplate, encode_key, place_beside, show_name
+from bls_agent.core.keys import KeyTemplate, show_name
 from bls_agent.workers.heartbeat_fields import (
     KINDS,
     GenericHeartbeat,
@@ -27,7 +27,6 @@ HEARTBEATS: Final[Mapping[str, KeyTemplate]] = MappingProxyType(
 )
 GENERIC: Final = GenericHeartbeat.kind
 STALE: Final = 0.5  # stale after this part of the TTL: 1.5 of the longest intervals
-CLOSE: Final = 2.0  # longest time in seconds between two reads that show a new TTL
 NO_TTL: Final = "no_ttl"
 
 
@@ -57,8 +56,7 @@ class Worker:
             TTL minus the TTL that is left. The full TTL is the default of the kind, or
             the TTL in the worker's lease. ``None`` if the key has no TTL, or more than
             the full TTL. If a program without a lease sets a shorter TTL, the age is
-            too high until :meth:`WorkerRegistry.watch` reads the key directly after a
-            refresh.
+            too high.
         ttl: Seconds until the key expires; ``None`` if the key does not expire.
         stale: Whether the worker has not refreshed the heartbeat for half of the TTL.
         problem: The fault of the key in one word, or ``""``: ``wrong_type`` (the key is
@@ -91,37 +89,43 @@ class Worker:
         before: Self | None = None,
         *,
         largest: int = LARGEST,
+        full_ttl: float | None = None,
     ) -> Self:
         """Make a worker from the replies about its key. Never raise.
 
         ``payload`` is the value, truncated after ``largest`` + 1 bytes, or ``None`` for
         a key that is not a string. ``before`` is the result of the last read.
+        ``full_ttl`` is the TTL in the worker's lease, if the worker has a lease.
         """
+        full = float(HEARTBEATS[row].ttl or 0) if full_ttl is None else full_ttl
+        age = None
+        if payload is not None and ttl is not None and ttl <= full:
+            age = full - ttl
+        stale = age is not None and age >= full * STALE
         if before is not None and payload and before.payload == payload:
             problem = "" if before.problem == NO_TTL else before.problem
-            worker = replace(before, ttl=ttl, problem=problem)
-        else:
-            heartbeat, raw, problem = _decode(row, payload, largest)
-            text = key.decode("utf-8", "surrogateescape")
-            kind, name = row, text.removeprefix(head_of(HEARTBEATS[row]))
-            if row == GENERIC:
-                kind, _, name = name.partition(":")
-            if isinstance(heartbeat, GenericHeartbeat):
-                heartbeat = replace(heartbeat, kind_name=kind, worker_id=name)
-            worker = cls(
-                row=row,
-                kind=kind,
-                id=name,
-                key=text,
-                heartbeat=heartbeat,
-                raw=raw,
-                ttl=ttl,
-                problem=problem,
-                payload=(payload or b"")[: SHOWN if problem == "too_large" else None],
-            )
-        if ttl is None and not worker.problem:
-            worker = replace(worker, problem=NO_TTL)
-        return worker if payload is None else worker.judged(worker.row_ttl)
+            problem = problem or (NO_TTL if ttl is None else "")
+            return replace(before, ttl=ttl, age=age, stale=stale, problem=problem)
+        heartbeat, raw, problem = _decode(row, payload, largest)
+        text = key.decode("utf-8", "surrogateescape")
+        kind, name = row, text.removeprefix(head_of(HEARTBEATS[row]))
+        if row == GENERIC:
+            kind, _, name = name.partition(":")
+        if isinstance(heartbeat, GenericHeartbeat):
+            heartbeat = replace(heartbeat, kind_name=kind, worker_id=name)
+        return cls(
+            row=row,
+            kind=kind,
+            id=name,
+            key=text,
+            heartbeat=heartbeat,
+            raw=raw,
+            age=age,
+            ttl=ttl,
+            stale=stale,
+            problem=problem or (NO_TTL if ttl is None else ""),
+            payload=(payload or b"")[: SHOWN if problem == "too_large" else None],
+        )
 
     @property
     def status(self) -> WorkerStatus | None:
@@ -162,17 +166,6 @@ class Worker:
     def row_ttl(self) -> float:
         """The default TTL of this kind of heartbeat, in seconds."""
         return float(HEARTBEATS[self.row].ttl or 0)
-
-    @property
-    def owner_key(self) -> bytes:
-        """The key of the worker's lease. Its value contains the TTL of the lease."""
-        return encode_key(OWNER.locate(place=place_beside(self.key)))
-
-    def judged(self, given: float) -> Self:
-        """Return a copy whose age is computed for a full TTL of ``given`` seconds."""
-        age = None if self.ttl is None or self.ttl > given else given - self.ttl
-        stale = age is not None and age >= given * STALE
-        return replace(self, age=age, stale=stale)
 
     @property
     def content(self) -> tuple[str, dict[str, Any]]:
@@ -254,8 +247,6 @@ class WorkerDiff:
     def __init__(self, *, refreshes: bool = False) -> None:
         self._refreshes = refreshes
         self.workers: dict[bytes, Worker] = {}  # key → worker at the last read
-        self._given: dict[bytes, float] = {}  # key → TTL if not the default of its kind
-        self._looked_at = -math.inf
         self._held_since = -math.inf
 
     def hold(self, now: float) -> None:
@@ -264,12 +255,10 @@ class WorkerDiff:
 
     def compare(self, seen: Mapping[bytes, Worker], now: float) -> list[WorkerChange]:
         """Record a read. Return the changes since the last read, by kind and id."""
-        gap, self._looked_at = now - self._looked_at, now
         before, self.workers = self.workers, {}
         changes: list[WorkerChange] = []
-        for key, found in seen.items():
+        for key, worker in seen.items():
             known = before.pop(key, None)
-            worker = self._judge(key, found, known, gap)
             self.workers[key] = worker
             differences = [*_differences(worker, known)]
             if self._refreshes and not differences and _is_refreshed(worker, known):
@@ -279,25 +268,8 @@ class WorkerDiff:
             if now - self._held_since < missing.row_ttl * STALE:
                 self.workers[key] = missing
                 continue
-            self._given.pop(key, None)
             changes.append(WorkerChange(Change.LEFT, missing, missing))
         return sorted(changes, key=_order)
-
-    def _judge(
-        self, key: bytes, found: Worker, known: Worker | None, gap: float
-    ) -> Worker:
-        """Compute a worker's age for the TTL that its refreshes set, if it is known."""
-        ttl = found.ttl
-        if ttl is None or not found.payload:
-            return found
-        was = known.ttl if known is not None else None
-        if was is not None and ttl > was and gap <= CLOSE:  # a refresh was seen
-            if ttl <= found.row_ttl <= ttl + gap:
-                self._given.pop(key, None)
-            elif not ttl <= self._given.get(key, 0.0) <= ttl + gap:
-                self._given[key] = float(math.ceil(ttl))
-        given = self._given.get(key)
-        return found if given is None else found.judged(given)
 
 
 def _differences(worker: Worker, known: Worker | None) -> Iterator[WorkerChange]:

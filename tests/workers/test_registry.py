@@ -14,6 +14,7 @@ from bls_agent import ConfigurationError, RedisRefusedError, RedisUnavailableErr
 from bls_agent.connection.access import Access
 from bls_agent.core.backoff import Backoff
 from bls_agent.devserver import DevServer
+from bls_agent.runtime.lease import make_token
 from bls_agent.workers import (
     BacktestWorkerHeartbeat,
     ExecutionNodeHeartbeat,
@@ -402,7 +403,7 @@ async def test_a_watch_that_is_left_leaves_nothing(
     await eventually(is_closed)
 
 
-@pytest.mark.parametrize("ttl", [3.0, 300.0])
+@pytest.mark.parametrize("ttl", [3.0, 20.0, 300.0])
 async def test_a_lease_tells_another_ttl(own_server: DevServer, ttl: float) -> None:
     """Who gives another TTL than the contract's says so beside its key: one look is enough."""
     beat = BacktestWorkerHeartbeat.create("回测-1")
@@ -413,9 +414,25 @@ async def test_a_lease_tells_another_ttl(own_server: DevServer, ttl: float) -> N
         (worker,) = await registry.alive()
     assert not worker.stale
     assert worker.age is not None
-    assert 0 <= worker.age < ttl / 2
+    assert 0 <= worker.age < ttl / 3
     assert worker.ttl is not None
     assert worker.age + worker.ttl == pytest.approx(ttl)
+
+
+async def test_a_lease_tells_that_a_worker_is_silent(
+    own_server: DevServer, admin: Redis
+) -> None:
+    """What is left of a long TTL may look fresh by the default; also a watch reads the lease."""
+    key, value = node("甲")
+    await admin.set(f"bls_agent:{{{key}}}:owner", make_token(60.0), px=29_000)
+    await admin.set(key, value, px=29_000)
+    async with WorkerRegistry(own_server.url) as registry:
+        (worker,) = await registry.alive()
+        watched = (await anext(registry.watch())).worker
+    for one in (worker, watched):
+        assert one is not None
+        assert one.stale
+        assert one.age == pytest.approx(31, abs=3)
 
 
 @pytest.mark.parametrize(

@@ -269,45 +269,22 @@ def test_after_an_outage_nobody_leaves_before_there_was_time() -> None:
     assert stage.look(116) == ["a left"]
 
 
-@pytest.mark.parametrize(("given", "silent"), [(10, 5.0), (60, 30.0), (86_400, 43_200)])
-def test_another_ttl_is_learnt_from_a_refresh(given: float, silent: float) -> None:
-    """A peer that sets a TTL of its own is judged by that one."""
-    stage = Stage()
-    stage.look(0, a=(given - 1.0, A))
-    told = stage.look(1, a=(given - 0.3, A))
-    assert told == (["a back"] if given < 30 else [])
-    worker = stage.diff.workers[b"backtest:worker:a"]
-    assert worker.age == pytest.approx(0.3)
-    assert stage.look(2, a=(given - silent + 0.1, A)) == []
-    assert stage.look(3, a=(given - silent, A)) == ["a stale"]
-
-
-def test_the_contracts_ttl_is_learnt_again() -> None:
-    """A peer that was mended is judged as all others."""
-    stage = Stage()
-    stage.look(0, a=(8.0, A))
-    stage.look(1, a=(9.5, A))
-    assert stage.diff.workers[b"backtest:worker:a"].age == 0.5
-    stage.look(2, a=(29.5, A))
-    assert stage.look(3, a=(20.0, A)) == []
-    assert stage.diff.workers[b"backtest:worker:a"].age == 10.0
-
-
-def test_what_happened_long_before_a_look_teaches_nothing() -> None:
-    """A minute after a refresh the TTL that it gave cannot be told."""
-    stage = Stage()
-    stage.look(0, a=(5.0, A))
-    stage.look(60, a=(50.0, A))
-    assert stage.diff.workers[b"backtest:worker:a"].age is None
+def test_a_lease_tells_the_full_ttl() -> None:
+    """Of the worker that has it; an age that does not fit it is unknown."""
+    worker = Worker.read(BACKTEST, KEY, SOUND, 29.0, full_ttl=60.0)
+    assert (worker.age, worker.stale) == (31.0, True)
+    again = Worker.read(BACKTEST, KEY, SOUND, 59.0, worker, full_ttl=60.0)
+    assert (again.age, again.stale) == (1.0, False)
+    without = Worker.read(BACKTEST, KEY, SOUND, 29.0, again)
+    assert (without.age, without.stale) == (1.0, False)
+    assert Worker.read(BACKTEST, KEY, SOUND, 61.0, without, full_ttl=60.0).age is None
 
 
 def test_nobody_is_remembered_for_ever() -> None:
-    """Whoever has left is forgotten with all that was learnt."""
+    """Whoever has left is forgotten."""
     stage = Stage()
     for number in range(100):
-        name = f"w{number}"
-        stage.look(number * 3, **{name: (8.0, A)})
-        stage.look(number * 3 + 1, **{name: (9.5, A)})
+        stage.look(number, **{f"w{number}": (8.0, A)})
+    assert len(stage.diff.workers) == 1
     stage.look(1_000)
     assert not stage.diff.workers
-    assert not stage.diff._given
