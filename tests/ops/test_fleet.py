@@ -76,6 +76,11 @@ class Watching:
         return sum(change.unavailable is not None for change in self.changes)
 
 
+@pytest.fixture(autouse=True)
+def _quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bls_agent.ops.fleet.fleet.INTERVAL", QUICK)
+
+
 @pytest.fixture
 async def watching(
     own_server: DevServer, monkeypatch: pytest.MonkeyPatch
@@ -83,7 +88,7 @@ async def watching(
     """A quick watch over a server of this test alone."""
     for pause in ("LISTS", "SEARCH"):
         monkeypatch.setattr(f"bls_agent.ops.fleet.fleet.{pause}", QUICK)
-    async with Fleet(own_server.url, interval=QUICK) as fleet:
+    async with Fleet(own_server.url) as fleet:
         watching = Watching(fleet)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watching.run)
@@ -245,7 +250,7 @@ async def test_an_outage_is_told_once(
 async def test_down_is_not_empty(own_server: DevServer) -> None:
     """Away from the start: look raises, watch says so first and then tells everything."""
     own_server.kill()
-    async with Fleet(own_server.url, interval=QUICK) as fleet:
+    async with Fleet(own_server.url) as fleet:
         with pytest.raises(RedisUnavailableError):
             await fleet.look()
         watching = Watching(fleet)
@@ -265,7 +270,7 @@ async def test_what_is_refused_is_raised(own_server: DevServer, admin: Redis) ->
     await execute(admin, "ACL", "SETUSER", "viewer", *rules)
     await admin.set("仓库_项目状态", "在线")
     url = own_server.url.replace("//", "//viewer:x@")
-    async with Fleet(url, interval=QUICK) as fleet:
+    async with Fleet(url) as fleet:
         with pytest.raises(RedisRefusedError, match="pttl"):
             await fleet.look()
         watching = Watching(fleet)
@@ -312,7 +317,7 @@ async def test_projects_that_may_not_be_read_are_left_out(
     rules = ["on", ">x", *(word for word in rules if "控制)" not in word)]
     await execute(admin, "ACL", "SETUSER", "viewer", *rules)
     url = own_server.url.replace("//", "//viewer:x@")
-    async with Fleet(url, interval=QUICK) as fleet:
+    async with Fleet(url) as fleet:
         (view,) = (await fleet.look()).values()
         assert (view.project, view.status) == ("有期限", Status.ERROR)
         assert view.queue is None
@@ -344,7 +349,7 @@ async def test_projects_come_and_go(
 async def test_several_watch_one_fleet(own_server: DevServer, admin: Redis) -> None:
     """Each is told everything; a look in between takes nothing from them."""
     await admin.set("仓库_项目状态", "在线")
-    async with Fleet(own_server.url, interval=QUICK) as fleet:
+    async with Fleet(own_server.url) as fleet:
         several = [Watching(fleet) for _ in range(3)]
         async with anyio.create_task_group() as tasks:
             for watching in several:
@@ -362,9 +367,9 @@ async def test_several_watch_one_fleet(own_server: DevServer, admin: Redis) -> N
 async def test_left_in_the_middle(own_server: DevServer, admin: Redis) -> None:
     """Cancelled at any moment, the fleet can be looked at again and closes cleanly."""
     await admin.mset({f"名{number}_项目状态": "在线" for number in range(600)})
-    fleet = Fleet(own_server.url, interval=QUICK)
+    fleet = Fleet(own_server.url)
     for number in range(12):
-        fleet = Fleet(own_server.url, interval=QUICK)
+        fleet = Fleet(own_server.url)
         async with fleet:
             with anyio.move_on_after(0.002 * number):
                 async for _ in fleet.watch():
@@ -391,10 +396,11 @@ async def test_every_look_is_complete(
 
 
 async def test_a_new_project_is_read_at_once(
-    own_server: DevServer, admin: Redis
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the interval: nobody is told of a project that was not read yet."""
-    async with Fleet(own_server.url, interval=60.0) as fleet:
+    monkeypatch.setattr("bls_agent.ops.fleet.fleet.INTERVAL", 60.0)
+    async with Fleet(own_server.url) as fleet:
         assert await fleet.look() == {}
         await admin.set("仓库_项目状态", "在线")
         await admin.rpush("仓库_控制", "{}")
@@ -405,6 +411,29 @@ async def test_a_new_project_is_read_at_once(
             assert change.views["仓库"].queue == 1
             assert change.views["仓库"].dead_letters == 2
             break
+
+
+async def test_the_clock_is_read_as_often_as_the_lists(
+    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a round begins a little before the second is over."""
+    monkeypatch.setattr("bls_agent.ops.fleet.fleet.LISTS", 0.1)
+    monkeypatch.setattr("bls_agent.ops.fleet.fleet.INTERVAL", 0.085)
+    await admin.set("仓库_项目状态", "在线")
+    await admin.config_resetstat()
+
+    async def calls_of(name: str) -> int:
+        found: dict[str, Any] = await admin.info("commandstats")
+        return int(found.get(f"cmdstat_{name}", {}).get("calls", 0))
+
+    async def are_read_often() -> bool:
+        return await calls_of("hgetall") >= 12
+
+    async with Fleet(own_server.url) as fleet, anyio.create_task_group() as tasks:
+        tasks.start_soon(Watching(fleet).run)
+        await eventually(are_read_often)
+        assert await calls_of("time") >= 10
+        tasks.cancel_scope.cancel()
 
 
 async def test_without_the_servers_clock(own_server: DevServer, admin: Redis) -> None:
@@ -423,7 +452,7 @@ async def test_redis_goes_away_during_the_first_search(
 ) -> None:
     """What was not searched through is not taken for all there is."""
     await plant(admin)
-    async with Fleet(own_server.url, interval=QUICK) as fleet:
+    async with Fleet(own_server.url) as fleet:
         scan = fleet._scan
 
         async def break_off() -> AsyncIterator[set[str]]:

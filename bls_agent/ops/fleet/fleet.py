@@ -23,10 +23,11 @@ from bls_agent.connection.pool import ConnectionPool, default_endpoint
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
-from bls_agent.core.settings import check_seconds
 from bls_agent.ops.fleet.project_state import Held, Moment, ProjectState
 from bls_agent.ops.fleet.project_view import FleetChange, ProjectView
 
+INTERVAL: Final = 0.5  # seconds between two reads of the statuses
+TIMEOUT: Final = 5.0  # seconds for one request
 LISTS: Final = 1.0  # seconds between two reads of queues and logs
 SEARCH: Final = 2.0  # seconds between the starts of two searches for new names
 CLOSE: Final = 1.0  # seconds that closing waits at most for a running read
@@ -59,6 +60,10 @@ class Fleet:
     :meth:`aclose`. Several tasks may call the methods at once, because they share the
     reads and the state.
 
+    The fleet reads statuses twice a second, and queues and logs once a second. A search
+    for new projects starts every two seconds and runs in steps. Among a million keys, a
+    search takes 20 seconds.
+
     The fleet needs the rights that ``docs/rights.md`` lists. If Redis refuses to return
     the status of a project, the fleet leaves out this project. If Redis refuses to return
     any status, the fleet raises an error. If Redis refuses to return the length of a list,
@@ -67,25 +72,13 @@ class Fleet:
     Args:
         redis: URL or client of redis-py, as for :class:`~bls_agent.ProjectAgent`.
             Default: ``BLS_REDIS_URL``, read at the first request.
-        interval: Seconds between two reads of the statuses. Queues and logs are read
-            at most once a second. A search for new projects starts every two seconds and
-            runs in steps. Among a million keys, a search takes 20 seconds.
-        timeout: Deadline of one request in seconds.
 
     Raises:
-        ConfigurationError: The URL, the client or a time cannot be used.
+        ConfigurationError: The URL or the client cannot be used.
     """
 
-    def __init__(
-        self,
-        redis: RedisSource | None = None,
-        *,
-        interval: float = 0.5,
-        timeout: float = 5.0,
-    ) -> None:
+    def __init__(self, redis: RedisSource | None = None) -> None:
         self._endpoint = None if redis is None else Endpoint.of(redis)
-        self._interval = check_seconds("interval", interval)
-        self._timeout = check_seconds("timeout", timeout)
         self._clock: Callable[[], float] = time.time  # noqa: TID251 - chosen here, passed on as an argument
         self._turn = anyio.Lock()
         self._projects: dict[str, ProjectState] = {}
@@ -104,7 +97,7 @@ class Fleet:
     def _pool(self) -> ConnectionPool:
         if self._endpoint is None:
             self._endpoint = default_endpoint(os.environ)
-        return ConnectionPool(self._endpoint, "bls-fleet", timeout=self._timeout)
+        return ConnectionPool(self._endpoint, "bls-fleet", timeout=TIMEOUT)
 
     async def __aenter__(self) -> Self:
         return self
@@ -188,7 +181,7 @@ class Fleet:
             if silent or change.views or change.removed:
                 yield change
             silent = down = False
-            await anyio.sleep(max(0.0, began + self._interval - anyio.current_time()))
+            await anyio.sleep(max(0.0, began + INTERVAL - anyio.current_time()))
 
     async def forget(self, project: str) -> None:
         """Drop a project whose keys were deleted.
@@ -210,7 +203,7 @@ class Fleet:
 
     async def _advance(self) -> None:
         now = anyio.current_time()
-        if self._offset is None or now - self._lists_at >= LISTS:
+        if self._offset is None or self._wants_lists(now):
             await self._set_clock()
         try:
             await self._find_names()  # new projects are read in this round
@@ -219,14 +212,17 @@ class Fleet:
                 await self._end_search()
             raise
         states, at = list(self._projects.values()), self._now()
-        if now - self._statuses_at >= self._interval / 2:
+        if now - self._statuses_at >= INTERVAL / 2:
             self._hidden = await self._read_statuses(states, at)
             self._statuses_at = now
-        if now - self._lists_at >= LISTS - self._interval / 4:
+        if self._wants_lists(now):
             await self._read_lists(states, at)
             self._lists_at = now
         self._let_go(at.now)
         self._read_at = at.unix
+
+    def _wants_lists(self, now: float) -> bool:
+        return now - self._lists_at >= LISTS - INTERVAL / 4
 
     def _let_go(self, now: float) -> None:
         """Move the counts on to ``now``, and drop projects whose keys are gone."""
