@@ -18,18 +18,22 @@ LANGUAGES: Final = ("zh", "en")
 
 
 def find_language(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Decide the language by ``--lang``, ``BLS_LANG`` and the locale.
+    """Decide the language by ``--lang``, ``BLS_LANG`` and the locale."""
+    if wanted := find_wanted_language(arguments, environ):
+        return wanted
+    names = ("LC_ALL", "LC_MESSAGES", "LANG")
+    locale = next((environ[name] for name in names if environ.get(name)), "")
+    return "zh" if locale.lower().startswith("zh") else "en"
+
+
+def find_wanted_language(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return the language that ``--lang`` or ``BLS_LANG`` names, ``""`` without one.
 
     The arguments are not parsed yet. This function ignores an invalid ``--lang``, and the
     parser refuses it later.
     """
-    wanted = [find_value("--lang", arguments)]
-    for word in [*wanted, environ.get("BLS_LANG", "").strip().lower()]:
-        if word in LANGUAGES:
-            return word
-    names = ("LC_ALL", "LC_MESSAGES", "LANG")
-    locale = next((environ[name] for name in names if environ.get(name)), "")
-    return "zh" if locale.lower().startswith("zh") else "en"
+    words = find_value("--lang", arguments), environ.get("BLS_LANG", "").strip().lower()
+    return next((word for word in words if word in LANGUAGES), "")
 
 
 def find_value(option: str, arguments: Sequence[str]) -> str:

@@ -30,7 +30,13 @@ from bls_agent.ops.cli.interrupts import interrupts_end_the_process
 from bls_agent.ops.cli.options import JsonOption, LangOption, RedisOption
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import Screen, count_columns, wrap
-from bls_agent.ops.texts import Texts, find_language, find_value, load_texts
+from bls_agent.ops.texts import (
+    Texts,
+    find_language,
+    find_value,
+    find_wanted_language,
+    load_texts,
+)
 
 _Handler: TypeAlias = Callable[..., "Exit | Coroutine[Any, Any, Exit | None] | None"]
 _Row: TypeAlias = tuple[str, str]
@@ -313,6 +319,7 @@ def run_program(arguments: Sequence[str]) -> int:
         redis=None,
         json=False,
         language=language,
+        wanted_language=find_wanted_language(arguments, os.environ),
         texts=load_texts("cli", language),
         out=Screen(sys.stdout, os.environ),
         err=Screen(sys.stderr, os.environ, needed=False),

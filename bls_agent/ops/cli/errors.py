@@ -139,20 +139,31 @@ def decide(error: BaseException, texts: Texts, *, by_default: bool = False) -> V
 def _decide_outage(
     error: RedisUnavailableError, texts: Texts, *, by_default: bool
 ) -> Verdict:
+    """Decide about an outage.
+
+    The hint is the first of these that fits:
+
+    1. Redis refuses a request, but not the connection: which rights are needed.
+    2. The password is wrong, or missing.
+    3. The request may have been executed.
+    4. The default address was used.
+    5. The address.
+    """
     values = {"address": error.address, "kind": error.kind, "reason": error.reason}
     shut_out = error.kind in _SHUT_OUT or error.connecting
     if isinstance(error, RedisRefusedError) and not shut_out:
         hint = texts["hint_rights"] if error.kind == "no_permission" else ""
         return Verdict(Exit.FAILED, texts["refused"].format(**values), hint)
-    hint = texts["hint_sent_perhaps"] if error.ambiguous else ""
     if error.kind == "auth":
-        hint = texts["hint_password"]
+        hint = "hint_password"
+    elif error.ambiguous:
+        hint = "hint_sent_perhaps"
     elif by_default:
-        hint = texts["hint_default_redis"]
-    elif not hint:
-        hint = texts["hint_address"]
+        hint = "hint_default_redis"
+    else:
+        hint = "hint_address"
     text = "refused" if isinstance(error, RedisRefusedError) else "unavailable"
-    return Verdict(Exit.UNAVAILABLE, texts[text].format(**values), hint)
+    return Verdict(Exit.UNAVAILABLE, texts[text].format(**values), texts[hint])
 
 
 def _usage_text(error: Any, texts: Texts) -> str:

@@ -98,6 +98,7 @@ class Invocation:
     redis: str | None  # a URL, or `None` for `BLS_REDIS_URL` or the default URL
     json: bool  # whether results are wanted as JSON, one value on each line
     language: str  # `zh` or `en`
+    wanted_language: str  # named by `--lang` or `BLS_LANG`, or empty
     texts: Texts  # the catalogue `cli` in that language
     out: Screen  # standard output: results, and nothing else
     err: Screen  # standard error: progress, hints, errors

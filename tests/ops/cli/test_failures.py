@@ -273,9 +273,10 @@ def test_a_command_that_was_perhaps_sent() -> None:
     """A cut after sending: said, because doing it again does it twice."""
     texts = load_texts("cli", "en")
     error = RedisUnavailableError("connection", "x", ambiguous=True)
-    verdict = decide(error, texts)
-    assert verdict.code == 4
-    assert "may have been executed" in verdict.hint
+    for by_default in (False, True):
+        verdict = decide(error, texts, by_default=by_default)
+        assert verdict.code == 4
+        assert "may have been executed" in verdict.hint
 
 
 def test_hints_are_sentences() -> None:

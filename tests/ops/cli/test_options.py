@@ -18,6 +18,7 @@ from bls_agent.core.settings import BUILTINS
 from bls_agent.devserver import DevServer
 from bls_agent.ops.cli import main
 from bls_agent.ops.texts import find_language, find_value
+from bls_agent.ops.web.config import WebConfig
 from tests.ops.cli.terminal import run_piped
 
 
@@ -43,6 +44,30 @@ from tests.ops.cli.terminal import run_piped
 def test_the_language(given: list[str], environ: dict[str, str], language: str) -> None:
     """--lang, BLS_LANG, the locale; what is no language counts as nothing."""
     assert find_language(given, environ) == language
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "wanted"),
+    [
+        (["console", "--lang", "zh"], "en", "zh"),
+        (["console"], "en", "en"),
+        (["console"], "fr", ""),
+    ],
+)
+def test_the_language_of_the_console(
+    given: list[str], environ: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that the arguments or BLS_LANG name, else the browser's."""
+    configs: list[WebConfig] = []
+
+    def refuse(config: WebConfig) -> None:
+        configs.append(config)
+        raise OSError("no server is wanted")
+
+    monkeypatch.setattr("bls_agent.ops.web.app.create_app", refuse)
+    monkeypatch.setenv("BLS_LANG", environ)
+    main(given)
+    assert [config.language for config in configs] == [wanted]
 
 
 def test_the_last_value_counts() -> None:

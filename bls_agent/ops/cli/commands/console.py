@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Argument, Option
 
+from bls_agent.connection.reconnect import Reminders
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.interrupts import interrupts_end_the_process
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.terminal import visible
-from bls_agent.ops.texts import LANGUAGES, find_value
 from bls_agent.ops.web import need_web
 
 if TYPE_CHECKING:
     from bls_agent.ops.web.config import WebConfig
 
-AGAIN: Final = 10.0  # seconds until asyncio may log the same message again
 TOKEN_BYTES: Final = 32
 LONGEST_LINE: Final = 2_000  # characters of a password that comes through a pipe
 
@@ -65,7 +64,7 @@ def console(
         webhook=None if webhook is None else WebhookTarget(webhook, secret),
         keep_changes=keep_changes,
         trace_url=trace_url,
-        language=_wanted_language(),
+        language=invocation.wanted_language,
     )
     _log_to_stderr()
     serve(create_app(config), lambda urls: _say_where(invocation, config, urls))
@@ -128,34 +127,20 @@ class _Visible(logging.Formatter):
         return "\n".join(map(visible, super().format(record).splitlines()))
 
 
-class _NotAgain(logging.Filter):
-    """Lets one record of each kind pass every ten seconds.
-
-    asyncio repeats a record while file descriptors are missing, and clients must not
-    fill the disk with such records.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._passed: dict[str, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        kind = str(record.msg).partition("\n")[0]  # later lines name the socket or task
-        due = record.created - self._passed.get(kind, -AGAIN) >= AGAIN
-        if due:
-            self._passed[kind] = record.created
-        return due
-
-
-def _wanted_language() -> str:
-    wanted = find_value("--lang", sys.argv[1:]) or os.environ.get("BLS_LANG", "")
-    return wanted if wanted in LANGUAGES else ""
-
-
 def _log_to_stderr() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(message)s"))
-    logging.getLogger("asyncio").addFilter(_NotAgain())
+    reminders = Reminders()
+
+    def is_due(record: logging.LogRecord) -> bool:
+        """Whether to log a record of asyncio, which repeats some of them.
+
+        It does so while file descriptors are missing, and clients must not fill the disk
+        with such records. Later lines of a message name the socket or task.
+        """
+        return reminders.is_due(str(record.msg).partition("\n")[0])
+
+    logging.getLogger("asyncio").addFilter(is_due)
     # Log only errors of uvicorn, because it warns about each client that sends no HTTP.
     levels = {"bls_agent": logging.INFO, "uvicorn": logging.ERROR}
     for name, level in (levels | {"asyncio": logging.ERROR}).items():
