@@ -24,6 +24,7 @@ from decimal import Decimal
 from functools import cached_property
 from itertools import islice
 from typing import Any, Final
+from urllib.parse import quote
 
 from bls_agent.core.codec import JSONObject, JSONValue, decode
 from bls_agent.core.errors import DecodeError
@@ -85,6 +86,11 @@ class Entry:
     description: str = ""
     parameters: object = None  # the arguments' JSON Schema, as the agent has sent it
 
+    @property
+    def value(self) -> str:
+        """The value of the command's option; no other option's value has the sign."""
+        return "=" + quote(self.name, safe="", errors="surrogatepass")
+
     @cached_property
     def fields(self) -> tuple[Field, ...] | None:
         """The fields of the form; ``None`` if one field has all arguments as JSON."""
@@ -125,6 +131,10 @@ class HelpCache:
         return manual if manual and now - manual.answered_at <= KEPT else None
 
     def put(self, project: str, entries: tuple[Entry, ...], now: float) -> Manual:
+        """Store an answer; one without commands does not replace known commands."""
+        known = self.get(project, now)
+        if known and known.entries and not entries:
+            return known
         self._manuals.pop(project, None)
         self._manuals[project] = manual = Manual(entries=entries, answered_at=now)
         if len(self._manuals) > MOST_MANUALS:

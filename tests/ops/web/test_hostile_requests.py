@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import logging
+import re
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +15,7 @@ from redis.asyncio import Redis
 
 from bls_agent.ops.web.app import create_app
 from bls_agent.ops.web.config import WebConfig
+from bls_agent.ops.web.forms import Entry
 from bls_agent.ops.web.requests import project_in_path
 from tests.ops.web.serving import OWN, USERS, asking, console_of
 
@@ -68,6 +72,26 @@ async def test_nobody_is_asked_unasked(
     assert 'hx-trigger="load"' not in page.text
     assert "/fragments/help" in page.text
     assert not await redis.exists(f"{project}_控制")
+
+
+async def test_a_form_keeps_its_command_when_others_ask_again(redis_url: str) -> None:
+    """Commands that were added since then do not change what is reviewed."""
+    app = create_app(WebConfig(redis=redis_url))
+    query = {"projectName": "订单系统"}
+    resize, reset = Entry(name="re<size"), Entry(name="reset")
+    async with asking(app) as client:
+        app.web.manuals.put("订单系统", (resize, reset), time.monotonic())
+        page = (await client.get("/fragments/commands", params=query)).text
+        (value,) = re.findall('<option value="([^"]*)">reset<', page)
+        added = (Entry(name="other"), Entry(name=""), resize, reset)
+        app.web.manuals.put("订单系统", added, time.monotonic())
+        for name, form in (("reset", {"chosen": value}), ("x", {"command": "x"})):
+            review = "/fragments/review"
+            sent = await client.post(
+                review, params=query, data=form, headers={"origin": OWN}
+            )
+            payload = f'{{"command":"{name}","args":{{}}}}'
+            assert payload in html.unescape(sent.text)
 
 
 async def test_who_hangs_up_is_no_fault_of_ours(redis_url: str) -> None:

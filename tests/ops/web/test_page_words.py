@@ -20,7 +20,7 @@ from bls_agent.ops.web.feeds.assets import COLUMNS, STATES as ASSETS, SYNC_STATE
 from bls_agent.ops.web.feeds.crawl import FIGURES, STATES as QUEUES, TOTALS
 from bls_agent.ops.web.feeds.fleet import KINDS, make_card
 from bls_agent.ops.web.feeds.workers import STATES
-from bls_agent.ops.web.forms import KEPT, HelpCache, read_manual
+from bls_agent.ops.web.forms import KEPT, Entry, HelpCache, read_manual
 from bls_agent.ops.web.pages.rendering import (
     choose_page_language,
     say_age,
@@ -233,6 +233,16 @@ def test_manual() -> None:
     odd: list[Any] = [None, {}, "help", 7]
     for nonsense in odd:
         assert read_manual(nonsense) == ()
+
+
+def test_known_commands_outlive_a_question_without_an_answer() -> None:
+    """They are replaced by an answer that has commands, or by their end."""
+    manuals, known = HelpCache(), (Entry(name="reload"),)
+    manuals.put("p", known, 0.0)
+    assert manuals.put("p", (), 1.0).entries == known
+    assert manuals.get("p", KEPT) is not None
+    assert manuals.put("p", (Entry(name="stop"),), 2.0).entries[0].name == "stop"
+    assert manuals.put("p", (), 3.0 + KEPT).entries == ()
 
 
 def test_manuals_are_few_and_short_lived() -> None:

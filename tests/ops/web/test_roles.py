@@ -21,6 +21,7 @@ from starlette.routing import Route
 from bls_agent import ConfigurationError
 from bls_agent.assets import AssetLibrary
 from bls_agent.devserver import DevServer
+from bls_agent.ops import web
 from bls_agent.ops.web.app import ConsoleApp, create_app
 from bls_agent.ops.web.auth import User, parse_users
 from bls_agent.ops.web.config import Limits, WebConfig
@@ -317,6 +318,20 @@ async def test_a_foreign_project_is_not_seen(
         assert seen >= 3  # the wallboard, its stream and the list of projects
 
 
+async def test_a_lost_stream_may_be_asked_about_by_everybody(
+    own_server: DevServer, seeded: Redis
+) -> None:
+    """Else the page of a user of some projects would wait as after a refusal."""
+    script = (Path(web.__file__).parent / "static/stream.js").read_text("utf-8")
+    (path,) = re.findall(r"\{ ask = `\$\{root\}([^`]*)`", script)
+    async with console(own_server.url) as app:
+        for user in USERS:
+            cookie = await cookie_of(app, user)
+            status, text = await ask(app, "GET", path, cookie=cookie)
+            assert status == 200, (user, text)
+        assert (await ask(app, "GET", path))[0] == 401
+
+
 async def test_a_stream_of_changes_leaves_out_what_is_foreign(
     own_server: DevServer, seeded: Redis
 ) -> None:
@@ -330,13 +345,15 @@ async def test_a_stream_of_changes_leaves_out_what_is_foreign(
             await seeded.set(f"{name}_项目状态", "报错")
             await seeded.delete(f"{name}_项目状态")
             await fleet.forget(name)
-        items, _ = fleet.ring.since(place)
-        whole = [orjson.loads(item.payload) for item in items]
-        own = [orjson.loads(fleet.only(item.payload, grants)) for item in items]
-    assert {path for one in whole for path in one["gone"]} > {
-        f"/projects/{quote(OURS)}"
-    }
-    assert {path for one in own for path in one["gone"]} == {f"/projects/{quote(OURS)}"}
+
+        def gone(grants: Grants) -> set[str]:
+            items, _ = fleet.ring.since(place)
+            messages = [fleet.only(item.payload, grants) for item in items]
+            return {path for one in messages for path in orjson.loads(one)["gone"]}
+
+        paths = {f"/projects/{quote(name)}" for name in (OURS, FOREIGN)}
+        await eventually(lambda: gone(EVERY_ROLE) >= paths)
+        assert gone(grants) == {f"/projects/{quote(OURS)}"}
 
 
 async def test_pages_have_only_the_buttons_that_work(

@@ -85,9 +85,8 @@ class FleetFeed(SharedWatch[ProjectView]):
         return self.unavailable if self.currency is Currency.AWAY else None
 
     async def forget(self, project: str) -> None:
+        """Forget what was read; the next read publishes that the project is gone."""
         await self._fleet.forget(project)
-        left = {name: one for name, one in self.found.items() if name != project}
-        self._replace(left, read_at=self.read_at)
 
     async def _watch_once(self) -> None:
         views: dict[str, ProjectView] = {}  # the first change contains all projects

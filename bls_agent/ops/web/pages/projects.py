@@ -122,12 +122,8 @@ def _note(manual: Manual, texts: Texts) -> str:
     return texts["help_known"].format(age=ago)
 
 
-def _find_chosen(manual: Manual, chosen: str) -> tuple[int, Entry | None]:
-    usable = chosen.isascii() and chosen.isdecimal() and len(chosen) < len("1000")
-    place = int(chosen) if usable else -1
-    if 0 <= place < len(manual.entries):
-        return place, manual.entries[place]
-    return -1, None
+def _find_chosen(manual: Manual, chosen: str) -> Entry | None:
+    return next((one for one in manual.entries if one.value == chosen), None)
 
 
 async def _ask_help(request: Request) -> Response:
@@ -146,7 +142,10 @@ async def _ask_help(request: Request) -> Response:
     except BlsError as error:
         note = texts["not_sent"].format(reason=visible(str(error)))
     manual = web_state(request).manuals.put(project, entries, time.monotonic())
-    note, focus = note or _note(manual, texts), "chosen" if entries else "command"
+    note, focus = (
+        note or _note(manual, texts),
+        "chosen" if manual.entries else "command",
+    )
     return _render_form(request, project, manual, note=note, focus=focus)
 
 
@@ -160,7 +159,7 @@ async def _review(request: Request) -> Response:
     typed = await read_form(request)
     manual = _find_manual(request, project)
     chosen = typed.get("chosen", OTHER)
-    _, entry = _find_chosen(manual, chosen)
+    entry = _find_chosen(manual, chosen)
     query = request.query_params
     if change := {word: query[word] for word in ("add", "remove") if word in query}:
         typed, focus = change_rows(typed, **change)
@@ -251,7 +250,7 @@ def _render_form(
     ``note`` is a sentence below the form. ``focus`` is the name of the input that gets
     the focus.
     """
-    place, entry = _find_chosen(manual, chosen)
+    entry = _find_chosen(manual, chosen)
     values = defaultdict(str, typed)
     headers = {"hx-retarget": "#command"} if errors else None
     return render(
@@ -261,7 +260,6 @@ def _render_form(
         headers,
         query=f"{FIELD}={quote_name(project)}",
         manual=manual.entries,
-        chosen=place,
         by_hand=not manual.entries or chosen == OTHER,
         entry=entry,
         arguments=entry.fields if entry else None,

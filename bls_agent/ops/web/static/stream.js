@@ -29,7 +29,7 @@ export function showAway(away, since) {
 // path: the path, or a function that returns the path; handlers: event name → function of the data (text); ask: the path to fetch to learn
 // why a stream was refused; refused(reason) is called for a lasting refusal; glances: update a hidden page, too, every half minute;
 // opened() is called when a stream has opened.
-export function follow(path, handlers, { ask = `${root}/fragments/card`, refused = () => {}, glances = false, opened = () => showLink("live") } = {}) {
+export function follow(path, handlers, { ask = `${root}/api/changes?limit=1`, refused = () => {}, glances = false, opened = () => showLink("live") } = {}) {
   let source = null;
   let timer = 0;
   let failures = 0;
