@@ -57,7 +57,6 @@ TICK: Final = 1.0  # seconds between two checks while nothing happens
 MISSING_FOR: Final = 5.0  # seconds until a missing status counts as a change
 EXPLAINED_IN: Final = 1.5  # seconds within which a read of the log finds a reason
 SETTLE: Final = 45.0  # seconds after an outage, because services refresh every 30 s
-MANY: Final = 2  # if more statuses vanish at once, Redis may have lost them
 EXPLAINED: Final = frozenset({Condition.FAULT, Condition.ERROR})
 ABSENT: Final = frozenset({Condition.STALE, Condition.NEVER})
 
@@ -147,8 +146,7 @@ class Journal:
     During an outage of Redis the journal records nothing. At the end of the outage, the
     journal records from when to when the statuses were unknown. After a restart of Redis,
     all statuses are missing until the services refresh them. For some time after an
-    outage, a missing status is therefore no change. The same is true if more than half of
-    the statuses disappear at once.
+    outage, a missing status is therefore no change.
     """
 
     def __init__(
@@ -230,9 +228,6 @@ class Journal:
                 self._away = True
 
     def _compare(self, views: Mapping[str, ProjectView], now: float) -> None:
-        lost = [name for name, view in views.items() if self._is_lost(name, view)]
-        if len(lost) > max(MANY, len(self._known) // 2):
-            self._settled_at = now + SETTLE  # Redis has lost the statuses
         for project, view in views.items():
             before, after = self._known.get(project), view.condition
             if after is before:
@@ -249,11 +244,6 @@ class Journal:
             del self._known[project]
             self._doubtful.pop(project, None)
         self._begun = True
-
-    def _is_lost(self, project: str, view: ProjectView) -> bool:
-        known = self._known.get(project, Condition.NEVER)
-        new = not self._doubtful.get(project, (False, 0.0))[0]
-        return new and view.condition in ABSENT and known not in ABSENT
 
     def _is_believed(self, project: str, view: ProjectView, now: float) -> bool:
         """Return whether to record a change now or later.
