@@ -314,6 +314,7 @@ class Exchange:
         list and then die, so that the push wakes no reader.
         """
         wait = min(WAIT, self.options.timeout / 2)
+        wait = int(wait) or wait  # Redis 5 needs an integer
         try:
             wake = await self._blocking.call("BLPOP", self._keys.wake, wait)
             self._must_look = self._must_look or wake is not None

@@ -95,7 +95,8 @@ class HighWaterMarks:
 
     def of(self, run_id: int, now: float) -> tuple[int, str]:
         """Return the last sequence and id, or zeros for an unknown or expired run."""
-        sequence, event_id, until = self._marks.get(run_id, _UNKNOWN)
+        with self._lock:  # because raise_to() removes the values for a moment
+            sequence, event_id, until = self._marks.get(run_id, _UNKNOWN)
         return (sequence, event_id) if now < until else (0, BEGINNING)
 
     def raise_to(

@@ -726,6 +726,22 @@ async def test_waiting_workers_of_many_processes_share_one_push_of_many(
     assert max(done.values()) - pushed_at < 1.5  # a look of its own comes after 2 s
 
 
+async def test_a_blocking_read_has_a_time_that_old_servers_understand(
+    queue: RequestQueue, redis: Any, name: str
+) -> None:
+    """Before Redis 6 the time of BLPOP must be a whole number."""
+    words: list[str] = []
+    async with redis.monitor() as monitor, anyio.create_task_group() as tasks:
+        tasks.start_soon(drain_one, queue)
+        with anyio.fail_after(10):
+            async for seen in monitor.listen():
+                words = seen["command"].split()
+                if words[0] == "BLPOP" and name[-8:] in seen["command"]:
+                    break
+        tasks.cancel_scope.cancel()
+    assert words[-1].isdigit()
+
+
 async def test_a_push_by_a_peer_that_knows_no_wake_is_noticed(
     queue: RequestQueue, redis: Any, name: str
 ) -> None:

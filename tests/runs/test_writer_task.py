@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import OrderedDict
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from bls_agent import (
     EventStore,
 )
 from bls_agent.runs.new_events import LONGEST, TEXTS, PendingEvent, capture, merge
+from bls_agent.runs.writer_task import HighWaterMarks
 
 MIB = 1024 * 1024
 NOBODY = ("", "", "", "")
@@ -36,6 +38,27 @@ def taken(
 def said(event: PendingEvent) -> Any:
     """What its data say."""
     return json.loads(event.encode(MIB)[0])
+
+
+def test_marks_are_never_seen_half_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread reads the old or the new values, but not zeros between them."""
+    marks = HighWaterMarks()
+    marks.raise_to(1, 5, "5-0", 100.0)
+    seen: list[tuple[int, str]] = []
+    reader = threading.Thread(target=lambda: seen.append(marks.of(1, 1.0)))
+
+    class Marks(OrderedDict[int, tuple[int, str, float]]):
+        def __setitem__(self, run_id: int, value: tuple[int, str, float]) -> None:
+            reader.start()
+            reader.join(0.2)  # with the lock, the reader waits longer
+            super().__setitem__(run_id, value)
+
+    slow = Marks()
+    OrderedDict.__setitem__(slow, 1, marks._marks[1])
+    monkeypatch.setattr(marks, "_marks", slow)
+    marks.raise_to(1, 6, "6-0", 100.0)
+    reader.join()
+    assert seen == [(6, "6-0")]
 
 
 def test_a_stream_of_tokens_becomes_one_text() -> None:
