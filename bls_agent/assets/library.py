@@ -2,18 +2,16 @@
 
 Reading needs no extra. One script writes an asset in one step: the metadata, the
 category sets, the summary in the index and the record of the change. On a Redis Cluster
-these keys lie in different slots, and some servers have no scripts or no streams. There
-each key is written alone. The metadata is then written first and deleted last, so that
+these keys lie in different slots, and some servers have no scripts. There each key is written alone. The metadata is then written first and deleted last, so that
 a reader that finds an id in the index also finds the asset. If a writer dies in
 between, the next synchronisation repairs the asset.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 import anyio
 
@@ -34,7 +32,6 @@ from bls_agent.assets.records import (
     read_whole,
 )
 from bls_agent.connection.access import RedisOrAgent, Store
-from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.connection.pool import ConnectionPool
 from bls_agent.connection.reconnect import ThrottledLog
@@ -48,7 +45,6 @@ from bls_agent.core.errors import (
     WrongTypeError,
 )
 from bls_agent.core.keys import (
-    ASSET_FEED,
     ASSET_REPORT,
     KEYS,
     OWNER,
@@ -68,15 +64,13 @@ _Ids: TypeAlias = list[str]
 INDEX: Final = KEYS["asset_index"].build()
 STATE: Final = KEYS["asset_sync_state"].build()
 CHANGED: Final = KEYS["asset_sync_changed"].build()
-FEED: Final = ASSET_FEED.locate(place=place_beside(CHANGED))
 REPORT: Final = ASSET_REPORT.locate(place=place_beside(STATE))
 SYNC_OWNER: Final = OWNER.locate(place=place_beside(STATE))
 
 CHANGES: Final = (WriteOutcome.CREATED, WriteOutcome.UPDATED, WriteOutcome.DELETED)
 PORTION: Final = 200  # assets in one write
 PORTION_BYTES: Final = 2**19
-WAIT: Final = 2.0  # seconds of one blocking read, below the deadline of a request
-LIST_INTERVAL: Final = 4.5  # seconds between two reads of the list of changes
+LIST_INTERVAL: Final = 2.0  # seconds between two reads of the list of changes
 
 
 def metadata_key(asset_id: str) -> str:
@@ -109,7 +103,7 @@ class AssetLibrary(Store):
         self, redis: RedisOrAgent | None = None, *, timeout: float = 5.0
     ) -> None:
         super().__init__(redis, timeout=timeout)
-        # Becomes False when the server does not support scripts or streams.
+        # Becomes False when the server does not support scripts.
         self._has_scripts = True
         self._throttled_log = ThrottledLog()
 
@@ -255,10 +249,10 @@ class AssetLibrary(Store):
 
         There are two cases for how an asset is written:
 
-        1. One server with scripts and streams: one script writes all keys of the asset
+        1. One server with scripts: one script writes all keys of the asset
            in one step, and checks in this step that ``token`` still holds the lease.
-        2. A cluster, or a server without scripts or streams: each key is written alone,
-           and the token is not checked.
+        2. A cluster, or a server without scripts: each key is written alone, and the
+           token is not checked.
 
         ``writes`` is one list that :func:`portions` yields. Returns the outcome of each
         write, or the error if Redis refused the write. Raises RedisUnavailableError if
@@ -315,7 +309,6 @@ class AssetLibrary(Store):
                 await self._send([
                     ("RPUSH", CHANGED, write.id),
                     ("LTRIM", CHANGED, -KEPT, -1),
-                    ("XADD", FEED, "MAXLEN", KEPT, "*", "id", write.id),
                 ])  # fmt: skip
         except RedisRefusedError as error:
             return error
@@ -351,9 +344,9 @@ class AssetLibrary(Store):
         return WriteOutcome.UPDATED if before else WriteOutcome.CREATED
 
     async def _send(self, requests: Sequence[Request]) -> None:
-        """Send requests in order. Ignore errors about unsupported commands."""
+        """Send requests in order. Raise the first error among the replies."""
         for reply in await self.pool.call_many(requests):
-            if isinstance(reply, RedisUnavailableError) and not _is_unknown(reply):
+            if isinstance(reply, RedisUnavailableError):
                 raise reply
 
     async def sync_state(self) -> SyncState:
@@ -398,97 +391,42 @@ class AssetLibrary(Store):
 
         The first id belongs to the first change after the iteration has begun. After an
         outage, the iteration resumes at the change where it stopped. Each change is
-        yielded at least once. A change made by this class is yielded immediately. A
-        change made by a program without this package is yielded within five seconds. If
-        more than 1,000 changes wait for a reader, the oldest are lost.
+        yielded at least once, about two seconds after it was made. If more than 1,000
+        changes wait for a reader, the oldest are lost.
 
         Raises:
             RedisRefusedError: Redis refuses the request. After other failures of Redis,
                 the iteration waits until Redis answers again.
         """
-        backoff, watching = Backoff(), _Watching(self.pool)
-        connection = self.pool.waiting(FEED)
-        try:
-            while True:
-                try:
-                    found = await watching.next(connection)
-                except RedisRefusedError:
-                    raise
-                except RedisUnavailableError as error:
-                    self._throttled_log.warn("no changes of assets are seen", error)
-                    await anyio.sleep(backoff.failed())
-                    continue
-                backoff.succeeded()
-                for one in found:
-                    yield read_text(one)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await connection.aclose()
+        backoff = Backoff()
+        known: Sequence[bytes] | None = None
+        while True:
+            try:
+                listed = await self._read(CHANGED, "LRANGE", -KEPT, -1)
+            except RedisRefusedError:
+                raise
+            except RedisUnavailableError as error:
+                self._throttled_log.warn("no changes of assets are seen", error)
+                await anyio.sleep(backoff.failed())
+                continue
+            backoff.succeeded()
+            added = [] if known is None else find_added(known, listed)
+            known = listed
+            for one in added:
+                yield read_text(one)
+            await anyio.sleep(LIST_INTERVAL)
 
 
-class _Watching:
-    """The positions of one reader in the stream ``FEED`` and in the list ``CHANGED``.
+def find_added(before: Sequence[bytes], now: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the end of a list that was added since the list was ``before``.
 
-    This package adds its changes to the stream and to the list. Other programs add
-    their changes only to the list. The reader waits for new entries of the stream, and
-    reads the list every ``LIST_INTERVAL`` seconds. If the server has no streams, only
-    the list is read.
+    The list is trimmed at its front while it grows. So its old part is the longest
+    beginning of ``now`` that is an end of ``before``.
     """
-
-    def __init__(self, pool: ConnectionPool) -> None:
-        self._pool = pool
-        self._last: Argument = b""
-        self._tail: list[bytes] = []
-        self._reported: Counter[bytes] = Counter()
-        self._list_due = 0.0
-        self._has_feed = True
-
-    async def next(self, connection: Connection) -> list[bytes]:
-        """Wait up to two seconds for changes and return their ids."""
-        if not self._last:
-            tail, newest = await self._read_ends()
-            self._last = newest[0][0] if newest else "0-0"
-            self._tail = tail
-        wait = min(WAIT, max(0.001, self._list_due - anyio.current_time()))
-        if self._has_feed:
-            found = await self._read_feed(connection, wait)
-        else:
-            await anyio.sleep(wait)
-            found = []
-        if anyio.current_time() >= self._list_due:
-            found += await self._unannounced()
-        return found
-
-    async def _read_feed(self, connection: Connection, wait: float) -> list[bytes]:
-        block = ("BLOCK", max(1, int(wait * 1000)), "STREAMS", FEED, self._last)
-        found: list[bytes] = []
-        for _, entries in await connection.call("XREAD", "COUNT", KEPT, *block) or ():
-            for self._last, fields in entries:
-                found.append(pair(fields).get(b"id", b""))
-        self._reported.update(found)
-        return found
-
-    async def _unannounced(self) -> list[bytes]:
-        """Return new ids that are in the list of changes, but not in the stream."""
-        before, (self._tail, _) = self._tail, await self._read_ends()
-        kept = min(len(before), len(self._tail))
-        while kept and before[len(before) - kept :] != self._tail[:kept]:
-            kept -= 1  # the list is trimmed at its front while it grows
-        added = Counter(self._tail[kept:]) - self._reported
-        self._reported.clear()
-        return list(added)
-
-    async def _read_ends(self) -> tuple[list[bytes], list[Any]]:
-        requests: list[Request] = [
-            ("LRANGE", CHANGED, -KEPT, -1),
-            ("XREVRANGE", FEED, "+", "-", "COUNT", 1),
-        ]
-        tail, newest = await self._pool.read_many(requests)
-        self._list_due = anyio.current_time() + LIST_INTERVAL
-        self._has_feed = not _is_unknown(newest)  # false if the server has no streams
-        if not self._has_feed:
-            return checked_reply(tail, CHANGED), []
-        return checked_reply(tail, CHANGED), checked_reply(newest, FEED)
+    kept = min(len(before), len(now))
+    while kept and before[len(before) - kept :] != now[:kept]:
+        kept -= 1
+    return now[kept:]
 
 
 def portions(writes: Sequence[AssetWrite]) -> Iterator[list[AssetWrite]]:
@@ -511,7 +449,7 @@ def _holds(text: str, words: Sequence[str]) -> bool:
 
 
 def _keys_of(write: AssetWrite) -> list[str]:
-    keys = [metadata_key(write.id), INDEX, CHANGED, FEED, SYNC_OWNER]
+    keys = [metadata_key(write.id), INDEX, CHANGED, SYNC_OWNER]
     return [*keys, *map(category_key, _categories_of(write))]
 
 

@@ -12,7 +12,6 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import (
-    ASSET_FEED,
     ASSET_REPORT,
     BROADCAST,
     CONSOLE_CHANGES,
@@ -305,10 +304,9 @@ _CATEGORY: Final = KEYS["asset_category"].pattern()
 _INDEX: Final = KEYS["asset_index"].build()
 _STATE: Final = KEYS["asset_sync_state"].build()
 _CHANGED: Final = KEYS["asset_sync_changed"].build()
-_FEED: Final = ASSET_FEED.locate(place=place_beside(_CHANGED))
 _REPORT: Final = ASSET_REPORT.locate(place=place_beside(_STATE))
 _SYNC_OWNER: Final = OWNER.locate(place=place_beside(_STATE))
-_WRITTEN: Final = (_METADATA, _INDEX, _CHANGED, _FEED, _SYNC_OWNER, _CATEGORY)
+_WRITTEN: Final = (_METADATA, _INDEX, _CHANGED, _SYNC_OWNER, _CATEGORY)
 
 # fmt: off
 ASSET_RIGHTS: Final = (
@@ -319,13 +317,12 @@ ASSET_RIGHTS: Final = (
     KeyAccess((_SYNC_OWNER,), "exists"),  # sync_state
     KeyAccess((_REPORT,), "get"),  # sync_state
     KeyAccess((_CHANGED,), "lrange"),  # changes, watch
-    KeyAccess((_FEED,), "xread xrevrange"),  # watch
     KeyAccess((), "time", READ_AND_WRITE),  # AssetSync
     KeyAccess((_INDEX,), "hgetall", READ_AND_WRITE),  # AssetSync
     KeyAccess((_SYNC_OWNER,), "set pttl exists pexpire", READ_AND_WRITE),  # AssetSync
     KeyAccess((_STATE,), "hgetall hset", READ_AND_WRITE),  # AssetSync
     KeyAccess((_REPORT,), "get set", READ_AND_WRITE),  # AssetSync
-    KeyAccess(_WRITTEN, "evalsha eval get hlen llen xlen scard hget hmget hset hdel del sadd srem rpush ltrim xadd", READ_AND_WRITE),  # save, delete, AssetSync
+    KeyAccess(_WRITTEN, "evalsha eval get hlen llen scard hget hmget hset hdel del sadd srem rpush ltrim", READ_AND_WRITE),  # save, delete, AssetSync
 )
 # fmt: on
 

@@ -213,7 +213,6 @@ INTAKE: Final = KeyTemplate("bls_agent:{place}:intake", _T.HASH, 30, _C.OWN)
 INSTANCES: Final = KeyTemplate("bls_agent:{place}:instances", _T.HASH, 60, _C.OWN, "status_ttl")
 OWNER: Final = KeyTemplate("bls_agent:{place}:owner", _T.STRING, None, _C.OWN, "lease")
 RUN_BOOKS: Final = KeyTemplate("bls_agent:{place}:books", _T.HASH, _DAY, _C.OWN)
-ASSET_FEED: Final = KeyTemplate("bls_agent:{place}:feed", _T.STREAM, None, _C.OWN)
 ASSET_REPORT: Final = KeyTemplate("bls_agent:{place}:report", _T.STRING, None, _C.OWN)
 CRAWL_LEASES: Final = KeyTemplate("bls_agent:{place}:leases", _T.HASH, None, _C.OWN)
 CRAWL_DELAYED: Final = KeyTemplate("bls_agent:{place}:delayed", _T.HASH, None, _C.OWN)
@@ -265,7 +264,6 @@ KEYS: Final[Mapping[str, KeyTemplate]] = {
     "asset_index": KeyTemplate("asset:index", _T.HASH, None, _C.ASSETS),
     "asset_sync_state": KeyTemplate("asset:sync:state", _T.HASH, None, _C.ASSETS),
     "asset_sync_changed": KeyTemplate("asset:sync:changed", _T.LIST, None, _C.ASSETS),
-    "asset_feed": ASSET_FEED,
     "asset_report": ASSET_REPORT,
     "asset_search_index": KeyTemplate("asset:search:index", None, None, _C.ASSETS),
     "project_config": KeyTemplate("project:config:{project_id}", _T.HASH, None, _C.ASSETS),

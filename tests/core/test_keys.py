@@ -41,7 +41,6 @@ EXAMPLES: dict[str, tuple[dict[str, str | int], str, str | None, int | None]] = 
     "instances": ({"place": "{订单系统_项目状态}"}, "bls_agent:{订单系统_项目状态}:instances", "hash", 60),
     "owner": ({"place": "{订单系统_控制}"}, "bls_agent:{订单系统_控制}:owner", "string", None),
     "run_events": ({"run_id": 123}, "run:123:events", "stream", DAY),
-    "asset_feed": ({"place": "{asset:sync:changed}"}, "bls_agent:{asset:sync:changed}:feed", "stream", None),
     "asset_report": ({"place": "{asset:sync:state}"}, "bls_agent:{asset:sync:state}:report", "string", None),
     "console_changes": ({}, "bls_agent:console:changes", "stream", None),
     "run_books": ({"place": "{run:123:events}"}, "bls_agent:{run:123:events}:books", "hash", DAY),

@@ -1,9 +1,8 @@
 -- KEYS[1]  asset:metadata:{id}, a hash: one asset
 -- KEYS[2]  asset:index, a hash: id to summary
 -- KEYS[3]  asset:sync:changed, a list of ids
--- KEYS[4]  …:feed, a stream: the ids of KEYS[3], for readers that block
--- KEYS[5]  …:owner, a string: the token of the running synchronisation
--- KEYS[6]  asset:category:{category}, a set: the category of the asset
+-- KEYS[4]  …:owner, a string: the token of the running synchronisation
+-- KEYS[5]  asset:category:{category}, a set: the category of the asset
 -- KEYS[…]  the sets of all other categories
 -- ARGV[1]  token of the synchronisation that writes; nothing for a single write
 -- ARGV[2]  id
@@ -13,13 +12,13 @@
 --
 -- Writes or deletes an asset. Returns "created", "updated" or "deleted". Returns "same" and
 -- writes nothing if the asset is already as requested, so that a request that is repeated
--- after a lost reply changes nothing. Returns "lost" if another synchronisation owns KEYS[5].
+-- after a lost reply changes nothing. Returns "lost" if another synchronisation owns KEYS[4].
 --
 -- One step, because a reader must never find an asset that is half old and half new, or an
 -- asset in the index without metadata. Every command that a key of another type would make
 -- fail comes before the first write. A server that is out of memory refuses the first write;
 -- if it executes this write, it does not refuse the later writes. This script is not used on
--- a cluster, where the keys are in different slots, or without scripts or streams.
+-- a cluster, where the keys are in different slots.
 local id, summary = ARGV[2], ARGV[3]
 local names, values, removed = {}, {}, {}
 for at = 5, #ARGV, 2 do
@@ -27,14 +26,13 @@ for at = 5, #ARGV, 2 do
   values[#values + 1] = ARGV[at + 1]
 end
 
-if ARGV[1] ~= '' and redis.call('GET', KEYS[5]) ~= ARGV[1] then
+if ARGV[1] ~= '' and redis.call('GET', KEYS[4]) ~= ARGV[1] then
   return 'lost'
 end
 local existed = redis.call('HLEN', KEYS[1]) > 0
 redis.call('HLEN', KEYS[2])
 redis.call('LLEN', KEYS[3])
-redis.call('XLEN', KEYS[4])
-for at = 6, #KEYS do
+for at = 5, #KEYS do
   redis.call('SCARD', KEYS[at])
 end
 
@@ -42,7 +40,7 @@ local touched = 0
 local outcome
 if summary == '' then
   touched = redis.call('DEL', KEYS[1]) + redis.call('HDEL', KEYS[2], id)
-  for at = 6, #KEYS do
+  for at = 5, #KEYS do
     touched = touched + redis.call('SREM', KEYS[at], id)
   end
   outcome = 'deleted'
@@ -82,8 +80,8 @@ else
     redis.call('HSET', KEYS[2], id, summary)
     touched = touched + 1
   end
-  touched = touched + redis.call('SADD', KEYS[6], id)
-  for at = 7, #KEYS do
+  touched = touched + redis.call('SADD', KEYS[5], id)
+  for at = 6, #KEYS do
     touched = touched + redis.call('SREM', KEYS[at], id)
   end
   outcome = existed and 'updated' or 'created'
@@ -93,5 +91,4 @@ if touched == 0 then
 end
 redis.call('RPUSH', KEYS[3], id)
 redis.call('LTRIM', KEYS[3], -ARGV[4], -1)
-redis.call('XADD', KEYS[4], 'MAXLEN', ARGV[4], '*', 'id', id)
 return outcome

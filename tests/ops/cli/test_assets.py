@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
@@ -17,7 +16,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.ops.cli.commands.assets import shown_step
 from bls_agent.ops.texts import load_texts
 from tests.assets.memory_source import manifest
-from tests.harness import are_blocked, eventually
+from tests.harness import eventually
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import start_piped
 
@@ -166,7 +165,11 @@ async def test_watch(own_server: DevServer, admin: Redis) -> None:
     process = start_piped("assets", "watch", "--redis", own_server.url, BLS_LANG="en")
     assert process.stdout is not None
     async with AssetLibrary(own_server.url) as library:
-        await eventually(partial(are_blocked, admin, 1), 20)
+
+        async def has_read() -> bool:
+            return "cmdstat_lrange" in await admin.info("commandstats")
+
+        await eventually(has_read, 20)
         await library.save(made, path="a1.yaml", sha="0" * 40)
         line = await anyio.to_thread.run_sync(process.stdout.readline)
         assert line.decode() == "a1\tprompt\t1.0.0\t总结\n"
