@@ -395,29 +395,6 @@ def test_a_command_without_a_usable_id_gets_one(given_id: object) -> None:
     assert made.startswith("cmd-1768221300000-")
 
 
-REFUSED: dict[str, tuple[object, str]] = {
-    "array": ([], "not_an_object"),
-    "no name": ({"id": "1"}, "no_command"),
-    "empty name": ({"command": ""}, "no_command"),
-    "blank name": ({"command": "\u3000 "}, "no_command"),
-    "null name": ({"command": None}, "no_command"),
-    "number as name": ({"command": 1}, "no_command"),
-    "list of names": ({"command": ["reload"]}, "no_command"),
-    "array of arguments": ({"command": "a", "args": [1]}, "bad_args"),
-    "text of arguments": ({"command": "a", "args": '{"a": 1}'}, "bad_args"),
-    "false arguments": ({"command": "a", "args": False}, "bad_args"),
-    "empty text of arguments": ({"command": "a", "args": ""}, "bad_args"),
-}
-
-
-@pytest.mark.parametrize(("message", "reason"), REFUSED.values(), ids=list(REFUSED))
-def test_what_is_no_command_is_refused(message: object, reason: str) -> None:
-    """Each way of not being a command has its own word."""
-    with pytest.raises(DecodeError) as caught:
-        Command.decode(json.dumps(message).encode(), now=NOW, limit=MIB)
-    assert caught.value.reason == reason
-
-
 def test_the_corpus_is_read_as_its_index_says() -> None:
     """A message is discarded for the reason in the index, and else it is a command."""
     for item in load_commands():

@@ -10,6 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import EventStore
+from bls_agent.runs import EventAction, EventCategory
 from tests.harness import execute
 
 # Section 2.2, and what 2.3 makes of it.
@@ -112,6 +113,11 @@ async def test_the_application_form(
     assert json.loads(event.json) == form
     assert list(json.loads(event.json)) == list(form)
     assert "分析市场数据".encode() in event.json
+    assert (event.raw, event.faults, event.name) == (None, (), "lifecycle.started")
+    assert (event.category, event.action) == (
+        EventCategory.LIFECYCLE,
+        EventAction.STARTED,
+    )
 
 
 @pytest.mark.parametrize(

@@ -48,17 +48,6 @@ def written(prepared: Prepared, sequence: int = 1) -> StreamEvent:
     return StreamEvent.decode(1, b"1-0", fields)
 
 
-def test_the_example_of_the_contract() -> None:
-    """What section 2.2 shows."""
-    source = {"agent_id": "global_supervisor", "agent_name": "全局协调者"}
-    event = NewEvent("lifecycle", "started", {"task": "分析市场数据"}, source)
-    told = encode_new(event, NOW, LIMIT)
-    assert told == (
-        "", "2025-01-01T12:00:00.123Z", "global_supervisor", "", "全局协调者", "",
-        "lifecycle", "started", '{"task":"分析市场数据"}'.encode(),
-    )  # fmt: skip
-
-
 PLAIN = st.recursive(
     st.none()
     | st.booleans()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import orjson
 import pytest
 from redis.asyncio import Redis
 
@@ -39,6 +40,15 @@ def check_entry(vector: Vector) -> None:
     """An entry becomes the event that programs see, and its faults are named."""
     event, result = decode(vector), vector.values["result"]
     assert sorted(event.faults) == sorted(result["faults"])
+    fields = fields_of(vector)
+    whole = dict(zip(fields[::2], fields[1::2], strict=True))
+    assert event.raw == (whole if event.faults else None)
+    assert "data" not in event.faults or event.data == {}
+    assert "sequence" not in event.faults or event.sequence == 0
+    assert not set(event.json) & set(b"\r\n\0")
+    told = orjson.loads(event.json)
+    assert list(told) == list(event.to_dict())
+    assert told["event"] == event.event
     found = event.to_dict()
     for name, value in result.get("event", {}).items():
         assert found[name] == value, name

@@ -184,18 +184,14 @@ async def test_a_dump_or_a_load_that_raises(
     assert cache.stats(not_loaded).discarded == {"load": 1}
 
 
-CORPUS: list[tuple[bytes, str]] = [
-    (b"", "not_json"), (b"{", "not_json"), (b"\xff\xfe", "not_json"), (b"null", "not_json"),
-    (b"[1]", "not_json"), (b'"text"', "not_json"), (b"\x80\x04N.", "not_json"),
-    (b"{}", "no_entry"), (b'{"result":1}', "no_entry"), (b'{"func_name":"NAME"}', "no_entry"),
+BROKEN: list[tuple[bytes, str]] = [
+    (b"{", "not_json"),
+    (b'{"result":1}', "no_entry"),
     (b'{"result":1,"func_name":"other"}', "other_function"),
-    (b'{"result":1,"func_name":null}', "other_function"),
-    (b'{"result":1,"func_name":["NAME"]}', "other_function"),
-    (b"[" * 2000, "not_json"), ("行情".encode("gbk"), "not_json"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("broken", "reason"), CORPUS)
+@pytest.mark.parametrize(("broken", "reason"), BROKEN)
 async def test_a_broken_value_is_a_miss(
     cache: FunctionCache, redis: Redis, name: str, broken: bytes, reason: str
 ) -> None:
@@ -207,7 +203,7 @@ async def test_a_broken_value_is_a_miss(
 
     await give()
     key = await only_key(redis, name)
-    await redis.set(key, broken.replace(b"NAME", name.encode()))
+    await redis.set(key, broken)
     assert await give() == "right"
     assert cache.stats(give).discarded == {reason: 1}
     assert await give() == "right"

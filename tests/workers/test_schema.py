@@ -73,40 +73,24 @@ TTLS = {
     "FUNC_CACHE_DEFAULT": 3600,
 }
 
-# Function, arguments in the document's order, key.
-KEY_TABLE = [
-    ("generic_heartbeat", ("下载", "上海:1"), "heartbeat:下载:上海:1"),
-    ("data_worker_heartbeat", ("node_1",), "heartbeat:data_worker:node_1"),
-    ("backtest_worker_heartbeat", ("worker_1",), "backtest:worker:worker_1"),
-    ("execution_node_heartbeat", ("node_1",), "heartbeat:node:node_1"),
-    ("scheduler_heartbeat", ("node_1",), "heartbeat:scheduler:node_1"),
-    ("task_timer_heartbeat", ("node_1",), "heartbeat:task_timer:node_1"),
-    (
-        "func_cache",
-        ("my_function", "cache_key"),
-        "ginkgo_func_cache_my_function_cache_key",
-    ),
-    ("sync_progress", ("tick", "000001.SZ"), "tick_update_000001.SZ"),
-    ("task_status", ("任务-1",), "ginkgo:task_status:任务-1"),
-    ("component_heartbeat", ("engine", "a:b"), "heartbeat:component:engine:a:b"),
-    ("process_heartbeat", (4711,), "ginkgo:heartbeat:4711"),
-    ("main_control", (), "ginkgo:maincontrol"),
-    ("watchdog", (), "ginkgo:watchdog"),
-    ("thread_pool", (), "ginkgo:thread_pool"),
-    ("data_worker_pool", (), "ginkgo:dataworker_pool"),
-    ("worker_status", (4711,), "ginkgo:worker_status:4711"),
-    ("backtest_task_progress", ("t1",), "backtest:task:t1:progress"),
-]
-
 PARAMETERS = {
+    "generic_heartbeat": ["kind", "worker_id"],
     "data_worker_heartbeat": ["node_id"],
     "backtest_worker_heartbeat": ["worker_id"],
     "execution_node_heartbeat": ["node_id"],
+    "scheduler_heartbeat": ["node_id"],
+    "task_timer_heartbeat": ["node_id"],
     "func_cache": ["func", "key"],
     "sync_progress": ["type", "code"],
     "task_status": ["task_id"],
     "component_heartbeat": ["component_type", "component_id"],
+    "process_heartbeat": ["pid"],
     "main_control": [],
+    "watchdog": [],
+    "thread_pool": [],
+    "data_worker_pool": [],
+    "worker_status": ["pid"],
+    "backtest_task_progress": ["task_id"],
 }
 
 
@@ -133,19 +117,6 @@ def test_ttls(name: str) -> None:
     """Each is that of the document, and there are no others."""
     assert getattr(RedisTTL, name) == TTLS[name]
     assert {name for name in dir(RedisTTL) if name.isupper()} == set(TTLS)
-
-
-@pytest.mark.parametrize(("name", "values", "key"), KEY_TABLE)
-def test_the_key_table(name: str, values: tuple[str | int, ...], key: str) -> None:
-    """A builder makes the key of the document's table, and the row reads it back."""
-    assert getattr(RedisKeyBuilder, name)(*values) == key
-    readings = KEYS[name].readings(key)
-    assert dict(zip(KEYS[name].fields, map(str, values), strict=True)) in readings
-
-
-def test_each_row_is_in_the_table() -> None:
-    """What is added to the contract's rows has to be tested here."""
-    assert {name for name, _, _ in KEY_TABLE} == set(schema.ROWS)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -32,7 +32,7 @@ from bls_agent.workers.reading import LARGEST
 from bls_agent.workers.schema import ROWS
 from bls_agent.workers.tasks import Task
 from bls_agent.workers.worker import Worker
-from tests.corpus.loader import judge, vectors_of
+from tests.corpus.loader import judge, sound_heartbeats, vectors_of
 
 VECTORS: Final = vectors_of("001")
 TIMES: Final = ("timestamp", "started_at", "last_heartbeat")
@@ -63,7 +63,10 @@ def check_value(vector: Vector) -> None:
     """A heartbeat is written with these bytes under this key."""
     beat = KINDS[vector.values["kind"]](**vector.values["given"])
     assert beat.key == vector.values["key"]
-    assert beat.to_json() == vector.values["value"]
+    text = beat.to_json()
+    assert text == vector.values["value"]
+    for form in (text, text.encode(), beat.to_dict()):
+        assert type(beat).from_json(form) == beat
 
 
 def check_heartbeat(vector: Vector) -> None:
@@ -76,11 +79,27 @@ def check_heartbeat(vector: Vector) -> None:
     worker = Worker.read(values["kind"], key, stored, values.get("ttl", 20.0))
     result = values["result"]
     assert worker.problem == result["problem"]
+    if "type" not in values and "ttl" not in values:
+        check_worker(worker)
     if "fields" in result:
         assert worker.heartbeat is not None
         found = worker.heartbeat.to_dict()
         written = {} if vector.name == "stats-deep" else json.loads(payload)
         assert {**found, **written, **result["fields"]} == {**written, **found}
+
+
+def check_worker(worker: Worker) -> None:
+    """What can be read is there, and a heartbeat only where its form is the contract's."""
+    assert isinstance(worker.raw, dict)
+    assert worker.age == 10.0
+    assert len(worker.payload) <= LARGEST
+    if worker.row == "generic_heartbeat" and not worker.problem:
+        assert (worker.heartbeat is None) == (worker.status is None)
+    elif worker.problem or worker.row not in KINDS:
+        assert worker.heartbeat is None
+        assert worker.problem or worker.raw
+    else:
+        assert isinstance(worker.heartbeat, KINDS[worker.row])
 
 
 def check_parse(vector: Vector) -> None:
@@ -202,6 +221,9 @@ def at_the_time_of(vector: Vector, payload: bytes) -> bytes:
 def test_every_check_is_known() -> None:
     checks = {vector.check for vector in VECTORS.values()}
     assert checks == {*CHECKS, *WRITERS}
+    keys = vectors_of("001", "key").values()
+    assert {vector.values["kind"] for vector in keys} == set(ROWS)
+    assert sound_heartbeats().keys() == KINDS.keys()
 
 
 @pytest.mark.parametrize("check", CHECKS)
