@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
@@ -136,11 +135,11 @@ class Access:
     @cached_property
     def endpoint(self) -> Endpoint:
         """The address of Redis; ConfigurationError if ``BLS_REDIS_URL`` is wrong."""
-        from bls_agent.connection.pool import default_endpoint  # noqa: PLC0415 - the import takes 4 ms
+        from bls_agent.connection.pool import find_endpoint  # noqa: PLC0415 - the import takes 4 ms
 
         if self._agent is not None:
             return self._agent.endpoint
-        return self._given or default_endpoint(os.environ)
+        return self._given or find_endpoint()
 
     @property
     def known(self) -> Endpoint | None:

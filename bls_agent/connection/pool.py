@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
-    Mapping,
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
@@ -18,7 +18,13 @@ from weakref import WeakSet
 import anyio
 
 from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Argument, Endpoint, Reply, Request
+from bls_agent.connection.endpoint import (
+    Argument,
+    Endpoint,
+    RedisSource,
+    Reply,
+    Request,
+)
 from bls_agent.connection.faults import redirects
 from bls_agent.connection.route import Node, Route
 from bls_agent.connection.topology import ClusterMap, Routes
@@ -34,8 +40,11 @@ FIRST_KEY_AT: Final = {"EVAL": 3, "EVALSHA": 3, "XINFO": 2}
 KEPT: Final = 8  # largest number of connections to slots of a cluster that stay open
 
 
-def default_endpoint(environ: Mapping[str, str]) -> Endpoint:
-    return Endpoint.of(Settings.from_env(environ).redis_url, "BLS_REDIS_URL")
+def find_endpoint(redis: RedisSource | None = None) -> Endpoint:
+    """Return where ``redis`` is; ``None`` is ``BLS_REDIS_URL`` or the default address."""
+    if redis is not None:
+        return Endpoint.of(redis)
+    return Endpoint.of(Settings.from_env(os.environ).redis_url, "BLS_REDIS_URL")
 
 
 _Ask: TypeAlias = Callable[[Connection, Sequence[Request]], Awaitable[list[Reply]]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from ssl import CERT_NONE, CERT_REQUIRED
@@ -18,7 +17,7 @@ from redis.asyncio.sentinel import Sentinel
 
 from bls_agent import ProjectAgent
 from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.pool import default_endpoint
+from bls_agent.connection.pool import find_endpoint
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.redaction import mask_url
 from bls_agent.core.settings import Settings
@@ -216,7 +215,7 @@ def test_the_error_names_where_the_url_came_from(
         ],
         "BLS_REDIS_URL": [
             lambda: ProjectAgent("a").endpoint,
-            lambda: default_endpoint(os.environ),
+            find_endpoint,
         ],
     }
     for name, ways in places.items():

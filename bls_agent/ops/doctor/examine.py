@@ -7,7 +7,6 @@ time therefore depend on the size of a batch, not on the size of the database.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -17,8 +16,8 @@ from typing import Final, TypeAlias
 
 import anyio
 
-from bls_agent.connection.endpoint import Endpoint, RedisSource
-from bls_agent.connection.pool import ConnectionPool, default_endpoint
+from bls_agent.connection.endpoint import RedisSource
+from bls_agent.connection.pool import ConnectionPool, find_endpoint
 from bls_agent.core.errors import RedisRefusedError
 from bls_agent.core.keys import (
     CONTROL,
@@ -78,7 +77,7 @@ async def examine(
     if project:
         check_name("project", project)
     check_seconds("timeout", timeout)
-    endpoint = default_endpoint(os.environ) if redis is None else Endpoint.of(redis)
+    endpoint = find_endpoint(redis)
     pool = ConnectionPool(endpoint, NAME, timeout=timeout)
     try:
         return await _Examination(pool, project, progress, clock).run()

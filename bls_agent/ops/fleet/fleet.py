@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -19,7 +18,7 @@ import anyio
 import anyio.lowlevel
 
 from bls_agent.connection.endpoint import Endpoint, RedisSource, Reply, Request
-from bls_agent.connection.pool import ConnectionPool, default_endpoint
+from bls_agent.connection.pool import ConnectionPool, find_endpoint
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
@@ -96,7 +95,7 @@ class Fleet:
     @cached_property
     def _pool(self) -> ConnectionPool:
         if self._endpoint is None:
-            self._endpoint = default_endpoint(os.environ)
+            self._endpoint = find_endpoint()
         return ConnectionPool(self._endpoint, "bls-fleet", timeout=TIMEOUT)
 
     async def __aenter__(self) -> Self:

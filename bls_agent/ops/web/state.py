@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections import Counter
@@ -15,8 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from bls_agent.assets.library import AssetLibrary
-from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.pool import default_endpoint
+from bls_agent.connection.pool import find_endpoint
 from bls_agent.console import Console
 from bls_agent.crawl.overview import Namespace, QueueOverview
 from bls_agent.crawl.queue import RequestQueue
@@ -62,8 +60,7 @@ class WebState:
     """
 
     def __init__(self, config: WebConfig) -> None:
-        limits, given = config.limits, config.redis
-        redis = default_endpoint(os.environ) if given is None else Endpoint.of(given)
+        limits, redis = config.limits, find_endpoint(config.redis)
         address = re.sub(r"//[^/]*@", "//", redis.address)
         self.config = config
         self.redis: str = address.removeprefix("redis://")  # without credentials

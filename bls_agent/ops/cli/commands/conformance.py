@@ -13,8 +13,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 import anyio
 from typer import Option
 
-from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.pool import ConnectionPool, default_endpoint
+from bls_agent.connection.pool import ConnectionPool, find_endpoint
 from bls_agent.core.keys import check_name
 from bls_agent.core.settings import Settings
 from bls_agent.ops.cli.app import command
@@ -139,7 +138,7 @@ async def _open(
     invocation: Invocation, choice: Choice
 ) -> AsyncGenerator[AgentJudge | ConsoleJudge]:
     given = invocation.redis
-    endpoint = Endpoint.of(given) if given else default_endpoint(os.environ)
+    endpoint = find_endpoint(given)
     url = given or Settings.from_env(os.environ).redis_url
     if not url.startswith("redis://"):
         raise Failure("needs_plain_redis", Exit.USAGE, url=endpoint.address)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from contextlib import redirect_stdout
@@ -11,8 +10,7 @@ from typing import Annotated, Final
 
 from typer import Argument, Option
 
-from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.pool import default_endpoint
+from bls_agent.connection.pool import find_endpoint
 from bls_agent.core.codec import encode_lines
 from bls_agent.core.settings import Settings
 from bls_agent.ops.cli.app import command
@@ -141,8 +139,7 @@ async def _ask(
     if problem:
         reason = outcome.error.get("message") or outcome.kind.value
         raise Failure(problem, hint="hint_import", project=project, reason=str(reason))
-    where = invocation.redis
-    endpoint = Endpoint.of(where) if where else default_endpoint(os.environ)
+    endpoint = find_endpoint(invocation.redis)
     defaults = Settings()
     return ProjectInterface(
         project=project,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
@@ -10,8 +9,7 @@ from typing import Any, Final
 
 import anyio
 
-from bls_agent.connection.endpoint import Endpoint
-from bls_agent.connection.pool import default_endpoint
+from bls_agent.connection.pool import find_endpoint
 from bls_agent.console import Console
 from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import (
@@ -82,8 +80,7 @@ async def projects(invocation: Invocation) -> Exit:
     layout = Layout("top", dict.fromkeys(names, 0))
     Table(invocation, layout, describe, cells, [*found]).write()
     if not found:
-        given = invocation.redis
-        where = Endpoint.of(given) if given else default_endpoint(os.environ)
+        where = find_endpoint(invocation.redis)
         invocation.hint("no_projects", address=where.address)
     return Exit.DONE
 
