@@ -419,18 +419,17 @@ class ProjectAgent:
         """Open the agent; do not wait for Redis.
 
         Raises:
-            ConfigurationError: The agent is open already, or an environment variable
-                has a wrong value.
+            ConfigurationError: The agent is open already, its former session has not
+                ended, or an environment variable has a wrong value.
         """
         from bls_agent.project.session import AgentSession  # noqa: PLC0415 - the import takes 10 ms
 
         self._detach_gone()
         before = self._session
-        if before is not None:
-            if before.is_open:
-                rule, remedy = "it is open already", "Close it first."
-                raise ConfigurationError("agent", self.project, rule, remedy)
-            await before.wait_closed()
+        if before is not None and (before.is_open or not await before.wait_closed()):
+            hangs = "its former session has not ended, because its loop hangs"
+            rule = "it is open already" if before.is_open else hangs
+            raise ConfigurationError("agent", self.project, rule, "Close it first.")
         if self._session not in (None, before):
             raise ConfigurationError("agent", self.project, "it was opened meanwhile")
         settings = self._settings.read()

@@ -239,6 +239,39 @@ def test_it_opens_while_the_life_before_ends(
     assert [outcome.result for outcome in told] == ["held", {"pong": True}]
 
 
+def test_it_does_not_open_beside_a_session_that_hangs(
+    redis_url: str, console: SyncConsole, project: str
+) -> None:
+    """Two sessions would write with the same buffer; the first one has to end before."""
+    agent = ProjectAgent(project, redis=redis_url, shutdown_timeout=0)
+    started, blocks = threading.Event(), threading.Event()
+    release = threading.Event()
+
+    @agent.command
+    async def hang() -> None:
+        started.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            blocks.set()
+            release.wait(20)  # the whole event loop
+
+    before = agent.in_thread().__enter__()
+    console.send(project, "hang", create=True)
+    assert started.wait(5)
+    leaving = threading.Thread(target=before.__exit__, args=(None, None, None))
+    leaving.start()
+    assert blocks.wait(5)
+    with pytest.raises(ConfigurationError, match="has not ended"), agent.in_thread():
+        pass
+    release.set()
+    leaving.join()
+    until(lambda: threads_of(project) == [])
+    with agent.in_thread() as thread:
+        thread.ready(5)
+        assert console.call(project, "ping").succeeded
+
+
 def test_nothing_is_left_behind(redis_url: str, project: str) -> None:
     """Fifteen rounds leave no thread, no descriptor and nothing that a hook would hold."""
     agent = ProjectAgent(project, redis=redis_url)

@@ -324,7 +324,7 @@ class AgentSession:
     def _warn(self, text: str, metadata: dict[str, object]) -> None:
         """Log a warning in the console list and with ``logging``.
 
-        Each text is logged at most once a minute.
+        A text is logged again with the same metadata at most once a minute.
         """
         if not self._reminders.is_due(f"{text} {metadata}"):
             return
@@ -380,8 +380,8 @@ class AgentSession:
         with suppress(RuntimeError):  # the loop was closed meanwhile
             self.loop.call_soon_threadsafe(function)
 
-    async def wait_closed(self) -> None:
-        """Wait until the session is closed.
+    async def wait_closed(self) -> bool:
+        """Wait until the session is closed, and return whether its tasks have ended.
 
         A caller in another event loop waits for a limited time, because the session's
         loop may hang.
@@ -391,6 +391,7 @@ class AgentSession:
         with anyio.move_on_after(self._settings.shutdown_timeout + END_GRACE + 0.1):
             while not (self.closed.is_set() or self.is_gone):  # noqa: ASYNC110 - an Event works in one loop only
                 await anyio.sleep(0.01)
+        return self.closed.is_set() or self.is_gone
 
     async def run(self) -> None:
         """Run until :meth:`stop` is called or this task is cancelled.
