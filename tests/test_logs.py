@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from datetime import datetime
 from typing import cast
 
@@ -12,6 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 from bls_agent import Level, LogEntry, ProjectAgent, Settings
+from bls_agent.project.log.log import LogStream
 from tests.harness import eventually, records
 
 FORM = re.compile(
@@ -256,6 +258,27 @@ async def test_the_level_is_a_threshold(
         await agent.flush()
         assert agent.stats().logs_accepted == 1
     assert [r["message"] for r in await records(redis, project)] == ["yes"]
+
+
+def test_the_level_may_be_reverted_while_it_is_set() -> None:
+    """Another thread that logs ends the time of the former level at this moment."""
+
+    class Reverted(LogStream):
+        reads = 0
+
+        @property
+        def _revert(self) -> tuple[float, Level] | None:
+            self.reads += 1
+            return (0.0, Level.INFO) if self.reads == 1 else None
+
+        @_revert.setter
+        def _revert(self, value: tuple[float, Level] | None) -> None:
+            self.kept = value
+
+    stream = Reverted(time.time, max_records=1, max_bytes=100_000)
+    stream.set_level(Level.ERROR, 60)
+    assert stream.kept is not None
+    assert stream.kept[1] is Level.INFO
 
 
 async def test_another_type_is_left_alone(

@@ -129,6 +129,15 @@ def test_a_look_gives_what_is_new(
     assert look(follower, listed) == []
 
 
+def test_a_follower_remembers_a_limited_number_of_processes() -> None:
+    """A service that restarts for ever has a new name each time; the newest are kept."""
+    follower = started([])
+    listed = [record(1, f"process-{number}") for number in range(3_000)]
+    look(follower, listed)
+    assert len(follower._latest) == 1_000
+    assert look(follower, [*listed, record(3, "process-2999")]) == [1, "process-29993"]
+
+
 @pytest.mark.parametrize(
     "seen", [[], plain(1, 3), records(1, 3)], ids=["nothing seen", "no ids", "ids"]
 )

@@ -90,7 +90,8 @@ class LogStream:
         return self._level
 
     def set_level(self, level: Level, seconds: float | None = None) -> None:
-        former = self._revert[1] if self._revert is not None else self._level
+        revert = self._revert  # read once, because another thread may change it
+        former = self._level if revert is None else revert[1]
         self._level = level
         self._revert = None if seconds is None else (time.monotonic() + seconds, former)
 

@@ -20,6 +20,8 @@ from bls_agent.project.messages import Level, LogEntry
 
 ANCHOR: Final = 64  # newest records that a follower keeps and finds in the next read
 ALIKE: Final = 8  # consecutive records by which the position of a page is recognised
+# Processes whose last record a follower remembers. A restarted process has a new name.
+MOST_INSTANCES: Final = 1_000
 _FORM: Final = struct.Struct(">IB4s8s")
 
 
@@ -156,7 +158,10 @@ class Follower:
         if number is None:
             return None
         before = self._latest.get(entry.instance)
+        self._latest.pop(entry.instance, None)  # the newest instance is the last one
         self._latest[entry.instance] = (number, entry.timestamp)
+        if len(self._latest) > MOST_INSTANCES:
+            del self._latest[next(iter(self._latest))]
         if before is None:
             return None
         if number > before[0]:
