@@ -17,7 +17,8 @@ from bls_agent.core.codec import JSONObject, decode_object
 from bls_agent.core.errors import ConfigurationError, DecodeError
 from bls_agent.core.keys import CONTROL, PROJECT_STATUS, shares_slot
 
-# Logs a warning in the console list and with ``logging``, each text once a minute.
+# Logs a warning in the console list and with ``logging``. A text is logged again with
+# the same metadata at most once a minute.
 Warn = Callable[[str, dict[str, object]], None]
 
 

@@ -71,9 +71,11 @@ class ConflictDetector:
 
 
 class StatusWriter:
-    """Writes the status of one project, and never replaces a key of another type.
+    """Writes the status of one project, and does not replace a key of another type.
 
     ``SET`` with the option ``GET`` fails on a key of another type and writes nothing.
+    If the server does not allow this option, the type is checked only once, before the
+    first write. Then a key that later becomes another type is replaced.
     If Redis is out of memory, EXPIRE extends the TTL of an unchanged status. A replica
     calls :class:`ReplicaRegistry` instead of ``SET``. ``on_conflict`` is called once,
     if another process writes the same key.
