@@ -190,6 +190,11 @@ class WriterPool:
             raise
         return reply
 
+    async def remove_batch(self, keys: RunKeys, token: str, within: float) -> None:
+        """Remove the number of a writer's last batch. If Redis is away, it stays."""
+        with suppress(RedisUnavailableError), anyio.move_on_after(within):
+            await self._access.pool.call(keys.books, "HDEL", f"batch:{token}")
+
 
 class RunLease(LeaseState):
     """The lease of one writer on its run. A task renews the lease.
@@ -536,6 +541,7 @@ class RunWriterTask:
     async def _finish(self, within: float) -> None:
         import asyncio  # noqa: PLC0415 - this import takes 20 ms
 
+        until = anyio.current_time() + within
         try:
             await self.flush(within)
             loop_ends = self._task.done()
@@ -549,6 +555,10 @@ class RunWriterTask:
             if lost:
                 text = "run %d: %d events could not be written before the end"
                 logger.warning(text, self._keys.run_id, lost)
+            elif self._run_lease is None and not loop_ends:
+                # Every batch was written, so none is sent again.
+                left = max(0.0, until - anyio.current_time())
+                await self._pool.remove_batch(self._keys, self._token, left)
             self._log_drops(Counter(self._delivery.buffer.stats().dropped))
         finally:
             if self._run_lease is not None:

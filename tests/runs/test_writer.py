@@ -432,6 +432,18 @@ async def test_stats_and_repr(redis_url: str, run_id: int, bare: Redis) -> None:
     assert not run.stats().open
 
 
+async def test_contributors_leave_nothing_in_the_metadata(
+    store: EventStore, bare: Redis, run_id: int
+) -> None:
+    """However often a service adds to a long run, its metadata do not grow."""
+    async with store.run(run_id):
+        for _ in range(3):
+            async with store.run(run_id, lifecycle=False) as guest:
+                guest.emit("a", "b")
+        found = await bare.hkeys(RunKeys(run_id).books)
+    assert len([field for field in found if field.startswith(b"batch:")]) <= 1
+
+
 async def test_a_silent_run_lives_on(redis_url: str, bare: Redis, run_id: int) -> None:
     """Renewals keep its lease and all of its keys, however long nothing is written."""
     keys = RunKeys(run_id)
