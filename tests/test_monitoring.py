@@ -57,7 +57,7 @@ def queries() -> list[str]:
 
 def known_series() -> dict[str, set[str]]:
     """Name of each series of the console and of services → its labels."""
-    known = {one.sample_name: {*one.labels} for one in metrics.FAMILIES}
+    known = {one.name: {*one.labels} for one in metrics.FAMILIES}
     for family in prometheus.FAMILIES.values():
         ends = ("_bucket", "_count", "_sum") if family.kind == "histogram" else ("",)
         known |= {family.name + end: {*family.labels} for end in ends}
@@ -113,7 +113,7 @@ def test_the_pages_list_every_metric_of_the_console(page: str) -> None:
         )
     )
     listed = {name: {*filter(None, labels.split(","))} for name, labels in rows.items()}
-    own = {one.sample_name: {*one.labels} for one in metrics.FAMILIES}
+    own = {one.name: {*one.labels} for one in metrics.FAMILIES}
     assert {name: listed.get(name) for name in own} == own
     assert listed.keys() <= own.keys() | prometheus.FAMILIES.keys()
 

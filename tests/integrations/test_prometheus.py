@@ -163,7 +163,7 @@ async def test_the_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = {name: (labels, kind) for name, labels, kind in rows}
     for family in FAMILIES.values():
         assert listed[family.name] == (",".join(family.labels), family.kind)
-    fleet = {one.sample_name for one in console_metrics.FAMILIES}
+    fleet = {one.name for one in console_metrics.FAMILIES}
     assert fleet.isdisjoint(FAMILIES)
     opened: list[Any] = []
     start = prometheus_client.start_http_server

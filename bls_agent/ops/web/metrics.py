@@ -20,16 +20,9 @@ from starlette.routing import Route
 
 from bls_agent.crawl.overview import COUNTERS, Namespace, QueueStats
 from bls_agent.ops.fleet import Condition, ProjectView
+from bls_agent.ops.web.exposition import MEDIA_TYPE, Exposition, Family, label_of
 from bls_agent.ops.web.feeds.assets import SYNC_STATES
 from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, later
-from bls_agent.ops.web.openmetrics import (
-    OPENMETRICS,
-    PLAIN,
-    Exposition,
-    Family,
-    label_of,
-    wants_openmetrics,
-)
 from bls_agent.ops.web.rights import Grants, Role
 from bls_agent.ops.web.state import WebState, web_state
 from bls_agent.project.messages import Status
@@ -79,7 +72,7 @@ FAMILIES: Final = (
         ("project",),
     ),
     Family(
-        "bls_project_errors",
+        "bls_project_errors_total",
         "Error records in the log since the console began to read it; a lower bound.",
         ("project",),
         "counter",
@@ -102,7 +95,7 @@ FAMILIES: Final = (
         ("project", "spider", "state"),
     ),
     Family(
-        "bls_crawl_requests",
+        "bls_crawl_requests_total",
         "What happened to the requests of a crawl queue since the queue was made.",
         ("project", "spider", "event"),
         "counter",
@@ -253,11 +246,7 @@ _OTHER_PARTS: Final[Mapping[str, _Part]] = {
 async def _get_metrics(request: Request) -> Response:
     out = Exposition(FAMILIES)
     await _Scrape(web_state(request), request.state.grants, out).collect()
-    openmetrics = wants_openmetrics(request.headers.get("accept", ""))
-    media_type = OPENMETRICS if openmetrics else PLAIN
-    return Response(
-        out.write(openmetrics=openmetrics), headers={"content-type": media_type}
-    )
+    return Response(out.write(), headers={"content-type": MEDIA_TYPE})
 
 
 metrics_routes: Final = [Route("/metrics", _get_metrics)]

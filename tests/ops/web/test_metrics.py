@@ -10,7 +10,6 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from prometheus_client import parser
-from prometheus_client.openmetrics import parser as openmetrics_parser
 from redis.asyncio import Redis
 
 from bls_agent.assets import AssetLibrary
@@ -18,9 +17,9 @@ from bls_agent.devserver import DevServer
 from bls_agent.ops.fleet import Condition
 from bls_agent.ops.web import metrics
 from bls_agent.ops.web.auth import parse_users, token_line
+from bls_agent.ops.web.exposition import MEDIA_TYPE
 from bls_agent.ops.web.feeds import watch
 from bls_agent.ops.web.metrics import FAMILIES
-from bls_agent.ops.web.openmetrics import OPENMETRICS, PLAIN
 from bls_agent.runs import EventStore
 from tests.assets.test_library import prompt
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
@@ -29,8 +28,7 @@ from tests.ops.cli.test_acl import leave_a_failure
 from tests.ops.web.serving import HASH, OWN, console_of
 
 Samples = dict[tuple[str, ...], float]
-parse_plain: Any = parser.text_string_to_metric_families
-parse_openmetrics: Any = openmetrics_parser.text_string_to_metric_families
+parse: Any = parser.text_string_to_metric_families
 RUNNING = '{"status": "running"}'
 SENT = "2026-01-12T12:35:00.000Z"
 PARTS = ("projects", "workers", "tasks", "runs", "crawl", "assets")
@@ -39,16 +37,16 @@ SCRAPER = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.
 
 
 async def scrape(client: httpx.AsyncClient, **headers: str) -> Samples:
-    """Name and values of labels of each sample → value; OpenMetrics by its own rules."""
+    """Name and values of labels of each sample → value."""
     answer = await client.get("/metrics", headers=SCRAPER | headers)
-    assert (answer.status_code, answer.headers["content-type"]) == (200, OPENMETRICS)
-    return samples_of(answer.text)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, MEDIA_TYPE)
+    return samples_of(answer)
 
 
-def samples_of(text: str) -> Samples:
+def samples_of(answer: httpx.Response) -> Samples:
     return {
         (sample.name, *sample.labels.values()): sample.value
-        for family in parse_openmetrics(text)
+        for family in parse(answer.text)
         for sample in family.samples
     }
 
@@ -120,27 +118,15 @@ async def test_the_whole_fleet_is_in_one_scrape(
             )
 
         await eventually(is_read)
-        plain = await client.get("/metrics", headers={"accept": "text/plain"})
-    names = {name for name, *_ in samples_of_plain(plain)}
-    assert names == {family.sample_name for family in FAMILIES}
-
-
-def samples_of_plain(answer: httpx.Response) -> Samples:
-    """The older format has no end mark and no units."""
-    assert answer.headers["content-type"] == PLAIN
-    assert "# EOF" not in answer.text
-    assert "# UNIT" not in answer.text
+        answer = await client.get("/metrics", headers={"accept": "text/plain"})
+    names = {name for name, *_ in samples_of(answer)}
+    assert names == {family.name for family in FAMILIES}
     if PROMTOOL:
         lint = [PROMTOOL, "check", "metrics"]
         checked = subprocess.run(
             lint, check=False, input=answer.content, capture_output=True
         )
         assert (checked.returncode, checked.stderr) == (0, b"")
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in parse_plain(answer.text)
-        for sample in family.samples
-    }
 
 
 async def test_while_redis_is_away_nothing_is_claimed(
@@ -181,9 +167,6 @@ async def test_any_name_becomes_a_label(own_server: DevServer, redis: Redis) -> 
     async with console_of(own_server.url) as client:
         await eventually(lambda: _sees(client, len(names) + 1))
         found = await scrape(client)
-        plain = await client.get("/metrics", headers={"accept": "text/plain"})
-    both = {("bls_project_up", name) for name in names[:-1]}
-    assert samples_of_plain(plain).keys() >= both
     labels = {name for family, name, *_ in _wide(found) if family == "bls_project_up"}
     assert labels >= {*names[:-1], "\\xb6\\xa9\\xb5\\xa5"}
     assert max(len(label.encode()) for label in labels) <= 512

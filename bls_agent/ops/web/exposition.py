@@ -1,4 +1,4 @@
-"""Writes metrics as text, in the OpenMetrics and the older Prometheus format. No I/O.
+"""Writes metrics as text, in the Prometheus text format. No I/O.
 
 The console does not use ``prometheus_client``, because the library would be one more
 dependency. The console does not need the library's registry either, because all values
@@ -14,31 +14,25 @@ from typing import Final, Literal
 from bls_agent.core.codec import cut_text
 from bls_agent.core.keys import show_name
 
-OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
+MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 LONGEST_LABEL: Final = 512  # bytes; names in Redis may have any length
-UNITS: Final = ("seconds",)
 
 
 @dataclass(frozen=True)
 class Family:
-    """One metric; the name of a counter has no ``_total``."""
+    """One metric; the name of a counter ends with ``_total``."""
 
     name: str
     help: str
     labels: tuple[str, ...] = ()
     kind: Literal["gauge", "counter"] = "gauge"
 
-    @property
-    def sample_name(self) -> str:
-        return f"{self.name}_total" if self.kind == "counter" else self.name
-
 
 class Exposition:
     """The samples of one scrape."""
 
     def __init__(self, families: Iterable[Family]) -> None:
-        self._families = {family.sample_name: family for family in families}
+        self._families = {family.name: family for family in families}
         self._samples: dict[str, dict[tuple[str, ...], float]] = {
             name: {} for name in self._families
         }
@@ -51,26 +45,16 @@ class Exposition:
         if value is not None:
             self._samples[name].setdefault(labels, value)
 
-    def write(self, *, openmetrics: bool) -> bytes:
+    def write(self) -> bytes:
         """Return the text of all families that have samples."""
         lines: list[str] = []
         for name, samples in self._samples.items():
             if samples:
                 family = self._families[name]
-                lines += _head_of(family, openmetrics=openmetrics)
+                lines.append(f"# TYPE {name} {family.kind}")
+                lines.append(f"# HELP {name} {family.help}")
                 lines += _write_samples(family, samples)
-        if openmetrics:
-            lines.append("# EOF")
         return "".join(f"{line}\n" for line in lines).encode()
-
-
-def _head_of(family: Family, *, openmetrics: bool) -> list[str]:
-    name = family.name if openmetrics else family.sample_name
-    lines = [f"# TYPE {name} {family.kind}", f"# HELP {name} {family.help}"]
-    unit = family.name.rpartition("_")[2]
-    if openmetrics and unit in UNITS:
-        lines.insert(1, f"# UNIT {name} {unit}")
-    return lines
 
 
 def _write_samples(
@@ -78,17 +62,9 @@ def _write_samples(
 ) -> Iterable[str]:
     pairs = ",".join(f'{label}="%s"' for label in family.labels)
     labels = f"{{{pairs}}}" if pairs else ""
-    line = f"{family.sample_name}{labels} %.16g"
+    line = f"{family.name}{labels} %.16g"
     for values, value in samples.items():
         yield line % (*map(_escape, values), value)
-
-
-def wants_openmetrics(accept: str) -> bool:
-    """Return whether the client accepts OpenMetrics, by its header ``Accept``.
-
-    Browsers and old scrapers get the older format.
-    """
-    return "openmetrics" in accept or "text/" not in accept
 
 
 def label_of(text: str) -> str:
