@@ -263,17 +263,30 @@ class FaultProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # the listener closes
 
     async def _listen(self) -> None:
+        await asyncio.sleep(0)  # a former listener closes
         self._listener = await asyncio.start_server(
             self._accept, LOOPBACK, self._port, backlog=512
         )
         self._port = self._listener.sockets[0].getsockname()[1]
 
     def _stop_listening(self) -> None:
+        """Accept no more connections, and close the listener in the next turn.
+
+        asyncio drops the socket of a connection that it is accepting when the listener
+        closes. In the next turn, it has accepted the connection, and this class closes
+        the socket.
+        """
         listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.close()
+        if listener is None:
+            return
+        loop = asyncio.get_running_loop()
+        with suppress(NotImplementedError):  # the loop of Windows has no readers
+            for sock in listener.sockets:
+                loop.remove_reader(sock)
+        loop.call_soon(listener.close)
 
     def _accept(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

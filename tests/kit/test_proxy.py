@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 import time
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Self
@@ -205,6 +206,26 @@ async def test_what_is_held_comes_later(
         peer.send("PING")
         assert await peer.hears_nothing()
     assert await peer.read(7) == b"+PONG\r\n"
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_connection_that_comes_while_listening_ends_is_closed(
+    redis_url: str, turns: int
+) -> None:
+    """Its socket is not left to the garbage collector, at whatever turn it came."""
+    async with FaultProxy(redis_url) as proxy:
+        with socket.socket() as client:
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                client.connect(("127.0.0.1", proxy.port))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            proxy.start(Refuse())
+            await eventually(lambda: not proxy.connections)
+            await asyncio.sleep(0)
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        gc.collect()
+    assert [str(one.message) for one in caught] == []
 
 
 async def test_a_swallowed_request_is_never_executed(
