@@ -94,7 +94,6 @@ def make_receiver(
         Settings(concurrency=concurrency, lease_ttl=lease_ttl),
         instance=instance,
         report=ignore,
-        on_settled=lambda *_: None,
     )
     return connections, receiver
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import bls_agent
 from bls_agent.agent import ProjectAgent
@@ -24,7 +23,6 @@ from bls_agent.project.agent_state import state_of
 from bls_agent.project.commands.observer import OnEnd, TakenCommand
 from bls_agent.project.console.tracing import encode_within, tracing_of, untraced
 from bls_agent.project.messages import Command, Level, Outcome
-from bls_agent.project.receive.receiver import Message
 from bls_agent.sync_console import SyncConsole
 
 try:
@@ -34,7 +32,6 @@ try:
     from opentelemetry.trace import (
         Link,
         Span,
-        SpanContext,
         SpanKind,
         StatusCode,
         TracerProvider,
@@ -92,9 +89,7 @@ def instrument(
         state = state_of(target)
         if any(isinstance(one, _CommandObserver) for one in state.observers.all):
             raise _instrumented(target)
-        observer = _CommandObserver(target.project, instruments)
-        state.observers.add(observer)
-        state.observers.on_settled = observer.settled
+        state.observers.add(_CommandObserver(target.project, instruments))
         state.stream.trace_of_caller = _trace_of_caller
         return
     if not isinstance(target, Console | SyncConsole):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's
@@ -206,9 +201,6 @@ class _CommandObserver:
     def __init__(self, project: str, instruments: _Instruments) -> None:
         self._instruments = instruments
         self._process = _operation("process", project)
-        self._settle = _operation("settle", project)
-        # Spans of commands that are not acknowledged yet, in mode ``reliable``.
-        self._unsettled: WeakKeyDictionary[Message, SpanContext] = WeakKeyDictionary()
 
     def begin(self, taken: TakenCommand) -> OnEnd:
         message = taken.message
@@ -225,8 +217,6 @@ class _CommandObserver:
             links,
         )
         contexts.attach(trace.set_span_in_context(span, parent))
-        if message.mode == "reliable":
-            self._unsettled[message] = span.get_span_context()
         return partial(self._end, span, taken)
 
     def _end(
@@ -251,38 +241,6 @@ class _CommandObserver:
         instruments.process_duration.record(outcome.duration_ms / 1000, shared)
         instruments.consumed[tuple(shared.items())] += 1
         span.end()
-
-    def settled(self, messages: Sequence[Message], seconds: float) -> None:
-        """Make one span for a request, which may acknowledge several commands.
-
-        There are two cases:
-
-        1. The request acknowledges one command: the span is a child of the command's
-           span.
-        2. The request acknowledges several commands: the span has no parent, and has a
-           link to the span of each command.
-        """
-        self._instruments.operation_duration.record(seconds, self._settle)
-        found = [self._unsettled.pop(message, None) for message in messages]
-        spans = [one for one in found if one is not None and one.trace_flags.sampled]
-        if not spans:
-            return
-        parent, links = _NOTHING, [Link(one) for one in spans]
-        attributes: dict[str, AnyValue] = {**self._settle}
-        if len(messages) == 1:
-            only = trace.NonRecordingSpan(spans[0])
-            parent, links = trace.set_span_in_context(only, parent), []
-        else:
-            attributes["messaging.batch.message_count"] = len(messages)
-        now = time.time_ns()
-        self._instruments.tracer.start_span(
-            "settle",
-            parent,
-            SpanKind.CLIENT,
-            attributes,
-            links,
-            start_time=now - int(seconds * 1e9),
-        ).end(now)
 
 
 def _describe(taken: TakenCommand) -> dict[str, AnyValue]:

@@ -239,7 +239,6 @@ class AgentSession:
                     settings,
                     instance=self._state.instance,
                     report=runner.report_unstarted,
-                    on_settled=self._state.observers.settle,
                 )
 
     def _build_switch(self) -> IntakeSwitch:

@@ -341,43 +341,6 @@ async def test_a_repeated_delivery_has_a_link(telemetry: Telemetry) -> None:
     assert (span.attributes or {})["bls.delivery"] == 2
 
 
-async def test_an_acknowledgement_has_a_span_in_mode_reliable(
-    redis_url: str, project: str, redis: Redis, telemetry: Telemetry
-) -> None:
-    """Of one command: in the trace of the command."""
-    agent = ProjectAgent(project, redis=redis_url, mode="reliable")
-    agent.command("reload")(lambda: None)
-    telemetry.instrument(agent)
-    async with agent:
-        await agent.ready(5)
-        await redis.rpush(f"{project}_控制", message({}).payload)
-        await eventually(lambda: len(telemetry.spans) == 2)
-    process, settle = telemetry.spans
-    assert (settle.name, settle.kind) == ("settle", SpanKind.CLIENT)
-    assert settle.parent is not None
-    assert settle.parent.span_id == process.context.span_id
-    assert settle.start_time is not None
-    assert settle.end_time is not None
-    assert settle.start_time < settle.end_time
-
-
-async def test_one_acknowledgement_of_several_commands_has_a_link_to_each(
-    telemetry: Telemetry,
-) -> None:
-    agent = reloading(telemetry)
-    runner = make_runner(agent)
-    several = [message({"id": f"n{number}"}, mode="reliable") for number in range(3)]
-    for one in several:
-        await runner.run(one, print)
-    state_of(agent).observers.settle(several, 0.25)
-    *begun, settle = telemetry.spans
-    assert settle.parent is None
-    assert [link.context for link in settle.links] == [one.context for one in begun]
-    assert (settle.attributes or {})["messaging.batch.message_count"] == 3
-    state_of(agent).observers.settle(several, 0.25)  # no span is kept for long
-    assert len(telemetry.spans) == 4
-
-
 async def test_without_samples_the_context_travels_alone(
     redis_url: str,
     project: str,

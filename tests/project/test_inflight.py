@@ -31,7 +31,6 @@ def make_list() -> InFlightList:
         reclaimer,
         lambda _: None,
         instance="a",
-        on_settled=lambda *_: None,
     )
 
 

@@ -86,21 +86,9 @@ class Observers:
         # Each change makes a new sequence, because another task or thread may iterate
         # over the old one.
         self.all: Sequence[Observer] = ()
-        # Called in mode ``reliable`` after a request has acknowledged commands, with
-        # their messages and the duration of the request in seconds.
-        self.on_settled: Callable[[Sequence[Message], float], None] | None = None
 
     def add(self, observer: Observer) -> None:
         self.all = (*self.all, observer)
-
-    def settle(self, messages: Sequence[Message], seconds: float) -> None:
-        if self.on_settled is None:
-            return
-        try:
-            self.on_settled(messages, seconds)
-        except Exception as fault:  # noqa: BLE001 - any error of an observer
-            self._log(self.on_settled, fault)
-            self.on_settled = None
 
     def remove(self, observer: Observer) -> bool:
         """Remove an observer; return whether it was there."""
@@ -111,8 +99,5 @@ class Observers:
 
     def drop(self, observer: Observer, fault: Exception) -> None:
         if self.remove(observer):
-            self._log(observer, fault)
-
-    def _log(self, observer: object, fault: Exception) -> None:
-        text = "%r failed, and observes no more commands\n%s"
-        logger.error(text, observer, redact_traceback(fault))
+            text = "%r failed, and observes no more commands\n%s"
+            logger.error(text, observer, redact_traceback(fault))

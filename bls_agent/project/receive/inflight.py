@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -123,7 +122,6 @@ class InFlightList:
         report_dead: Callable[[bytes], None],
         *,
         instance: str,
-        on_settled: Callable[[Sequence[Message], float], None],
     ) -> None:
         self._connections = connections
         self._keys = keys
@@ -131,8 +129,6 @@ class InFlightList:
         self._instance = instance
         self._reclaimer = reclaimer
         self._report_dead = report_dead
-        # Called with acknowledged messages, and the duration of the request in seconds.
-        self._on_settled = on_settled
         self._renewing = anyio.Lock()
         self.lease: Lease = self._make_lease(instance)
         self.state: ListState = ListState.UNKNOWN
@@ -262,7 +258,7 @@ class InFlightList:
             is_known = held.start is Start.DUPLICATE
             acknowledged += (message.payload, "" if is_known else held.id)
             acknowledged.append(0 if held.reclaimed else 1)
-        keys, sent_at = self._keys, time.monotonic()
+        keys = self._keys
         try:
             reply = await EXCHANGE.run(
                 connections.blocking if limit else connections.control,
@@ -286,7 +282,6 @@ class InFlightList:
             if getattr(error, "ambiguous", True):  # true for a cancellation, too
                 self._record_doubt()
             raise
-        seconds = time.monotonic() - sent_at
         ours, found = cast("tuple[int, list[tuple[bytes, int, bytes, int]]]", reply)
         if lease is not self.lease:
             return []  # another list is used now, and all commands are marked
@@ -297,8 +292,6 @@ class InFlightList:
         self._drop_ended(ended, is_ours=bool(ours))
         if not ours:
             self._record_loss()
-        elif ended:
-            self._on_settled(ended, seconds)
         return taken
 
     def _drop_ended(self, ended: Iterable[Message], *, is_ours: bool) -> None:

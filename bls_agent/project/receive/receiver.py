@@ -22,7 +22,7 @@ from bls_agent.core.keys import CONTROL, PROJECT_STATUS, shares_slot
 Warn = Callable[[str, dict[str, object]], None]
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(eq=False, slots=True)
 class Message:
     """One element taken from the control list.
 

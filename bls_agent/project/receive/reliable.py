@@ -81,7 +81,6 @@ class ReliableReceiver(Receiver):
         *,
         instance: str,
         report: Callable[[Message, OutcomeKind], object],
-        on_settled: Callable[[Sequence[Message], float], None],
     ) -> None:
         self._connections = connections
         self._warn = warn
@@ -103,7 +102,6 @@ class ReliableReceiver(Receiver):
             self._reclaimer,
             self._report_dead,
             instance=instance,
-            on_settled=on_settled,
         )
         self._read = BlockingRead(connections)
         # Held while commands are taken or acknowledged, and during reconcile().
