@@ -197,6 +197,7 @@ _C: Final = Contract
 PROJECT_STATUS: Final = KeyTemplate("{project}_项目状态", _T.STRING, 60, _C.CONSOLE, "status_ttl")
 PROJECT_CONSOLE: Final = KeyTemplate("{project}_项目控制台", _T.LIST, None, _C.CONSOLE)
 CONTROL: Final = KeyTemplate("{project}_控制", _T.LIST, None, _C.CONSOLE)
+PROJECT_KEYS: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
 
 # Run events (003)
 RUN_EVENTS: Final = KeyTemplate("run:{run_id}:events", _T.STREAM, _DAY, _C.RUNS)

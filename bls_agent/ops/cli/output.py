@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -162,6 +163,10 @@ def now_clock(*, iso: bool = False) -> str:
     if iso:
         return format_timestamp(now.timestamp())
     return now.astimezone().strftime(CLOCK)
+
+
+def unix_now() -> float:
+    return time.time()  # noqa: TID251 - the commands' only clock
 
 
 def span(seconds: float | None) -> str:

@@ -20,10 +20,8 @@ from bls_agent.connection.endpoint import RedisSource
 from bls_agent.connection.pool import ConnectionPool, find_endpoint
 from bls_agent.core.errors import RedisRefusedError
 from bls_agent.core.keys import (
-    CONTROL,
     KEYS,
-    PROJECT_CONSOLE,
-    PROJECT_STATUS,
+    PROJECT_KEYS,
     check_name,
     encode_key,
 )
@@ -216,7 +214,7 @@ class _Examination:
         self._add("scan-refused", Severity.WARNING, refusal.kind)
         if not self.project:
             return
-        for row in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
+        for row in PROJECT_KEYS:
             key = row.locate(project=self.project)
             async with self.pool.to(key) as connection:
                 await self._examine_keys(Server(connection), [encode_key(key)])

@@ -21,7 +21,7 @@ from bls_agent.connection.endpoint import Endpoint, RedisSource, Reply, Request
 from bls_agent.connection.pool import ConnectionPool, find_endpoint
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
-from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
+from bls_agent.core.keys import PROJECT_KEYS
 from bls_agent.ops.fleet.project_state import Held, Moment, ProjectState
 from bls_agent.ops.fleet.project_view import FleetChange, ProjectView
 
@@ -31,10 +31,11 @@ LISTS: Final = 1.0  # seconds between two reads of queues and logs
 SEARCH: Final = 2.0  # seconds between the starts of two searches for new names
 CLOSE: Final = 1.0  # seconds that closing waits at most for a running read
 STEPS: Final = 25  # steps of a search in one round; a step covers about 1,000 keys
-TEMPLATES: Final = (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL)
 # One SCAN finds all three kinds of keys by the last byte of their names. Other keys may
 # match, too; the parser ignores them.
-PATTERN: Final = b"*[%b]" % b"".join(row.pattern().encode()[-1:] for row in TEMPLATES)
+PATTERN: Final = b"*[%b]" % b"".join(
+    row.pattern().encode()[-1:] for row in PROJECT_KEYS
+)
 TOGETHER: Final = 250  # projects whose requests are sent in one write
 STATUS_BYTES: Final = 64  # bytes that are read of a status; valid values have six
 # Approximate bytes of records that the first reads fetch: of all projects, and of one.
@@ -276,7 +277,7 @@ class Fleet:
     async def _scan(self) -> AsyncGenerator[set[str]]:
         async with aclosing(self._pool.scan_steps(PATTERN)) as steps:
             async for keys in steps:
-                found = (row.parse(key) for key in keys for row in TEMPLATES)
+                found = (row.parse(key) for key in keys for row in PROJECT_KEYS)
                 yield {fields["project"] for fields in found if fields is not None}
 
     async def _read_statuses(

@@ -26,6 +26,7 @@ from bls_agent.core.keys import (
     KEYS,
     OWNER,
     PROJECT_CONSOLE,
+    PROJECT_KEYS,
     PROJECT_STATUS,
     SEEN,
     encode_key,
@@ -49,7 +50,7 @@ async def find_projects(pool: ConnectionPool) -> dict[str, Status | None]:
     reading its status key.
     """
     names: set[str] = set()
-    for template in (PROJECT_STATUS, PROJECT_CONSOLE, CONTROL):
+    for template in PROJECT_KEYS:
         async for key in pool.scan(template.pattern()):
             parsed = template.parse(key)
             if parsed is not None:

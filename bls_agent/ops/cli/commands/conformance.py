@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, NamedTuple
@@ -34,7 +34,6 @@ from bls_agent.ops.texts import Texts, load_texts
 
 NAME: Final = "bls-conformance"
 TIMEOUT: Final = 5.0  # seconds for one round trip of the judge
-UNJUDGED: Final = {Side.WRITER, Side.READER}  # can be listed alone
 STYLES: Final = {Level.MUST: "bold red", Level.SHOULD: "yellow", Level.MAY: "dim"}
 
 Program = Annotated[str, Option("--cmd", metavar="COMMAND", show_default=False)]
@@ -87,15 +86,11 @@ def brief(invocation: Invocation) -> Exit:
 
 
 class Choice(NamedTuple):
-    """What the command line chose.
-
-    The side to judge, the command that starts the program, the project (``""`` for a new
-    one), and the patience in seconds.
-    """
+    """What the command line chose."""
 
     side: Side
-    cmd: str
-    project: str
+    cmd: str  # starts the program
+    project: str  # empty for a new one
     patience: float = 0.0  # seconds within which an agent has to react
 
 
@@ -108,10 +103,7 @@ async def _judge(
     listing: bool,
 ) -> Exit:
     texts = load_texts("conformance", invocation.language)
-    sides = {choice.side}
-    if listing and patterns:
-        sides |= UNJUDGED
-    vectors = _choose(load_vectors(), sides, patterns)
+    vectors = _choose(load_vectors(), choice.side, patterns)
     if listing:
         _list(invocation, vectors)
         return Exit.DONE
@@ -161,9 +153,9 @@ async def _open(
 
 
 def _choose(
-    vectors: Sequence[Vector], sides: Collection[Side], patterns: Sequence[str]
+    vectors: Sequence[Vector], side: Side, patterns: Sequence[str]
 ) -> list[Vector]:
-    ours = [one for one in vectors if one.side in sides]
+    ours = [one for one in vectors if one.side is side]
     if not patterns:
         return ours
     for pattern in patterns:

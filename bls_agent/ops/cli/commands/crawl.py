@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -24,7 +23,7 @@ from bls_agent.crawl.queue import RequestQueue
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure, find_likely, misspelt, normalise
 from bls_agent.ops.cli.options import LimitOption, WatchOption
-from bls_agent.ops.cli.output import Invocation, span
+from bls_agent.ops.cli.output import Invocation, span, unix_now
 from bls_agent.ops.cli.tables import Layout, Table
 from bls_agent.ops.terminal import Cell
 
@@ -170,7 +169,7 @@ def _failure_cells(invocation: Invocation, one: FailedRequest) -> Mapping[str, C
     record = _describe_failure(one)
     unreadable = invocation.texts["crawl_unreadable"]
     request = f"{record['method']} {record['url']}" if one.request else unreadable
-    now = time.time()  # noqa: TID251 - no caller passes the time
+    now = unix_now()
     people, reason = invocation.out.terminal, record["reason"]
     return {
         "age": span(now - one.failed_at) if people else f"{one.failed_at:.3f}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Final
@@ -14,7 +13,7 @@ from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit, Failure
 from bls_agent.ops.cli.options import LimitOption, WatchOption
-from bls_agent.ops.cli.output import Invocation, span
+from bls_agent.ops.cli.output import Invocation, span, unix_now
 from bls_agent.ops.cli.tables import Layout, Table, wants_live
 from bls_agent.ops.terminal import Cell, clock_of, json_text, visible_lines
 from bls_agent.ops.texts import Texts
@@ -70,10 +69,6 @@ EVENT_STYLES: Final = {
 BAD: Final = frozenset({"failed", "error"})
 
 
-def _now() -> float:
-    return time.time()  # noqa: TID251 - the command's only clock
-
-
 @command("runs list", default=True)
 async def list_runs(
     invocation: Invocation,
@@ -85,7 +80,7 @@ async def list_runs(
     order = -1 if watch and not wants_live(invocation) else 1
 
     def cells(run: RunSummary) -> Mapping[str, Cell]:
-        return run_cells(run, texts, _now(), people=people)
+        return run_cells(run, texts, unix_now(), people=people)
 
     def fill(found: RunList) -> None:
         more = found.total - len(found)

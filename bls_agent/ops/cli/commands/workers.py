@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -14,7 +13,7 @@ from bls_agent.core.codec import JSONObject, cut_text
 from bls_agent.ops.cli.app import command
 from bls_agent.ops.cli.errors import Exit
 from bls_agent.ops.cli.options import WatchOption
-from bls_agent.ops.cli.output import Invocation, now_clock, span
+from bls_agent.ops.cli.output import Invocation, now_clock, span, unix_now
 from bls_agent.ops.cli.tables import Layout, Table, wants_live
 from bls_agent.ops.terminal import Cell, json_text
 from bls_agent.ops.texts import Texts
@@ -207,17 +206,13 @@ def _short(value: object) -> str:
     return cut_text(value if isinstance(value, str) else json_text(value), LONGEST)
 
 
-def _now() -> float:
-    return time.time()  # noqa: TID251 - the command's only clock
-
-
 @command("tasks")
 async def tasks(invocation: Invocation, watch: WatchOption = False) -> Exit:
     """List the tasks, the worst first; exit 3 if one of them cannot be read."""
     texts, people = invocation.texts, invocation.out.terminal
 
     def describe(task: Task) -> JSONObject:
-        return task.describe(_now())
+        return task.describe(unix_now())
 
     def fill(found: TaskList) -> None:
         counts = Counter(task.state for task in found.tasks)
@@ -257,7 +252,7 @@ def task_cells(task: Task, texts: Texts, *, people: bool = True) -> Mapping[str,
         "state": (texts[f"task_{state}"] if people else state, _TASK_STYLES[state]),
         "status": (problem, "bold red") if problem else task.status,
         "progress": progress,
-        "age": span(task.age(_now())),
+        "age": span(task.age(unix_now())),
         "worker": task.worker,
         "message": _short(task.message or task.raw or ""),
     }
