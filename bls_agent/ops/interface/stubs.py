@@ -118,10 +118,11 @@ def _write_method(
 ) -> list[str]:
     """Write the method of a command.
 
-    1. Unknown arguments, or other ones than those that are named: ``**args: Any``.
+    1. Unknown arguments, other ones than those that are named, or an argument whose name
+       cannot be a field: ``**args: Any``.
     2. No arguments: the method has none.
-    3. Otherwise a TypedDict has the arguments, also those whose name is no identifier.
-       What the caller leaves out is not sent, so that the agent's default holds.
+    3. Otherwise a TypedDict has the arguments. What the caller leaves out is not sent, so
+       that the agent's default holds.
     """
     arguments = command.arguments
     known: Schema = {} if arguments is None else arguments.args
@@ -154,10 +155,10 @@ def _is_open(schema: Schema) -> bool:
 
     1. It may have other properties than the named ones. If the schema does not say so,
        it has no others, as people mean who write a schema by hand.
-    2. A property has an empty name.
+    2. The name of a property cannot be a field.
     """
     other = schema.get("additionalProperties", "properties" not in schema)
-    return other is not False or "" in schema.get("properties", {})
+    return other is not False or not all(map(_is_field, schema.get("properties", {})))
 
 
 def _describe(name: str, schema: Schema, texts: Texts) -> str:
@@ -178,7 +179,6 @@ class _Types:
         self._names = Names(_class_name, taken)
         self._definitions: Mapping[str, Schema] = {}
         self._known: dict[str, str] = {}  # definition → its annotation
-        self._open: set[str] = set()  # classes that are being written
 
     def add_arguments(
         self, method: str, schema: Schema, definitions: Mapping[str, Schema]
@@ -188,14 +188,8 @@ class _Types:
         return self._add_class(f"{method}_args", schema)
 
     def _add_class(self, wanted: str, schema: Schema, definition: str = "") -> str:
-        """Write a TypedDict.
-
-        1. All names are identifiers, and hide no type that the fields use: a class.
-        2. Otherwise a call, which is evaluated at once. A type that is not written yet
-           is ``Any`` there.
-        """
+        """Write a TypedDict. A type that a field's name would hide is ``Any``."""
         name = self._names.add(wanted)
-        self._open.add(name)
         if definition:
             self._known[definition] = name
         required = schema.get("required", [])
@@ -204,20 +198,10 @@ class _Types:
             field: self._annotate(inner, f"{wanted}_{field}")
             for field, inner in properties.items()
         }
-        hidden = properties.keys() & {"NotRequired"}.union(*map(_words, kinds.values()))
-        if all(map(_is_field, properties)) and not hidden:
-            rows = [f"    {one}: {_demand(one, kinds, required)}" for one in kinds]
-            self.blocks.append([f"class {name}(TypedDict):", *(rows or ["    pass"])])
-        else:
-            early = {one for one, kind in kinds.items() if _words(kind) & self._open}
-            kinds |= dict.fromkeys(early, "Any")
-            rows = [
-                f"        {literal(one)}: {_demand(one, kinds, required)},"
-                for one in kinds
-            ]
-            head = [f"{name} = TypedDict(", f"    {literal(name)},", "    {"]
-            self.blocks.append([*head, *rows, "    },", ")"])
-        self._open.discard(name)
+        hiding = {one for one, kind in kinds.items() if _words(kind) & kinds.keys()}
+        kinds |= dict.fromkeys(hiding, "Any")
+        rows = [f"    {one}: {_demand(one, kinds, required)}" for one in kinds]
+        self.blocks.append([f"class {name}(TypedDict):", *(rows or ["    pass"])])
         return name
 
     def _annotate(self, schema: Any, wanted: str) -> str:
@@ -301,9 +285,13 @@ def _write_choice(value: object) -> str:
 
 
 def _is_field(name: str) -> bool:
-    """Return whether a class can have this field; two underscores would change it."""
+    """Return whether a class can have this field.
+
+    Two underscores would change the name, and names of ``typing`` would be hidden.
+    """
     is_plain = name.isidentifier() and normalize("NFKC", name) == name
-    return is_plain and not iskeyword(name) and not name.startswith("__")
+    is_free = name not in _TYPING and not iskeyword(name)
+    return is_plain and is_free and not name.startswith("__")
 
 
 def _method_name(text: str) -> str:
