@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import anyio
 
-from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.endpoint import Argument
 from bls_agent.core.codec import (
     JSONObject,
     cut_text,
@@ -27,9 +26,6 @@ from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.keys import check_name
 from bls_agent.core.redaction import redact
 from bls_agent.runs.events import check_count
-from bls_agent.runs.reading import RunKeys
-
-logger: logging.Logger = logging.getLogger(__name__)
 
 FIELDS_BYTES: Final = 200  # approximate bytes of an event without its data
 SOURCE: Final = ("agent_id", "agent_type", "agent_name", "team_name")
@@ -297,17 +293,6 @@ def add_arguments(
         int(lease * 1000), int(ends),
     )  # fmt: skip
     return [*head, *chain.from_iterable(events)]
-
-
-def log_mended(reply: Reply, keys: RunKeys) -> Reply:
-    """Log that a script has repaired the metadata. Return the rest of the reply."""
-    if reply[-1] != b"mended":
-        return reply
-    text = (
-        "%r held invalid values: the sequence continues from the events in the stream"
-    )
-    logger.warning(text, keys.books)
-    return reply[:-1]
 
 
 def describe_end(error: BaseException | None, result: object) -> tuple[str, object]:

@@ -34,7 +34,6 @@ from bls_agent.runs.new_events import (
     Prepared,
     add_arguments,
     encode_all,
-    log_mended,
     portions,
 )
 from bls_agent.runs.reading import NO_KEY, RunKeys, RunReader, find_wrong_run_key
@@ -199,8 +198,7 @@ class EventStore(WritingStore):
         arguments = add_arguments(events, maxlen=self.maxlen, ttl=self.ttl, floor=floor)
         try:
             async with self._access.pool.to(keys.events) as connection:
-                reply = await ADD_EVENTS.run(connection, keys.all, arguments)
-                return log_mended(reply, keys)
+                return await ADD_EVENTS.run(connection, keys.all, arguments)
         except RedisUnavailableError as error:
             if error.kind == "wrong_type":
                 raise await find_wrong_run_key(self._access.pool, keys) from error

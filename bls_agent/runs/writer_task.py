@@ -39,7 +39,6 @@ from bls_agent.runs.new_events import (
     Source,
     add_arguments,
     capture,
-    log_mended,
     merge,
 )
 from bls_agent.runs.reading import RunKeys, find_wrong_run_key
@@ -433,7 +432,6 @@ class RunWriterTask:
         until = math.inf if lives else boot_seconds() + self._pool.bounds.ttl
         sent_at = boot_seconds()
         reply = await self._pool.run_script(ADD_EVENTS, self._keys, arguments)
-        reply = log_mended(reply, self._keys)
         if reply[-1] == b"ours":
             reply = reply[:-1]
             if self._run_lease is not None:

@@ -441,7 +441,7 @@ async def test_contributors_leave_nothing_in_the_metadata(
             async with store.run(run_id, lifecycle=False) as guest:
                 guest.emit("a", "b")
         found = await bare.hkeys(RunKeys(run_id).books)
-    assert len([field for field in found if field.startswith(b"batch:")]) <= 1
+    assert len([field for field in map(str, found) if "batch:" in field]) <= 1
 
 
 async def test_a_silent_run_lives_on(redis_url: str, bare: Redis, run_id: int) -> None:

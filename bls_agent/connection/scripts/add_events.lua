@@ -18,8 +18,6 @@
 -- Adds events, and numbers the events of all writers of a run in one sequence. Returns the
 -- last sequence and the ids of the events. Then comes "ours" if the batch has renewed the
 -- lease of the writer, so that a busy writer keeps its run although its renewals are late.
--- Then comes "mended" if the books contained values that no script writes, and that this
--- script has ignored.
 --
 -- One step, because otherwise an event could be written after an event with a higher
 -- sequence, and because a batch must be recognised if it is sent again after a lost reply.
@@ -53,13 +51,11 @@ local function live_on()
   end
 end
 
-local mended = false
 if token ~= '' and books[4] then
   local number, sequence, id, count =
     string.match(books[4], '^(%d+) (%d+) (%d+%-%d+) (%d+)$')
   number, sequence, count = count_of(number), count_of(sequence), count_of(count)
-  mended = not (number and sequence and count)
-  if not mended and number >= tonumber(ARGV[7]) then
+  if number and sequence and count and number >= tonumber(ARGV[7]) then
     if holder == token and ARGV[8] ~= '0' and ARGV[9] ~= '1' then
       redis.call('PEXPIRE', KEYS[3], ARGV[8])
       live_on()
@@ -92,7 +88,6 @@ if known then
     from, strange = known, #found > 0
   end
 end
-mended = mended or (books[1] and not sequence) or (books[2] and not known)
 sequence = sequence or 0
 if strange then
   local entries = redis.call('XREVRANGE', stream, '+', from, 'COUNT', 1)
@@ -209,7 +204,4 @@ elseif ends and ours then
   redis.call('DEL', KEYS[3])
 end
 live_on()
-if mended then
-  told[count + 1] = 'mended'
-end
 return told
