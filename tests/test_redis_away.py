@@ -13,7 +13,6 @@ from typing import Any
 import anyio
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
 from bls_agent.devserver import DevServer
@@ -42,59 +41,6 @@ async def numbers(redis: Redis, project: str) -> list[int]:
     """The ``n`` of every record that has one, in list order."""
     found = await records(redis, project)
     return [r["metadata"]["n"] for r in found if "n" in r.get("metadata", {})]
-
-
-@pytest.mark.parametrize("rounds", [3], ids=["three-kills"])
-async def test_killed_and_restarted_under_load(
-    own_server: DevServer, project: str, rounds: int
-) -> None:
-    """SIGKILL under load, restart with its file: order kept, nothing twice, all run."""
-    history = History()
-    agent = ProjectAgent(project, redis=own_server.url, log_list_limit=1_000_000)
-    history.attach(agent)
-    count = 0
-    async with agent:
-        await agent.ready(5)
-        for _ in range(rounds):
-            async with client_of(own_server) as redis:
-                until = anyio.current_time() + 0.5
-                while anyio.current_time() < until:
-                    await history.push(redis, project)
-                    for _ in range(20):
-                        agent.log.info("steady", n=count)
-                        count += 1
-                    await anyio.sleep(0.001)
-            own_server.kill()
-            for _ in range(200):
-                agent.log.info("while away", n=count)
-                count += 1
-            await anyio.sleep(0.3)  # an outage lasts
-            own_server.restart()
-            back = time.perf_counter()
-            async with client_of(own_server) as redis:
-                await eventually(lambda: _answers(redis), 10)
-                await eventually(lambda: agent.stats().status_writes > 0)
-                await history.push(redis, project)
-                await eventually(lambda: history.pushed[-1] in history.handled, 5)
-            assert time.perf_counter() - back < 3.5
-        assert await agent.flush(5)
-    async with client_of(own_server) as redis:
-        found = await numbers(redis, project)
-        assert found == list(range(count)), "a record is missing, twice or out of order"
-        assert agent.stats().logs_maybe_repeated == 0
-        lost = set(history.pushed) - set(history.handled)
-        assert (
-            not lost - set(await history.waiting(redis, project)) or len(lost) <= rounds
-        )
-        # a server that forgot its last pop hands it out again: at most one per kill
-        assert len(history.handled) - len(set(history.handled)) <= rounds
-
-
-async def _answers(redis: Redis) -> bool:
-    try:
-        return bool(await redis.ping())
-    except (RedisError, OSError):
-        return False
 
 
 async def test_frozen_beyond_every_deadline(

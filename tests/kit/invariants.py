@@ -213,6 +213,19 @@ def _compare_with_list(history: History, counts: list[LogCount]) -> Iterator[str
     told = sum(count.maybe_repeated for count in counts)
     if twice > told:
         yield f"{twice} records stand in the list again, {told} were counted"
+    elif not told:
+        yield from _compare_order(history)
+
+
+def _compare_order(history: History) -> Iterator[str]:
+    """Where no batch was sent again, the list has each agent's records in their order."""
+    found = [event.id for event in history.events(Step.FOUND)]
+    writers = {event.id: event.who for event in history.events(Step.LOGGED)}
+    places = {number: place for place, number in enumerate(writers)}
+    for who in set(writers.values()):
+        shown = [places[number] for number in found if writers.get(number) == who]
+        if shown != sorted(shown):
+            yield f"the records of {who or 'the agent'} are not in order"
 
 
 def _check_status(history: History, promise: Promise) -> Iterator[str]:

@@ -142,6 +142,23 @@ def test_c4_a_record_that_stands_twice() -> None:
     assert not broken(history)
 
 
+def test_c4_records_in_another_order() -> None:
+    """Unless a batch was sent again, or they are of two agents."""
+    history = history_of(logged="a b c", found="a c b")
+    history.evidence.final_log_counts.append(count_of(3, 3))
+    assert broken(history) == {"C4"}
+    history.evidence.final_log_counts[:] = [count_of(3, 3, repeated=1)]
+    assert not broken(history)
+    history = history_of(logged="a b", found="c b a")
+    history.note(Step.LOGGED, "c", "another")
+    history.evidence.final_log_counts.append(count_of(3, 3))
+    assert broken(history) == {"C4"}
+    history = history_of(logged="a b", found="c a b")
+    history.note(Step.LOGGED, "c", "another")
+    history.evidence.final_log_counts.append(count_of(3, 3))
+    assert not broken(history)
+
+
 def test_c5_offline_of_a_living_agent() -> None:
     """Not even once."""
     history = History()

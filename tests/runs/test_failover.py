@@ -40,7 +40,6 @@ from tests.harness import (
 )
 from tests.kit import Cut, Direction, FaultProxy, Swallow
 from tests.runs.writing import take, write
-from tests.soak.followers import follow_through_cuts
 
 RUN = 1
 KEPT = 5  # events that the other server has, too
@@ -200,13 +199,6 @@ async def test_a_place_that_nobody_remembers(
 
 
 # -- faults
-
-
-async def test_cuts_and_a_restart(own_server: DevServer) -> None:
-    """20 followers, cuts, and a server that is killed and keeps its data: the short form."""
-    done = await follow_through_cuts(own_server, events=1_500, cuts=6, restarts=1)
-    assert done.missed == done.twice == 0
-    assert done.delivered == 20 * 1_500
 
 
 async def test_a_dead_link(

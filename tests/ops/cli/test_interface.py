@@ -14,7 +14,6 @@ from redis.asyncio import Redis
 from bls_agent import Console, ProjectAgent
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, PROJECT_STATUS
 from tests.ops.cli.conftest import Bls
-from tests.ops.interface.node import needs_parser, parse_documents
 
 MODULE = '''
 from bls_agent import ProjectAgent
@@ -192,14 +191,3 @@ async def test_a_project_that_does_not_exist(bls: Bls, project: str) -> None:
     ran = await bls("asyncapi", project)
     assert (ran.code, ran.out) == (1, b"")
     assert project in ran.said
-
-
-@needs_parser
-async def test_the_official_parser_accepts_it(
-    bls: Bls, module: str, tmp_path: Path
-) -> None:
-    document = await read_document(bls, f"{module}:agent", "--json")
-    [found] = await parse_documents([document], tmp_path)
-    assert found["accepted"]
-    assert found["faults"] == []
-    assert "reload" in found["commands"]
