@@ -6,12 +6,14 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
 import termios
+import time
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -188,3 +190,43 @@ def obeyed(shown: str) -> set[str]:
         for letter in plain
         if unicodedata.category(letter) in ("Cc", "Cf", "Zl", "Zp", "Cs")
     }
+
+
+class Seen:
+    """What a terminal has shown so far."""
+
+    def __init__(self, user: int) -> None:
+        self._user = user
+        self._bytes = b""
+
+    @property
+    def text(self) -> str:
+        return self._bytes.decode("utf-8", "replace")
+
+    def until(self, wanted: str, after: str = "") -> None:
+        """Read until a text is shown, behind the last place of another one."""
+        self.read_until(
+            lambda text: wanted in (text.rpartition(after)[2] if after else text)
+        )
+
+    def read_until(self, is_enough: Callable[[str], bool]) -> None:
+        end = time.monotonic() + 30
+        while not is_enough(self.text):
+            left = max(0.0, end - time.monotonic())
+            ready, _, _ = select.select([self._user], [], [], left)
+            assert ready, self.text
+            self._bytes += os.read(self._user, 65_536)
+
+
+@contextmanager
+def live_table(*words: str, url: str) -> Iterator[Seen]:
+    """A live table in Chinese; q leaves it, and the screen and the cursor are given back."""
+    env = {"BLS_REDIS_URL": url, "BLS_LANG": "zh"}
+    process, user = start_at_terminal(words, 120, env)
+    yield Seen(user)
+    os.write(user, b"q")
+    rest = b"".join(read_all(user)).decode()
+    os.close(user)
+    assert process.wait(20) == 0
+    assert "\x1b[?1049l" in rest
+    assert "\x1b[?25h" in rest

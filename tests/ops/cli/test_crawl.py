@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import orjson
 import pytest
 from redis.asyncio import Redis
@@ -11,7 +9,7 @@ from redis.asyncio import Redis
 from bls_agent.crawl import CrawlRequest, RequestQueue, SeenFilter
 from bls_agent.devserver import DevServer
 from tests.ops.cli.conftest import Bls
-from tests.ops.cli.terminal import start_at_terminal
+from tests.ops.cli.terminal import live_table
 
 SECRET = "https://user:geheim@news.example/1"
 
@@ -145,19 +143,7 @@ async def test_cleanup(
 
 
 async def test_a_live_table(own_server: DevServer, news: RequestQueue) -> None:
-    """At a terminal, until q is pressed."""
     async with news:
         await news.push(CrawlRequest(SECRET))
-    words = ("crawl", "stats", "--watch", "--redis", own_server.url)
-    process, user = start_at_terminal(words, 100, {"LANG": "C.UTF-8"})
-    shown = b""
-    while b"daily" not in shown:
-        shown += os.read(user, 4_096)
-    os.write(user, b"q")
-    while process.poll() is None:
-        try:
-            shown += os.read(user, 4_096)
-        except OSError:
-            break
-    assert process.wait(30) == 0
-    os.close(user)
+    with live_table("crawl", "stats", "--watch", url=own_server.url) as shown:
+        shown.until("daily")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
@@ -40,13 +39,11 @@ from tests.harness import next_millisecond
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import (
     SGR,
+    live_table,
     obeyed,
-    read_all,
     show,
-    start_at_terminal,
     start_piped,
 )
-from tests.ops.cli.test_top import Seen
 
 TEXTS = load_texts("cli", "en")
 SOURCE = {"agent_id": "a-1", "agent_name": "分析师"}
@@ -180,25 +177,16 @@ async def test_exit_codes(bls: Bls, own_server: DevServer, admin: Redis) -> None
 
 
 async def test_a_live_table(own_server: DevServer) -> None:
-    """It begins with nothing, follows what comes, tells of outages, and q leaves."""
-    process, user = start_at_terminal(
-        ["runs", "list", "--watch"],
-        120,
-        {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"},
-    )
-    shown = Seen(user)
-    shown.until("共 0 个运行")
-    async with EventStore(own_server.url) as store:
-        await plant(store)
-        shown.until("共 2 个运行；所列中 0 个进行中，0 个失联，1 个失败")
-    own_server.kill()
-    shown.until("没有应答")
-    own_server.restart()
-    shown.until("共 2 个运行", after="没有应答")
-    os.write(user, b"q")
-    b"".join(read_all(user))
-    os.close(user)
-    assert process.wait(20) == 0
+    """It begins with nothing, follows what comes, and tells of outages."""
+    with live_table("runs", "list", "--watch", url=own_server.url) as shown:
+        shown.until("共 0 个运行")
+        async with EventStore(own_server.url) as store:
+            await plant(store)
+            shown.until("共 2 个运行；所列中 0 个进行中，0 个失联，1 个失败")
+        own_server.kill()
+        shown.until("没有应答")
+        own_server.restart()
+        shown.until("共 2 个运行", after="没有应答")
 
 
 # --- following

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +30,7 @@ from bls_agent.ops.texts import load_texts
 from bls_agent.project.messages import IntakeState, Level
 from bls_agent.project.status.intake import IntakeReport
 from tests.harness import url_with_rights
-from tests.ops.cli.terminal import read_all, start_at_terminal
+from tests.ops.cli.terminal import Seen, live_table, read_all, start_at_terminal
 
 TEXTS = load_texts("cli", "en")
 PAUSED = {
@@ -138,28 +136,18 @@ async def test_at_a_terminal(own_server: DevServer, admin: Redis) -> None:
     for number in range(40):
         await admin.set(f"系统{number:02}_项目状态", "在线", ex=600)
     await admin.set("a\x1b]0;x\x07_项目状态", "故障")
-    process, user = start_at_terminal(
-        ["top"], 100, {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"}
-    )
-    shown = Seen(user)
-    shown.until("系统00")
-    shown.until("a\\x1b]0;x\\x07")
-    assert "a\\x1b]0;x\\x07" in shown.text
-    assert "\x1b]" not in shown.text  # of all that is written nothing sets a title
-    shown.until("另有")
-    shown.until("41 个项目，1 个故障或报错")
-    await admin.set("系统39_项目状态", "报错", ex=600)
-    shown.until("系统39")
-    own_server.kill()
-    shown.until("没有应答")
-    own_server.restart()
-    shown.until("41 个项目", after="没有应答")
-    os.write(user, b"q")
-    rest = b"".join(read_all(user)).decode()
-    os.close(user)
-    assert process.wait(20) == 0
-    assert "\x1b[?1049l" in rest  # the screen is given back, and the cursor
-    assert "\x1b[?25h" in rest
+    with live_table("top", url=own_server.url) as shown:
+        shown.until("系统00")
+        shown.until("a\\x1b]0;x\\x07")
+        assert "\x1b]" not in shown.text  # of all that is written nothing sets a title
+        shown.until("另有")
+        shown.until("41 个项目，1 个故障或报错")
+        await admin.set("系统39_项目状态", "报错", ex=600)
+        shown.until("系统39")
+        own_server.kill()
+        shown.until("没有应答")
+        own_server.restart()
+        shown.until("41 个项目", after="没有应答")
 
 
 async def test_ages_grow(own_server: DevServer, admin: Redis) -> None:
@@ -167,13 +155,9 @@ async def test_ages_grow(own_server: DevServer, admin: Redis) -> None:
     await admin.set("甲_项目状态", "离线")
     old = format_timestamp(time.time() - 400)
     await admin.rpush("甲_项目控制台", f'{{"timestamp":"{old}","level":"info"}}')
-    process, user = start_at_terminal(["top"], 80, {"BLS_REDIS_URL": own_server.url})
-    shown = Seen(user)
-    shown.read_until(lambda text: len({*re.findall(r"6m\d\ds|7m\d\ds", text)}) >= 3)
-    os.write(user, b"q")
-    read_all(user)
-    os.close(user)
-    assert process.wait(20) == 0
+    with live_table("top", url=own_server.url) as shown:
+        ages = re.compile(r"[67]m\d\ds")
+        shown.read_until(lambda text: len({*ages.findall(text)}) >= 3)
 
 
 def test_ctrl_c_at_a_terminal(own_server: DevServer) -> None:
@@ -187,32 +171,6 @@ def test_ctrl_c_at_a_terminal(own_server: DevServer) -> None:
     assert process.wait(20) == 130
     assert "\x1b[?1049l" in rest
     assert "Traceback" not in shown.text + rest
-
-
-class Seen:
-    """What a terminal has shown so far."""
-
-    def __init__(self, user: int) -> None:
-        self._user = user
-        self._bytes = b""
-
-    @property
-    def text(self) -> str:
-        return self._bytes.decode("utf-8", "replace")
-
-    def until(self, wanted: str, after: str = "") -> None:
-        """Read until a text is shown, behind the last place of another one."""
-        self.read_until(
-            lambda text: wanted in (text.rpartition(after)[2] if after else text)
-        )
-
-    def read_until(self, is_enough: Callable[[str], bool]) -> None:
-        end = time.monotonic() + 30
-        while not is_enough(self.text):
-            left = max(0.0, end - time.monotonic())
-            ready, _, _ = select.select([self._user], [], [], left)
-            assert ready, self.text
-            self._bytes += os.read(self._user, 65_536)
 
 
 async def test_a_server_that_lets_nobody_in(

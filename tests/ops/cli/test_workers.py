@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from functools import partial
 from typing import Any
@@ -39,13 +38,11 @@ from tests.corpus.loader import load_heartbeats
 from tests.ops.cli.conftest import Bls
 from tests.ops.cli.terminal import (
     SGR,
+    live_table,
     obeyed,
-    read_all,
     show,
-    start_at_terminal,
     start_piped,
 )
-from tests.ops.cli.test_top import Seen
 
 TEXTS = load_texts("cli", "en")
 GBK = "订单".encode("gbk")
@@ -254,26 +251,18 @@ async def test_a_watch_in_a_pipe(own_server: DevServer, admin: Redis) -> None:
 
 
 async def test_a_live_table(own_server: DevServer, admin: Redis) -> None:
-    """It begins with nobody, follows what comes, tells of outages, and q leaves."""
-    process, user = start_at_terminal(
-        ["workers", "--watch"], 120, {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"}
-    )
-    shown = Seen(user)
-    shown.until("0 个工作进程")
-    await plant(admin)
-    shown.until("4 个工作进程，2 个有误或报错，1 个未按时刷新")
-    shown.until("回测工作进程")
-    await admin.delete(STALE.key)
-    shown.until("3 个工作进程")
-    own_server.kill()
-    shown.until("没有应答")
-    own_server.restart()
-    shown.until("3 个工作进程", after="没有应答")
-    os.write(user, b"q")
-    rest = b"".join(read_all(user)).decode()
-    os.close(user)
-    assert process.wait(20) == 0
-    assert "\x1b[?1049l" in rest
+    """It begins with nobody, follows what comes, and tells of outages."""
+    with live_table("workers", "--watch", url=own_server.url) as shown:
+        shown.until("0 个工作进程")
+        await plant(admin)
+        shown.until("4 个工作进程，2 个有误或报错，1 个未按时刷新")
+        shown.until("回测工作进程")
+        await admin.delete(STALE.key)
+        shown.until("3 个工作进程")
+        own_server.kill()
+        shown.until("没有应答")
+        own_server.restart()
+        shown.until("3 个工作进程", after="没有应答")
 
 
 # --- tasks
@@ -325,22 +314,15 @@ async def test_tasks(bls: Bls, own_server: DevServer, admin: Redis) -> None:
 
 
 async def test_a_live_table_of_tasks(own_server: DevServer) -> None:
-    """It follows what changes, and q leaves."""
-    process, user = start_at_terminal(
-        ["tasks", "--watch"], 120, {"BLS_REDIS_URL": own_server.url, "BLS_LANG": "zh"}
-    )
-    shown = Seen(user)
-    shown.until("没有任务的状态或进度")
-    async with TaskStatus(own_server.url) as tasks:
-        await tasks.set("均线-7", "running", progress=40)
-        shown.until("运行中 1")
-        shown.until("████░░░░░░ 40 %")
-        await tasks.set("均线-7", "done", progress=100)
-        shown.until("██████████ 100 %")
-    os.write(user, b"q")
-    b"".join(read_all(user))
-    os.close(user)
-    assert process.wait(20) == 0
+    """It follows what changes."""
+    with live_table("tasks", "--watch", url=own_server.url) as shown:
+        shown.until("没有任务的状态或进度")
+        async with TaskStatus(own_server.url) as tasks:
+            await tasks.set("均线-7", "running", progress=40)
+            shown.until("运行中 1")
+            shown.until("████░░░░░░ 40 %")
+            await tasks.set("均线-7", "done", progress=100)
+            shown.until("██████████ 100 %")
 
 
 # --- hostile texts
