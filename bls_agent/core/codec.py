@@ -104,6 +104,11 @@ def encode_lines(value: object) -> str:
     ).decode()
 
 
+def json_or_text(value: object) -> str:
+    """Return a text as it is, and any other value as JSON."""
+    return value if isinstance(value, str) else encode(value).decode()
+
+
 def encode_sorted(value: JSONValue) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 

@@ -20,9 +20,9 @@ from bls_agent.core.codec import (
     JSONValue,
     cut_text,
     decode_object,
-    encode,
     encode_strictly,
     format_timestamp,
+    json_or_text,
     parse_timestamp,
 )
 from bls_agent.core.errors import ConfigurationError, DecodeError
@@ -345,9 +345,7 @@ _AGENT: Final = re.compile(r"(.{1,512})#([0-9]{1,18})", re.DOTALL)
 
 
 def _text(value: JSONValue) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else encode(value).decode()
+    return "" if value is None else json_or_text(value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from bls_agent.connection.endpoint import Reply, Request
 from bls_agent.connection.pool import ConnectionPool
-from bls_agent.core.codec import JSONObject, cut_text, encode
+from bls_agent.core.codec import JSONObject, cut_text, json_or_text
 from bls_agent.core.errors import RedisUnavailableError, WrongTypeError
 from bls_agent.core.keys import RUN_EVENTS
 from bls_agent.runs.events import (
@@ -240,9 +240,7 @@ def _error_of(newest: Sequence[StreamEvent]) -> str:
 
 
 def _preview(value: object, longest: int = PREVIEW) -> str:
-    return cut_text(
-        value if isinstance(value, str) else encode(value).decode(), longest
-    )
+    return cut_text(json_or_text(value), longest)
 
 
 async def list_runs(pool: ConnectionPool, limit: int) -> RunList:

@@ -45,7 +45,6 @@ class ConsoleApp(Starlette):
         await super().__call__(scope, receive, send)
 
     def close_streams(self) -> None:
-        self.web.closing.set()
         for watch in self.web.watches:
             watch.close()
         self.web.logs.close()

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
 
-import anyio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
@@ -66,7 +65,6 @@ class WebState:
         self.redis: str = address.removeprefix("redis://")  # without credentials
         self.counts: Counter[str] = Counter()  # refused requests, lost records …
         self.started: float = time.monotonic()
-        self.closing: anyio.Event = anyio.Event()
         self.console: Console = Console(redis)
         self.store: EventStore = EventStore(redis)
         self.fleet: FleetFeed = FleetFeed(Fleet(redis))

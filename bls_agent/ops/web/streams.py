@@ -213,7 +213,7 @@ class _RunStream:
         heartbeat = self.state.config.limits.heartbeat
         looked = beaten = anyio.current_time()
         away = False
-        while not self.state.closing.is_set():
+        while not self.state.runs.closed:
             found = await follower.batch(LOOK)
             for frame in write_followed(found):
                 yield frame
@@ -223,7 +223,7 @@ class _RunStream:
             elif fault is None and away:
                 yield _write_event("available", b"{}")
             away = fault is not None
-            if follower.ended and not self.state.closing.is_set():
+            if follower.ended and not self.state.runs.closed:
                 head = await self._head()
                 reason = "gone" if head == NO_RUN else "closed"
                 yield head

@@ -10,7 +10,7 @@ import anyio
 
 from bls_agent.assets.library import AssetLibrary
 from bls_agent.assets.records import CATEGORIES, KEPT, Asset, AssetSummary, SyncState
-from bls_agent.core.codec import JSONObject, encode, encode_lines
+from bls_agent.core.codec import JSONObject, encode_lines, json_or_text
 from bls_agent.core.errors import DecodeError
 from bls_agent.ops.terminal import visible_lines
 from bls_agent.ops.web.feeds.watch import (
@@ -116,8 +116,7 @@ def make_asset_sheet(asset: Asset) -> JSONObject:
 def _format(value: Any) -> str:
     if value is None or value in ("", []):
         return ""
-    text = value if isinstance(value, str) else encode(value).decode()
-    return shorten(text, LONGEST_REASON)
+    return shorten(json_or_text(value), LONGEST_REASON)
 
 
 def _indent(value: JSONObject | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 import anyio
 
-from bls_agent.core.codec import JSONObject, encode
+from bls_agent.core.codec import JSONObject, json_or_text
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.terminal import visible
 from bls_agent.ops.web.feeds.watch import (
@@ -112,7 +112,7 @@ def _figures_of(worker: Worker) -> list[tuple[str, str]]:
 def _text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, cast("Any", value))) or "—"
-    return value if isinstance(value, str) else encode(value).decode()
+    return json_or_text(value)
 
 
 def make_bars(tasks: Sequence[Task], now: float) -> JSONObject:

@@ -20,7 +20,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bls_agent.core.codec import JSONObject, JSONValue, decode_object, encode
+from bls_agent.core.codec import (
+    JSONObject,
+    JSONValue,
+    decode_object,
+    encode,
+    json_or_text,
+)
 from bls_agent.core.errors import BlsError, CommandError, RedisUnavailableError
 from bls_agent.ops.fields import Field, FieldKind
 from bls_agent.ops.terminal import visible
@@ -280,10 +286,7 @@ def _render_form(
 def _options(one: Field) -> list[tuple[str, str]]:
     if one.kind is FieldKind.BOOLEAN:
         return [("true", "true"), ("false", "false")]
-    return [
-        (str(place), choice if isinstance(choice, str) else encode(choice).decode())
-        for place, choice in enumerate(one.choices)
-    ]
+    return [(str(at), json_or_text(choice)) for at, choice in enumerate(one.choices)]
 
 
 async def _show_instances(request: Request) -> Response:
