@@ -173,9 +173,7 @@ class WriterPool:
         pool = self._access.pool
         try:
             await self.open()
-            reply = (await script.run_many(pool, [(keys.all, arguments)]))[0]
-            if isinstance(reply, RedisUnavailableError):
-                raise reply
+            reply = await script.run(pool, keys.all, arguments)
         except RedisUnavailableError as error:
             shown: BlsError = error
             if error.kind == "wrong_type":

@@ -67,17 +67,15 @@ class Script:
 
     async def run(
         self,
-        connection: Connection,
+        where: ConnectionPool | Connection,
         keys: Sequence[Argument],
         arguments: Sequence[Argument],
     ) -> Reply:
         """Run the script; raise the same errors as :meth:`Connection.call`."""
-        reply = (await connection.call_many([self.request(keys, arguments)]))[0]
-        if not isinstance(reply, RedisUnavailableError):
-            return reply
-        if reply.kind != "no_script":
+        (reply,) = await run_scripts(where, [(self, keys, arguments)])
+        if isinstance(reply, RedisUnavailableError):
             raise reply
-        return await connection.call(*self.request(keys, arguments, known=False))
+        return reply
 
     async def run_many(
         self,

@@ -20,11 +20,11 @@ from bls_agent.core.errors import (
     DecodeError,
     RedisRefusedError,
     RedisUnavailableError,
-    WrongTypeError,
 )
 from bls_agent.core.keys import (
     INSTANCES,
     PROJECT_STATUS,
+    checked_reply,
     encode_key,
     place_beside,
 )
@@ -115,12 +115,9 @@ async def read_replicas(connection: Connection, project: str) -> dict[str, Statu
     key = _key_of(project)
     requests = [("HGETALL", encode_key(key)), ("TIME",)]
     replies = await connection.read_many(requests)
-    for reply in replies:
-        if isinstance(reply, RedisUnavailableError):
-            wrong = reply.kind == "wrong_type"
-            raise WrongTypeError(key, "hash") if wrong else reply
-    seconds, micros = cast("Sequence[bytes]", replies[1])
-    return list_living(replies[0], int(seconds) * 1000 + int(micros) // 1000)
+    entries, clock = (checked_reply(reply, key) for reply in replies)
+    seconds, micros = cast("Sequence[bytes]", clock)
+    return list_living(entries, int(seconds) * 1000 + int(micros) // 1000)
 
 
 def list_living(entries: Sequence[bytes], now: int) -> dict[str, Status]:
