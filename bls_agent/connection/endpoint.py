@@ -70,6 +70,12 @@ class RawConnection(Protocol):
     async def disconnect(self, nowait: bool = False) -> None: ...  # noqa: FBT001, FBT002
 
 
+# Seconds after which the kernel gives up a connection, if sent data is not acknowledged.
+GIVEN_UP: Final = 20
+# Seconds after the loss of a connection in which a sent request may still be executed:
+# our kernel tries to send the request for GIVEN_UP seconds, and a blocking read follows.
+MAY_ARRIVE: Final = 25.0
+
 # Options that are taken from a URL or a client. This module sets all other options.
 _PLACE: Final = frozenset({"host", "port", "path", "db"})
 _CREDENTIALS: Final = frozenset({"username", "password", "credential_provider"})
@@ -434,14 +440,14 @@ def _fixed_options(known: frozenset[str], *, tcp: bool) -> dict[str, Any]:
 def _keepalive() -> dict[int, int]:
     """Return socket options that find a dead link in 25 seconds.
 
-    If sent data is not acknowledged, they find a dead link in 20 seconds.
+    If sent data is not acknowledged, they find a dead link in :data:`GIVEN_UP` seconds.
     """
     wanted = {
         "TCP_KEEPIDLE": 10,
         "TCP_KEEPALIVE": 10,  # macOS's name for TCP_KEEPIDLE
         "TCP_KEEPINTVL": 5,
         "TCP_KEEPCNT": 3,
-        "TCP_USER_TIMEOUT": 20_000,
+        "TCP_USER_TIMEOUT": GIVEN_UP * 1000,
     }
     found = {getattr(socket, name, None): value for name, value in wanted.items()}
     return {option: value for option, value in found.items() if option is not None}

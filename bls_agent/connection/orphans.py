@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import anyio
 
+from bls_agent.connection.endpoint import MAY_ARRIVE
 from bls_agent.connection.faults import port_was_closed
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from bls_agent.connection.endpoint import Argument, Endpoint, Reply
     from bls_agent.connection.route import Route
 
-HARMLESS_AFTER: Final = 25.0  # seconds: TCP_USER_TIMEOUT plus a blocking read
 REMEMBERED: Final = 8  # most orphans of one connection
 
 
@@ -112,7 +112,7 @@ class OrphanedConnections:
                 self.waiting.remove(orphan)
         now = anyio.current_time()
         recent = self.unkillable[-REMEMBERED:]
-        self.unkillable = [one for one in recent if now - one.at < HARMLESS_AFTER]
+        self.unkillable = [one for one in recent if now - one.at < MAY_ARRIVE]
         return all_ended and not self.unkillable
 
 

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -35,7 +36,7 @@ import anyio
 
 from bls_agent.connection.after_fork import register
 from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.endpoint import MAY_ARRIVE, Argument, Reply
 from bls_agent.connection.scripts import END_LEASE, HOLD_LEASE
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.core.keys import OWNER, place_beside
@@ -43,7 +44,6 @@ from bls_agent.core.keys import OWNER, place_beside
 # The owner stops using its lease when this share of the TTL is left.
 MARGIN: Final = 0.1
 LONGEST_MARGIN: Final = 1.0  # largest such time in seconds
-MAY_ARRIVE: Final = 25.0  # seconds after a lost connection in which a request may run
 RENEWALS: Final = 3  # renewals in one TTL
 _TOKEN: Final = re.compile(rb"[0-9a-f]+\.(\d{1,15})(?:[@ ]|$)")  # see lease.lua
 _ENDED: Final = frozenset("ZXx")  # states in /proc of a process that has ended
@@ -149,14 +149,11 @@ class LeaseState:
         self.losses: int = 0  # how often another process has taken our key
         self._is_dead = is_dead
         self._dead_owner = ""
-        self._valid_until = float("-inf")
-        self._in_doubt = False
-        self._harmless_at = float("-inf")
+        self._valid_until = -inf
+        # Until when a lost request of ours may arrive; infinite without a later reply.
+        self._may_arrive_until = -inf
         # Writes are numbered, so that the script can ignore a write that arrives late.
         self._numbers = itertools.count(1)
-
-    def is_valid(self, now: float) -> bool:
-        return now < self._valid_until
 
     @property
     def valid(self) -> bool:
@@ -172,8 +169,8 @@ class LeaseState:
 
         Returns true if our lease has lapsed, or if the next request names a dead owner.
         """
-        if self._in_doubt:
-            self._in_doubt, self._harmless_at = False, now + MAY_ARRIVE
+        if self._may_arrive_until == inf:
+            self._may_arrive_until = now + MAY_ARRIVE
         former, self._dead_owner = self._dead_owner, ""
         if reply.what == "late":
             return False
@@ -182,7 +179,7 @@ class LeaseState:
         if self.standing is Ownership.OURS:
             self.record_renewed(sent_at)
             return False
-        self._valid_until = float("-inf")
+        self._valid_until = -inf
         if before is Ownership.OURS and reply.what in ("held", "stands"):
             self.losses += 1
         if reply.what == "held" and reply.detail != former:
@@ -198,18 +195,17 @@ class LeaseState:
         # A renewal that arrives too late changes nothing. Any other late request may
         # take the key.
         if ambiguous and self.standing is not Ownership.OURS:
-            self._in_doubt = True
+            self._may_arrive_until = inf
 
     def end_request(self, now: float) -> Run:
         """Return the request that ends the lease if it is ours."""
-        in_doubt = self._in_doubt or now < self._harmless_at
-        stays = int(MAY_ARRIVE * 1000) if in_doubt else 0
+        stays = int(MAY_ARRIVE * 1000) if now < self._may_arrive_until else 0
         return [self.owner_key], (self.token, stays)
 
     def end(self) -> None:
         """Drop the lease in this process only, without a request to the server."""
         self.standing = Ownership.UNKNOWN
-        self._valid_until = float("-inf")
+        self._valid_until = -inf
 
 
 class Lease(LeaseState):
@@ -281,7 +277,7 @@ class Lease(LeaseState):
 
     def step_down(self) -> None:
         """Make :attr:`valid` false until the server confirms the lease again."""
-        self._valid_until = float("-inf")
+        self._valid_until = -inf
 
     def forget(self) -> None:
         """Stop using the lease without a request; at the server the lease expires."""

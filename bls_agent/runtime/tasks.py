@@ -128,15 +128,12 @@ def start_soon(
 ) -> None:
     """Start a task in a group that may be cancelled before its first step.
 
-    Since version 4.14, anyio makes the coroutine at once. If the group is then
-    cancelled, Python warns about a coroutine that was never awaited. So the coroutine
-    is made in the first step of its task.
+    anyio makes the coroutine at once. If the group is then cancelled, Python warns
+    about a coroutine that was never awaited. So the coroutine is made in the first step
+    of its task.
     """
     name = getattr(function, "__qualname__", repr(function))
-    if hasattr(group, "create_task"):
-        group.start_soon(_LateCoroutine, function, args, name=name)
-    else:  # anyio before 4.14 needs a real coroutine, whose state it checks
-        group.start_soon(function, *args, name=name)
+    group.start_soon(_LateCoroutine, function, args, name=name)
 
 
 class _LateCoroutine(Coroutine[Any, Any, None]):

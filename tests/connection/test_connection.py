@@ -381,7 +381,7 @@ async def test_what_was_not_killed_is_not_gone(
             assert not await connections.kill_orphans(connection, kill=True)
             assert not connection.orphans
     assert len(connection.orphans.unkillable) <= 8
-    monkeypatch.setattr(orphans, "HARMLESS_AFTER", 0.0)
+    monkeypatch.setattr(orphans, "MAY_ARRIVE", 0.0)
     assert await connections.kill_orphans(connection, kill=True)
     await connection.open()
     await connection.drop()

@@ -16,12 +16,11 @@ from redis.asyncio import Redis
 
 from bls_agent import RedisUnavailableError
 from bls_agent.connection.connection import Connection
-from bls_agent.connection.endpoint import Endpoint
+from bls_agent.connection.endpoint import MAY_ARRIVE, Endpoint
 from bls_agent.connection.scripts import BEAT, END_LEASE
 from bls_agent.core.keys import OWNER, place_beside
 from bls_agent.devserver import DevServer
 from bls_agent.runtime.lease import (
-    MAY_ARRIVE,
     Lease,
     LeaseReply,
     Ownership,
