@@ -591,9 +591,9 @@ class ProjectAgent:
 
     def _prepare(self, settings: Settings) -> None:
         """Apply the settings, and add the built-in commands."""
-        from bls_agent.project.builtins import add_session_builtins  # noqa: PLC0415 - imported only when needed
+        from bls_agent.project.builtins import add_builtins  # noqa: PLC0415 - imported only when needed
 
         self._state.apply(settings)
         if settings.builtins and not self._builtins_added:
-            add_session_builtins(self._state, self._open_session)
+            add_builtins(self._state, self._open_session)
             self._builtins_added = True

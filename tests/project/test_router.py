@@ -14,6 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, create_model
 
+from bls_agent import ProjectAgent
 from bls_agent.core.codec import JSONObject, encode
 from bls_agent.core.errors import (
     ArgumentError,
@@ -22,15 +23,12 @@ from bls_agent.core.errors import (
     UnknownCommandError,
 )
 from bls_agent.core.settings import BUILTINS, rules
-from bls_agent.project.commands.pausing import pausing_handlers
 from bls_agent.project.commands.router import (
     UNSET,
     CallNext,
     CommandContext,
     Router,
-    add_builtins,
 )
-from bls_agent.project.log.log import LogStream
 from bls_agent.testing import make_context
 
 
@@ -504,8 +502,6 @@ def test_quoted_and_annotated_hints_are_understood() -> None:
 
 async def test_every_built_in_command_is_registered() -> None:
     """The settings, the completion and the pages name the commands that there are."""
-    router = Router()
-    stream = LogStream(lambda: 0.0, max_records=10, max_bytes=100_000)
-    add_builtins(router, stream, dict, pausing_handlers(lambda: None))
-    assert [handler.name for handler in router.list_handlers()] == [*BUILTINS]
+    agent = ProjectAgent("订单系统", banner=False)
+    assert [entry["name"] for entry in agent.describe_commands()] == [*BUILTINS]
     assert all(name in rules()["builtins"].meaning for name in BUILTINS)

@@ -25,7 +25,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
@@ -322,42 +322,3 @@ _TEXTS: Final = {
     IntakeState.DRAINING: "draining: no more commands are taken, the running ones end",
     IntakeState.DRAINED: "drained: no command is in hand",
 }
-
-
-def pausing_handlers(
-    open_switch: Callable[[], IntakeSwitch | None],
-) -> Sequence[Callable[..., Any]]:
-    """Return the handlers of the commands in ``PAUSING``, in the same order."""
-
-    def find(instance: str) -> IntakeSwitch:
-        switch, reason = open_switch(), "the agent is not open"
-        if switch is not None and instance in ("", switch.instance):
-            return switch
-        if switch is not None:
-            own = switch.instance
-            reason = f"no living replica is called {instance!r}; this one is {own!r}"
-        raise Reject(reason)
-
-    async def pause(reason: str = "", instance: str = "") -> JSONObject:
-        """Take no more commands, except built-in ones, until the command resume."""
-        switch = find(instance)
-        await switch.check_rights()
-        await switch.pause(reason)
-        return switch.describe()
-
-    async def resume(instance: str = "") -> JSONObject:
-        """Take commands again, after pause or drain."""
-        switch = find(instance)
-        switch.resume()
-        return switch.describe()
-
-    async def drain(reason: str = "", instance: str = "") -> JSONObject:
-        """Pause, and succeed when every command that was taken has ended."""
-        switch = find(instance)
-        await switch.check_rights()
-        if not await switch.drain(reason):
-            reason = f"before it was empty, the agent became {switch.state.value}"
-            raise Reject(reason)
-        return switch.describe()
-
-    return (pause, resume, drain)

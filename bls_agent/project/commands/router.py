@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import (
@@ -22,7 +22,7 @@ from bls_agent.core.errors import (
     UnknownCommandError,
 )
 from bls_agent.core.keys import check_name
-from bls_agent.core.settings import BUILTINS, PAUSING, check_seconds
+from bls_agent.core.settings import check_seconds
 from bls_agent.project.commands.arguments import (
     NOT_KNOWN,
     Fields,
@@ -30,8 +30,7 @@ from bls_agent.project.commands.arguments import (
     gather_definitions,
     resolve_hints,
 )
-from bls_agent.project.log.log import Log, LogStream
-from bls_agent.project.messages import Level
+from bls_agent.project.log.log import Log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,41 +298,3 @@ def name_of(function: Callable[..., Any], kind: str) -> str:
         remedy = f'Write agent.{kind}("name")(function).'
         raise ConfigurationError(kind, repr(function), rule, remedy)
     return name
-
-
-def add_builtins(
-    router: Router,
-    stream: LogStream,
-    read_stats: Callable[[], JSONObject],
-    pausing: Sequence[Callable[..., Any]],
-) -> None:
-    """Add every built-in command.
-
-    ``pausing`` has the handlers of the commands in ``PAUSING``. The docstrings of the
-    functions below are the descriptions that the command ``help`` returns.
-    """
-
-    async def ping() -> JSONObject:
-        """Answer, to show that commands arrive and are run."""
-        return {"pong": True}
-
-    async def help() -> list[JSONObject]:  # noqa: A001 - the command's name
-        """List the commands with their parameters as JSON Schema."""
-        return [handler.describe() for handler in router.list_handlers()]
-
-    async def stats() -> JSONObject:
-        """Return every counter and state of the agent."""
-        return read_stats()
-
-    async def set_log_level(
-        level: Literal["debug", "info", "warn", "error"], seconds: float | None = None
-    ) -> JSONObject:
-        """Change the lowest level that is shipped, for some seconds or for good."""
-        before = stream.level
-        stream.set_level(Level(level), seconds)
-        return {"level": level, "before": before.value, "seconds": seconds}
-
-    commands: list[Callable[..., Any]] = [ping, help, stats, set_log_level, *pausing]
-    for name, function in zip(BUILTINS, commands, strict=True):
-        timeout = None if name in PAUSING else UNSET  # a drain waits for all handlers
-        router.add(name, function, function, timeout=timeout, builtin=True)

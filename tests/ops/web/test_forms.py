@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import BaseModel
 
+from bls_agent import ProjectAgent
 from bls_agent.core.codec import JSONValue, decode, encode
 from bls_agent.ops.fields import MOST_FIELDS, Field, FieldKind, list_nested, read_fields
 from bls_agent.ops.web.forms import (
@@ -20,7 +21,7 @@ from bls_agent.ops.web.forms import (
     list_rows,
     read_submission,
 )
-from bls_agent.project.commands.router import Router, add_builtins
+from bls_agent.project.commands.router import Router
 
 
 def fields_of(
@@ -447,19 +448,15 @@ def test_round_trip_of_choices(choices: list[JSONValue], place: int) -> None:
 
 def test_the_agents_own_help_gives_forms() -> None:
     """What an agent of this package tells of itself becomes fields."""
-    router = Router()
-    pausing = [lambda: None, lambda: None, lambda: None]
-    add_builtins(router, None, dict, pausing)  # type: ignore[arg-type]
+    agent = ProjectAgent("订单系统", banner=False)
 
+    @agent.command
     async def ship(
         number: int, mode: Literal["fast", "safe"] = "fast", note: str | None = None
     ) -> None:
         """Ship an order."""
 
-    router.add("ship", ship, ship)
-    told: Any = decode(
-        encode([handler.describe() for handler in router.list_handlers()])
-    )
+    told: Any = decode(encode(agent.describe_commands()))
     forms = {entry["name"]: read_fields(entry["parameters"]) for entry in told}
     fields = forms["ship"]
     assert fields is not None
