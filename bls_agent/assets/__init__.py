@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         manifest_schema,
         parse_manifest,
     )
-    from bls_agent.assets.plan import SyncPlan
     from bls_agent.assets.records import Asset, AssetSummary, SyncReport, SyncState
     from bls_agent.assets.sources import DirectorySource, Head, Source, SourceFile
     from bls_agent.assets.sync import AssetSync, SyncStep
@@ -45,7 +44,6 @@ __all__ = [
     "SelectOption",
     "Source",
     "SourceFile",
-    "SyncPlan",
     "SyncReport",
     "SyncState",
     "SyncStep",
@@ -64,7 +62,6 @@ _HOMES = {
     "Head": "sources",
     "Source": "sources",
     "SourceFile": "sources",
-    "SyncPlan": "plan",
     "SyncReport": "records",
     "SyncState": "records",
     "SyncStep": "sync",

@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 
 from bls_agent.assets.sources import (
+    FULL_SHA,
     LOOPBACK,
     MOST_BYTES,
     Head,
@@ -69,7 +70,6 @@ _REMEDIES: Final[Mapping[int, str]] = {
     409: ": the repository is empty, or the branch is protected",
     422: ": there is no such branch or commit",
 }
-_SHA: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _T = TypeVar("_T")
 
 _make_tls: Final = cache(httpx2.create_ssl_context)  # cached: a call takes 50 ms
@@ -443,7 +443,7 @@ def _read_commit(answer: _Answer) -> tuple[str, str] | None:
 
 
 def _check_sha(text: object) -> str:
-    if not isinstance(text, str) or not _SHA.fullmatch(text):
+    if not isinstance(text, str) or not FULL_SHA.fullmatch(text):
         message = f"{str(text)[:80]!r} is no SHA"
         raise ValueError(message)
     return text

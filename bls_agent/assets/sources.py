@@ -23,7 +23,7 @@ MOST_BYTES: Final = 2**18  # bytes of the largest manifest
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 UNFIT_PARTS: Final = frozenset({"", ".", ".."})
 
-_SHA: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+FULL_SHA: Final = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _REF: Final = re.compile(r"ref: (refs/(?!.*\.\.)[^\x00-\x20\x7f]+)")
 _BRANCH: Final = re.compile(
     r"(?![-./])(?!.*(\.\.|//|@\{|/$|\.lock$))[^\x00-\x20\x7f~^:?*\[\\]{1,255}"
@@ -273,7 +273,7 @@ def _read_head(root: Path) -> str:
         if not ref.resolve().is_relative_to(common.resolve()):
             return ""
         head = _read_line(ref) or _find_packed(common, name[1])
-    return head if _SHA.fullmatch(head) else ""
+    return head if FULL_SHA.fullmatch(head) else ""
 
 
 def _read_line(path: Path) -> str:

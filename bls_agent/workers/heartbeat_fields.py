@@ -143,11 +143,6 @@ class WorkerHeartbeat:
         """The heartbeat's key. Raise ConfigurationError if a key cannot hold the id."""
         return self.template().build(**{self.template().fields[0]: self.id})
 
-    @property
-    def said_at(self) -> datetime | None:
-        """The timestamp as an aware datetime; ``None`` if it is not ISO-8601."""
-        return parse_timestamp(self.timestamp)
-
     def to_dict(self) -> JSONObject:
         """Return the fields in the order of the protocol."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
