@@ -247,6 +247,21 @@ async def test_the_time_of_another_program_is_kept(
     assert await admin.hget("asset:metadata:z", "created_at") == written.encode()
 
 
+@pytest.mark.parametrize(
+    "written", ["9" * 25, "2024-99-99", "2024-12-32", "2024-01-01x", "1.2.3", "gestern"]
+)
+async def test_a_time_that_cannot_be_read_is_repaired(
+    library: AssetLibrary, admin: Redis, written: str
+) -> None:
+    """The next save writes the current time, also if nothing else has changed."""
+    await library.save(prompt("z"), path="z.yaml", sha="1")
+    await admin.hset("asset:metadata:z", "created_at", written)
+    assert await library.save(prompt("z"), path="z.yaml", sha="1") == "updated"
+    asset = await library.get("z")
+    assert asset is not None
+    assert not asset.faults
+
+
 async def test_an_asset_without_an_index_entry(
     library: AssetLibrary, admin: Redis
 ) -> None:

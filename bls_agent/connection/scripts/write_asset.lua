@@ -58,10 +58,13 @@ else
       fields[#fields + 1] = value
     end
   end
-  -- A creation time that another program wrote is kept: seconds, with or without a
-  -- fraction, or a date.
+  -- A creation time that another program wrote is kept if readers can read it: at most 20
+  -- digits of seconds, with or without a fraction, or a date with or without a time.
   local at = before[1] or ''
-  local created = string.match(at, '^%d+%.?%d*$') or string.match(at, '^%d%d%d%d%-%d%d%-%d%d')
+  local whole = string.match(at, '^(%d+)%.?%d*$')
+  local month, day = string.match(at, '^%d%d%d%d%-(%d%d)%-(%d%d)[%d:.+TZ -]*$')
+  local created = whole and #whole <= 20
+    or month and tonumber(month) <= 12 and tonumber(day) <= 31
   if #fields + #removed > 0 or not created then
     local now = redis.call('TIME')[1]
     fields[#fields + 1] = 'updated_at'
