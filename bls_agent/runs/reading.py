@@ -46,11 +46,15 @@ class RunKeys:
 def run_id_of(key: bytes) -> int | None:
     """Return the run id in a key, or ``None`` if the key belongs to no run."""
     fields = RUN_EVENTS.parse(key)
-    digits = fields["run_id"] if fields else ""
-    if not (digits.isascii() and digits.isdigit()) or digits != digits.lstrip("0"):
-        return 0 if digits == "0" else None
+    return parse_run_id(fields["run_id"]) if fields else None
+
+
+def parse_run_id(text: str) -> int | None:
+    """Return the run id in a text, or ``None``. Keys have no leading zeros."""
+    if not (text.isascii() and text.isdigit()) or text != (text.lstrip("0") or "0"):
+        return None
     try:
-        return check_run_id(int(digits))
+        return check_run_id(int(text))
     except ValueError:  # from int(), or the ConfigurationError of check_run_id()
         return None
 

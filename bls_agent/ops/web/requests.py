@@ -33,7 +33,7 @@ from bls_agent.core.errors import (
 )
 from bls_agent.project.console.search import LogFilter, read_moment
 from bls_agent.project.messages import Level
-from bls_agent.runs.events import check_run_id
+from bls_agent.runs.reading import parse_run_id
 
 OPENAPI: Final = Path(__file__).with_name("openapi.json")
 PROJECTS: Final = "/projects/"
@@ -92,12 +92,10 @@ def project_in_query(scope: Mapping[str, Any]) -> str:
 
 
 def run_in_path(request: Request) -> int:
-    text: str = request.path_params["run"]
-    plain = text.isascii() and text.isdigit() and text == (text.lstrip("0") or "0")
-    try:
-        return check_run_id(int(text) if plain else None)
-    except (ConfigurationError, ValueError):
-        raise HTTPException(404, "the id of a run is a number") from None
+    run_id = parse_run_id(request.path_params["run"])
+    if run_id is None:
+        raise HTTPException(404, "the id of a run is a number")
+    return run_id
 
 
 ANY_NAME = "{project:any_name}"
