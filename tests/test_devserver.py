@@ -8,9 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from bls_agent.core.errors import (
 )
 from bls_agent.devserver import DevServer, find_server_binary, serve_or_use
 from bls_agent.ops.texts import load_texts
+from tests.harness import until
 
 REPOSITORY = Path(__file__).parents[1]
 PARENT = """
@@ -35,13 +34,6 @@ server.start()
 print(server.pid, server.folder, sep="\\n", flush=True)
 threading.Event().wait()
 """
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s"
-        threading.Event().wait(0.005)
 
 
 def is_running(pid: int) -> bool:
@@ -70,7 +62,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     monkeypatch.setenv("TMPDIR", str(place))
     yield place
-    wait_until(lambda: not list(place.iterdir()))
+    until(lambda: not list(place.iterdir()))
 
 
 def start_parent(then: str) -> Parent:
@@ -125,7 +117,7 @@ def test_the_parent_is_killed(number: signal.Signals, then: str) -> None:
         pid, folder = parent.read_facts()
         assert folder.is_dir()
         os.killpg(parent.pid, number)  # the whole group, as a terminal does
-        wait_until(lambda: not is_running(pid) and not folder.exists())
+        until(lambda: not is_running(pid) and not folder.exists())
         parent.kill()
 
 

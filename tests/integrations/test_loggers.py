@@ -20,8 +20,6 @@ from bls_agent.integrations.structlog import BLSProcessor
 from bls_agent.project.log.log import CURRENT_COMMAND
 from tests.documents import blocks, run_block
 
-Shown = tuple[str, dict[str, Any]]
-
 
 @pytest.fixture
 def agent() -> ProjectAgent:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -19,6 +19,7 @@ from bls_agent import ConfigurationError, EventStore, LeaseHeldError, WrongTypeE
 from bls_agent.devserver import DevServer
 from bls_agent.runs import RunWriter, StreamEvent, writer_task
 from bls_agent.runs.reading import RunKeys
+from tests.harness import until
 
 # Older redis-py complains of a connection that a closed loop has left; nothing of ours does.
 OURS = "bls_agent/"
@@ -60,14 +61,6 @@ def threads() -> list[str]:
 def connections(plain: Redis) -> int:
     clients: Any = plain.client_list()
     return len([one for one in clients if one["name"].startswith("bls-runs")])
-
-
-def until(condition: Callable[[], object], timeout: float = 10.0) -> None:
-    """Wait until a condition holds, or fail after the deadline."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def test_a_run(own_server: DevServer, alone: Redis, run_id: int) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +22,7 @@ from redis import Redis
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.workers import CacheStats, FunctionCache
 from bls_agent.workers.caching.calls import SHARED_LOOP
+from tests.harness import until
 
 ROOT = Path(__file__).parents[2]
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="cannot fork")
@@ -33,16 +34,6 @@ def cache(redis_url: str) -> Iterator[FunctionCache]:
     opened = FunctionCache(redis_url, timeout=5)
     yield opened
     opened.close_sync()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait in a thread until something holds."""
-    deadline = threading.Event()
-    for _ in range(6000):
-        if condition():
-            return
-        deadline.wait(0.005)
-    pytest.fail("it never came")
 
 
 def computations_of(cache: FunctionCache) -> list[Any]:
@@ -136,9 +127,9 @@ def test_an_exception_goes_to_all_threads(cache: FunctionCache, name: str) -> No
 
     with ThreadPoolExecutor(10) as pool:
         calls = [pool.submit(load) for _ in range(10)]
-        wait_until(lambda: len(runs) == 1)
+        until(lambda: len(runs) == 1)
         (computation,) = computations_of(cache)
-        wait_until(lambda: computation.waiting == 9)
+        until(lambda: computation.waiting == 9)
         go.set()
         errors = [each.exception() for each in calls]
     assert len(runs) == 1
@@ -170,11 +161,11 @@ def test_a_leader_that_is_interrupted_is_replaced(
 
     leader = threading.Thread(target=lead)
     leader.start()
-    wait_until(lambda: len(runs) == 1)
+    until(lambda: len(runs) == 1)
     other = threading.Thread(target=lambda: results.append(load()))
     other.start()
     (computation,) = computations_of(cache)
-    wait_until(lambda: computation.waiting == 1)
+    until(lambda: computation.waiting == 1)
     go.set()
     leader.join(10)
     other.join(10)
@@ -461,7 +452,7 @@ def test_a_slow_load_holds_up_no_other_function(
                 assert one.result(10) == 1
             two = pool.submit(ours)
             if in_lock:
-                wait_until(lambda: any(one.lock for one in computations_of(cache)))
+                until(lambda: any(one.lock for one in computations_of(cache)))
                 computed.set()
             assert loading.wait(10)
             assert pool.submit(other).result(10) == 2
