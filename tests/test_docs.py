@@ -28,7 +28,15 @@ from ruamel.yaml import YAML
 from bls_agent import Console, ProjectAgent
 from bls_agent.core.settings import Settings, rules
 from bls_agent.ops.cli.commands.console import console
-from tests.documents import blocks, commands, load, run_block, run_commands
+from tests.documents import (
+    blocks,
+    is_program,
+    load,
+    run_block,
+    run_commands,
+    typed,
+    unfinished_paste,
+)
 from tests.harness import eventually, records
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +44,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh-CN.md", *ROOT.glob("docs/*.md
 READMES = DOCUMENTS[:2]
 TWO_LANGUAGES = (
     "README",
+    "docs/assets",
     "docs/configuration",
     "docs/console-python",
     "docs/crawl",
@@ -47,13 +56,16 @@ TWO_LANGUAGES = (
     "docs/production",
     "docs/replicas",
     "docs/rights",
+    "docs/runs",
     "docs/servers",
     "docs/service",
     "docs/testing",
     "docs/tracing",
     "docs/troubleshooting",
     "docs/tutorial",
+    "docs/workers",
 )
+COMMENTS = {"python": r"\s+#.*", "yaml": r"\s+#.*", "js": r"\s+//.*"}
 
 
 def both(page: str) -> tuple[Path, Path]:
@@ -91,10 +103,22 @@ def settings_table(page: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize("page", TWO_LANGUAGES)
 def test_both_languages_show_the_same_code(page: str) -> None:
     """Comments and one name aside: what is run below is the English page's."""
-    english, chinese = ([without_comments(b) for b in blocks(p)] for p in both(page))
-    assert [code.replace("order-service", "订单系统") for code in english] == chinese
-    assert english
-    assert commands(both(page)[0]) == commands(both(page)[1])
+    for language, comment in COMMENTS.items():
+        english, chinese = (
+            [re.sub(comment, "", code) for code in blocks(one, language)]
+            for one in both(page)
+        )
+        assert [c.replace("order-service", "订单系统") for c in english] == chinese
+    assert blocks(both(page)[0])
+    assert typed(both(page)[0]) == typed(both(page)[1])
+
+
+@pytest.mark.parametrize("page", ["assets", "crawl", "runs", "workers"])
+def test_the_blocks_may_be_pasted(page: str) -> None:
+    """Into ``python -m asyncio``, unless they are programs."""
+    shown = [b for b in blocks(both(f"docs/{page}")[0]) if not is_program(b)]
+    assert shown
+    assert [unfinished_paste(block) for block in shown] == [""] * len(shown)
 
 
 def test_the_recipes_for_the_console() -> None:

@@ -13,24 +13,10 @@ from tests.documents import (
     blocks,
     run_alone,
     run_commands,
-    typed,
-    unfinished_paste,
 )
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs/assets.md", ROOT / "docs/assets.zh-CN.md"]
-
-
-def test_both_pages_show_the_same() -> None:
-    """The same files, commands and code, comments aside."""
-    for language in ("yaml", "python"):
-        shown = [
-            [re.sub(r"\s+#.*", "", block) for block in blocks(page, language)]
-            for page in PAGES
-        ]
-        assert shown[0] == shown[1]
-        assert shown[0]
-    assert typed(PAGES[0]) == typed(PAGES[1])
 
 
 async def test_from_an_empty_folder(
@@ -55,12 +41,6 @@ async def test_from_an_empty_folder(
     assert "['stock_level', 'summarizer']" in said
     assert "sync_status='idle'" in said
     assert "unchanged unchanged () () ()" in said
-
-
-def test_the_blocks_may_be_pasted() -> None:
-    """Into ``python -m asyncio``."""
-    shown = blocks(PAGES[0])
-    assert [unfinished_paste(block) for block in shown] == [""] * len(shown)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -15,7 +15,7 @@ import pytest
 
 from bls_agent.crawl import CrawlRequest, RedisKeyManager, RequestQueue
 from bls_agent.devserver import DevServer
-from tests.documents import blocks, is_program, run_alone, unfinished_paste
+from tests.documents import blocks, is_program, run_alone
 from tests.harness import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -59,12 +59,6 @@ async def test_each_block_runs_alone(
             assert taken.request == CrawlRequest("https://example.org/旧闻")
             assert taken.priority == 3
     assert [key async for key in admin.scan_iter("*旧新闻*")] == []
-
-
-def test_the_blocks_may_be_pasted() -> None:
-    """Into ``python -m asyncio``, where an empty line ends what is indented."""
-    shown = [block for block in blocks(PAGES[0]) if not is_program(block)]
-    assert [unfinished_paste(block) for block in shown] == [""] * len(shown)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, None])

@@ -11,28 +11,13 @@ from bls_agent import EventStore
 from bls_agent.core.keys import OWNER, RUN_BOOKS, RUN_EVENTS
 from tests.documents import (
     blocks,
-    is_program,
     run_alone,
     run_commands,
-    typed,
-    unfinished_paste,
 )
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs/runs.md", ROOT / "docs/runs.zh-CN.md"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-
-
-def test_both_pages_show_the_same() -> None:
-    """The same code, comments aside, and the same commands."""
-    for language, comment in (("python", r"\s+#.*"), ("js", r"\s+//.*")):
-        shown = [
-            [re.sub(comment, "", block) for block in blocks(page, language)]
-            for page in PAGES
-        ]
-        assert shown[0] == shown[1]
-        assert shown[0]
-    assert typed(PAGES[0]) == typed(PAGES[1])
 
 
 @each_page
@@ -52,12 +37,6 @@ async def test_each_block_runs_alone(
     assert states == ["completed", "completed", "completed", "closed"]
     assert found[0] is not None
     assert found[0].task == "分析茶价"
-
-
-def test_the_blocks_may_be_pasted() -> None:
-    """Into ``python -m asyncio``, unless they are programs."""
-    shown = [block for block in blocks(PAGES[0]) if not is_program(block)]
-    assert [unfinished_paste(block) for block in shown] == [""] * len(shown)
 
 
 async def test_the_commands_run(

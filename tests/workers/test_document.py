@@ -16,29 +16,15 @@ from bls_agent.workers import TaskStatus, WorkerRegistry
 from bls_agent.workers.schema import ROWS
 from tests.documents import (
     blocks,
-    is_program,
     run_alone,
     run_block,
     run_commands,
-    typed,
-    unfinished_paste,
 )
 from tests.harness import eventually
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs/workers.md", ROOT / "docs/workers.zh-CN.md"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-
-
-def test_both_pages_show_the_same() -> None:
-    """The same code, comments aside, and the same commands."""
-    code = [
-        [re.sub(r"\s+#.*", "", block) for block in blocks(page, "python")]
-        for page in PAGES
-    ]
-    assert code[0] == code[1]
-    assert len(code[0]) > 6
-    assert typed(PAGES[0]) == typed(PAGES[1])
 
 
 @each_page
@@ -56,12 +42,6 @@ async def test_each_block_runs_alone(
         assert task.status == "done"
     assert not [key async for key in redis.scan_iter("heartbeat:下载:*")]
     assert not await redis.exists("backtest:worker:回测-1")
-
-
-def test_the_blocks_may_be_pasted() -> None:
-    """Into ``python -m asyncio``, unless they are programs."""
-    shown = [block for block in blocks(PAGES[0]) if not is_program(block)]
-    assert [unfinished_paste(block) for block in shown] == [""] * len(shown)
 
 
 async def test_the_commands_run(
