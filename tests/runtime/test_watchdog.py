@@ -671,9 +671,10 @@ async def test_without_the_right_to_kill(
     url = await url_with_rights(admin, own_server, "~*", "+@all", "-client")
     async with make_agent(project, url, mode="compat") as agent:
         await agent.ready(5)
-        time.sleep(1.2)
-        assert await status_of(admin, project) == "故障"
-        await eventually(lambda: _shows(admin, project, "在线"))
+        with sampled(own_server.url, project) as seen:
+            await eventually(lambda: seen == ["在线"])
+            time.sleep(1.2)
+            await eventually(lambda: seen == ["在线", "故障", "在线"])
     assert await status_of(admin, project) == "离线"
     assert await execute(admin, "PING")
 
