@@ -215,7 +215,9 @@ async def check_outcome(judge: AgentJudge, vector: Vector) -> Fault | None:
         seen["reason"] = error.get("reason")
     if "fields" in expected:
         fields = error.get("fields")
-        seen["fields"] = sorted(fields, key=str) if isinstance(fields, list) else fields
+        seen["fields"] = (
+            sorted(fields, key=str) if isinstance(fields, dict | list) else fields
+        )
     return None if seen == expected else Fault("other_outcome", {"seen": seen})
 
 
