@@ -32,6 +32,16 @@ TOGETHER = (
     "test_words.py",
 )
 
+# Tests that take seconds each. They come first, so that none of them is left at the end,
+# when only one process has something to do.
+SLOW = (
+    "integrations/test_scrapy.py",
+    "ops/cli/test_conformance.py",
+    "test_examples.py",
+    "test_hosts.py",
+    "testing/test_fleet.py",
+)
+
 # A busy machine is no fault of the package: no example has a deadline. Each run draws
 # other examples; --hypothesis-profile=thorough draws many.
 for name, examples in (("steady", 50), ("thorough", 2_000)):
@@ -62,6 +72,11 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put slow tests first; the order is the same otherwise."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(SLOW))
 
 
 @pytest.hookimpl(optionalhook=True)

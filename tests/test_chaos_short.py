@@ -1,4 +1,4 @@
-"""The campaign in small: each fault in each mode, with few rounds (see ``make chaos``).
+"""The campaign in small: with few rounds, and each fault where it finds most (see ``make chaos``).
 
 All rows are played together, before the first test that asks for one.
 """

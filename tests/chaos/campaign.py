@@ -26,7 +26,7 @@ from tests.chaos.modes import AGENT_MODES, MODES, Damage, Mode
 from tests.chaos.nursery import Nursery
 from tests.chaos.stage import Stage
 from tests.chaos.subjects import SUBJECTS, SubjectStage
-from tests.chaos.table import FAULTS, Fault
+from tests.chaos.table import FAULTS, Fault, Short
 from tests.kit import Event, Footprint, Tally, Violation, check_invariants
 
 # Whoever adds rows: a module of faults, and its name here.
@@ -45,6 +45,8 @@ KINDS: dict[str, type[Stage]] = {
     "crawl": CrawlStage,
     **dict.fromkeys(SUBJECTS, SubjectStage),
 }
+# Faults that the short form also plays in modes with prefetch.
+WITH_PREFETCH = ("F0", "F1", "F16", "F17")
 ROW_LIMIT = 400.0  # seconds
 MEMORY_LIMIT = 256 * 1024 * 1024  # of all rows together, histories and all
 
@@ -92,7 +94,8 @@ def rows_of(
         )
         for name in ordered
         for mode in modes
-        if concerns(FAULTS[name], mode) and (FAULTS[name].in_short or not short)
+        if concerns(FAULTS[name], mode)
+        and (not short or is_in_short(FAULTS[name], mode))
     ]
 
 
@@ -101,6 +104,23 @@ def concerns(fault: Fault, mode: str) -> bool:
     if mode not in AGENT_MODES:
         return fault.subjects or mode in fault.modes
     return mode in (fault.modes or AGENT_MODES)
+
+
+def is_in_short(fault: Fault, mode: str) -> bool:
+    """Return whether the short form plays a fault in a mode, or on a subject.
+
+    1. A subject: unless the short form leaves the fault out.
+    2. A fault that does not depend on how commands are received: in mode ``blocking``.
+    3. A mode with prefetch promises less than the same mode without: only the faults
+       that are made for this mode, and those of ``WITH_PREFETCH``.
+    4. Otherwise in each mode.
+    """
+    agent = AGENT_MODES.get(mode)
+    if fault.short is Short.NONE or agent is None:
+        return fault.short is not Short.NONE
+    if fault.short is Short.ONE:
+        return mode == "blocking"
+    return agent.prefetch == 1 or mode in fault.modes or fault.id in WITH_PREFETCH
 
 
 def number_of(name: str) -> int:

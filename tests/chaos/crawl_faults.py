@@ -27,7 +27,7 @@ from tests.chaos.crawlers import (
 from tests.chaos.modes import CRAWLERS
 from tests.chaos.process_faults import Children, children_of
 from tests.chaos.stage import DRAIN_LIMIT, Stage
-from tests.chaos.table import fault
+from tests.chaos.table import Short, fault
 from tests.kit import Cut, Recovery, Step, Violation
 
 LONGEST = 0.03  # seconds that a request takes at most
@@ -197,7 +197,7 @@ def without(stage: CrawlStage, rule: str) -> Generator[None]:
     "F30-dead",
     "SIGKILL of a crawler with requests in its hands",
     modes=CRAWL,
-    in_short=False,
+    short=Short.NONE,
 )
 async def dead(stage: CrawlStage) -> None:
     stage.damage.recovery = stage.pick(20, 5)
@@ -248,7 +248,7 @@ async def begin(stage: CrawlStage, children: Children) -> int:
     "F30-both",
     "a crawler killed while the server or the link is hurt",
     modes=CRAWL,
-    in_short=False,
+    short=Short.NONE,
 )
 async def both(stage: CrawlStage) -> None:
     stage.damage.recovery = 20.0

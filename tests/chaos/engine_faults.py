@@ -10,13 +10,13 @@ from redis.asyncio.cluster import RedisCluster
 
 from bls_agent.core.keys import slot_of
 from tests.chaos.stage import Stage
-from tests.chaos.table import fault
+from tests.chaos.table import Short, fault
 from tests.engines import LOOPBACK, ClusterTopology, SentinelTopology
 
 OUTAGE = 6.0  # seconds after the new master stands: the old connection may hang
 
 
-@fault("F13-failover", "SENTINEL FAILOVER while a read waits", in_short=False)
+@fault("F13-failover", "SENTINEL FAILOVER while a read waits", short=Short.NONE)
 async def failover(stage: Stage) -> None:
     stage.damage.recovery = OUTAGE
     async with SentinelTopology() as topology:
@@ -33,7 +33,7 @@ async def failover(stage: Stage) -> None:
             await stage.recovered("a failover")
 
 
-@fault("F13-kill", "SIGKILL of the master behind Sentinel", in_short=False)
+@fault("F13-kill", "SIGKILL of the master behind Sentinel", short=Short.NONE)
 async def killed_master(stage: Stage) -> None:
     stage.damage.recovery = OUTAGE
     stage.damage.server_forgets = True
@@ -52,7 +52,7 @@ async def killed_master(stage: Stage) -> None:
             await to_thread.run_sync(before.restart)  # believes that it is one still
 
 
-@fault("F14-slots", "slots that move under a waiting agent", in_short=False)
+@fault("F14-slots", "slots that move under a waiting agent", short=Short.NONE)
 async def moving_slots(stage: Stage) -> None:
     stage.damage.recovery = OUTAGE
     slot = slot_of(stage.control)
@@ -72,7 +72,7 @@ async def moving_slots(stage: Stage) -> None:
             await stage.recovered("a moved slot")
 
 
-@fault("F14-kill", "SIGKILL of the node that has the commands", in_short=False)
+@fault("F14-kill", "SIGKILL of the node that has the commands", short=Short.NONE)
 async def killed_node(stage: Stage) -> None:
     stage.damage.recovery = OUTAGE
     stage.damage.server_forgets = True

@@ -12,12 +12,16 @@ import anyio
 
 from bls_agent import Status
 from tests.chaos.stage import Stage
-from tests.chaos.table import fault
+from tests.chaos.table import Short, fault
 
 JUMPS = (3_600, -3_600, 3 * 86_400, -3 * 86_400)  # seconds
 
 
-@fault("F15", "the wall clock jumps by an hour and by three days, both ways")
+@fault(
+    "F15",
+    "the wall clock jumps by an hour and by three days, both ways",
+    short=Short.ONE,
+)
 async def clock_jumps(stage: Stage) -> None:
     offset = 0.0
     real = time.time
@@ -37,7 +41,7 @@ async def clock_jumps(stage: Stage) -> None:
             await anyio.sleep(stage.pick(1, 2.5))
 
 
-@fault("F20", "the event loop stands still", alone=True)
+@fault("F20", "the event loop stands still", alone=True, short=Short.ONE)
 async def stalled_loop(stage: Stage) -> None:
     async with stage.load(url=stage.server.url) as agent:
 
@@ -60,6 +64,7 @@ async def stalled_loop(stage: Stage) -> None:
     "F20-watchdog",
     "the event loop stands still for longer than stall_after and the TTL",
     alone=True,
+    short=Short.ONE,
 )
 async def watched_stall(stage: Stage) -> None:
     stage.damage.vanished = 0
@@ -86,7 +91,9 @@ async def watched_stall(stage: Stage) -> None:
         stage.complain("nobody was told of the stall")
 
 
-@fault("F21", "threads that log while the agent closes and opens again")
+@fault(
+    "F21", "threads that log while the agent closes and opens again", short=Short.ONE
+)
 async def flood_at_the_end(stage: Stage) -> None:
     stage.agent = agent = stage.make_agent(log_buffer=2_000, log_list_limit=20_000)
     over = threading.Event()

@@ -7,7 +7,7 @@ import time
 import anyio
 
 from tests.chaos.stage import Stage
-from tests.chaos.table import fault
+from tests.chaos.table import Short, fault
 from tests.kit import (
     Cut,
     Delay,
@@ -83,7 +83,8 @@ def add_sweeps() -> None:
             await sweep(stage, command)
 
         name = f"cut at every byte of the reply of {command}"
-        fault(f"F3-{command.lower()}", name, modes=modes)(play)
+        short = Short.EACH if modes else Short.ONE
+        fault(f"F3-{command.lower()}", name, modes=modes, short=short)(play)
 
 
 add_sweeps()
@@ -115,12 +116,12 @@ async def half_open(stage: Stage) -> None:
     await silence(stage, None)
 
 
-@fault("F5-requests", "one-way: requests vanish", subjects=True, in_short=False)
+@fault("F5-requests", "one-way: requests vanish", subjects=True, short=Short.NONE)
 async def requests_vanish(stage: Stage) -> None:
     await silence(stage, Direction.REQUESTS)
 
 
-@fault("F5-replies", "one-way: replies vanish", subjects=True, in_short=False)
+@fault("F5-replies", "one-way: replies vanish", subjects=True, short=Short.NONE)
 async def replies_vanish(stage: Stage) -> None:
     await silence(stage, Direction.REPLIES)
 
@@ -160,7 +161,7 @@ async def refused(stage: Stage) -> None:
             await stage.recovered("refused connections")
 
 
-@fault("F6-delay", "slow: 50, 500 and 1,500 ms each way")
+@fault("F6-delay", "slow: 50, 500 and 1,500 ms each way", short=Short.ONE)
 async def delayed(stage: Stage) -> None:
     stage.damage.recovery = stage.pick(20, NOTICED)
     async with stage.load(status_ttl=30):
@@ -211,7 +212,8 @@ def add_narrow_links() -> None:
             await narrow(stage, rate)
 
         name = f"narrow: {rate // 1_000} kB/s, {NARROW[rate][0]:,} records at once"
-        fault(f"F6-rate-{rate // 1_000}", name, in_short=rate == 20_000)(play)
+        short = Short.ONE if rate == 20_000 else Short.NONE
+        fault(f"F6-rate-{rate // 1_000}", name, short=short)(play)
 
 
 add_narrow_links()
@@ -225,7 +227,9 @@ async def sliced(stage: Stage) -> None:
         await stage.recovered("slices")
 
 
-@fault("F6-late", f"one reply in ten is {LATE:g} s late", subjects=True, in_short=False)
+@fault(
+    "F6-late", f"one reply in ten is {LATE:g} s late", subjects=True, short=Short.NONE
+)
 async def late(stage: Stage) -> None:
     stage.damage.recovery += LATE  # the last of them arrives so long after the end
     async with stage.load():
@@ -236,7 +240,7 @@ async def late(stage: Stage) -> None:
         await stage.recovered("late replies")
 
 
-@fault("F4-lost", "one reply of RPUSH in three is swallowed")
+@fault("F4-lost", "one reply of RPUSH in three is swallowed", short=Short.ONE)
 async def lost_answers(stage: Stage) -> None:
     stage.damage.recovery = stage.pick(20, NOTICED)
     async with stage.load(redis_timeout=0.3):

@@ -13,7 +13,7 @@ import anyio.to_thread
 from bls_agent import Status
 from bls_agent.core.keys import PROJECT_STATUS
 from tests.chaos.stage import Stage
-from tests.chaos.table import Play, fault
+from tests.chaos.table import Play, Short, fault
 
 
 @fault("F1", "SIGKILL of the server, restart with its log (AOF)", subjects=True)
@@ -51,7 +51,7 @@ def emptied(stage: Stage) -> Generator[None]:
         stage.server.restart()
 
 
-@fault("F2", "Redis absent when the host starts")
+@fault("F2", "Redis absent when the host starts", short=Short.ONE)
 async def absent(stage: Stage) -> None:
     stage.agent = agent = stage.make_agent()
     async with stage.sampling():

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, TypeAlias, TypeVar
 
 from tests.chaos.stage import Stage
 
 S = TypeVar("S", bound=Stage)
 Play: TypeAlias = Callable[[S], Awaitable[None]]
+
+
+class Short(Enum):
+    """In which of an agent's modes the short form plays a fault."""
+
+    EACH = auto()
+    ONE = auto()  # log, status and clock do not depend on how commands are received
+    NONE = auto()
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,7 @@ class Fault:
         subjects: Whether it concerns what is no agent, too: runs, heartbeat, cache, sync,
             crawlers.
         alone: Whether it blocks the event loop, and with it everybody else's row.
-        in_short: Whether it is in the short form, too.
+        short: In which modes it is in the short form, too.
     """
 
     id: str
@@ -33,7 +42,7 @@ class Fault:
     modes: tuple[str, ...] = ()
     subjects: bool = False
     alone: bool = False
-    in_short: bool = True
+    short: Short = Short.EACH
 
 
 FAULTS: dict[str, Fault] = {}
@@ -46,13 +55,13 @@ def fault(
     modes: tuple[str, ...] = (),
     subjects: bool = False,
     alone: bool = False,
-    in_short: bool = True,
+    short: Short = Short.EACH,
 ) -> Callable[[Play[S]], Play[S]]:
     """Add a row to the table."""
 
     def add(play: Play[S]) -> Play[S]:
         assert name not in FAULTS
-        FAULTS[name] = Fault(name, title, play, modes, subjects, alone, in_short)
+        FAULTS[name] = Fault(name, title, play, modes, subjects, alone, short)
         return play
 
     return add

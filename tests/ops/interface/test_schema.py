@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bls_agent.ops.interface.schema import (
     DEEPEST,
@@ -137,6 +137,7 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@settings(max_examples=12)
 @given(schema=combine(SCHEMAS), definition=SCHEMAS, value=VALUES)
 def test_never_fewer_values(schema: Any, definition: Any, value: Any) -> None:
     """What is kept is a valid schema, and allows what the schema has allowed."""
