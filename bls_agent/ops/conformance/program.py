@@ -61,9 +61,10 @@ class Program:
 
         Raises OSError if the program cannot be started.
         """
-        self._process = await anyio.open_process(
-            self._words, env=self._environ, start_new_session=True
-        )
+        with anyio.CancelScope(shield=True):  # else nobody would kill a begun process
+            self._process = await anyio.open_process(
+                self._words, env=self._environ, start_new_session=True
+            )
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 tasks.start_soon(self._read, stream)

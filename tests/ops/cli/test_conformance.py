@@ -7,22 +7,17 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-import anyio
-import anyio.to_thread
 import jsonschema
 import pytest
-from redis.asyncio import Redis
 
 from bls_agent.ops.conformance.agent import CHECKS as AGENT_CHECKS
 from bls_agent.ops.conformance.console import CHECKS as CONSOLE_CHECKS
 from bls_agent.ops.conformance.vectors import Level, Side, load_vectors
 from tests.ops.cli.conftest import Bls
-from tests.ops.cli.terminal import start_piped
 
 HERE = Path(__file__).parent
 FLAWED = (
@@ -184,31 +179,6 @@ async def test_a_program_that_cannot_be_started(
     first, second = await bls(*words), await bls(*words)
     assert (first.code, first.err) == (second.code, second.err)
     assert b"/nonexistent" in first.err
-
-
-async def test_ctrl_c_ends_the_program(
-    redis_url: str, redis: Redis, project: str, tmp_path: Path
-) -> None:
-    """Also the processes that it has started; and the keys are deleted."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    cmd = shlex.join(
-        ["sh", "-c", f"(echo begun; sleep 600) > {shlex.quote(str(pipe))}"]
-    )
-    words = "conformance", "console", "--cmd", cmd, "--project", project
-    process = start_piped(*words, BLS_REDIS_URL=redis_url)
-
-    def read_to_the_end() -> list[str]:
-        with pipe.open() as stream:
-            lines = [stream.readline()]
-            process.send_signal(signal.SIGINT)
-            return [*lines, *stream]  # ends when all its writers have ended
-
-    with anyio.fail_after(30):
-        lines = await anyio.to_thread.run_sync(read_to_the_end, abandon_on_cancel=True)
-    assert lines == ["begun\n"]
-    process.communicate(timeout=30)
-    assert await redis.keys(f"{project}_*") == []
 
 
 def headings_of(page: str) -> set[str]:
