@@ -62,10 +62,10 @@ class Program:
         Raises OSError if the program cannot be started.
         """
         with anyio.CancelScope(shield=True):  # else nobody would kill a begun process
-            self._process = await anyio.open_process(
+            process = self._process = await anyio.open_process(
                 self._words, env=self._environ, start_new_session=True
             )
-        for stream in (self._process.stdout, self._process.stderr):
+        for stream in (process.stdout, process.stderr):
             if stream is not None:
                 tasks.start_soon(self._read, stream)
 
