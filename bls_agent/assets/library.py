@@ -2,9 +2,10 @@
 
 Reading needs no extra. One script writes an asset in one step: the metadata, the
 category sets, the summary in the index and the record of the change. On a Redis Cluster
-these keys lie in different slots, and some servers have no scripts. There each key is written alone. The metadata is then written first and deleted last, so that
-a reader that finds an id in the index also finds the asset. If a writer dies in
-between, the next synchronisation repairs the asset.
+these keys lie in different slots, and some servers have no scripts. There each key is
+written alone. The metadata is then written first and deleted last, so that a reader
+that finds an id in the index also finds the asset. If a writer dies in between, the
+next synchronisation repairs the asset.
 """
 
 from __future__ import annotations
@@ -410,9 +411,8 @@ class AssetLibrary(Store):
                 await anyio.sleep(backoff.failed())
                 continue
             backoff.succeeded()
-            added = [] if known is None else find_added(known, listed)
-            known = listed
-            for one in added:
+            known, before = listed, listed if known is None else known
+            for one in find_added(before, listed):
                 yield read_text(one)
             await anyio.sleep(LIST_INTERVAL)
 

@@ -200,6 +200,7 @@ STEPS: Final[Mapping[str, Callable[[Story], Awaitable[None]]]] = {
 
 async def play(server: DevServer, screen: Screen) -> int:
     began, texts = anyio.current_time(), screen.texts
+    deadline = anyio.CancelScope(deadline=began + DEADLINE)
     async with (
         Console(server.url) as console,
         anyio.create_task_group() as watching,
@@ -208,7 +209,7 @@ async def play(server: DevServer, screen: Screen) -> int:
         watching.start_soon(story.follow_log)
         watching.start_soon(story.follow_status)
         async with story.life:
-            with anyio.move_on_after(DEADLINE) as deadline:
+            with deadline:
                 for number, (name, step) in enumerate(STEPS.items(), 1):
                     screen.heading(f"{number}/{len(STEPS)} {texts[f'step_{name}']}")
                     await step(story)

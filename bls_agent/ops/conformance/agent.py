@@ -215,9 +215,8 @@ async def check_outcome(judge: AgentJudge, vector: Vector) -> Fault | None:
         seen["reason"] = error.get("reason")
     if "fields" in expected:
         fields = error.get("fields")
-        seen["fields"] = (
-            sorted(fields, key=str) if isinstance(fields, dict | list) else fields
-        )
+        is_object = isinstance(fields, dict)
+        seen["fields"] = sorted(cast("JSONObject", fields)) if is_object else fields
     return None if seen == expected else Fault("other_outcome", {"seen": seen})
 
 

@@ -65,9 +65,9 @@ class Program:
             process = self._process = await anyio.open_process(
                 self._words, env=self._environ, start_new_session=True
             )
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                tasks.start_soon(self._read, stream)
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    tasks.start_soon(self._read, stream)
 
     async def _read(self, stream: ByteReceiveStream) -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
