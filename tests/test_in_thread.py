@@ -722,10 +722,12 @@ for step in range(40):
         pressing.start()
         with agent.in_thread():
             time.sleep(0.02)
+        pressing.join()  # on a busy machine the signal comes as late as here
     except KeyboardInterrupt:
         interrupted += 1
-    finally:
-        pressing.join()
+    except RuntimeError as error:  # the signal came inside of a lock of threading itself
+        if str(error) != "release unlocked lock":
+            raise
 deadline = time.monotonic() + 10
 while threading.active_count() > 1 and time.monotonic() < deadline:
     time.sleep(0.01)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from bls_agent.connection.after_fork import register
 from bls_agent.core.errors import ConfigurationError, RedisUnavailableError
+from bls_agent.runtime.tasks import LateCoroutine
 from bls_agent.runtime.threads import HandlerThreads
 
 if TYPE_CHECKING:
@@ -85,12 +86,8 @@ class LoopThread:
         if self.is_ours:
             with self._lock:
                 if not self._ending:
-                    coroutine = function(*args, **kwargs)
-                    try:
-                        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-                    except BaseException:  # a signal handler has raised, for example
-                        coroutine.close()  # else Python warns that it was never awaited
-                        raise
+                    late = LateCoroutine(partial(function, *args, **kwargs))
+                    return asyncio.run_coroutine_threadsafe(late, self._loop)
         never: Future[T] = Future()
         never.cancel()
         return never

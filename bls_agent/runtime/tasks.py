@@ -7,6 +7,7 @@ without waiting, and to start a task that belongs to no cancel scope of the prog
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -133,27 +134,26 @@ def start_soon(
     of its task.
     """
     name = getattr(function, "__qualname__", repr(function))
-    group.start_soon(_LateCoroutine, function, args, name=name)
+    group.start_soon(LateCoroutine, partial(function, *args), name=name)
 
 
-class _LateCoroutine(Coroutine[Any, Any, None]):
-    """A coroutine that calls its function in its first step, and not before."""
+class LateCoroutine(Coroutine[Any, Any, T]):
+    """A coroutine that calls its function in its first step, and not before.
 
-    def __init__(
-        self,
-        function: Callable[..., Coroutine[Any, Any, None]],
-        args: tuple[object, ...],
-    ) -> None:
+    If there is no first step, for example because a signal handler has raised while the
+    coroutine was passed to another thread, Python has no coroutine to warn about.
+    """
+
+    def __init__(self, function: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._function = function
-        self._args = args
-        self._begun: Coroutine[Any, Any, None] | None = None
+        self._begun: Coroutine[Any, Any, T] | None = None
 
-    def _begin(self) -> Coroutine[Any, Any, None]:
+    def _begin(self) -> Coroutine[Any, Any, T]:
         if self._begun is None:
-            self._begun = self._function(*self._args)
+            self._begun = self._function()
         return self._begun
 
-    def __await__(self) -> Generator[Any, Any, None]:
+    def __await__(self) -> Generator[Any, Any, T]:
         return self._begin().__await__()
 
     def send(self, value: Any, /) -> Any:
