@@ -86,8 +86,8 @@ class LoopThread:
         if self.is_ours:
             with self._lock:
                 if not self._ending:
-                    late = LateCoroutine(partial(function, *args, **kwargs))
-                    return asyncio.run_coroutine_threadsafe(late, self._loop)
+                    coroutine = LateCoroutine(partial(function, *args, **kwargs))
+                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         never: Future[T] = Future()
         never.cancel()
         return never
