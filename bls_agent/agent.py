@@ -425,11 +425,12 @@ class ProjectAgent:
         from bls_agent.project.session import AgentSession  # noqa: PLC0415 - the import takes 10 ms
 
         self._detach_gone()
-        before = self._session
-        if before is not None and (before.is_open or not await before.wait_closed()):
-            hangs = "its former session has not ended, because its loop hangs"
-            rule = "it is open already" if before.is_open else hangs
-            raise ConfigurationError("agent", self.project, rule, "Close it first.")
+        if (before := self._session) is not None and before.is_open:
+            rule, remedy = "it is open already", "Close it first."
+            raise ConfigurationError("agent", self.project, rule, remedy)
+        if before is not None and not await before.wait_closed():
+            rule, remedy = "its former session has not ended", "Wait until it ends."
+            raise ConfigurationError("agent", self.project, rule, remedy)
         if self._session not in (None, before):
             raise ConfigurationError("agent", self.project, "it was opened meanwhile")
         settings = self._settings.read()

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import orjson
 import pytest
+from anyio.abc import TaskGroup
 from redis.asyncio import Redis
 
 from bls_agent import (
@@ -471,6 +472,18 @@ class Following:
         return [e.metadata["gap"]["missing"] for e in self.entries if e.is_gap]
 
 
+async def follow_from(
+    agent: ProjectAgent, first: str, console: Console, tasks: TaskGroup
+) -> Following:
+    """Log a first record, and follow the log when this record was read."""
+    agent.log.info(first)
+    await agent.flush()
+    following = Following(console, agent.project, last=5)
+    tasks.start_soon(following.run)
+    await eventually(lambda: following.texts == [first])
+    return following
+
+
 async def test_following_a_name_that_is_no_utf_8(
     redis: Redis, console: Console, project: str
 ) -> None:
@@ -495,11 +508,7 @@ async def test_following_is_exact_for_records_with_ids(
         project, redis=redis_url, log_list_limit=200, log_buffer=100_000
     )
     async with agent, anyio.create_task_group() as tasks:
-        agent.log.info("early")
-        await agent.flush()
-        following = Following(console, project, last=5)
-        tasks.start_soon(following.run)
-        await eventually(lambda: following.texts == ["early"])
+        following = await follow_from(agent, "early", console, tasks)
         for n in range(3_000):
             agent.log.info(str(n))
             if n % 40 == 0:
@@ -518,11 +527,7 @@ async def test_a_record_with_a_field_agent_of_its_own_is_no_gap(
     """It has no id, so it uses no number, and no record counts as missing."""
     agent = ProjectAgent(project, redis=redis_url)
     async with agent, anyio.create_task_group() as tasks:
-        agent.log.info("before")
-        await agent.flush()
-        following = Following(console, project, last=5)
-        tasks.start_soon(following.run)
-        await eventually(lambda: following.texts == ["before"])
+        following = await follow_from(agent, "before", console, tasks)
         agent.log.info("step", agent="planner")
         agent.log.info("after")
         await eventually(lambda: following.texts == ["before", "step", "after"])

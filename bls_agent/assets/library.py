@@ -250,8 +250,8 @@ class AssetLibrary(Store):
 
         There are two cases for how an asset is written:
 
-        1. One server with scripts: one script writes all keys of the asset
-           in one step, and checks in this step that ``token`` still holds the lease.
+        1. One server with scripts: one script writes all keys of the asset in one step,
+           and checks in this step that ``token`` still holds the lease.
         2. A cluster, or a server without scripts: each key is written alone, and the
            token is not checked.
 
@@ -392,7 +392,7 @@ class AssetLibrary(Store):
 
         The first id belongs to the first change after the iteration has begun. After an
         outage, the iteration resumes at the change where it stopped. Each change is
-        yielded at least once, about two seconds after it was made. If more than 1,000
+        yielded at least once, within about two seconds. If more than 1,000
         changes wait for a reader, the oldest are lost.
 
         Raises:
@@ -411,8 +411,9 @@ class AssetLibrary(Store):
                 await anyio.sleep(backoff.failed())
                 continue
             backoff.succeeded()
-            known, before = listed, listed if known is None else known
-            for one in find_added(before, listed):
+            added = find_added(listed if known is None else known, listed)
+            known = listed
+            for one in added:
                 yield read_text(one)
             await anyio.sleep(LIST_INTERVAL)
 

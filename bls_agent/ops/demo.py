@@ -144,10 +144,11 @@ class Story:
         """Wait for a record of a command: of its handler, or of its outcome."""
 
         def is_logged() -> bool:
-            found = [
-                one for one in self.entries if (one.outcome is None) is not outcome
-            ]
-            return command.id in [one.metadata.get("commandId") for one in found]
+            return any(
+                one.metadata.get("commandId") == command.id
+                and (one.outcome is not None) is outcome
+                for one in self.entries
+            )
 
         await self.until(is_logged)
 

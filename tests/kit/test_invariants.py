@@ -142,21 +142,24 @@ def test_c4_a_record_that_stands_twice() -> None:
     assert not broken(history)
 
 
-def test_c4_records_in_another_order() -> None:
+@pytest.mark.parametrize(
+    ("logged", "others", "found", "repeated", "names"),
+    [
+        ("a b c", "", "a c b", 0, {"C4"}),
+        ("a b c", "", "a c b", 1, set()),  # a batch was sent again
+        ("a b", "c", "c b a", 0, {"C4"}),
+        ("a b", "c", "c a b", 0, set()),  # records of another agent
+    ],
+)
+def test_c4_records_in_another_order(
+    logged: str, others: str, found: str, repeated: int, names: set[str]
+) -> None:
     """Unless a batch was sent again, or they are of two agents."""
-    history = history_of(logged="a b c", found="a c b")
-    history.evidence.final_log_counts.append(count_of(3, 3))
-    assert broken(history) == {"C4"}
-    history.evidence.final_log_counts[:] = [count_of(3, 3, repeated=1)]
-    assert not broken(history)
-    history = history_of(logged="a b", found="c b a")
-    history.note(Step.LOGGED, "c", "another")
-    history.evidence.final_log_counts.append(count_of(3, 3))
-    assert broken(history) == {"C4"}
-    history = history_of(logged="a b", found="c a b")
-    history.note(Step.LOGGED, "c", "another")
-    history.evidence.final_log_counts.append(count_of(3, 3))
-    assert not broken(history)
+    history = history_of(logged=logged, found=found)
+    for record in others.split():
+        history.note(Step.LOGGED, record, "another")
+    history.evidence.final_log_counts.append(count_of(3, 3, repeated=repeated))
+    assert broken(history) == names
 
 
 def test_c5_offline_of_a_living_agent() -> None:

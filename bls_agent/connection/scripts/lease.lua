@@ -1,4 +1,4 @@
--- Functions for all scripts that take, keep or shorten a lease. The key of a lease is a
+-- Functions for the scripts that judge the lease of another process. The key of a lease is a
 -- string: the owner's "<token>", perhaps followed by a blank and words of the owner, or
 -- "<token> ended". A token is "<hex>.<milliseconds of the lease>@<process>".
 --

@@ -26,7 +26,7 @@ from bls_agent.ops.web.feeds.crawl import CrawlFeed, SeenQueue
 from bls_agent.ops.web.feeds.fleet import KINDS
 from bls_agent.ops.web.feeds.logs import encode_records
 from bls_agent.ops.web.feeds.runs import encode_event
-from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, clock, later
+from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, clock, rounded
 from bls_agent.ops.web.requests import (
     ANY_ASSET,
     ANY_NAME,
@@ -242,19 +242,19 @@ def _describe_project(view: ProjectView, elapsed: float) -> JSONObject:
         "statusText": view.status_text,
         "reason": view.reason,
         "presence": view.presence.value,
-        "age": later(view.age, digits=3),
-        "ttl": later(view.ttl, digits=3),
+        "age": rounded(view.age, digits=3),
+        "ttl": rounded(view.ttl, digits=3),
         "queue": view.queue,
         "deadLetters": view.dead_letters,
         "intake": describe_reports(view.intake),
         "records": view.records,
-        "lastRecordAge": later(view.last_record_age, digits=3),
+        "lastRecordAge": rounded(view.last_record_age, digits=3),
         "rate": view.rate,
         "rates": list(view.rates),
         "errors": view.errors,
         "atLeast": view.at_least,
         "lastError": view.last_error and view.last_error.message,
-        "lastErrorAge": later(view.last_error_age, digits=3),
+        "lastErrorAge": rounded(view.last_error_age, digits=3),
         "changedAt": view.changed_at,
     }
 

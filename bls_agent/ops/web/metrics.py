@@ -22,7 +22,7 @@ from bls_agent.crawl.overview import COUNTERS, Namespace, QueueStats
 from bls_agent.ops.fleet import Condition, ProjectView
 from bls_agent.ops.web.exposition import MEDIA_TYPE, Exposition, Family, label_of
 from bls_agent.ops.web.feeds.assets import SYNC_STATES
-from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, later
+from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, rounded
 from bls_agent.ops.web.rights import Grants, Role
 from bls_agent.ops.web.state import WebState, web_state
 from bls_agent.project.messages import Status
@@ -168,9 +168,9 @@ class _Scrape:
             add("bls_project_status", condition is state, project, state)
         up = view.status not in (None, Status.OFFLINE)
         add("bls_project_up", up, project)
-        add("bls_project_status_age_seconds", later(view.age, digits=3), project)
+        add("bls_project_status_age_seconds", rounded(view.age, digits=3), project)
         add("bls_project_queue_length", view.queue, project)
-        age = 0.0 if view.queue == 0 else later(view.queue_age, digits=3)
+        age = 0.0 if view.queue == 0 else rounded(view.queue_age, digits=3)
         add("bls_project_queue_age_seconds", age, project)
         add("bls_project_errors_total", view.errors_total, project)
         add("bls_dead_letters", view.dead_letters, project)

@@ -274,22 +274,23 @@ class IntakeSwitch:
                 await self._take_builtins(search)
 
     async def _take_builtins(self, search: BuiltinSearch) -> None:
-        state = self.state
-        whole = state is not IntakeState.OPEN
+        state, published = self.state, anyio.current_time()
 
-        published = anyio.current_time()
+        def is_due() -> bool:
+            return self.state is state and not self._dispatcher.stopping
 
-        async def continues() -> bool:
-            """Publish the state again, because a long search outlasts a report."""
+        async def after_page() -> bool:
+            """Publish the state if the last report is old; return whether to go on."""
             nonlocal published
             if anyio.current_time() - published > PUBLISH_EVERY:
                 with suppress(RedisUnavailableError):
                     await self._publish()
                 published = anyio.current_time()
-            return self.state is state and not self._dispatcher.stopping
+            return is_due()
 
-        for payload in await search.find(continues, whole=whole):
-            if self.state is not state or self._dispatcher.stopping:
+        whole = state is not IntakeState.OPEN
+        for payload in await search.find(after_page, whole=whole):
+            if not is_due():
                 return
             if payload != self._receiver.standing and await search.take(payload):
                 message = Message(payload, mode=search.mode)

@@ -22,6 +22,7 @@ from typing import TextIO
 from unittest.mock import patch
 
 import bls_agent
+from bls_agent.devserver import DevServer
 from bls_agent.ops.cli import main
 
 ROOT = Path(bls_agent.__file__).parents[1]
@@ -208,6 +209,13 @@ class Seen:
         self.read_until(
             lambda text: wanted in (text.rpartition(after)[2] if after else text)
         )
+
+    def until_back(self, server: DevServer, wanted: str) -> None:
+        """Kill and restart the server; wait until the outage and then a text are shown."""
+        server.kill()
+        self.until("没有应答")
+        server.restart()
+        self.until(wanted, after="没有应答")
 
     def read_until(self, is_enough: Callable[[str], bool]) -> None:
         end = time.monotonic() + 30

@@ -183,10 +183,7 @@ async def test_a_live_table(own_server: DevServer) -> None:
         async with EventStore(own_server.url) as store:
             await plant(store)
             shown.until("共 2 个运行；所列中 0 个进行中，0 个失联，1 个失败")
-        own_server.kill()
-        shown.until("没有应答")
-        own_server.restart()
-        shown.until("共 2 个运行", after="没有应答")
+        shown.until_back(own_server, "共 2 个运行")
 
 
 # --- following

@@ -144,10 +144,7 @@ async def test_at_a_terminal(own_server: DevServer, admin: Redis) -> None:
         shown.until("41 个项目，1 个故障或报错")
         await admin.set("系统39_项目状态", "报错", ex=600)
         shown.until("系统39")
-        own_server.kill()
-        shown.until("没有应答")
-        own_server.restart()
-        shown.until("41 个项目", after="没有应答")
+        shown.until_back(own_server, "41 个项目")
 
 
 async def test_ages_grow(own_server: DevServer, admin: Redis) -> None:

@@ -259,10 +259,7 @@ async def test_a_live_table(own_server: DevServer, admin: Redis) -> None:
         shown.until("回测工作进程")
         await admin.delete(STALE.key)
         shown.until("3 个工作进程")
-        own_server.kill()
-        shown.until("没有应答")
-        own_server.restart()
-        shown.until("3 个工作进程", after="没有应答")
+        shown.until_back(own_server, "3 个工作进程")
 
 
 # --- tasks

@@ -8,7 +8,7 @@ from bls_agent.core.codec import JSONObject
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.fleet import Condition, Fleet, ProjectView
 from bls_agent.ops.terminal import visible
-from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, later, shorten
+from bls_agent.ops.web.feeds.watch import Currency, SharedWatch, rounded, shorten
 from bls_agent.ops.web.requests import project_of_path, project_path
 from bls_agent.project.status.intake import describe_reports
 
@@ -32,11 +32,11 @@ def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
         "presence": view.presence.value,
         "odd": visible(view.status_text[:LONGEST_STATUS]),
         "reason": shorten(view.reason),
-        "turned": later(view.turned_age),
-        "age": later(view.age),
+        "turned": rounded(view.turned_age),
+        "age": rounded(view.age),
         "age_known": view.age_exact,
-        "ttl": later(view.ttl),
-        "last": later(view.last_record_age),
+        "ttl": rounded(view.ttl),
+        "last": rounded(view.last_record_age),
         "queue": view.queue,
         "dead_letters": view.dead_letters,
         "intake": [_show_intake(one) for one in describe_reports(view.intake)],
@@ -45,7 +45,7 @@ def make_card(view: ProjectView, elapsed: float = 0.0) -> JSONObject:
         "rates": list(view.rates),
         "atLeast": view.at_least,
         "error": shorten(view.last_error.message) if view.last_error else "",
-        "error_age": later(view.last_error_age),
+        "error_age": rounded(view.last_error_age),
     }
 
 

@@ -441,5 +441,9 @@ def show_time(seconds: float | None) -> str:
     return ""
 
 
-def later(seconds: float | None, elapsed: float = 0.0, digits: int = 1) -> float | None:
-    return None if seconds is None else round(max(0.0, seconds + elapsed), digits)
+def rounded(seconds: float | None, digits: int = 1) -> float | None:
+    return None if seconds is None else round(max(0.0, seconds), digits)
+
+
+def later(seconds: float | None, elapsed: float) -> float | None:
+    return None if seconds is None else rounded(seconds + elapsed)

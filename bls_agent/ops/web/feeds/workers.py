@@ -19,6 +19,7 @@ from bls_agent.ops.web.feeds.watch import (
     clock,
     later,
     pause_after,
+    rounded,
     shorten,
 )
 from bls_agent.ops.web.requests import quote_name
@@ -124,7 +125,7 @@ def make_bars(tasks: Sequence[Task], now: float) -> JSONObject:
             {
                 "id": shorten(task.id),
                 "part": task.part,
-                "age": later(task.age(now), 0.0),
+                "age": rounded(task.age(now)),
             }
             for task in running[:MOST_BARS]
         ],
@@ -206,7 +207,7 @@ class WorkerFeed(SharedWatch[Worker]):
         for change in changes:
             worker = change.worker
             if worker is not None and change.what == "refreshed":
-                self._ages[quote_name(worker.key)] = later(worker.age, 0.0)
+                self._ages[quote_name(worker.key)] = rounded(worker.age)
             elif worker is not None:
                 self._changed.add(worker.key)
         shown, self._shown = self._shown, self.tasks.of_workers(diff.workers.values())

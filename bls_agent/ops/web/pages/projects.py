@@ -148,10 +148,8 @@ async def _ask_help(request: Request) -> Response:
     except BlsError as error:
         note = texts["not_sent"].format(reason=visible(str(error)))
     manual = web_state(request).manuals.put(project, entries, time.monotonic())
-    note, focus = (
-        note or _note(manual, texts),
-        "chosen" if manual.entries else "command",
-    )
+    note = note or _note(manual, texts)
+    focus = "chosen" if manual.entries else "command"
     return _render_form(request, project, manual, note=note, focus=focus)
 
 
