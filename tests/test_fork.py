@@ -247,6 +247,7 @@ async def main():
     async with Console(url) as console, agent:
         await settle()
         assert (await console.call(project, "ping")).succeeded
+        assert await agent.flush(10)  # the outcome's record counts until its reply is read
         for _ in range(200):
             agent.log.info("parent")
         assert await reap_softly(fork(lambda: inherit(1))) == 0

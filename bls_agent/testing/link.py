@@ -15,6 +15,8 @@ from enum import StrEnum
 from typing import Final, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+import anyio
+
 from bls_agent.core.errors import ConfigurationError
 from bls_agent.core.redaction import mask_url
 
@@ -262,8 +264,12 @@ class FaultProxy:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # the listener closes
+        # Without the shield, a cancel scope around the block would cancel ``gather``,
+        # which raises an error without the scope's name, so that the scope lets the
+        # error pass.
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # the listener closes
 
     async def _listen(self) -> None:
         await asyncio.sleep(0)  # a former listener closes

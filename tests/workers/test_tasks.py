@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 import threading
 from collections.abc import AsyncIterator
@@ -215,7 +216,8 @@ async def test_many_updates_of_one_task_in_one_program(
     found = await tasks.get(task_id)
     assert found is not None
     assert {f"g{number}" for number in range(200)} <= found.fields.keys()
-    assert tasks._turns.values() == [{}]
+    gc.collect()  # the cancelled updates are in cycles with their errors
+    assert [len(turns) for turns in tasks._turns.values()] == [0]
 
 
 async def test_list_hides_nothing(
