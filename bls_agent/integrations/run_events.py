@@ -26,7 +26,8 @@ from bls_agent.core.errors import (
     WrongTypeError,
 )
 from bls_agent.core.settings import check_seconds
-from bls_agent.runs.events import BEGINNING, check_count, check_run_id
+from bls_agent.runs.events import BEGINNING, check_count
+from bls_agent.runs.reading import parse_run_id
 from bls_agent.runs.sse import (
     HEARTBEAT,
     EventFrames,
@@ -55,7 +56,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 RETRY_AFTER: Final = "2"  # seconds
 CROWDED: Final = 10_000  # milliseconds until a client above the limit reconnects
-DIGITS: Final = 19  # digits of the largest run id
+DIGITS: Final = 4  # digits of MOST
 # Caches must not keep responses, because a reader may need a permission. Proxies must
 # forward a stream at once instead of collecting it.
 HEADERS: Final = {"cache-control": "no-cache, no-store"}
@@ -103,16 +104,22 @@ def _page_response(page: EventPage) -> Response:
     return Response(body, 200, headers, "application/json")
 
 
-def _read_number(name: str, text: str) -> int:
+def _run_in_path(request: Request) -> int:
+    text = request.path_params["run_id"]
+    run_id = parse_run_id(text)
+    if run_id is None:
+        rule = "it must be a number below 2**63, without leading zeros"
+        raise ConfigurationError("run_id", text, rule)
+    return run_id
+
+
+def _limit_in_query(request: Request) -> int:
+    text = request.query_params.get("limit", str(LIMIT))
     # int() also accepts signs, blanks, underscores and digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
         rule = f"it must be a number of at most {DIGITS} digits"
-        raise ConfigurationError(name, text, rule)
-    return int(text)
-
-
-def _run_in_path(request: Request) -> int:
-    return check_run_id(_read_number("run_id", request.path_params["run_id"]))
+        raise ConfigurationError("limit", text, rule)
+    return check_count("limit", int(text), most=MOST)
 
 
 def _cors(allow_origins: Sequence[str]) -> list[Middleware]:
@@ -391,8 +398,7 @@ class RunEventsApp(Starlette):
         if (refusal := await self._refuse(request, run_id)) is not None:
             return refusal
         after = request.query_params.get("after")
-        limit = _read_number("limit", request.query_params.get("limit", str(LIMIT)))
-        check_count("limit", limit, most=MOST)
+        limit = _limit_in_query(request)
         page = await self._store.page(run_id, after=after, limit=limit)
         if not page.events and not await self._store.exists(run_id):
             return _error_response(404 if after is None else 410)
