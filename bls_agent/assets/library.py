@@ -277,7 +277,7 @@ class AssetLibrary(Store):
         self, writes: Sequence[AssetWrite]
     ) -> Sequence[AssetWrite]:
         """Return the writes. Each deletion gets the category from the asset's hash."""
-        deleted = [write.id for write in writes if not write.summary]
+        deleted = [write.id for write in writes if write.is_deletion]
         if not deleted:
             return writes
         reads = [("HGET", metadata_key(one), "category") for one in deleted]
@@ -288,24 +288,27 @@ class AssetLibrary(Store):
             if isinstance(reply, bytes)
         }
         return [
-            write if write.summary else write._replace(category=named.get(write.id, ""))
+            write._replace(category=named.get(write.id, ""))
+            if write.is_deletion
+            else write
             for write in writes
         ]
 
     async def _write_by_keys(self, write: AssetWrite) -> _Result:
-        """Write one asset key by key. Each asset in the index always has metadata."""
-        listing: list[Request] = [("HDEL", INDEX, write.id)]
-        if write.summary:
-            listing = [("HSET", INDEX, write.id, write.summary)]
-        for name in _categories_of(write):
-            joins = write.summary and name == write.category
-            listing.append(("SADD" if joins else "SREM", category_key(name), write.id))
+        """Write one asset key by key. Each asset in the index always has metadata.
+
+        The order depends on the kind of the write:
+
+        1. A deletion: the entries in the index and the sets, then the metadata.
+        2. Another write: the metadata, then the entries.
+        """
         try:
-            if not write.summary:
-                await self._send(listing)
-            outcome = await self._write_metadata(write)
-            if write.summary:
-                await self._send(listing)
+            if write.is_deletion:
+                await self._send(_entries_of(write))
+                outcome = await self._delete_metadata(write)
+            else:
+                outcome = await self._save_metadata(write)
+                await self._send(_entries_of(write))
             if outcome in CHANGES:
                 await self._send([
                     ("RPUSH", CHANGED, write.id),
@@ -315,17 +318,20 @@ class AssetLibrary(Store):
             return error
         return outcome
 
-    async def _write_metadata(self, write: AssetWrite) -> WriteOutcome:
-        """Write or delete the hash of an asset.
+    async def _delete_metadata(self, write: AssetWrite) -> WriteOutcome:
+        key = metadata_key(write.id)
+        async with self.pool.to(key) as connection:
+            existed = await connection.call("DEL", key)
+        return WriteOutcome.DELETED if existed else WriteOutcome.SAME
+
+    async def _save_metadata(self, write: AssetWrite) -> WriteOutcome:
+        """Write the hash of an asset.
 
         One request writes all fields. The same request empties fields that are to be
         removed, because for readers an empty field is absent.
         """
         key = metadata_key(write.id)
         async with self.pool.to(key) as connection:
-            if not write.summary:
-                existed = await connection.call("DEL", key)
-                return WriteOutcome.DELETED if existed else WriteOutcome.SAME
             before = pair(await connection.read("HGETALL", key))
             fields = {name.encode(): value for name, value in write.fields.items()}
             removed = [
@@ -452,6 +458,19 @@ def _holds(text: str, words: Sequence[str]) -> bool:
 def _keys_of(write: AssetWrite) -> list[str]:
     keys = [metadata_key(write.id), INDEX, CHANGED, SYNC_OWNER]
     return [*keys, *map(category_key, _categories_of(write))]
+
+
+def _entries_of(write: AssetWrite) -> list[Request]:
+    """Return the requests that change the index and the sets of the categories."""
+    requests: list[Request] = [
+        ("HDEL", INDEX, write.id)
+        if write.is_deletion
+        else ("HSET", INDEX, write.id, write.summary)
+    ]
+    for name in _categories_of(write):
+        joins = name == write.category and not write.is_deletion
+        requests.append(("SADD" if joins else "SREM", category_key(name), write.id))
+    return requests
 
 
 def _categories_of(write: AssetWrite) -> list[str]:

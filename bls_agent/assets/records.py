@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 from bls_agent.connection.endpoint import Argument, Reply
@@ -206,12 +207,16 @@ class WriteOutcome(StrEnum):
 
 
 class AssetWrite(NamedTuple):
-    """One asset to be saved, or to be deleted if ``summary`` is empty."""
+    """One asset to be saved or deleted. ``AssetWrite(id)`` deletes an asset."""
 
     id: str
-    category: str = ""
+    category: str = ""  # for a deletion: the category in the asset's hash
     summary: bytes = b""
     fields: Mapping[str, bytes] = {}
+
+    @property
+    def is_deletion(self) -> bool:
+        return not self.summary
 
     @classmethod
     def of(cls, manifest: AssetManifest, *, path: str, sha: str) -> Self:
@@ -232,11 +237,9 @@ class AssetWrite(NamedTuple):
     def arguments(self, token: str) -> list[Argument]:
         """Return the arguments of ``write_asset.lua``, which checks ``token``."""
         words: list[Argument] = [token, self.id, self.summary, KEPT]
-        if self.summary:
-            for name, value in (
-                dict.fromkeys(OPTIONAL, b"") | dict(self.fields)
-            ).items():
-                words += (name, value)
+        if not self.is_deletion:
+            fields = dict.fromkeys(OPTIONAL, b"") | dict(self.fields)
+            words += chain.from_iterable(fields.items())
         return words
 
 
