@@ -38,7 +38,6 @@ SHORTEST: Final = 16  # characters of a secret
 MAX_BODY: Final = 5 * 2**20  # bytes
 AT_ONCE: Final = 4  # bodies that are read at the same time; other deliveries wait
 PATIENCE: Final = 10.0  # seconds for a body to arrive, because GitHub waits no longer
-REMEMBERED: Final = 1_000  # deliveries
 
 _SIGNATURE: Final = re.compile("sha256=[0-9a-f]{64}")
 
@@ -50,13 +49,13 @@ class AssetWebhookApp(Starlette):
 
     This is an ASGI application for ``POST`` at any path. A push is answered at once
     with 202, and the synchronisation runs in the background. If another push arrives
-    meanwhile, one more synchronisation follows. Other events, other branches and
-    repeated deliveries are answered with 200 and start nothing.
+    meanwhile, one more synchronisation follows. Other events and other branches are
+    answered with 200 and start nothing.
 
     A delivery without a valid signature (``X-Hub-Signature-256``) is answered with 401
-    and not decoded. A failed synchronisation is logged as a warning. All deliveries are
-    then forgotten, so that GitHub's *Redeliver* starts a new synchronisation. Also run
-    :meth:`AssetSync.run_forever`, because GitHub does not repeat lost deliveries.
+    and not decoded. A delivery of more than 5 MiB is answered with 413. A failed
+    synchronisation is logged as a warning. Also run :meth:`AssetSync.run_forever`,
+    because GitHub does not repeat lost deliveries.
 
     If the application runs alone, it closes ``sync`` at the end. An application that
     mounts it must call :meth:`aclose`, and close ``sync``.
@@ -67,26 +66,17 @@ class AssetWebhookApp(Starlette):
         secret: The webhook's secret in GitHub's settings, with 16 or more characters.
         branch: The branch whose pushes start a synchronisation. Default: the branch of
             ``sync.source``, or the repository's default branch if the source has none.
-        max_body: Longest delivery in bytes. A longer delivery is answered with 413.
 
     Raises:
         ConfigurationError: The secret is too short, or the branch's name is invalid.
     """
 
-    def __init__(
-        self,
-        sync: AssetSync,
-        secret: str,
-        *,
-        branch: str = "",
-        max_body: int = MAX_BODY,
-    ) -> None:
+    def __init__(self, sync: AssetSync, secret: str, *, branch: str = "") -> None:
         if len(secret) < SHORTEST:
             rule = f"a secret has {SHORTEST} characters or more"
             raise ConfigurationError("secret", "***", rule)
-        self._sync, self._secret, self._max_body = sync, secret.encode(), max_body
+        self._sync, self._secret = sync, secret.encode()
         self._branch = check_branch(branch) or getattr(sync.source, "branch", "")
-        self._deliveries: dict[str, None] = {}
         self._reading = anyio.Semaphore(AT_ONCE)
         self._is_wanted = False
         self._task: asyncio.Task[None] | None = None
@@ -113,16 +103,16 @@ class AssetWebhookApp(Starlette):
         if not _SIGNATURE.fullmatch(given):
             return _answer(401, "the signature is missing or wrong")
         length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self._max_body:
-            return _answer(413, f"a delivery has at most {self._max_body} bytes")
+        if length.isdecimal() and int(length[:20]) > MAX_BODY:
+            return _answer(413, f"a delivery has at most {MAX_BODY} bytes")
         body: bytes | None = None
         with suppress(ClientDisconnect), anyio.move_on_after(PATIENCE):
             async with self._reading:
                 body = await self._read(request)
         if body is None:
             return _answer(503, "the body did not arrive in time")
-        if len(body) > self._max_body:
-            return _answer(413, f"a delivery has at most {self._max_body} bytes")
+        if len(body) > MAX_BODY:
+            return _answer(413, f"a delivery has at most {MAX_BODY} bytes")
         expected = "sha256=" + hmac.new(self._secret, body, "sha256").hexdigest()
         if not hmac.compare_digest(given, expected):
             return _answer(401, "the signature is missing or wrong")
@@ -132,7 +122,7 @@ class AssetWebhookApp(Starlette):
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
-            if len(body) > self._max_body:
+            if len(body) > MAX_BODY:
                 break
         return bytes(body)
 
@@ -142,8 +132,8 @@ class AssetWebhookApp(Starlette):
         There are three cases:
 
         1. The body of a push cannot be read: the answer is 400.
-        2. The delivery is a new push to the branch: a synchronisation starts, or
-           follows the running one, and the answer is 202.
+        2. The delivery is a push to the branch: a synchronisation starts, or follows
+           the running one, and the answer is 202.
         3. Any other delivery is ignored, and the answer is 200.
         """
         event = request.headers.get("x-github-event", "")
@@ -156,12 +146,6 @@ class AssetWebhookApp(Starlette):
             return _answer(200, f"ignored: {str(push.get('ref'))[:200]}")
         if push.get("deleted") is True:
             return _answer(200, "ignored: the branch was deleted")
-        delivery = request.headers.get("x-github-delivery", "")[:100]
-        if delivery and delivery in self._deliveries:
-            return _answer(200, "ignored: this delivery came before")
-        self._deliveries[delivery] = None
-        if len(self._deliveries) > REMEMBERED:
-            del self._deliveries[next(iter(self._deliveries))]
         self._is_wanted = True
         if self._task is None or self._task.done():
             self._task = start_background(self._work, "bls-agent-asset-webhook")
@@ -177,7 +161,6 @@ class AssetWebhookApp(Starlette):
             except Exception as error:  # noqa: BLE001 - the next push has to be synchronised
                 failure = f"{type(error).__name__}: {error}"
             if failure:
-                self._deliveries.clear()
                 _log.warning("assets are not up to date: %s", failure)
 
 
