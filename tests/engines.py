@@ -311,6 +311,8 @@ class ClusterTopology(Topology):
             *("--cluster-require-full-coverage", "no"),
             *("--cluster-replica-validity-factor", "0"),
             *("--repl-diskless-sync-delay", "0"),
+            # Redis 7 lists a replica only after its master's first byte, which is a ping.
+            *("--repl-ping-replica-period", "1"),
             *("--appendfsync", "no"),
         )
         self.nodes = [
@@ -358,7 +360,13 @@ class ClusterTopology(Topology):
 
     async def ready(self) -> None:
         """Wait until all nodes agree, and every replica has its master's data."""
-        await until(lambda: all(map(self._is_ready, self.nodes)))
+        await until(lambda: self._agree() and all(map(self._is_ready, self.nodes)))
+
+    def _agree(self) -> bool:
+        """Return whether all nodes know the same masters: one that hung knows old ones."""
+        views = [ask(node.port, "CLUSTER", "SLOTS") for node in self.nodes]
+        masters = [sorted([*row[:2], row[2][1]] for row in view) for view in views]
+        return masters.count(masters[0]) == len(masters)
 
     def _is_ready(self, node: DevServer) -> bool:
         info = ask(node.port, "CLUSTER", "INFO")
