@@ -15,6 +15,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 import anyio
@@ -96,11 +97,21 @@ class Held:
         return encode(entry)
 
 
+class Action(StrEnum):
+    """What ``crawl_settle.lua`` does with a request that a worker has taken."""
+
+    ACK = "ack"  # the request is finished
+    RENEW = "renew"  # the lease is renewed; the other actions end the lease
+    BACK = "back"  # the request returns to its old position in the queue
+    RETRY = "retry"  # the request returns to the queue later
+    FAIL = "fail"  # the request goes into the failed list
+
+
 @dataclass(eq=False, slots=True)
 class Settlement:
     """The end or the renewal of a lease, to be sent to Redis."""
 
-    what: str
+    action: Action
     held: Held
     value: Argument = ""
     future: asyncio.Future[bool] | None = None
@@ -348,7 +359,8 @@ class Exchange:
         """Send the collected calls to Redis, and pass the replies to the tasks.
 
         Raise RedisUnavailableError if Redis did not reply or refused. The settlements
-        are then kept and sent again. Raise WrongTypeError if a key holds another type.
+        are then kept and sent again. Requests in a lost reply return to the queue when
+        their leases end. Raise WrongTypeError if a key holds another type.
         """
         write = self._next_write()
         runs = self._runs_of(write)
@@ -358,10 +370,10 @@ class Exchange:
             async with self._pool.to(self._keys.wake) as connection:
                 replies = await run_scripts(connection, runs)
         except RedisUnavailableError as error:
-            self._keep_for_later(write, error)
+            self._keep(write.settlements, in_doubt=error.ambiguous)
             raise
         except asyncio.CancelledError:
-            self._keep_for_later(write, closed_error(ambiguous=True))
+            self._keep(write.settlements, in_doubt=True)
             raise
         by_script = {
             script: await name_wrong_type(self._pool, self._keys, reply)
@@ -387,26 +399,13 @@ class Exchange:
         if write.settlements:
             words = [FAILED_KEPT, self._keys.retries]
             for one in write.settlements:
-                words += (one.what, one.held.member, one.held.token, one.value)
+                words += (one.action, one.held.member, one.held.token, one.value)
             found.append((CRAWL_SETTLE, self._keys.in_order, words))
         if write.wanted >= 0:
             lease, retries = int(self.options.lease * 1000), self._keys.retries
             words = [write.wanted, write.token, lease, retries, MOST_BYTES]
             found.append((CRAWL_TAKE, self._keys.in_order, words))
         return found
-
-    def _keep_for_later(self, write: _Write, error: RedisUnavailableError) -> None:
-        """Keep the settlements that end a lease for the next write.
-
-        If the failed write may have taken requests, the next write also returns these
-        requests to the queue.
-        """
-        self._keep(write.settlements, in_doubt=error.ambiguous)
-        # The lost reply may have contained requests, which no task can get now.
-        if write.token and error.ambiguous:
-            end = write.sent_at + self.options.lease
-            lost = Held(b"", write.token, valid_until=end)
-            self._settlements.append(Settlement("recall", lost))
 
     def _next_settlements(self) -> list[Settlement]:
         """Return ends and renewals, ``ack`` first.
@@ -418,9 +417,11 @@ class Exchange:
         del self._settlements[:MOST_PUSHES]
         if self._held and self._loop.time() >= self._renew_at:
             milliseconds = int(self.options.lease * 1000)
-            found += (Settlement("renew", held, milliseconds) for held in self._held)
+            found += (
+                Settlement(Action.RENEW, held, milliseconds) for held in self._held
+            )
             self._plan_renewal()
-        return sorted(found, key=lambda one: one.what != "ack")
+        return sorted(found, key=lambda one: one.action is not Action.ACK)
 
     def _plan_renewal(self) -> None:
         self._renew_at = self._loop.time() + self.options.lease / RENEWALS
@@ -438,7 +439,7 @@ class Exchange:
         Renewals are not kept, because the next write renews every lease.
         """
         for one in settlements:
-            if one.what != "renew":
+            if one.action is not Action.RENEW:
                 one.in_doubt = one.in_doubt or in_doubt
                 self._settlements.append(one)
         self._renew_at = self._loop.time()
@@ -449,7 +450,7 @@ class Exchange:
             return reply
         for one, done in zip(write.settlements, reply or (), strict=True):
             held = one.held
-            if one.what != "renew":
+            if one.action is not Action.RENEW:
                 ours = one.in_doubt and boot_seconds() < held.valid_until
                 # ``ours``: an earlier write, whose reply was lost, has ended the lease.
                 one.answer(done=bool(done) or ours)
@@ -501,7 +502,7 @@ class Exchange:
         """
         if fault := self._fault_of(held):
             entry = held.failed_entry(fault)
-            self._add_settlement(Settlement("fail", held, entry))
+            self._add_settlement(Settlement(Action.FAIL, held, entry))
             return
         while self._waiters and boot_seconds() < held.valid_until:
             future = next(iter(self._waiters))
@@ -522,4 +523,4 @@ def _back(held: Held) -> Settlement:
     A request without a lease is sent with its body, because Redis has deleted the body.
     """
     value = b"" if held.token else b"%r %b" % (held.priority, held.body)
-    return Settlement("back", held, value)
+    return Settlement(Action.BACK, held, value)

@@ -17,6 +17,7 @@ from bls_agent.core.redaction import redact
 from bls_agent.core.settings import check_seconds
 from bls_agent.crawl.exchange import (
     FAILED_KEPT,
+    Action,
     Exchange,
     Held,
     QueueOptions,
@@ -114,7 +115,7 @@ class TakenRequest:
         if not self._held.token:
             self.settled = True
             return True
-        return await self._settle("ack", "1" if self.attempt > 1 else "")
+        return await self._settle(Action.ACK, "1" if self.attempt > 1 else "")
 
     async def fail(self, reason: str) -> bool:
         """Queue the request again after a delay, with priority + 1.
@@ -130,8 +131,8 @@ class TakenRequest:
         if self._held.token and self.attempt <= options.max_retries:
             delay = min(LONGEST_DELAY, options.retry_delay * 2 ** (self.attempt - 1))
             jittered = delay * random.uniform(0.5, 1.0)  # noqa: S311 - the delay is no secret
-            return await self._settle("retry", int(jittered * 1000))
-        return await self._settle("fail", self._held.failed_entry(reason))
+            return await self._settle(Action.RETRY, int(jittered * 1000))
+        return await self._settle(Action.FAIL, self._held.failed_entry(reason))
 
     async def give_back(self) -> bool:
         """Return the request to its old position in the queue.
@@ -146,11 +147,11 @@ class TakenRequest:
         self.settled = True
         return await self._exchange.give_back(self._held)
 
-    async def _settle(self, what: str, value: Argument) -> bool:
+    async def _settle(self, action: Action, value: Argument) -> bool:
         if self.settled:
             return False
         self.settled = True
-        return await self._exchange.settle(Settlement(what, self._held, value))
+        return await self._exchange.settle(Settlement(action, self._held, value))
 
 
 class RequestQueue(Store):

@@ -12,7 +12,7 @@ token contains two values:
 :class:`LeaseState` makes the decisions without I/O. :class:`Lease` is a lease without a
 value. :class:`ValueLease` is a lease on a value that the owner writes repeatedly.
 Modules that renew many leases at once, or take a lease as part of a larger step, have
-their own scripts. All of these scripts use ``lease.lua``.
+their own scripts. Scripts that judge the lease of another process use ``lease.lua``.
 """
 
 from __future__ import annotations
