@@ -21,6 +21,7 @@ The first of these cases that applies decides:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Final, NamedTuple, cast
 
 from bls_agent.connection.endpoint import Reply
@@ -215,6 +216,14 @@ class Probe:
         return cls(_known(exists) != 0, _known(owner), seconds, elapsed, existed)
 
 
+class RunPresence(Enum):
+    """Whether a run exists, as far as events and probes have shown."""
+
+    UNSEEN = auto()  # no event and no probe has shown the run
+    EXISTS = auto()
+    DISAPPEARED = auto()  # the run existed, and was deleted or has expired
+
+
 class WriterLiveness:
     """Decides by repeated probes whether a run exists and its writer is alive.
 
@@ -224,9 +233,9 @@ class WriterLiveness:
     """
 
     def __init__(self, now: float, *, existed: bool) -> None:
-        self.existed: bool = existed  # whether the run ever existed
-        # Whether the run existed and has disappeared.
-        self.has_disappeared: bool = False
+        self.presence: RunPresence = (
+            RunPresence.EXISTS if existed else RunPresence.UNSEEN
+        )
         self.lost: bytes | None = None  # token of the writer that is lost now
         self.returns: int = 0  # how often a lost writer has come back
         self.probe_at: float = now  # when to probe again
@@ -238,16 +247,22 @@ class WriterLiveness:
         self._missed: tuple[bytes, float] | None = None
 
     @property
+    def has_disappeared(self) -> bool:
+        """Whether the run existed, and exists no longer."""
+        return self.presence is RunPresence.DISAPPEARED
+
+    @property
     def loss(self) -> tuple[bytes, int] | None:
         """Token and count that identify a loss, so that each loss is reported once.
 
-        ``None`` while no writer is lost.
+        The token is needed because a follower may change to another topic, which counts
+        anew. ``None`` while no writer is lost.
         """
         return None if self.lost is None else (self.lost, self.returns)
 
     def note_events(self) -> bool:
         """Record new events. Return whether to probe earlier than planned."""
-        self.existed = True
+        self.presence = RunPresence.EXISTS
         if (
             self._lives_until >= self._probed_at
             or self.probe_at <= self._probed_at + SOON
@@ -278,6 +293,13 @@ class WriterLiveness:
         return self._record_run(probe, now) or is_lost
 
     def _record_writer(self, probe: Probe, now: float) -> bool:
+        """Return whether the writer is lost since this probe.
+
+        1. The run has no writer, or the writer has a lease: no writer is lost.
+        2. The lease is not missing for long enough: probe again soon.
+        3. The writer was lost before this probe: nothing has changed.
+        4. Otherwise the writer is lost.
+        """
         if probe.owner is None or probe.left is not None:
             self.returns += self.lost is not None
             self.lost = self._missed = None
@@ -296,15 +318,23 @@ class WriterLiveness:
         return True
 
     def _record_run(self, probe: Probe, now: float) -> bool:
+        """Return whether the run is gone.
+
+        1. The run exists.
+        2. The run may begin, or a writer has a lease and may write it again: wait.
+        3. The run is not missing for long enough: probe again soon.
+        4. Otherwise the run is gone.
+        """
         if probe.exists:
-            self.existed, self.has_disappeared = True, False
+            self.presence = RunPresence.EXISTS
             return False
-        if not (self.existed and probe.existed) or probe.left is not None:
+        may_begin = self.presence is RunPresence.UNSEEN or not probe.existed
+        if may_begin or probe.left is not None:
             return False
         # After an outage the server may be empty until the writer writes again.
         sure_at = max(self._lives_until, self._absent_not_before)
         if now < sure_at:
             self.probe_at = min(self.probe_at, sure_at + BEHIND)
             return False
-        self.has_disappeared = True
+        self.presence = RunPresence.DISAPPEARED
         return True

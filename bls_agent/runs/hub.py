@@ -21,7 +21,13 @@ from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
 from bls_agent.core.redaction import redact_traceback
 from bls_agent.runs.events import EventId, StreamEvent
-from bls_agent.runs.gaps import Probe, continues, fetch_evidence, read_last
+from bls_agent.runs.gaps import (
+    Probe,
+    RunPresence,
+    continues,
+    fetch_evidence,
+    read_last,
+)
 from bls_agent.runs.reading import (
     GROWTH,
     PAGE,
@@ -390,7 +396,9 @@ class Hub:
 
     async def _probe(self, topics: list[RunTopic]) -> None:
         began = anyio.current_time()
-        existed = [topic.liveness.existed for topic in topics]
+        existed = [
+            topic.liveness.presence is not RunPresence.UNSEEN for topic in topics
+        ]
         checked = [(topic, topic.buffer.head) for topic in topics if topic.needs_check]
         for topic, _ in checked:  # a reconnect during the probe sets it again
             topic.needs_check = False
