@@ -38,11 +38,12 @@ SWEPT: dict[str, tuple[str, ...]] = {
     "BLPOP": (BLOCKING, PREFETCH),
     "LPOP": (PREFETCH,),
     "BLMOVE": (RELIABLE, RELIABLE_EIGHT),
-    "EVALSHA": (COMPAT, RELIABLE, RELIABLE_EIGHT, "run", "heartbeat", "sync"),
+    "LREM": (COMPAT,),
+    "EVALSHA": (RELIABLE, RELIABLE_EIGHT, "run", "heartbeat", "sync"),
     "XREAD": ("follow",),
     "LRANGE": (COMPAT,),
 }
-ENDANGERING = {"BLPOP", "LPOP", "BLMOVE", "EVALSHA", "LRANGE"}
+ENDANGERING = {"BLPOP", "LPOP", "BLMOVE", "LREM", "EVALSHA", "LRANGE"}
 
 
 async def sweep(
