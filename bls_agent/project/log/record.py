@@ -43,7 +43,6 @@ class LogRecord:
 
     OUTCOME_RANK: Final = 4
     MARK: Final = 150  # bytes that the id adds, for names of up to 100 bytes
-    NUMBER_ROOM: Final = 20  # bytes of an id behind its prefix
     ID_ROOM: Final = 1_100  # bytes of the longest id: a name of 512 bytes, escaped
 
     def __init__(
@@ -55,7 +54,6 @@ class LogRecord:
         now: float,
         rank: int | None = None,
         redactor: Redactor = DEFAULT,
-        id_room: int = ID_ROOM,
     ) -> None:
         text = redactor.text(message)
         head = encode(
@@ -68,7 +66,7 @@ class LogRecord:
         tail = b"{}"
         if metadata:
             tail = _redact(encode(metadata), redactor)
-        room = RECORD_LIMIT - id_room - len(_OPENS)
+        room = RECORD_LIMIT - self.ID_ROOM - len(_OPENS)
         if len(head) + len(tail) > room:
             lost = max(0, len(message) - len(text))
             head, tail = _shorten(head, tail, len(head) + len(tail) + lost, room)
