@@ -353,10 +353,8 @@ def _endpoint_of_client(client: object) -> Endpoint:
         return _endpoint_of_options(options, scheme, shown, strict=False)
     if hasattr(pool, "sentinel_manager") and kind.__module__.startswith("redis."):
         return _endpoint_of_sentinel_client(pool, kind)
-    if not inspect.iscoroutinefunction(getattr(kind, "connect", None)):
-        rule = "a client whose connections we can build, or one of redis.asyncio"
-        raise ConfigurationError("redis", kind.__name__, rule)
-    return _endpoint_of_foreign_pool(pool, kind)
+    rule = "a URL, or a client of redis-py with the connections of redis-py"
+    raise ConfigurationError("redis", kind.__name__, rule)
 
 
 def _endpoint_of_sentinel_client(pool: Any, kind: type) -> Endpoint:
@@ -393,21 +391,6 @@ def _endpoint_of_cluster_client(nodes: Any, shown: str) -> Endpoint:
     if not hosts:
         raise ConfigurationError("redis", shown, "it needs at least one node")
     return _spread("cluster", options, scheme, hosts, shown, strict=False)
-
-
-def _endpoint_of_foreign_pool(pool: Any, kind: type) -> Endpoint:
-    """Return an endpoint whose connections are made by the client's own pool."""
-
-    def make() -> RawConnection:
-        raw = pool.make_connection()
-        raw.socket_timeout = None
-        raw.health_check_interval = 0
-        raw.encoder.decode_responses = False
-        raw.protocol = 2  # with RESP3, push messages would be read as replies
-        return cast("RawConnection", raw)
-
-    note = f"connections are made by the given client ({kind.__name__}), as they are"
-    return Endpoint(f"client:{kind.__name__}", make, (note,))
 
 
 @cache

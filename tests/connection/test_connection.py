@@ -390,32 +390,6 @@ async def test_what_was_not_killed_is_not_gone(
     await connections.aclose()
 
 
-async def test_a_client_of_another_kind_that_decodes(
-    own_server: DevServer, admin: Redis, project: str
-) -> None:
-    """A client whose connections only it can make: used as it is, replies stay bytes."""
-
-    class OwnConnection(redis_py.Connection):
-        pass
-
-    OwnConnection.__module__ = "somewhere.else"
-    pool = redis_py.ConnectionPool(
-        connection_class=OwnConnection,
-        host="127.0.0.1",
-        port=own_server.port,
-        decode_responses=True,
-    )
-    client = Redis(connection_pool=pool)
-    history = History()
-    agent = ProjectAgent(project, redis=client)
-    history.attach(agent)
-    async with agent:
-        await history.push(admin, project)
-        await eventually(lambda: history.handled == [0])
-    await client.aclose()
-    await pool.aclose()
-
-
 @needs_selectors  # Redis 6 cannot take one subcommand away
 async def test_a_lost_connection_without_the_right_to_look(
     own_server: DevServer, admin: Redis, project: str

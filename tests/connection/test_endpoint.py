@@ -341,23 +341,6 @@ make_sentinel: Callable[..., Any] = Sentinel  # redis-py gives it no types
 sentinel = make_sentinel([("127.0.0.1", 1)])
 
 
-class OwnConnection(Connection):
-    """A connection class of the host's own."""
-
-
-def test_a_client_that_cannot_be_rebuilt_is_used_as_it_is() -> None:
-    """Its own pool makes our connections, without its deadline, and that is said."""
-    pool = ConnectionPool(OwnConnection, socket_timeout=1)
-    endpoint = Endpoint.of(redis.asyncio.Redis(connection_pool=pool))
-    assert endpoint.address == "client:OwnConnection"
-    assert ["OwnConnection" in note for note in endpoint.notes] == [True]
-    connection = cast("Any", endpoint.make())
-    assert type(connection) is OwnConnection
-    assert connection.protocol == 2
-    assert connection.socket_timeout is None
-    assert connection.health_check_interval == 0
-
-
 # --- several servers
 
 SEVERAL: dict[str, tuple[object, str, list[str]]] = {
@@ -483,6 +466,9 @@ NO_CLIENTS: dict[str, Callable[[], object]] = {
     "replicas of a Sentinel": lambda: sentinel.slave_for("orders"),
     "a blocking client's own connections": lambda: redis.Redis(
         connection_pool=redis.ConnectionPool(redis.sentinel.SentinelManagedConnection)
+    ),
+    "own connection classes": lambda: redis.asyncio.Redis(
+        connection_pool=ConnectionPool(type("OwnConnection", (Connection,), {}))
     ),
 }
 
