@@ -31,7 +31,7 @@ def test_every_history_of_receiving_keeps_the_promises(
     receiver_machine.run(machine, 60)
 
 
-@pytest.mark.parametrize("mode", ["blocking", "compat"])
+@pytest.mark.parametrize("mode", ["blocking", "compat", "reliable"])
 def test_every_history_of_an_agent_keeps_the_promises(
     redis_url: str, mode: Mode
 ) -> None:

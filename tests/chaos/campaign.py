@@ -207,7 +207,7 @@ async def play(row: Row, nursery: Nursery, *, short: bool) -> None:
 def judge(row: Row, stage: Stage) -> None:
     """Check the invariants and fill in the figures."""
     row.violations += stage.conclude()
-    promise = row.mode.promise(stage.damage)
+    promise = row.mode.promise(stage.damage, stage.healed_at)
     row.damage = stage.damage
     row.violations += check_invariants(stage.history, promise)
     if row.violations:

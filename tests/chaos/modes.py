@@ -47,14 +47,15 @@ class Mode:
     prefetch: int = 1
     after_death: dict[str, Any] = field(default_factory=dict)
 
-    def promise(self, damage: Damage) -> Promise:
-        """Say what may have happened under this damage."""
+    def promise(self, damage: Damage, healed_at: float) -> Promise:
+        """Say what may have happened under this damage, which ended at that moment."""
         return replace(
             self.base(damage, self.concurrency, self.prefetch),
             recovery=damage.recovery,
             vanished=damage.vanished,
             status_ttl=damage.lies,
             server_forgets=damage.server_forgets,
+            healed_at=healed_at,
         )
 
     @property

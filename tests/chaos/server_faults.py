@@ -37,6 +37,7 @@ async def kill_and_forget(stage: Stage) -> None:
             async with stage.hurt(emptied(stage)):
                 await anyio.sleep(0.2)
             await stage.recovered("kill without a log")
+        await stage.busy()  # none of these may be lost
 
 
 @contextmanager

@@ -24,11 +24,13 @@ class Soak:
         module: What is run with ``python -m``.
         title: For the ledger.
         number: How many rounds, moments, records.
+        words: What else the program is told.
     """
 
     module: str
     title: str
     number: int
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class SoakResult:
 
 SOAKS = [
     Soak("tests.soak.cancellation", "F18: cancellations from outside", 10_000),
+    Soak(
+        "tests.soak.cancellation",
+        "F18: cancellations from outside, mode reliable",
+        10_000,
+        ("reliable",),
+    ),
     Soak("tests.soak.rounds", "starts and stops", 1_000),
     Soak("tests.soak.burst", "records in one burst from 8 threads", 1_000_000),
     Soak(
@@ -60,7 +68,7 @@ SOAKS = [
 def play_soak(soak: Soak) -> SoakResult:
     """Run it to its end."""
     began = time.monotonic()
-    words = [sys.executable, "-m", soak.module, str(soak.number)]
+    words = [sys.executable, "-m", soak.module, str(soak.number), *soak.words]
     try:
         done = subprocess.run(
             words, cwd=ROOT, capture_output=True, text=True, timeout=SOAK_LIMIT,

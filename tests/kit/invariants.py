@@ -6,6 +6,7 @@ which elements are concerned. What was not measured is not judged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Self
@@ -31,6 +32,8 @@ class Promise:
         memory: Bytes by which the process may grow.
         server_forgets: Whether the server may have lost what it had answered: it then
             hands out again, and misses, what nobody is to blame for.
+        healed_at: When the server forgot for the last time, on the clock of the
+            history: of the commands that were pushed later, none may be lost.
     """
 
     lost: int = 0
@@ -40,6 +43,7 @@ class Promise:
     vanished: float = 3.0
     memory: int = 64 * 1024 * 1024
     server_forgets: bool = False
+    healed_at: float = math.inf
 
     @classmethod
     def blocking(
@@ -178,11 +182,18 @@ def _check_losses(history: History, promise: Promise) -> Iterator[str]:
 
 
 def _check_nothing_lost(history: History, promise: Promise) -> Iterator[str]:
-    """C3: where none may be lost, none is."""
-    if promise.lost or promise.server_forgets:
-        return
+    """C3: where none may be lost, none is.
+
+    1. The server forgot: of those pushed after that, none is lost.
+    2. Some may be lost: C2 counts them.
+    3. Otherwise none of all is lost.
+    """
     tally = Tally.of(history)
-    if tally.lost:
+    if promise.server_forgets:
+        late = history.events(Step.MAYBE_PUSHED, since=promise.healed_at)
+        if lost := tally.lost & {event.id for event in late}:
+            yield f"pushed after the server forgot, and lost: {_some(lost)}"
+    elif tally.lost and not promise.lost:
         yield f"{_lost(tally)}, none may be"
 
 

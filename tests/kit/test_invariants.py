@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 
 from bls_agent import Status
@@ -112,6 +115,18 @@ def test_a_server_that_forgets_is_to_blame_itself() -> None:
     assert not broken(history, Promise(server_forgets=True))
     more = history_of(pushed="a b c", started="a")
     assert not broken(more, Promise(lost=1, server_forgets=True))
+
+
+def test_what_is_pushed_after_the_server_forgot_is_not_lost() -> None:
+    """In no mode, because nothing is hurt any more."""
+    history = history_of(maybe_pushed="a b", pushed="a b", started="a")
+    healed_at = time.monotonic()
+    for promise in (EXACT, Promise(lost=9)):
+        forgetful = replace(promise, server_forgets=True, healed_at=healed_at)
+        assert not broken(history, forgetful)
+        late = replace(forgetful, healed_at=0.0)
+        (violation,) = check_invariants(history, late)
+        assert str(violation) == "C3: pushed after the server forgot, and lost: b"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 The host cancels the agent in each way that it has, while it opens, lives and closes.
 Every command is handled once or still waits, every cancellation comes out where it must,
 and no task, thread or descriptor is left.
+
+``python -m tests.soak.cancellation [rounds [seed]] [reliable] [uvloop]``
 """
 
 from __future__ import annotations
@@ -161,8 +163,9 @@ async def cancel_outside(
 
 
 if __name__ == "__main__":
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else secrets.randbits(32)
+    numbers = [int(word) for word in sys.argv[1:] if word.isdecimal()]
+    count = numbers[0] if numbers else 10_000
+    seed = numbers[1] if len(numbers) > 1 else secrets.randbits(32)
     print(f"seed {seed}", flush=True)
     mode: Literal["blocking", "reliable"]
     mode = "reliable" if "reliable" in sys.argv else "blocking"
