@@ -74,8 +74,8 @@ if is_new then
 end
 
 -- Events that other programs have added after the last counted event are counted, too. For
--- this, the sequence continues with the newest readable sequence of the last thousand
--- entries. If none of them has a readable sequence, the length of the stream is used.
+-- this, the sequence continues with the newest readable sequence of the last ten entries. If
+-- none of them has a readable sequence, the length of the stream is used.
 local sequence, from, strange = count_of(books[1]), '-', true
 local known = books[2] and string.match(books[2], '^%d+%-%d+$')
 if known then
@@ -90,25 +90,12 @@ if known then
 end
 sequence = sequence or 0
 if strange then
-  local entries = redis.call('XREVRANGE', stream, '+', from, 'COUNT', 1)
-  local looked, told, till = 0, nil, nil
-  while #entries > 0 and not told do
-    for _, entry in ipairs(entries) do
-      till, looked = entry[1], looked + 1
-      for at = 1, #entry[2], 2 do
-        if entry[2][at] == 'sequence' then
-          told = count_of(entry[2][at + 1])
-        end
+  local told
+  for _, entry in ipairs(redis.call('XREVRANGE', stream, '+', from, 'COUNT', 10)) do
+    for at = 1, #entry[2], 2 do
+      if entry[2][at] == 'sequence' then
+        told = told or count_of(entry[2][at + 1])
       end
-      if told then
-        break
-      end
-    end
-    if looked < 1000 and not told then
-      entries = redis.call('XREVRANGE', stream, till, from, 'COUNT', 50)
-      table.remove(entries, 1)
-    else
-      entries = {}
     end
   end
   sequence = math.max(sequence, told or redis.call('XLEN', stream))
