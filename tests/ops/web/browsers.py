@@ -34,8 +34,10 @@ ARGUMENTS = [
 ]
 DEADLINE = 20_000  # ms
 LOCALES = {"zh": "zh-CN", "en": "en-GB"}
-# Language → context: a fresh one costs as much processor time as a test does in it.
+# Language → context, and its pages that nobody looks at: a fresh context or page costs as
+# much processor time as a test does in it.
 CONTEXTS: dict[str, Any] = {}
+PAGES: dict[str, list[Watched]] = {}
 LISTEN = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) =>
@@ -72,6 +74,7 @@ def a_browser() -> Iterator[Any]:
             yield browser
         finally:
             CONTEXTS.clear()
+            PAGES.clear()
             browser.close()
 
 
@@ -96,6 +99,17 @@ class Watched:
         page.on("pageerror", lambda error: note(f"error {error}"))
         page.on("console", self._said)
         page.on("request", self._asked)
+
+    def begin(self, base: str, expected: tuple[str, ...]) -> None:
+        """Forget the test before."""
+        self.base, self.expected = base.rstrip("/"), expected
+        self.complaints.clear()
+
+    def leave(self) -> None:
+        """Go away from the console; no request is answered by a test any more."""
+        self.page.unroute_all()
+        self.page.mouse.move(0, 0)
+        self.page.goto("about:blank")
 
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning") and not any(
@@ -153,22 +167,37 @@ def looking(
     scheme: str = "light",
     size: tuple[int, int] = (1280, 800),
     expected: tuple[str, ...] = (),
+    is_kept: bool = True,
 ) -> Iterator[Watched]:
-    """Give a fresh page, as of a new visitor; at the end nothing bad has happened."""
+    """Give a page, as of a new visitor; at the end nothing bad has happened.
+
+    A page in which something lasts that only its end removes (a time zone, a script that
+    runs in each document) is not kept.
+    """
     if language not in CONTEXTS:
         CONTEXTS[language] = browser.new_context(locale=LOCALES[language])
-    context = CONTEXTS[language]
+        PAGES[language] = []
+    context, ready = CONTEXTS[language], PAGES[language]
     context.clear_cookies()
-    page = context.new_page()
-    try:
-        page.set_viewport_size({"width": size[0], "height": size[1]})
-        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        watched = Watched(page, base.rstrip("/"), expected=expected)
+    if ready:
+        watched = ready.pop()
+    else:
+        watched = Watched(context.new_page(), base)
         watched.listen()
+    try:
+        watched.begin(base, expected)
+        watched.page.set_viewport_size({"width": size[0], "height": size[1]})
+        watched.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         yield watched
         watched.check()
-    finally:
-        page.close()
+    except BaseException:
+        watched.page.close()
+        raise
+    if is_kept:
+        watched.leave()
+        ready.append(watched)
+    else:
+        watched.page.close()
 
 
 class Tabs:

@@ -270,7 +270,10 @@ def test_a_form_with_rows(
         orders.append(order)
         return sum((item.price for item in order.items), Decimal(0))
 
-    with agent.in_thread(), looking(browser, base, size=(390, 844)) as looked:
+    with (
+        agent.in_thread(),
+        looking(browser, base, size=(390, 844), is_kept=False) as looked,
+    ):
         page = looked.page
         zone = {"timezoneId": "Asia/Shanghai"}
         page.context.new_cdp_session(page).send("Emulation.setTimezoneOverride", zone)

@@ -35,7 +35,7 @@ def test_times_are_local_and_their_zone_is_named(
         redis.rpush(f"{project}_控制", orjson.dumps(command))
         with (
             served(WebConfig(redis=server.url, port=0)) as console,
-            looking(browser, console.url, language="en") as looked,
+            looking(browser, console.url, language="en", is_kept=False) as looked,
         ):
             page = looked.page
             page.context.new_cdp_session(page).send(

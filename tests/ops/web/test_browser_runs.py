@@ -174,7 +174,7 @@ def test_ten_thousand_events(
 ) -> None:
     """The newest are there at once, older ones are read on the way up; live ones too."""
     writer.add(1, *["agent.tool_call"] * 10_000, tool="quotes", rows=[1, 2, 3])
-    with looking(browser, base) as looked:
+    with looking(browser, base, is_kept=False) as looked:
         page = looked.page
         page.add_init_script(LISTEN)
         looked.open("/runs/1")
