@@ -74,6 +74,9 @@ _RELIABLE: Final[frozenset[Mode]] = frozenset({"reliable"})
 _UNGUARDED: Final = (
     "the status is written without a check that its key holds no other type"
 )
+_TWO_STEPS: Final = (
+    "a finished command is removed by its bytes (LREM), not by its position"
+)
 _NO_STATUS: Final = "the status is not written"
 _NO_RECORDS: Final = "no record is written"
 _NOT_RELIABLE: Final = "no command is received in mode reliable"
@@ -179,8 +182,11 @@ RIGHTS: Final = (
     Right("lpop", _COMMANDS, _BLOCKING, "prefetch has no effect: commands are taken one at a time"),
     Right("lpush", _COMMANDS, _BLOCKING, "when the agent stops or pauses, commands that were taken and not started are run, or reported as cancelled"),
     Right("lrange", _COMMANDS, _COMPAT, "no command is received in mode compat", essential=True),
-    Right("ltrim", _COMMANDS, _COMPAT, "if LREM is refused, too, a finished command stays in the list, and no further command is received"),
-    Right("lrem", _COMMANDS, _COMPAT, "pause and drain are rejected, and a finished command is removed in two steps (LRANGE, then LTRIM)"),
+    Right("evalsha", _COMMANDS, _COMPAT, _TWO_STEPS),
+    Right("eval", _COMMANDS, _COMPAT, _TWO_STEPS),
+    Right("lindex", _COMMANDS, _COMPAT, _TWO_STEPS),
+    Right("ltrim", _COMMANDS, _COMPAT, _TWO_STEPS),
+    Right("lrem", _COMMANDS, _COMPAT, "pause and drain are rejected; if scripts are refused, too, a finished command is removed in two steps (LRANGE, then LTRIM)"),
     Right("time", (), _AUTO, _NOT_SHOWN),
     Right("time", (), _RELIABLE, _NOT_RELIABLE, essential=True),
     Right("blmove", _RELIABLE_KEYS, _RELIABLE, _NOT_RELIABLE, essential=True),

@@ -38,12 +38,11 @@ SWEPT: dict[str, tuple[str, ...]] = {
     "BLPOP": (BLOCKING, PREFETCH),
     "LPOP": (PREFETCH,),
     "BLMOVE": (RELIABLE, RELIABLE_EIGHT),
-    "LREM": (COMPAT,),
-    "EVALSHA": (RELIABLE, RELIABLE_EIGHT, "run", "heartbeat", "sync"),
+    "EVALSHA": (COMPAT, RELIABLE, RELIABLE_EIGHT, "run", "heartbeat", "sync"),
     "XREAD": ("follow",),
     "LRANGE": (COMPAT,),
 }
-ENDANGERING = {"BLPOP", "LPOP", "BLMOVE", "LREM", "EVALSHA", "LRANGE"}
+ENDANGERING = {"BLPOP", "LPOP", "BLMOVE", "EVALSHA", "LRANGE"}
 
 
 async def sweep(

@@ -111,10 +111,9 @@ class ListServer:
                 self._serve()
             case ["LRANGE", _, 0, last]:
                 reply = self.list[: int(last) + 1]
-            case ["LREM", _, 1, value]:
-                reply = int(value in self.list)
-                if reply:
-                    self.list.remove(bytes(value))  # type: ignore[arg-type]
+            case ["EVALSHA" | "EVAL", _, 1, _, value]:
+                reply = int(self.list[:1] == [value])
+                self.list[:reply] = []
             case ["PING"]:
                 reply = b"PONG"
             case ["CLIENT", word, *rest]:

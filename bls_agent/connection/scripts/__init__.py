@@ -183,4 +183,5 @@ SETTLE_DEAD: Final = Script(
 )
 SPEAK: Final = Script("speak")
 SWAP_TEXT: Final = Script("swap_text")
+TRIM_HEAD: Final = Script("trim_head")
 WRITE_ASSET: Final = Script("write_asset")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -11,6 +11,7 @@ import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.scripts import TRIM_HEAD
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import checked_reply
 from bls_agent.project.receive.blocking import BlockingReceiver
@@ -19,19 +20,21 @@ from bls_agent.project.receive.receiver import Message, Receiver, Warn
 logger: logging.Logger = logging.getLogger(__name__)
 
 POLL: Final = 0.1  # seconds between two polls
-# The kinds of errors after which LTRIM is used instead of LREM.
-_REFUSED: Final = ("no_permission", "unknown_command", "unsupported")
+# The kinds of errors after which a weaker way to remove a command is used. ``refused``
+# means that the ACL allows scripts, but not the commands in the script.
+_WEAKENING: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 
 
 class CompatReceiver(Receiver):
     """Reads the first command with LRANGE, and removes it when its handler has ended.
 
     Each command runs at least once. The list must have only one consumer, and the
-    consumer runs one command at a time. There are two ways to remove a command:
+    consumer runs one command at a time. There are three ways to remove a command. A
+    weaker way is used only if the server refuses the previous way:
 
-    1. LREM removes the command by its value.
-    2. If the server refuses LREM: LTRIM removes the first element after a check with
-       LRANGE.
+    1. A script removes the first element if it is still the handled command.
+    2. LREM removes the command by its value.
+    3. LTRIM removes the first element after a check with LRANGE.
     """
 
     mode = "compat"
@@ -46,7 +49,11 @@ class CompatReceiver(Receiver):
         self._standing: bytes | None = None
         self._lock = anyio.Lock(fast_acquire=True)  # held while a command is removed
         self._in_doubt = False
-        self._lrem_refused = False
+        self._cuts: Sequence[Callable[[bytes], Awaitable[bool]]] = (
+            self._cut_by_script,
+            self._cut_by_value,
+            self._cut_blindly,
+        )
 
     @property
     def standing(self) -> bytes | None:
@@ -81,14 +88,7 @@ class CompatReceiver(Receiver):
             return
         if self._in_doubt:  # an earlier request to remove may still reach the server
             await self._connections.kill_orphans(self._connections.intake, kill=True)
-        try:
-            found = await self._remove(self._handled.payload)
-        except RedisUnavailableError as error:
-            self._in_doubt |= error.ambiguous
-            raise
-        except BaseException:  # cancelled: the server may have removed the command
-            self._in_doubt = True
-            raise
+        found = await self._cut_in_some_way(self._handled.payload)
         self._handled = self._standing = None
         in_doubt, self._in_doubt = self._in_doubt, False
         if not found and not in_doubt:
@@ -99,20 +99,34 @@ class CompatReceiver(Receiver):
                 {"key": self._key},
             )
 
-    async def _remove(self, payload: bytes) -> bool:
-        """Remove a command from the list; return whether the list had the command."""
-        if not self._lrem_refused:
+    async def _cut_in_some_way(self, payload: bytes) -> bool:
+        """Remove the command, with the first way that the server does not refuse."""
+        while True:
             try:
-                return bool(await self._command("LREM", self._key, 1, payload))
-            except RedisRefusedError as error:
-                if error.kind not in _REFUSED:
+                return await self._cuts[0](payload)
+            except RedisUnavailableError as error:
+                self._in_doubt |= error.ambiguous
+                if error.kind not in _WEAKENING or len(self._cuts) == 1:
                     raise
-                self._lrem_refused = True
-                self._warn(
-                    "the control list is trimmed without looking (LREM is refused): be "
-                    "the only consumer",
-                    {"key": self._key, "reason": error.kind},
-                )
+                self._cuts = self._cuts[1:]
+                if len(self._cuts) == 1:
+                    self._warn(
+                        "the control list is trimmed without looking (scripts and LREM "
+                        "are refused): be the only consumer",
+                        {"key": self._key, "reason": error.kind},
+                    )
+            except BaseException:  # cancelled: the server may have removed the command
+                self._in_doubt = True
+                raise
+
+    async def _cut_by_script(self, payload: bytes) -> bool:
+        connection = self._connections.intake
+        return bool(await TRIM_HEAD.run(connection, [self._key], [payload]))
+
+    async def _cut_by_value(self, payload: bytes) -> bool:
+        return bool(await self._command("LREM", self._key, 1, payload))
+
+    async def _cut_blindly(self, payload: bytes) -> bool:
         head = await self._command("LRANGE", self._key, 0, 0)
         if head != [payload]:
             return False
