@@ -23,6 +23,7 @@ from bls_agent.project.receive.reclaimer import ReliableKeys
 from tests.harness import eventually
 
 MODES: tuple[Mode, ...] = ("blocking", "compat", "auto", "reliable")
+PREFETCH = {"auto": 8, "reliable": 8}  # modes that take several commands at once
 PAUSE = 0.02  # seconds between two commands, and between two records
 WINDOW = 0.5  # seconds in which what a server answered may not be copied yet
 
@@ -204,7 +205,11 @@ async def under_load(
     names = [(mode, f"{project}-{mode}") for mode in MODES]
     names += zip(itertools.cycle(MODES), also, strict=False)
     subjects = [
-        Subject(mode, ProjectAgent(name, redis=url, mode=mode)) for mode, name in names
+        Subject(
+            mode,
+            ProjectAgent(name, redis=url, mode=mode, prefetch=PREFETCH.get(mode, 1)),
+        )
+        for mode, name in names
     ]
     async with Console(url, timeout=1) as console, anyio.create_task_group() as tasks:
         load = Load(subjects, console)

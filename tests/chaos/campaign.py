@@ -14,7 +14,6 @@ import anyio
 
 from tests.chaos import (
     crawl_faults,
-    engine_faults,
     host_faults,
     link_faults,
     mixed_faults,
@@ -36,7 +35,6 @@ FAMILIES = [
     process_faults,
     host_faults,
     mixed_faults,
-    engine_faults,
     crawl_faults,
 ]
 

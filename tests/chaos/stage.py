@@ -77,7 +77,6 @@ class Stage:
     damage: Damage = field(default_factory=Damage)
     history: History = field(default_factory=History)
     healed_at: float = 0.0
-    followers: list[Redis] = field(default_factory=list[Redis])
     agent: ProjectAgent = field(init=False)
     sampler: StatusSampler = field(init=False)
 
@@ -108,24 +107,13 @@ class Stage:
                 client_of(server.url, PUSH_TIMEOUT) as producer,
                 client_of(server.url, LOOK_TIMEOUT) as redis,
             ):
-                stage = cls(mode, seed, short, server, proxy, producer, redis, nursery)
-                yield stage
-                for client in stage.followers:
-                    await client.aclose()
+                yield cls(mode, seed, short, server, proxy, producer, redis, nursery)
         finally:
             await anyio.to_thread.run_sync(server.stop)
 
     def pick(self, short: Any, long: Any) -> Any:
         """Choose a number: for the suite, or for the campaign."""
         return short if self.short else long
-
-    def follow(self, port: int) -> None:
-        """Push to and look at another server from now on."""
-        url = f"redis://127.0.0.1:{port}/0"
-        self.producer, self.redis = (
-            client_of(url, seconds) for seconds in (PUSH_TIMEOUT, LOOK_TIMEOUT)
-        )
-        self.followers += [self.producer, self.redis]
 
     # -- the agent and its load
 
