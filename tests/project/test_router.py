@@ -11,7 +11,6 @@ from http import HTTPMethod
 from typing import Annotated, Any, Literal, TypeAlias
 
 import pytest
-from jsonschema import Draft202012Validator
 from pydantic import BaseModel, create_model
 
 from bls_agent import ProjectAgent
@@ -402,6 +401,8 @@ def _model(name: str, **fields: Any) -> Any:
 
 def test_references_lead_to_the_definitions_of_all_parameters() -> None:
     """Also where two models have one name; a model that is used twice stands once."""
+    from jsonschema import Draft202012Validator  # noqa: PLC0415 - it takes a second to import
+
     one = _model("Order", line=_model("Box", inner=_model("Line", sku=str)))
     other = _model("Order", line=_model("Box", inner=_model("Line", count=int)))
 

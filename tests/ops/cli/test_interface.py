@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import orjson
 import pytest
 from redis.asyncio import Redis
@@ -109,6 +108,8 @@ async def test_a_living_project(
         template.build(project=project)
         for template in (CONTROL, PROJECT_CONSOLE, PROJECT_STATUS)
     }
+
+    import jsonschema  # noqa: PLC0415 - it takes a second to import
 
     def kinds_of(channel: str, value: Any) -> list[str]:
         messages = channels[channel]["messages"]

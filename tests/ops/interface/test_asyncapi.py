@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-import jsonschema
 import orjson
 import pytest
 from pydantic import BaseModel
@@ -102,6 +101,8 @@ def document() -> dict[str, Any]:
 
 def fits(document: dict[str, Any], channel: str, message: str, value: Any) -> bool:
     """Whether a value is this message, by its schema in the document."""
+    import jsonschema  # noqa: PLC0415 - it takes a second to import
+
     payload = document["channels"][channel]["messages"][message]["payload"]
     schema = {"components": document.get("components", {}), "allOf": [payload]}
     return jsonschema.Draft7Validator(schema).is_valid(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -141,6 +140,8 @@ SCHEMAS: st.SearchStrategy[Any] = st.recursive(
 @given(schema=combine(SCHEMAS), definition=SCHEMAS, value=VALUES)
 def test_never_fewer_values(schema: Any, definition: Any, value: Any) -> None:
     """What is kept is a valid schema, and allows what the schema has allowed."""
+    import jsonschema  # noqa: PLC0415 - it takes a second to import
+
     parameters = {"properties": {"a": schema}, "$defs": {"D": definition}}
     found = read_arguments(parameters)
     assert found is not None
