@@ -360,7 +360,13 @@ class ClusterTopology(Topology):
 
     async def ready(self) -> None:
         """Wait until all nodes agree, and every replica has its master's data."""
-        await until(lambda: self._agree() and all(map(self._is_ready, self.nodes)))
+        try:
+            await until(lambda: self._agree() and all(map(self._is_ready, self.nodes)))
+        except TimeoutError as error:
+            for node in self.nodes:
+                with contextlib.suppress(RedisError, OSError):
+                    error.add_note(ask(node.port, "CLUSTER", "NODES").decode())
+            raise
 
     def _agree(self) -> bool:
         """Return whether all nodes know the same masters: one that hung knows old ones."""
