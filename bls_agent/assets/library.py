@@ -398,8 +398,9 @@ class AssetLibrary(Store):
 
         The first id belongs to the first change after the iteration has begun. After an
         outage, the iteration resumes at the change where it stopped. Each change is
-        yielded at least once, within about two seconds. If more than 1,000
-        changes wait for a reader, the oldest are lost.
+        yielded at least once, within about two seconds. If more than 1,000 changes wait
+        for a reader, the oldest are lost. If all 1,000 entries of the list of changes
+        name the same asset, later changes of this asset may be missed.
 
         Raises:
             RedisRefusedError: Redis refuses the request. After other failures of Redis,
