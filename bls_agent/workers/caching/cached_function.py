@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cached_property
 from math import inf
 from typing import Any, Final, NamedTuple, cast
@@ -288,6 +289,15 @@ class CachedFunction:
             logger.warning(text, *arguments)
 
 
+class Origin(Enum):
+    """Where the value of an outcome comes from."""
+
+    STORED = auto()  # the value was in Redis
+    COMPUTED = auto()  # this process ran the function
+    OTHERS = auto()  # another process ran the function
+    STALE = auto()  # this process ran the function, which raised; the value has expired
+
+
 @dataclass
 class Outcome:
     """How a computation ended: with a result or an exception, for each caller.
@@ -298,9 +308,7 @@ class Outcome:
     value: Any = None
     payload: bytes | None = None  # the encoded value; ``None`` if it cannot be stored
     error: BaseException | None = None
-    stale: bool = False  # the value has expired and the function raised an exception
-    computed: bool = True  # the function was run in this process
-    hit: bool = False  # the value was stored already
+    origin: Origin = Origin.COMPUTED
     taken: bool = False  # the first caller has received ``value``; others get copies
 
     def __post_init__(self) -> None:
@@ -315,18 +323,28 @@ class Outcome:
         if found.payload is None:
             return cls(error=error)
         function.log_stale(error)
-        return cls(found.value, found.payload, stale=True)
+        return cls(found.value, found.payload, origin=Origin.STALE)
 
     def deliver(self, function: CachedFunction) -> Any:
-        """Count one call. Return its result or raise its exception."""
+        """Count one call. Return its result or raise its exception.
+
+        1. The value was in Redis: a hit. The other cases are misses.
+        2. The value has expired.
+        3. This call ran the function.
+        4. This call waited for another call, in this or another process.
+        """
         first, self.taken = not self.taken, True
-        function.counts.add("hits" if self.hit else "misses")
-        if self.hit:
-            pass
-        elif self.stale:
-            function.counts.add("stale_served")
-        elif not (first and self.computed):
-            function.counts.add("waited")
+        match self.origin:
+            case Origin.STORED:
+                counted = ["hits"]
+            case Origin.STALE:
+                counted = ["misses", "stale_served"]
+            case Origin.COMPUTED if first:
+                counted = ["misses"]
+            case _:
+                counted = ["misses", "waited"]
+        for name in counted:
+            function.counts.add(name)
         if self.error is not None:
             raise self.error.with_traceback(self._traceback)
         if first or self.payload is None:

@@ -36,6 +36,7 @@ from bls_agent.workers.caching.cached_function import (
     UNKNOWN,
     CachedFunction,
     Found,
+    Origin,
     Outcome,
 )
 
@@ -202,7 +203,7 @@ class _LoopCalls:
         """Read the entry, or wait for another process: cases 3 to 5 of ``claim``."""
         mine.found = found = await self._read(mine)
         if found.fresh:
-            hit = Outcome(found.value, found.payload, computed=False, hit=True)
+            hit = Outcome(found.value, found.payload, origin=Origin.STORED)
             return Claim.HIT, hit
         outcome = await self._await_others(mine) if mine.may_wait else None
         return (Claim.YOURS if outcome is None else Claim.JOINED), outcome
@@ -305,10 +306,10 @@ class _LoopCalls:
         other = await computation.lock.enter(partial(self._read, computation))
         if other is None:
             return None
-        return Outcome(other.value, other.payload, computed=False)
+        return Outcome(other.value, other.payload, origin=Origin.OTHERS)
 
     async def _store(self, computation: Computation, outcome: Outcome) -> None:
-        if outcome.payload is None or outcome.stale:
+        if outcome.payload is None or outcome.origin is Origin.STALE:
             return
         function, key = computation.function, computation.key
         is_lost = computation.lock is not None and computation.lock.lost
