@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack
 
 import anyio
 
@@ -28,11 +28,16 @@ from bls_agent.core.keys import (
 )
 from bls_agent.core.redaction import Redactor
 from bls_agent.core.settings import Settings, check_seconds
-from bls_agent.project.commands.audit import find_sender
-from bls_agent.project.console.log import WINDOW, LogReader, follow_log
+from bls_agent.project.console.audit import find_sender
+from bls_agent.project.console.log import (
+    WINDOW,
+    LogReader,
+    OutcomeCollector,
+    follow_log,
+)
 from bls_agent.project.console.projects import find_projects, forget_project, has_keys
 from bls_agent.project.console.queue import CommandLists, CommandsInHand
-from bls_agent.project.console.sending import RecordedActions
+from bls_agent.project.console.sending import CallOptions, RecordedActions
 from bls_agent.project.console.tracing import SendTracing, encode_within
 from bls_agent.project.messages import (
     COMMAND_LIMIT,
@@ -188,16 +193,12 @@ class Console(Store):
         *,
         timeout: float = 10.0,
         broadcast: bool = False,
-        create: bool = False,
-        size_limit: int = COMMAND_LIMIT,
-        source: str = CONSOLE_SOURCE,
-        record: bool = False,
-        sent_by: str = "",
+        **options: Unpack[CallOptions],
     ) -> Outcome:
         """Send a command and wait for the record of its outcome.
 
-        The first outcome of a broadcast is returned. The other arguments are those of
-        :meth:`send`.
+        The first outcome of a broadcast is returned. The options are those of
+        :meth:`send`: ``create``, ``size_limit``, ``source``, ``record`` and ``sent_by``.
 
         Raises:
             ConfigurationError: An argument of :meth:`send` cannot be sent, or
@@ -210,17 +211,7 @@ class Console(Store):
                 method waits.
         """
         outcomes = await self._collect(
-            project,
-            command,
-            args,
-            (),
-            timeout,
-            broadcast=broadcast,
-            create=create,
-            size_limit=size_limit,
-            source=source,
-            record=record,
-            sent_by=sent_by,
+            project, command, args, (), timeout, broadcast=broadcast, **options
         )
         return next(iter(outcomes.values()))
 
@@ -231,15 +222,11 @@ class Console(Store):
         args: Mapping[str, Any] | None = None,
         *,
         timeout: float = 10.0,
-        create: bool = False,
-        size_limit: int = COMMAND_LIMIT,
-        source: str = CONSOLE_SOURCE,
-        record: bool = False,
-        sent_by: str = "",
+        **options: Unpack[CallOptions],
     ) -> dict[str, Outcome]:
         """Send a broadcast and wait for the outcome of every replica that runs.
 
-        The other arguments are those of :meth:`send`.
+        The options are those of :meth:`call`.
 
         Returns:
             The outcome of each replica, by its instance name. A replica that has not
@@ -255,11 +242,7 @@ class Console(Store):
             await self.instances(project),
             timeout,
             broadcast=True,
-            create=create,
-            size_limit=size_limit,
-            source=source,
-            record=record,
-            sent_by=sent_by,
+            **options,
         )
         return dict(sorted(outcomes.items()))
 
@@ -270,16 +253,19 @@ class Console(Store):
         args: Mapping[str, Any] | None,
         expected: Collection[str],
         timeout: float,
-        **how: Any,
+        *,
+        broadcast: bool,
+        **options: Unpack[CallOptions],
     ) -> dict[str, Outcome]:
         from bls_agent.project.log.reading import Follower  # noqa: PLC0415 - few programs need the module
-        from bls_agent.project.status.replicas import OutcomeCollector  # noqa: PLC0415 - few programs need the module
 
         check_seconds("timeout", timeout)
         roll = OutcomeCollector(frozenset(expected))
         follower = Follower()
         follower.start(*await self._log(project).newest(WINDOW))
-        message = await self.send(project, command, args, **how)
+        message = await self.send(
+            project, command, args, broadcast=broadcast, **options
+        )
         roll.command_id = message.id
         await roll.collect(lambda: self._log(project).look(follower), timeout)
         if not roll.outcomes:
@@ -395,8 +381,9 @@ class Console(Store):
             RedisUnavailableError: If ``error.ambiguous`` is true, some commands may have
                 been moved. Otherwise none was moved. The method may be called again.
         """
-        how: Any = {"chooses_all": all, "record": record, "sent_by": sent_by}
-        return await self._actions.settle(project, id, requeues=True, **how)
+        return await self._actions.settle(
+            project, id, chooses_all=all, requeues=True, record=record, sent_by=sent_by
+        )
 
     async def discard(
         self,
@@ -411,8 +398,9 @@ class Console(Store):
 
         Arguments, errors and guarantees are those of :meth:`requeue`.
         """
-        how: Any = {"chooses_all": all, "record": record, "sent_by": sent_by}
-        return await self._actions.settle(project, id, requeues=False, **how)
+        return await self._actions.settle(
+            project, id, chooses_all=all, requeues=False, record=record, sent_by=sent_by
+        )
 
     async def forget(self, project: str, *, force: bool = False) -> list[str]:
         """Delete every key of a project: its status, its log, its waiting commands.

@@ -20,8 +20,9 @@ from redis.asyncio import Redis
 from bls_agent import Console, Level, LogEntry, NoOutcomeError, ProjectAgent, Status
 from bls_agent.devserver import DevServer
 from bls_agent.project.commands.dispatcher import BROADCAST_MODE
+from bls_agent.project.console.log import OutcomeCollector
 from bls_agent.project.receive.receiver import Message
-from bls_agent.project.status.replicas import OutcomeCollector, list_living
+from bls_agent.project.status.replicas import list_living
 from tests.harness import (
     History,
     command_bytes,

@@ -23,7 +23,7 @@ from bls_agent import (
     WrongTypeError,
 )
 from bls_agent.devserver import DevServer
-from bls_agent.project.commands.audit import AuditRecord, local_user
+from bls_agent.project.console.audit import AuditRecord, local_user
 from tests.harness import execute, records
 
 RECORD: Any = {"record": True, "create": True}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -10,7 +11,7 @@ import anyio
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import PROJECT_CONSOLE, checked_reply, encode_key
-from bls_agent.project.messages import LogEntry
+from bls_agent.project.messages import LogEntry, Outcome
 
 if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
@@ -29,6 +30,7 @@ LONGEST_PAUSE: Final = 15.0  # seconds between two reads of very long records
 SEARCHED: Final = 1_000  # records in one read while the position of a page is searched
 MOST_SEARCHED: Final = 10_000  # records after which one call of search() ends, roughly
 AT_ONCE: Final = 500  # records in one read of a search; other tasks run between reads
+OUTCOME_PAUSE: Final = 0.02  # seconds between two reads of the log for outcomes
 
 
 class LogReader:
@@ -223,3 +225,40 @@ def _fit(held: int, records: int) -> int:
     ``held`` is the number of bytes of ``records`` records that were read before.
     """
     return max(1, min(MOST, LONGEST * records // held)) if held else MOST
+
+
+@dataclass
+class OutcomeCollector:
+    """Collects the outcomes of one command, from one instance or from several."""
+
+    # The instances whose outcomes are collected. If empty, the first outcome is enough.
+    expected: frozenset[str] = frozenset()
+    command_id: str = ""
+    outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.outcomes) and self.expected <= self.outcomes.keys()
+
+    def add(self, entries: Iterable[LogEntry]) -> None:
+        """Add the outcomes of the command, only the first outcome of each instance."""
+        for entry in entries:
+            outcome = entry.outcome
+            if outcome is not None and outcome.command_id == self.command_id:
+                self.outcomes.setdefault(entry.instance, outcome)
+
+    async def collect(
+        self, read: Callable[[], Awaitable[Iterable[LogEntry]]], timeout: float
+    ) -> None:
+        """Read new records until all outcomes have come, or ``timeout`` has passed."""
+        with anyio.move_on_after(timeout):
+            while True:
+                try:
+                    self.add(await read())
+                except RedisRefusedError:
+                    raise
+                except RedisUnavailableError:
+                    pass
+                if self.complete:
+                    return
+                await anyio.sleep(OUTCOME_PAUSE)

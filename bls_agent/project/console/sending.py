@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import anyio
 
 from bls_agent.core.errors import BlsError, RedisUnavailableError
 from bls_agent.core.keys import CONTROL, PROJECT_CONSOLE, checked_reply, encode_key
 from bls_agent.core.redaction import Redactor
-from bls_agent.project.commands.audit import (
+from bls_agent.project.console.audit import (
     AuditRecord,
     find_sender,
     write_settlement,
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from bls_agent.connection.pool import ConnectionPool
 
 RECORD_TIME: Final = 1.0  # seconds that a separate write of a record may take
+
+
+class CallOptions(TypedDict, total=False):
+    """The options that ``Console.call`` passes on to ``Console.send``."""
+
+    create: bool
+    size_limit: int
+    source: str
+    record: bool
+    sent_by: str
 
 
 @dataclass(frozen=True)

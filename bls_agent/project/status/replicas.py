@@ -8,17 +8,13 @@ replicas to the status key.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Final, cast
-
-import anyio
 
 from bls_agent.connection.connection import Connection
 from bls_agent.connection.scripts import SPEAK
 from bls_agent.core.errors import (
     DecodeError,
-    RedisRefusedError,
     RedisUnavailableError,
 )
 from bls_agent.core.keys import (
@@ -28,7 +24,7 @@ from bls_agent.core.keys import (
     encode_key,
     place_beside,
 )
-from bls_agent.project.messages import LogEntry, Outcome, Status
+from bls_agent.project.messages import Status
 from bls_agent.project.receive.receiver import Warn
 from bls_agent.runtime.lease import belongs_to_dead, make_token
 
@@ -37,7 +33,6 @@ _REFUSED: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 _WORST_FIRST: Final = tuple(
     status.value for status in sorted(Status, key=lambda s: s.severity, reverse=True)
 )
-PAUSE: Final = 0.02  # seconds between two reads of the log for outcomes
 _DIGITS: Final = 16  # an expiry in milliseconds has fewer digits
 # How many reports without a second process of this name make the name unique again.
 # FIRST applies after one sighting, which may be this process before a restart.
@@ -140,40 +135,3 @@ def list_living(entries: Sequence[bytes], now: int) -> dict[str, Status]:
 
 def _is_later(expiry: bytes, now: int) -> bool:
     return expiry.isdigit() and len(expiry) < _DIGITS and int(expiry) > now
-
-
-@dataclass
-class OutcomeCollector:
-    """Collects the outcomes of one command, from one instance or from several."""
-
-    # The instances whose outcomes are collected. If empty, the first outcome is enough.
-    expected: frozenset[str] = frozenset()
-    command_id: str = ""
-    outcomes: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
-
-    @property
-    def complete(self) -> bool:
-        return bool(self.outcomes) and self.expected <= self.outcomes.keys()
-
-    def add(self, entries: Iterable[LogEntry]) -> None:
-        """Add the outcomes of the command, only the first outcome of each instance."""
-        for entry in entries:
-            outcome = entry.outcome
-            if outcome is not None and outcome.command_id == self.command_id:
-                self.outcomes.setdefault(entry.instance, outcome)
-
-    async def collect(
-        self, read: Callable[[], Awaitable[Iterable[LogEntry]]], timeout: float
-    ) -> None:
-        """Read new records until all outcomes have come, or ``timeout`` has passed."""
-        with anyio.move_on_after(timeout):
-            while True:
-                try:
-                    self.add(await read())
-                except RedisRefusedError:
-                    raise
-                except RedisUnavailableError:
-                    pass
-                if self.complete:
-                    return
-                await anyio.sleep(PAUSE)
