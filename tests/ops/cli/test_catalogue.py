@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -47,28 +48,26 @@ def test_every_value_has_a_word() -> None:
     assert needed <= TABLES["en"].keys()
 
 
-@pytest.mark.parametrize("columns", [20, 40, 100])
-@pytest.mark.parametrize("language", ["zh", "en"])
 @pytest.mark.parametrize("words", PAGES, ids=lambda words: " ".join(words) or "all")
 def test_every_command_has_a_page(
     words: list[str],
-    language: str,
-    columns: int,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """--help in both languages, without a key in the place of a text, at any width."""
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert main([*words, "--help", "--lang", language]) == 0
-    page = capsys.readouterr().out
-    assert TABLES[language]["usage"] in page
-    assert not re.search(r"\b(opt|arg|help)_\w+", page)
-    assert "--redis" in page
-    if columns > 20:  # below that a name alone may be longer
-        assert max(map(count_columns, page.splitlines())) <= columns
     key = "_".join(["help", *(words or ["program"])])
-    first = TABLES[language][key].partition("\n")[0]
-    assert first[:8] in page
+    for language, columns in itertools.product(["zh", "en"], [20, 40, 100]):
+        case = (language, columns)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main([*words, "--help", "--lang", language]) == 0, case
+        page = capsys.readouterr().out
+        assert TABLES[language]["usage"] in page, case
+        assert not re.search(r"\b(opt|arg|help)_\w+", page), case
+        assert "--redis" in page, case
+        if columns > 20:  # below that a name alone may be longer
+            assert max(map(count_columns, page.splitlines())) <= columns, case
+        first = TABLES[language][key].partition("\n")[0]
+        assert first[:8] in page, case
 
 
 def test_the_page_of_all_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
