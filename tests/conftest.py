@@ -137,6 +137,13 @@ def project() -> str:
 
 
 @pytest.fixture
+async def bare(redis_url: str) -> AsyncIterator[Redis]:
+    """A bare client, to look at keys that no project has."""
+    async with Redis.from_url(redis_url, protocol=2) as client:
+        yield client
+
+
+@pytest.fixture
 async def redis(redis_url: str, project: str) -> AsyncIterator[Redis]:
     """A bare client, to look at the keys from outside; the project's are removed."""
     client = Redis.from_url(redis_url, protocol=2)

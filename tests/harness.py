@@ -193,3 +193,16 @@ async def url_with_rights(admin: Redis, server: DevServer, *rules: str) -> str:
 async def are_blocked(admin: Redis, count: int) -> bool:
     """Whether so many clients wait at the server for something to come."""
     return bool((await admin.info("clients"))["blocked_clients"] == count)
+
+
+def unsent_records(agent: ProjectAgent) -> list[dict[str, Any]]:
+    """Take the records that wait to be written, decoded."""
+    items = agent._state.stream.delivery.buffer.take(10_000, 1 << 30)
+    return [orjson.loads(item.payload) for item in items]
+
+
+def cyclic_cause() -> Exception:
+    """Make an exception that is its own cause's cause."""
+    first, second = ValueError("first"), KeyError("second")
+    first.__cause__, second.__cause__ = second, first
+    return first

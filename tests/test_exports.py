@@ -12,14 +12,9 @@ from pathlib import Path
 import pytest
 
 import bls_agent
+from tests.structure import module_name
 
 PACKAGE = Path(bls_agent.__file__).parent
-
-
-def module_name(path: Path) -> str:
-    """Give the dotted name of a file of the package."""
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 Trees = dict[str, ast.Module]  # module → what stands in it

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -25,6 +24,7 @@ from bls_agent.ops.web import metrics
 from bls_agent.ops.web.auth import parse_users, token_line
 from bls_agent.ops.web.config import WebConfig
 from docs.monitoring import dashboards
+from tests.engines import free_ports
 from tests.harness import eventually
 from tests.ops.web.serving import served
 
@@ -132,12 +132,6 @@ def test_promtool_accepts_the_files() -> None:
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @asynccontextmanager
 async def prometheus_of(
     folder: Path, **targets: int
@@ -149,7 +143,7 @@ async def prometheus_of(
         text = text.replace({"console": "127.0.0.1:8765", "service": "127.0.0.1:9464"}[place], f"127.0.0.1:{port}")  # fmt: skip
     text = text.replace(": 15s", ": 1s").replace("    # authorization:\n    #   ", "    authorization:\n      ")  # fmt: skip
     (folder / "prometheus.yml").write_text(text, "utf-8")
-    port = free_port()
+    port = free_ports(1)[0]
     words = (
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",

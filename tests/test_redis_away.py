@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
 import statistics
 import time
 import tracemalloc
@@ -16,6 +15,7 @@ from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent, RedisUnavailableError, Status
 from bls_agent.devserver import DevServer
+from tests.engines import free_ports
 from tests.harness import (
     History,
     eventually,
@@ -29,12 +29,6 @@ DEADLINE = 0.8  # seconds, of a request and of connecting, while nobody answers
 
 def client_of(server: DevServer) -> Redis:
     return Redis.from_url(server.url, protocol=2, socket_timeout=2)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def numbers(redis: Redis, project: str) -> list[int]:
@@ -118,7 +112,7 @@ async def test_the_log_over_a_narrow_link(
 
 async def test_absent_at_the_start(project: str) -> None:
     """Redis absent: opening neither fails nor waits; once it is there all arrives."""
-    port = free_port()
+    port = free_ports(1)[0]
     agent = ProjectAgent(project, redis=f"redis://127.0.0.1:{port}/0")
     history = History()
     history.attach(agent)
@@ -199,7 +193,7 @@ async def test_memory_stays_within_the_bound(project: str) -> None:
     bound = 1024 * 1024
     agent = ProjectAgent(
         project,
-        redis=f"redis://127.0.0.1:{free_port()}/0",
+        redis=f"redis://127.0.0.1:{free_ports(1)[0]}/0",
         log_buffer=1_000_000,
         log_buffer_bytes=bound,
         shutdown_timeout=0,
@@ -245,7 +239,7 @@ async def test_drops_are_told_in_the_list(own_server: DevServer, project: str) -
 async def test_tries_are_paced(project: str) -> None:
     """While nobody listens the agent tries fewer than five times a second."""
     agent = ProjectAgent(
-        project, redis=f"redis://127.0.0.1:{free_port()}/0", shutdown_timeout=0
+        project, redis=f"redis://127.0.0.1:{free_ports(1)[0]}/0", shutdown_timeout=0
     )
     async with agent:
         for _ in range(50):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,6 @@ from tests.harness import (
     url_with_rights,
 )
 from tests.kit import Cut, FaultProxy, Hold, Rate
-
-
-@pytest.fixture
-async def connection(own_server: DevServer) -> AsyncIterator[Connection]:
-    opened = Connection(Endpoint.of(own_server.url), "test", timeout=1)
-    yield opened
-    await opened.aclose()
 
 
 async def test_a_cancelled_read_stays_owed(

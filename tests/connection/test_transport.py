@@ -6,7 +6,6 @@ import asyncio
 import gc
 import random
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -24,13 +23,6 @@ from tests.harness import are_blocked, eventually, execute
 from tests.kit import Cut, FaultProxy, Flip, Rate
 
 LONG = b"x" * 300_000
-
-
-@pytest.fixture
-async def connection(own_server: DevServer) -> AsyncIterator[Connection]:
-    opened = Connection(Endpoint.of(own_server.url), "test", timeout=1)
-    yield opened
-    await opened.aclose()
 
 
 async def test_every_caller_gets_its_own_reply(own_server: DevServer) -> None:

@@ -21,6 +21,7 @@ from hypothesis import given, strategies as st
 from bls_agent.core import codec
 from bls_agent.core.codec import JSONValue
 from bls_agent.core.errors import ConfigurationError, DecodeError
+from tests.harness import cyclic_cause
 
 
 def strict_json(payload: bytes) -> Any:
@@ -196,13 +197,6 @@ def twice() -> list[object]:
     """Make a list that holds one object in two places."""
     shared = {1: "a"}
     return [shared, [shared]]
-
-
-def cyclic_cause() -> Exception:
-    """Make an exception that is its own cause's cause."""
-    first, second = ValueError("first"), KeyError("second")
-    first.__cause__, second.__cause__ = second, first
-    return first
 
 
 def released_view() -> memoryview:

@@ -25,6 +25,7 @@ from bls_agent.integrations.run_events import (
     allow_all,
 )
 from bls_agent.runs import EventStore
+from tests.engines import free_ports
 from tests.event_source import EventSourceParser, Message
 
 OWN = "http://127.0.0.1:8000"
@@ -38,22 +39,13 @@ def make_app() -> RunEventsApp:
     return RunEventsApp(EventStore(), authorize=allow_all, max_streams=5_000)
 
 
-def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class WebProcess:
     """uvicorn with an application in a process of its own, always at one port."""
 
     def __init__(
         self, redis_url: str, factory: str = FACTORY, *options: str, **environ: str
     ) -> None:
-        self.port = free_port()
+        self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self.errors = b""
         self._command = [

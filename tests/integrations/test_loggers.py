@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import loguru
-import orjson
 import pytest
 import structlog
 
@@ -19,6 +18,7 @@ from bls_agent.integrations.loguru import loguru_sink
 from bls_agent.integrations.structlog import BLSProcessor
 from bls_agent.project.log.log import CURRENT_COMMAND
 from tests.documents import blocks, run_block
+from tests.harness import unsent_records
 
 
 @pytest.fixture
@@ -27,14 +27,8 @@ def agent() -> ProjectAgent:
     return ProjectAgent("订单系统")
 
 
-def waiting(agent: ProjectAgent) -> list[dict[str, Any]]:
-    """Take the records that wait to be written, decoded."""
-    items = agent._state.stream.delivery.buffer.take(10_000, 1 << 30)
-    return [orjson.loads(item.payload) for item in items]
-
-
 def only(agent: ProjectAgent) -> dict[str, Any]:
-    (record,) = waiting(agent)
+    (record,) = unsent_records(agent)
     return record
 
 
@@ -94,7 +88,7 @@ def test_structlog_exceptions(agent: ProjectAgent, formats: bool) -> None:
     except ValueError as error:
         log.exception("failed", exc_info=True)
         log.critical("failed", exc_info=error)
-    for record, severity in zip(waiting(agent), (None, "CRITICAL"), strict=True):
+    for record, severity in zip(unsent_records(agent), (None, "CRITICAL"), strict=True):
         assert record["level"] == "error"
         assert record["metadata"].get("severity") == severity
         found = record["metadata"]["exception"]
@@ -137,7 +131,7 @@ def test_loguru_levels(agent: ProjectAgent, logger: Any) -> None:
     """Every level of loguru has its level here; the highest keep their name."""
     for name in ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL"):
         logger.log(name, "茶")
-    found = waiting(agent)
+    found = unsent_records(agent)
     levels = ["debug", "debug", "info", "info", "warn", "error", "error"]
     assert [record["level"] for record in found] == levels
     assert found[-1]["metadata"] == {"logger": __name__, "severity": "CRITICAL"}
@@ -191,7 +185,7 @@ async def test_the_code_of_the_page_runs(
         for block in blocks(page)[1:]:  # the first one is run in tests/test_docs.py
             names: dict[str, Any] = {"__name__": "shop"}
             await run_block(block, names)
-            logged.append(waiting(names["agent"]))
+            logged.append(unsent_records(names["agent"]))
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
@@ -231,7 +225,7 @@ def test_they_never_raise(agent: ProjectAgent, log: Any, logger: Any) -> None:
 
     log.info(Bad(), value=Bad())
     logger.bind(value=Bad()).info("茶")
-    assert {"茶"} <= {record["message"] for record in waiting(agent)}
+    assert {"茶"} <= {record["message"] for record in unsent_records(agent)}
     BLSProcessor(agent)(None, "info", None)  # type: ignore[arg-type]
     counts = agent.stats().logs_not_encoded
     assert counts["AttributeError"] == 1
@@ -249,5 +243,7 @@ def test_level_and_command(agent: ProjectAgent, log: Any, logger: Any) -> None:
         logger.error("two")
     finally:
         CURRENT_COMMAND.reset(token)
-    found = [(one["message"], one["metadata"]["commandId"]) for one in waiting(agent)]
+    found = [
+        (one["message"], one["metadata"]["commandId"]) for one in unsent_records(agent)
+    ]
     assert found == [("one", "c-1"), ("two", "c-1")]

@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 import bls_agent
 from bls_agent import BLSHandler, ConfigurationError, Console, OutcomeKind, ProjectAgent
 from bls_agent.project.log.log import CURRENT_COMMAND
-from tests.harness import records
+from tests.harness import records, unsent_records
 
 ROOT = Path(bls_agent.__file__).parents[1]
 DEADLINE = 10.0  # seconds, for what should take no time
@@ -52,15 +52,9 @@ def logger_with(handler: logging.Handler, name: str = "shop.orders") -> logging.
     return logger
 
 
-def shipped(agent: ProjectAgent) -> list[dict[str, Any]]:
-    """Take what waits to be shipped, decoded, without ids."""
-    items = agent._state.stream.delivery.buffer.take(10_000, 1 << 30)
-    return [orjson.loads(item.payload) for item in items]
-
-
 def only(agent: ProjectAgent) -> dict[str, Any]:
     """Take the one record that waits."""
-    (record,) = shipped(agent)
+    (record,) = unsent_records(agent)
     return record
 
 
@@ -189,7 +183,7 @@ def test_an_exception(agent: ProjectAgent, logger: logging.Logger) -> None:
     except ValueError as error:
         logger.exception("order failed")
         logger.info("given", exc_info=error)
-    for record in shipped(agent):
+    for record in unsent_records(agent):
         told = record["metadata"]["exception"]
         assert (told["type"], told["message"]) == ("ValueError", "库存不足")
         assert "in fail" in told["traceback"]
@@ -270,7 +264,7 @@ def test_a_message_that_is_no_text(agent: ProjectAgent, logger: logging.Logger) 
     """Anything can be logged."""
     logger.info({"订单": 1})
     logger.info(Nasty())
-    texts = [record["message"] for record in shipped(agent)]
+    texts = [record["message"] for record in unsent_records(agent)]
     assert texts == ["{'订单': 1}", "<Nasty, whose str raised RuntimeError>"]
 
 
@@ -283,7 +277,7 @@ def test_a_formatter(agent: ProjectAgent, handler: BLSHandler) -> None:
     handler.setFormatter(logging.Formatter("%(customer)s %(message)s"))
     logger.info("order %s", 18)
     logger.info("order %s", extra={"customer": "王"})
-    assert [r["message"] for r in shipped(agent)] == ["order 18", "王 order %s"]
+    assert [r["message"] for r in unsent_records(agent)] == ["order 18", "王 order %s"]
 
 
 # --- what is left out
@@ -308,7 +302,7 @@ def test_ignored_loggers(
 ) -> None:
     """What we and our client say is not shipped; names that only look alike are."""
     logger_with(handler, name).error("x")
-    assert len(shipped(agent)) == (0 if ignored else 1)
+    assert len(unsent_records(agent)) == (0 if ignored else 1)
     assert not refused(agent)
 
 
@@ -343,7 +337,7 @@ def test_a_filter(agent: ProjectAgent, logger: logging.Logger) -> None:
 
     handler.addFilter(broken)
     logger.error("secret")
-    assert shipped(agent) == []
+    assert unsent_records(agent) == []
     assert refused(agent) == {"LookupError": 1}
 
 
@@ -373,7 +367,7 @@ def test_a_repr_that_logs(agent: ProjectAgent, handler: BLSHandler) -> None:
             return "chatty"
 
     logger_with(handler).info("outside %r", Chatty())
-    assert [record["message"] for record in shipped(agent)] == [
+    assert [record["message"] for record in unsent_records(agent)] == [
         "me: chatty",
         "me: chatty",
         "outside chatty",
@@ -395,7 +389,7 @@ def test_a_repr_that_logs_on_both_ways(
             return "chatty"
 
     logger_with(handler).info("outside", extra={"me": Chatty()})
-    assert shipped(agent)[-1]["message"] == "outside"
+    assert unsent_records(agent)[-1]["message"] == "outside"
     assert refused(agent)["recursion"] > 0
 
 
@@ -433,7 +427,7 @@ def test_no_lock(agent: ProjectAgent, handler: BLSHandler) -> None:
     assert slow.asked.wait(DEADLINE)
     other.start()
     other.join(DEADLINE)
-    found = [record["message"] for record in shipped(agent)]
+    found = [record["message"] for record in unsent_records(agent)]
     slow.go.set()
     stuck.join(DEADLINE)
     assert found == ["meanwhile", "closed, and goes on"]
@@ -645,7 +639,7 @@ def test_log_exception(agent: ProjectAgent) -> None:
         fail()
     except ValueError:
         agent.log.bind(order=7).exception("handled")
-    nothing, given, text, handled = shipped(agent)
+    nothing, given, text, handled = unsent_records(agent)
     assert "metadata" not in nothing
     assert given["metadata"]["exception"]["message"] == "库存不足"
     assert text["metadata"] == {"exception": "mine"}
@@ -661,7 +655,7 @@ def test_log_bind(agent: ProjectAgent) -> None:
     second.info("x", a=3)
     first.info("x")
     agent.log.info("x")
-    found = [record.get("metadata") for record in shipped(agent)]
+    found = [record.get("metadata") for record in unsent_records(agent)]
     assert found == [
         {"a": 3, "b": 2, "c": 1, "工位": "二"},
         {"a": 1, "b": 1, "c": 1},
@@ -684,7 +678,7 @@ def test_the_running_command(agent: ProjectAgent, handler: BLSHandler) -> None:
     logger_with(handler).info("x", extra={"commandId": "cmd-0"})
     CURRENT_COMMAND.reset(token)
     logger_with(handler).info("x")
-    found = [record["metadata"].get("commandId") for record in shipped(agent)]
+    found = [record["metadata"].get("commandId") for record in unsent_records(agent)]
     assert found == ["cmd-1", "cmd-0", None]
 
 
@@ -751,7 +745,7 @@ def test_colours_are_left_out(
 ) -> None:
     """What only colours a terminal is no part of a record: neither message nor extra."""
     logger.info("%s", text, extra={"color_message": text, "n": 1})
-    (record,) = shipped(agent)
+    (record,) = unsent_records(agent)
     assert record["message"] == shown
     assert record["metadata"]["color_message"] == shown
     assert record["metadata"]["n"] == 1
@@ -769,5 +763,5 @@ def test_under_pytest_the_handler_is_added(
         logging.getLogger("shop").warning("shipped")
     finally:
         root.removeHandler(handler)
-    assert [record["message"] for record in shipped(agent)] == ["shipped"]
+    assert [record["message"] for record in unsent_records(agent)] == ["shipped"]
     assert "shipped" in caplog.text

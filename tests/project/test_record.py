@@ -15,6 +15,7 @@ from hypothesis import given, strategies as st
 from bls_agent.project.log.log import LogStream
 from bls_agent.project.log.record import LogRecord, SuccessRecord, id_prefix
 from bls_agent.project.messages import Level, LogEntry, Outcome, OutcomeKind
+from tests.harness import cyclic_cause
 
 NOW = 1768221296.789  # 2026-01-12T12:34:56.789Z
 LIMIT = 65_536  # a record is shorter
@@ -208,13 +209,6 @@ def deep() -> list[object]:
     for _ in range(254):
         value = [value]
     return value
-
-
-def cyclic_cause() -> Exception:
-    """Make an exception whose chain of causes has no end."""
-    first, second = ValueError("first"), KeyError("second")
-    first.__cause__, second.__cause__ = second, first
-    return first
 
 
 OBJECTS: dict[str, Callable[[], object]] = {

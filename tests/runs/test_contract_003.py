@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from bls_agent import EventStore
 from bls_agent.runs import EventAction, EventCategory
-from tests.harness import execute
+from tests.runs.writing import entries
 
 # Section 2.2, and what 2.3 makes of it.
 SOURCE = {
@@ -32,17 +32,6 @@ STORED = [
 ]
 
 
-async def entries(bare: Redis, run_id: int) -> list[tuple[bytes, list[bytes]]]:
-    """What stands in the stream: id, and names and values by turns."""
-    found: Any = await execute(bare, "XRANGE", f"run:{run_id}:events", "-", "+")
-    return [
-        (number, [part for pair in fields.items() for part in pair])
-        if isinstance(fields, dict)
-        else (number, fields)
-        for number, fields in found
-    ]
-
-
 def without_blanks(pairs: list[tuple[str, str]]) -> list[bytes]:
     """The example as bytes; white space inside of JSON is not part of a contract."""
     told = [part for pair in pairs for part in pair]
@@ -61,7 +50,9 @@ async def test_the_stream_entry_byte_for_byte(
         timestamp="2025-01-01T12:00:00.123Z",
     )  # fmt: skip
     assert number is not None
-    assert await entries(bare, run_id) == [(number.encode(), without_blanks(STORED))]
+    assert await entries(bare, f"run:{run_id}:events") == [
+        (number.encode(), without_blanks(STORED))
+    ]
 
 
 async def test_a_writer_writes_the_same_bytes(
@@ -69,7 +60,7 @@ async def test_a_writer_writes_the_same_bytes(
 ) -> None:
     async with store.run(run_id, source=SOURCE, data={"task": "分析市场数据"}):
         pass
-    found = await entries(bare, run_id)
+    found = await entries(bare, f"run:{run_id}:events")
     started = found[0][1]
     assert started[1].endswith(b"Z")
     assert len(started[1]) == len("2025-01-01T12:00:00.123Z")
@@ -86,7 +77,7 @@ async def test_without_source_and_data(
 ) -> None:
     """All nine fields are there all the same."""
     await store.add(run_id, "system", "close")
-    [(_, fields)] = await entries(bare, run_id)
+    [(_, fields)] = await entries(bare, f"run:{run_id}:events")
     assert fields[4:12:2] == [name.encode() for name, _ in STORED[2:6]]
     assert fields[5:13:2] == [b"", b"", b"", b""]
     assert fields[-1] == b"{}"

@@ -16,7 +16,7 @@ from bls_agent.ops.conformance.vectors import Vector, read_bytes
 from bls_agent.runs import StreamEvent
 from bls_agent.runs.events import check_id, find_id
 from tests.corpus.loader import fields_of, flat, judge, vectors_of
-from tests.harness import execute
+from tests.runs.writing import entries
 
 VECTORS: Final = vectors_of("003")
 ENTRY_ID: Final = b"1704067200123-0"
@@ -105,17 +105,6 @@ async def test_what_is_written(own_server: DevServer, admin: Redis) -> None:
             assert number == added.encode(), id_
             assert tuple(fields) == flat(values["fields"]), id_
             await admin.flushall()
-
-
-async def entries(admin: Redis, key: str) -> Any:
-    """Return the id of each entry, with names and values in turn."""
-    found: Any = await execute(admin, "XRANGE", key, "-", "+")
-    return [
-        (number, [part for pair in fields.items() for part in pair])
-        if isinstance(fields, dict)
-        else (number, fields)
-        for number, fields in found
-    ]
 
 
 REFUSED: Final = [

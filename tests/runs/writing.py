@@ -13,9 +13,7 @@ from bls_agent.runs import (
     StreamEvent,
 )
 from bls_agent.runs.reading import RunKeys
-from tests.harness import (
-    eventually,
-)
+from tests.harness import eventually, execute
 
 
 async def write(store: EventStore, run_id: int, count: int = 1) -> list[str]:
@@ -45,3 +43,14 @@ async def take(follower: Any, count: int) -> list[int]:
 async def written(store: EventStore, run_id: int) -> list[str]:
     """The names of a run's events."""
     return [event.name for event in await store.get_events(run_id)]
+
+
+async def entries(admin: Redis, key: str) -> Any:
+    """Return the id of each entry, with names and values in turn."""
+    found: Any = await execute(admin, "XRANGE", key, "-", "+")
+    return [
+        (number, [part for pair in fields.items() for part in pair])
+        if isinstance(fields, dict)
+        else (number, fields)
+        for number, fields in found
+    ]

@@ -43,12 +43,6 @@ async def connection(redis_url: str) -> AsyncIterator[Connection]:
     await connection.aclose()
 
 
-@pytest.fixture
-async def bare(redis_url: str) -> AsyncIterator[Redis]:
-    async with Redis.from_url(redis_url, protocol=2) as client:
-        yield client
-
-
 async def ask(connection: Connection, run: Run) -> LeaseReply:
     """Run the script and read what it says."""
     keys, arguments = run

@@ -15,12 +15,11 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, ClassVar, get_args
 
-from hypothesis import HealthCheck, Phase, settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 from redis.asyncio import Redis
 
@@ -28,6 +27,7 @@ from bls_agent import ProjectAgent
 from bls_agent.core.settings import Mode
 from bls_agent.devserver import DevServer
 from tests.harness import History, cut_connections, eventually, records, remove_keys
+from tests.soak import try_histories
 
 PREFETCH = 3
 
@@ -166,17 +166,7 @@ def run(server: str, way: Mode, examples: int) -> None:
         url = server
         mode = way
 
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=20,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    try_histories(Machine, examples, 20, shrink=False)
 
 
 if __name__ == "__main__":

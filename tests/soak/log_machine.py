@@ -15,19 +15,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, Phase, settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from bls_agent.core.backoff import Backoff
 from bls_agent.core.buffer import BoundedBuffer
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.runtime.batch_writer import BatchWriter
+from tests.soak import try_histories
 from tests.soak.virtual_time import VirtualLoop
 
 BATCH = 3  # items; the real number would make every example a long one
@@ -259,17 +259,7 @@ class LogMachine(RuleBasedStateMachine):
 
 def run(examples: int) -> None:
     """Try so many histories of up to 30 steps."""
-    run_state_machine_as_test(
-        LogMachine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=30,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate, Phase.shrink],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    try_histories(LogMachine, examples, 30, shrink=True)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from hypothesis import HealthCheck, Phase, settings, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.project.receive.blocking import BlockingReceiver
 from bls_agent.project.receive.compat import CompatReceiver
 from bls_agent.project.receive.receiver import Message, Receiver
+from tests.soak import try_histories
 from tests.soak.list_model import ListServer, ModelConnections
 from tests.soak.virtual_time import VirtualLoop
 
@@ -300,17 +300,7 @@ class CompatMachine(ReceiverMachine):
 
 def run(machine: type[ReceiverMachine], examples: int) -> None:
     """Try so many histories of up to 40 steps."""
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate, Phase.shrink],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    try_histories(machine, examples, 40, shrink=True)
 
 
 if __name__ == "__main__":

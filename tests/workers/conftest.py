@@ -6,7 +6,6 @@ import secrets
 from collections.abc import AsyncIterator
 
 import pytest
-from redis.asyncio import Redis
 
 from bls_agent.workers import BacktestWorkerHeartbeat, FunctionCache
 
@@ -15,13 +14,6 @@ from bls_agent.workers import BacktestWorkerHeartbeat, FunctionCache
 def said() -> BacktestWorkerHeartbeat:
     """The heartbeat of a worker with an id of its own."""
     return BacktestWorkerHeartbeat.create(worker_id=f"回测-{secrets.token_hex(4)}")
-
-
-@pytest.fixture
-async def bare(redis_url: str) -> AsyncIterator[Redis]:
-    """A bare client, to look at the keys from outside."""
-    async with Redis.from_url(redis_url, protocol=2) as client:
-        yield client
 
 
 @pytest.fixture

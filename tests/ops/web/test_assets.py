@@ -117,12 +117,6 @@ def test_whatever_stands_there_is_shown_in_bounds() -> None:
 # --- on a server
 
 
-@pytest.fixture
-async def admin(own_server: DevServer) -> AsyncIterator[Redis]:
-    async with Redis.from_url(own_server.url, protocol=2) as client:
-        yield client
-
-
 async def write_failure(admin: Redis) -> None:
     """What a synchronisation leaves that could not use one file."""
     state: dict[Any, Any] = {

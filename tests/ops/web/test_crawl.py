@@ -100,12 +100,6 @@ def test_whatever_stands_in_the_failed_list_is_shown() -> None:
 # --- on a server
 
 
-@pytest.fixture
-async def admin(own_server: DevServer) -> AsyncIterator[Redis]:
-    async with Redis.from_url(own_server.url, protocol=2) as client:
-        yield client
-
-
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crawl_feed, "INTERVAL", 0.05)

@@ -22,6 +22,7 @@ from bls_agent.ops.web.app import create_app
 from bls_agent.ops.web.config import Limits, WebConfig
 from bls_agent.ops.web.feeds import logs, watch
 from bls_agent.ops.web.feeds.watch import Item
+from tests.event_source import EventSourceParser
 from tests.harness import eventually
 from tests.ops.web.serving import PASSWORD, USERS, Served, served
 
@@ -58,16 +59,10 @@ async def following(url: str, **more: Any) -> AsyncIterator[AsyncIterator[Event]
 
 
 async def events_of(answer: httpx.Response) -> AsyncIterator[Event]:
-    kind, data = "", ""
-    async for line in answer.aiter_lines():
-        name, _, value = line.partition(": ")
-        if name == "event":
-            kind = value
-        elif name == "data":
-            data = value
-        elif not line and kind:
-            yield kind, orjson.loads(data)
-            kind, data = "", ""
+    parser = EventSourceParser()
+    async for piece in answer.aiter_bytes():
+        for message in parser.feed(piece):
+            yield message.type, orjson.loads(message.data)
 
 
 async def next_of(events: AsyncIterator[Event], *kinds: str) -> Event:
