@@ -370,7 +370,7 @@ def crawl_rights(
     keys = _crawl_patterns(project, spider)
     reading = "zcard hlen llen scard hgetall lrange sismember"
     writing = (
-        "evalsha eval get zrange zrangebyscore zcard zcount hget hlen llen "
+        "evalsha eval get zrange zrangebyscore zcard zcount hget hgetall hlen llen "
         "lrange scard pttl zadd zrem hset hdel hincrby rpush ltrim lrem blpop sadd incr "
         "del pexpire type unlink"
     )

@@ -105,6 +105,7 @@ class Action(StrEnum):
     BACK = "back"  # the request returns to its old position in the queue
     RETRY = "retry"  # the request returns to the queue later
     FAIL = "fail"  # the request goes into the failed list
+    RECALL = "recall"  # every request that was taken with the token returns like BACK
 
 
 @dataclass(eq=False, slots=True)
@@ -359,8 +360,7 @@ class Exchange:
         """Send the collected calls to Redis, and pass the replies to the tasks.
 
         Raise RedisUnavailableError if Redis did not reply or refused. The settlements
-        are then kept and sent again. Requests in a lost reply return to the queue when
-        their leases end. Raise WrongTypeError if a key holds another type.
+        are then kept and sent again. Raise WrongTypeError if a key holds another type.
         """
         write = self._next_write()
         runs = self._runs_of(write)
@@ -370,10 +370,10 @@ class Exchange:
             async with self._pool.to(self._keys.wake) as connection:
                 replies = await run_scripts(connection, runs)
         except RedisUnavailableError as error:
-            self._keep(write.settlements, in_doubt=error.ambiguous)
+            self._keep_for_later(write, in_doubt=error.ambiguous)
             raise
         except asyncio.CancelledError:
-            self._keep(write.settlements, in_doubt=True)
+            self._keep_for_later(write, in_doubt=True)
             raise
         by_script = {
             script: await name_wrong_type(self._pool, self._keys, reply)
@@ -406,6 +406,19 @@ class Exchange:
             words = [write.wanted, write.token, lease, retries, MOST_BYTES]
             found.append((CRAWL_TAKE, self._keys.in_order, words))
         return found
+
+    def _keep_for_later(self, write: _Write, *, in_doubt: bool) -> None:
+        """Keep the settlements that end a lease for the next write.
+
+        If the failed write may have taken requests, the next write also returns these
+        requests to the queue.
+        """
+        self._keep(write.settlements, in_doubt=in_doubt)
+        # The lost reply may have contained requests, which no task can get now.
+        if write.token and in_doubt:
+            end = write.sent_at + self.options.lease
+            lost = Held(b"", write.token, valid_until=end)
+            self._settlements.append(Settlement(Action.RECALL, lost))
 
     def _next_settlements(self) -> list[Settlement]:
         """Return ends and renewals, ``ack`` first.

@@ -796,19 +796,21 @@ async def test_a_worker_waits_through_a_restart(own_server: DevServer) -> None:
 
 
 async def test_a_request_whose_reply_was_lost_comes_back(own_server: DevServer) -> None:
-    """Taken at the server, never given to anybody: it comes when its lease has ended."""
+    """Taken at the server, never given to anybody: it is put back, not waited for."""
     async with (
         FaultProxy(own_server.url, seed=7) as proxy,
-        RequestQueue(proxy.url, "新闻", timeout=1, lease=0.5) as queue,
+        RequestQueue(proxy.url, "新闻", timeout=1) as queue,
     ):
         await queue.push(PAGE)
         await drain(queue)  # the server knows the scripts
         await queue.push(PAGE)
         proxy.arm(Cut(command="EVALSHA", direction=Direction.REPLIES))
+        began = time.monotonic()
         async with queue.take(timeout=20) as taken:
             assert taken is not None
-            assert (taken.request, taken.attempt) == (PAGE, 2)
+            assert (taken.request, taken.attempt) == (PAGE, 1)
         assert proxy.fired
+        assert time.monotonic() - began < 15  # the lease is a minute
 
 
 async def test_an_end_whose_reply_was_lost_is_an_end(own_server: DevServer) -> None:

@@ -17,6 +17,7 @@
 --          was taken without a lease, else nothing
 --          retry: the request returns to the queue later; value: after how many milliseconds
 --          fail: the request goes into the failed list; value: its entry
+--          recall: like back, for every request that was taken with the token
 --
 -- Ends or renews leases. Returns 1 for each request that its token still holds, else 0. The
 -- actions of a request that was taken without a lease, and has no token, are executed, too.
@@ -50,6 +51,16 @@ local function release(member)
   redis.call('HDEL', KEYS[5], member)
 end
 
+local function back(member, priority)
+  local body = redis.call('HGET', KEYS[4], member)
+  redis.call('ZADD', KEYS[1], priority, member)
+  if body then
+    redis.call('HSET', KEYS[2], member, body)
+  end
+  release(member)
+  waiting = true
+end
+
 local act = {}
 function act.ack(member, priority, failed)
   release(member)
@@ -62,13 +73,13 @@ function act.renew(member, priority, milliseconds)
   redis.call('ZADD', KEYS[3], later(milliseconds), member)
 end
 function act.back(member, priority, value)
-  local score, body = string.match(value, '^(%S+) (.*)$')
-  body = body or redis.call('HGET', KEYS[4], member)
-  redis.call('ZADD', KEYS[1], score or priority, member)
-  if body then
-    redis.call('HSET', KEYS[2], member, body)
+  if value == '' then
+    back(member, priority)
+    return
   end
-  release(member)
+  local score, body = string.match(value, '^(%S+) (.*)$')
+  redis.call('ZADD', KEYS[1], score, member)
+  redis.call('HSET', KEYS[2], member, body)
   waiting = true
 end
 function act.retry(member, priority, milliseconds)
@@ -89,13 +100,24 @@ end
 local done = {}
 for at = 3, #ARGV, 4 do
   local what, member, token = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  local held = token ~= '' and redis.call('HGET', KEYS[5], member)
-  local owner, priority = string.match(held or '', '^(%S*) ?(.*)$')
-  if owner == token then
-    act[what](member, priority, ARGV[at + 3])
+  if what == 'recall' then
+    local held = redis.call('HGETALL', KEYS[5])
+    for place = 1, #held, 2 do
+      local owner, priority = string.match(held[place + 1], '^(%S+) (.*)$')
+      if owner == token then
+        back(held[place], priority)
+      end
+    end
     done[#done + 1] = 1
   else
-    done[#done + 1] = 0
+    local held = token ~= '' and redis.call('HGET', KEYS[5], member)
+    local owner, priority = string.match(held or '', '^(%S*) ?(.*)$')
+    if owner == token then
+      act[what](member, priority, ARGV[at + 3])
+      done[#done + 1] = 1
+    else
+      done[#done + 1] = 0
+    end
   end
 end
 if waiting and redis.call('LLEN', KEYS[8]) == 0 then
