@@ -71,6 +71,9 @@ _PERMANENT: Final = frozenset(  # kinds for which trying again soon does not hel
         "unknown_command", "unsupported", "wrong_type",
     }
 )  # fmt: skip
+# Kinds of errors if the server does not have a command, or does not allow it. ``refused``
+# means that the ACL allows scripts, but not the commands in the script.
+NOT_ALLOWED: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 _ENDING: Final = frozenset(  # kinds after which the connection must not be used again
     {
         "auth", "cluster_down", "connection", "master_down", "max_clients", "moved",

@@ -11,6 +11,7 @@ import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
 from bls_agent.connection.endpoint import Argument, Reply
+from bls_agent.connection.faults import NOT_ALLOWED
 from bls_agent.connection.scripts import TRIM_HEAD
 from bls_agent.core.errors import RedisRefusedError, RedisUnavailableError
 from bls_agent.core.keys import checked_reply
@@ -20,9 +21,6 @@ from bls_agent.project.receive.receiver import Message, Receiver, Warn
 logger: logging.Logger = logging.getLogger(__name__)
 
 POLL: Final = 0.1  # seconds between two polls
-# The kinds of errors after which a weaker way to remove a command is used. ``refused``
-# means that the ACL allows scripts, but not the commands in the script.
-_WEAKENING: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 
 
 class CompatReceiver(Receiver):
@@ -106,7 +104,7 @@ class CompatReceiver(Receiver):
                 return await self._cuts[0](payload)
             except RedisUnavailableError as error:
                 self._in_doubt |= error.ambiguous
-                if error.kind not in _WEAKENING or len(self._cuts) == 1:
+                if error.kind not in NOT_ALLOWED or len(self._cuts) == 1:
                     raise
                 self._cuts = self._cuts[1:]
                 if len(self._cuts) == 1:

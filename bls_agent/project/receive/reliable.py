@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from bls_agent.connection.agent_connections import AgentConnections
+from bls_agent.connection.faults import NOT_ALLOWED
 from bls_agent.connection.scripts import find_wrong_type
 from bls_agent.core.backoff import Backoff, jittered
 from bls_agent.core.errors import BlsError, RedisRefusedError, RedisUnavailableError
@@ -46,7 +47,6 @@ LOOKS_PER_TTL: Final = 3  # renewals of the lease in one TTL
 AWAY_GRACE: Final = 0.5  # seconds that closing waits for an unreachable Redis
 FIRST_PAUSE: Final = 0.25  # upper limit in seconds of the first pause after a failure
 ACK_WITHIN: Final = 0.005  # seconds that an ack may wait for the next fetch
-_NEEDED: Final = ("unknown_command", "no_permission", "refused", "unsupported")
 
 
 class ReliableReceiver(Receiver):
@@ -329,7 +329,7 @@ class ReliableReceiver(Receiver):
             return error
         types = self._keys.types(self.list.lease.key)
         wrong = await find_wrong_type(self._connections.control, error, types)
-        if wrong is not None or error.kind not in _NEEDED:
+        if wrong is not None or error.kind not in NOT_ALLOWED:
             return wrong or error
         self._warn(
             "mode 'reliable' does not work here: use mode='blocking' or 'compat'",

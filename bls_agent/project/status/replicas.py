@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, cast
 
 from bls_agent.connection.connection import Connection
+from bls_agent.connection.faults import NOT_ALLOWED
 from bls_agent.connection.scripts import SPEAK
 from bls_agent.core.errors import (
     DecodeError,
@@ -28,8 +29,6 @@ from bls_agent.project.messages import Status
 from bls_agent.project.receive.receiver import Warn
 from bls_agent.runtime.lease import belongs_to_dead, make_token
 
-# The kinds of errors if the server does not allow scripts or a command in the script.
-_REFUSED: Final = ("no_permission", "unknown_command", "unsupported", "refused")
 _WORST_FIRST: Final = tuple(
     status.value for status in sorted(Status, key=lambda s: s.severity, reverse=True)
 )
@@ -68,7 +67,7 @@ class ReplicaRegistry:
                 connection, keys, [*words, *_WORST_FIRST]
             )
         except RedisUnavailableError as error:
-            if error.kind not in _REFUSED:
+            if error.kind not in NOT_ALLOWED:
                 raise
             self._warn(
                 "replicas cannot share a status on this server: each writes the status as if "
