@@ -320,13 +320,15 @@ async def test_a_foreign_value_without_a_ttl(
 async def test_another_type(
     redis_url: str, bare: Redis, said: Any, conflict: Any
 ) -> None:
-    """It is left alone."""
-    await bare.hset(said.key, "a", "b")
-    with pytest.raises(WrongTypeError):
-        async with Heartbeat(said, redis=redis_url, conflict=conflict):
-            pytest.fail("entered")
-    assert await bare.hgetall(said.key) == {b"a": b"b"}
-    await bare.delete(said.key)
+    """It is left alone, and the error names it: the worker's key, or its owner's."""
+    for key in (said.key, owner_of(said.key)):
+        await bare.hset(key, "a", "b")
+        with pytest.raises(WrongTypeError) as caught:
+            async with Heartbeat(said, redis=redis_url, conflict=conflict):
+                pytest.fail("entered")
+        assert caught.value.key == key
+        assert await bare.hgetall(key) == {b"a": b"b"}
+        await bare.delete(key)
 
 
 async def test_a_peer_took_over(

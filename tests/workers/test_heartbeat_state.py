@@ -12,10 +12,9 @@ import pytest
 from bls_agent import (
     ConfigurationError,
     LeaseHeldError,
-    WrongTypeError,
 )
 from bls_agent.runtime.lease import ValueLease
-from bls_agent.workers import BacktestWorkerHeartbeat, WorkerStatus
+from bls_agent.workers import BacktestWorkerHeartbeat
 from bls_agent.workers.heartbeat_state import (
     CurrentHeartbeat,
     HeartbeatCounts,
@@ -102,13 +101,6 @@ def test_a_change_while_the_key_is_taken_is_written_soon(
     assert state.is_wanted
 
 
-def test_another_type(state: HeartbeatState) -> None:
-    """The key that is to blame is named."""
-    reply_with(state, b"wrong_type", 0, b"bls_agent:x:owner")
-    assert isinstance(state.conflict, WrongTypeError)
-    assert state.conflict.key == "bls_agent:x:owner"
-
-
 def test_told_once_each(
     state: HeartbeatState, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,17 +114,6 @@ def test_told_once_each(
     reply_with(state, b"written")
     assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
     assert state.counts.losses == 1
-
-
-def test_a_status_that_is_not_true_is_not_kept_alive(
-    state: HeartbeatState,
-) -> None:
-    """Without memory the former value may live on only if its status still holds."""
-    assert state.beat()[1][-1] == 0  # nothing was written yet
-    reply_with(state, b"written")
-    assert state.beat()[1][-1] == 1
-    state._current.now.status = WorkerStatus.STOPPING
-    assert state.beat()[1][-1] == 0
 
 
 @dataclass

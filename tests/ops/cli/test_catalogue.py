@@ -6,7 +6,6 @@ import itertools
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -54,7 +53,10 @@ def test_every_command_has_a_page(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """--help in both languages, without a key in the place of a text, at any width."""
+    """--help in both languages, without a key in the place of a text, at any width.
+
+    Among its options are those of every command.
+    """
     key = "_".join(["help", *(words or ["program"])])
     for language, columns in itertools.product(["zh", "en"], [20, 40, 100]):
         case = (language, columns)
@@ -63,7 +65,10 @@ def test_every_command_has_a_page(
         page = capsys.readouterr().out
         assert TABLES[language]["usage"] in page, case
         assert not re.search(r"\b(opt|arg|help)_\w+", page), case
-        assert "--redis" in page, case
+        common = page.partition(TABLES[language]["options_common"])[2]
+        assert {"--redis", "--json", "--lang"} <= set(re.findall(r"--\w+", common)), (
+            case
+        )
         if columns > 20:  # below that a name alone may be longer
             assert max(map(count_columns, page.splitlines())) <= columns, case
         first = TABLES[language][key].partition("\n")[0]
@@ -91,18 +96,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--version"], ["--lang", "zh", "--version"]):
         assert main(words) == 0
         assert capsys.readouterr().out == f"bls-agent {bls_agent.__version__}\n"
-
-
-def test_every_command_takes_the_common_options(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """--redis, --json and --lang, before and behind the command's name."""
-    for words in PAGES[:-1]:
-        assert main([*words, "--help"]) == 0
-        page = capsys.readouterr().out
-        common: Any = page.partition("Options of every command")[2]
-        for option in ("--redis", "--json", "--lang"):
-            assert option in common, words
 
 
 def test_a_count_of_one_reads_well() -> None:
