@@ -230,7 +230,8 @@ class BatchWriter(Generic[T]):
                 if not error.connecting:  # else the gate delays the next try
                     await self._pause(delay, refused=permanent)
             else:
-                backoff.succeeded()
+                if backoff.failures:
+                    backoff.succeeded()
                 self._fit(anyio.current_time() - began)
                 return
 

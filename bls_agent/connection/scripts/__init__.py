@@ -115,13 +115,15 @@ async def run_scripts(
         for at, reply in enumerate(replies)
         if isinstance(reply, RedisUnavailableError) and reply.kind == "no_script"
     ]
+    if not unknown:
+        return replies
     # Each request carries the text, because each may go to a server without the script.
     texts = [
         script.request(keys, arguments, known=False)
         for script, keys, arguments in (runs[at] for at in unknown)
     ]
     try:
-        found = await where.call_many(texts) if texts else []
+        found = await where.call_many(texts)
     except RedisUnavailableError as error:
         error.ambiguous |= len(unknown) < len(runs)  # the other runs were executed
         raise

@@ -68,7 +68,7 @@ class LogStream:
         self.on_error: Callable[[], None] | None = None
         self.now = clock
         self._nesting = threading.local()
-        self._reported: Counter[str] = Counter()
+        self._reported: dict[str, int] = {}  # the drops that a record has reported
         self._level = Level.DEBUG
         self._revert: tuple[float, Level] | None = None
 
@@ -78,7 +78,7 @@ class LogStream:
         self.failures = Counter()
         self.on_error = None
         self._nesting = threading.local()
-        self._reported = Counter(self.delivery.buffer.stats().dropped)
+        self._reported = self.delivery.buffer.stats().dropped
         CURRENT_COMMAND.set("")  # the parent reports the command's outcome
 
     @property
@@ -99,10 +99,11 @@ class LogStream:
 
         The result is empty if no record was dropped.
         """
-        dropped = Counter(self.delivery.buffer.stats().dropped)
-        fresh, self._reported = dropped - self._reported, dropped
-        if not fresh:
+        dropped = self.delivery.buffer.stats().dropped
+        if dropped == self._reported:
             return []
+        fresh = Counter(dropped) - Counter(self._reported)
+        self._reported = dropped
         text = f"{fresh.total()} log records were dropped before this one"
         metadata = {"dropped": dict(fresh)}
         now, redactor = self.now(), self.redactor

@@ -38,7 +38,7 @@ class LogRecord:
     """A record, which the constructor encodes and redacts in the caller's thread."""
 
     __slots__ = (
-        "_body", "_has_agent", "_payload", "_place", "rank", "size"
+        "_body", "_payload", "_place", "has_id", "rank", "size"
     )  # fmt: skip
 
     OUTCOME_RANK: Final = 4
@@ -65,7 +65,10 @@ class LogRecord:
         )[:-1]
         tail = b"{}"
         if metadata:
-            tail = _redact(encode(metadata), redactor)
+            tail = encode(metadata)
+            # The encoded form is checked, because the metadata may have any type.
+            if redactor.suspects(tail):
+                tail = encode(redactor.tree(decode(tail)))
         room = RECORD_LIMIT - self.ID_ROOM - len(_OPENS)
         if len(head) + len(tail) > room:
             lost = max(0, len(message) - len(text))
@@ -75,7 +78,8 @@ class LogRecord:
         rest = b"}}" if tail == b"{}" else b",%b}" % tail[1:]
         self._body = b"%b%b%b" % (head, _OPENS, rest)
         self._place = len(head) + len(_OPENS)
-        self._has_agent = "agent" in metadata
+        # Whether :meth:`number` adds an id. The metadata may have its own ``agent``.
+        self.has_id: bool = "agent" not in metadata
         self._payload: bytes | None = None
         # From 0 for debug to 3 for error, and 4 for outcome records. A full buffer
         # drops records of the lowest rank first.
@@ -91,20 +95,12 @@ class LogRecord:
         no id.
         """
         body, place = self._body, self._place
-        if prefix and not self._has_agent:
+        if prefix and self.has_id:
             self._payload = b'%b%b%d"%b' % (body[:place], prefix, number, body[place:])
         elif len(body) - place == len(b"}}"):
             self._payload = body[: place - len(_OPENS)] + b"}"
         else:
             self._payload = body[:place] + body[place + 1 :]
-
-    @property
-    def has_id(self) -> bool:
-        """Whether :meth:`number` adds an id.
-
-        False if the metadata already has a field ``agent``.
-        """
-        return not self._has_agent
 
     @property
     def payload(self) -> bytes:
@@ -209,16 +205,6 @@ def id_prefix(instance: str) -> bytes:
     ``b""`` if ``instance`` is empty.
     """
     return b'"agent":' + encode(f"{instance}#")[:-1] if instance else b""
-
-
-def _redact(payload: bytes, redactor: Redactor) -> bytes:
-    """Remove secrets from encoded JSON.
-
-    The encoded form is used, because the original objects may have any type.
-    """
-    if not redactor.suspects(payload):
-        return payload
-    return encode(redactor.tree(decode(payload)))
 
 
 def _shorten(head: bytes, tail: bytes, size: int, room: int) -> tuple[bytes, bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -137,7 +137,8 @@ class InFlightList:
         # does not become OURS.
         self._doubts = 0
         self._held: dict[Message, HeldCommand] = {}
-        self._ids: Counter[str] = Counter()  # ids of commands in _held, not reclaimed
+        # How often _held has each id, without the commands that were reclaimed.
+        self._ids: defaultdict[str, int] = defaultdict(int)
         # The held commands that have ended, in the order of their ends. A search in
         # _held would be too slow.
         self.ended: dict[Message, None] = {}
