@@ -89,7 +89,8 @@ class AgentJudge:
 
     async def start(self) -> None:
         """Start the program, and wait until it has connected or ended."""
-        await self.program.start(self._tasks)
+        await self.program.kill()  # what a program that has ended left behind
+        self.program.start(self._tasks)
         await happens(self._has_connected, START)
 
     async def _has_connected(self) -> bool:

@@ -65,7 +65,7 @@ class ConsoleJudge:
         """Run the program, and kill it if it does not end in time."""
         program = Program(self._command, values)
         async with anyio.create_task_group() as tasks, program:
-            await program.start(tasks)
+            program.start(tasks)
             await program.wait()
         if program.exit_code == 0:
             return None

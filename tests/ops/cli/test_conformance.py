@@ -7,16 +7,21 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import anyio
+import anyio.to_thread
 import pytest
+from redis.asyncio import Redis
 
 from bls_agent.ops.conformance.agent import CHECKS as AGENT_CHECKS
 from bls_agent.ops.conformance.console import CHECKS as CONSOLE_CHECKS
 from bls_agent.ops.conformance.vectors import Level, Side, load_vectors
 from tests.ops.cli.conftest import Bls
+from tests.ops.cli.terminal import start_piped
 
 HERE = Path(__file__).parent
 FLAWED = (
@@ -178,6 +183,34 @@ async def test_a_program_that_cannot_be_started(
     first, second = await bls(*words), await bls(*words)
     assert (first.code, first.err) == (second.code, second.err)
     assert b"/nonexistent" in first.err
+
+
+@pytest.mark.parametrize("program", ["waits", "has ended"])
+@pytest.mark.parametrize("side", ["agent", "console"])
+async def test_ctrl_c_ends_what_the_program_has_started(
+    redis_url: str, redis: Redis, project: str, tmp_path: Path, side: str, program: str
+) -> None:
+    """Also when the program has only just begun, or has ended; and the keys are deleted."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    to_pipe = f"> {shlex.quote(str(pipe))} 2>&1"
+    script = f"(echo begun; exec sleep 600) {to_pipe} & "
+    script += f"echo begun {to_pipe}" if program == "has ended" else "wait"
+    cmd = shlex.join(["sh", "-c", script])
+    words = "conformance", side, "--cmd", cmd, "--project", project
+    process = start_piped(*words, BLS_REDIS_URL=redis_url)
+
+    def read_to_the_end() -> list[str]:
+        with pipe.open() as stream:
+            lines = [stream.readline()]
+            process.send_signal(signal.SIGINT)
+            return [*lines, *stream]  # ends when all its writers have ended
+
+    with anyio.fail_after(30):
+        lines = await anyio.to_thread.run_sync(read_to_the_end, abandon_on_cancel=True)
+    assert lines[0] == "begun\n"
+    process.communicate(timeout=30)
+    assert await redis.keys(f"{project}_*") == []
 
 
 def headings_of(page: str) -> set[str]:
