@@ -33,6 +33,7 @@ from bls_agent.ops.doctor.rule import (
     Rule,
     Sample,
     Severity,
+    Source,
     Unanswered,
 )
 from bls_agent.ops.doctor.rules.project import find_meant
@@ -122,7 +123,7 @@ class _Examination:
 
     def _add(self, rule: str, severity: Severity, what: str, **more: str) -> None:
         values = {"what": what, **more}
-        self.report.add(Finding(rule, severity, "server", values=values))
+        self.report.add(Finding(rule, severity, Source.SERVER, values=values))
 
     async def _servers(self) -> AsyncIterator[Server]:
         async with aclosing(self.pool.masters()) as pool:

@@ -111,13 +111,28 @@ def read_object(payload: bytes) -> JSONObject | None:
         return None
 
 
+class Source(StrEnum):
+    """Where the documentation describes what a rule checks: page and heading."""
+
+    PROJECT = "protocol.md#three-keys"
+    STATUS = "protocol.md#status"
+    LOG = "protocol.md#console-log"
+    COMMANDS = "protocol.md#commands"
+    RUNS = "protocol.md#events-of-runs"
+    WORKERS = "workers.md#keys-and-values"
+    ASSETS = "protocol.md#assets"
+    CRAWL = "protocol.md#crawl-queues"
+    OWN = "bls_agent"  # an additional key of this package
+    SERVER = "server"
+
+
 @dataclass(frozen=True)
 class Finding:
     """A fault of a key or server, or something useful to know about it."""
 
     rule: str  # code of the rule, and key of the texts in the catalogue
     severity: Severity
-    source: str  # protocol and section, such as `002 §2.1`
+    source: Source
     key: str = ""  # `""` if the finding is about the server
     values: Values = field(default_factory=dict[str, str])  # values for the texts
 
@@ -132,7 +147,7 @@ class Rule:
     code: str
     row: str  # name of the template in `KEYS`; `""` for keys of no protocol
     severity: Severity
-    source: str  # as in a finding
+    source: Source
     check: Check  # returns the values of a finding, or `None`
 
     def judge(self, sample: Sample) -> Finding | None:

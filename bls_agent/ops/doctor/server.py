@@ -14,7 +14,7 @@ from bls_agent.connection.connection import Connection
 from bls_agent.connection.endpoint import Argument, Reply, Request
 from bls_agent.core.errors import RedisUnavailableError
 from bls_agent.ops.doctor.reading import Look
-from bls_agent.ops.doctor.rule import Finding, Question, Severity, Values, show
+from bls_agent.ops.doctor.rule import Finding, Question, Severity, Source, Values, show
 
 PINGS: Final = 5
 CLIENTS: Final = 10_000  # connections above which CLIENT LIST is not sent
@@ -194,7 +194,7 @@ class ServerRule:
         if values is None:
             return None
         values = {"server": facts.address} | values
-        return Finding(self.code, self.severity, "server", values=values)
+        return Finding(self.code, self.severity, Source.SERVER, values=values)
 
 
 def _version(begin: tuple[int, ...], end: tuple[int, ...]) -> _Check:

@@ -105,7 +105,7 @@ def test_json(own: DevServer, client: Redis, capsys: Any) -> None:
         20,
     )
     shown = groups["command-not-json"]["shown"][0]
-    assert (shown["key"], shown["source"]) == (CONTROL, "002 §3.1")
+    assert (shown["key"], shown["source"]) == (CONTROL, "protocol.md#commands")
     assert shown["wrong"] == "1 条命令中有 1 条不是 JSON 对象：reload"
     assert shown["contract"]
     assert shown["remedy"]

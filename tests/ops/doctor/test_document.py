@@ -13,7 +13,7 @@ from redis.exceptions import NoPermissionError
 from bls_agent.core.keys import KEYS
 from bls_agent.devserver import DevServer
 from bls_agent.ops.doctor.examine import examine
-from bls_agent.ops.doctor.rule import Rule
+from bls_agent.ops.doctor.rule import Rule, Source
 from bls_agent.ops.doctor.rules.table import GENERIC_RULES, KEY_RULES
 from bls_agent.ops.doctor.server import SERVER_RULES
 from bls_agent.ops.texts import load_texts
@@ -23,11 +23,11 @@ DOCS = Path(__file__).parents[3] / "docs"
 DOCUMENTS = {"en": DOCS / "doctor.md", "zh": DOCS / "doctor.zh-CN.md"}
 HEADS = {
     "en": (
-        "| rule | severity | keys | section | what is wrong |",
+        "| rule | severity | keys | described in | what is wrong |",
         "| rule | severity | what is wrong | why |",
     ),
     "zh": (
-        "| 规则 | 级别 | 键 | 章节 | 哪里不对 |",
+        "| 规则 | 级别 | 键 | 说明 | 哪里不对 |",
         "| 规则 | 级别 | 哪里不对 | 为什么 |",
     ),
 }
@@ -48,6 +48,16 @@ def kinds(rules: Sequence[Rule], language: str) -> str:
     return "<br>".join(f"`{name}`" if name else foreign for name in names)
 
 
+def link(source: Source, language: str) -> str:
+    """Return a link to a heading; Chinese anchors are the headings themselves."""
+    page, found, anchor = source.partition(".md#")
+    if not found:
+        return f"`{source}`"
+    heading = load_texts("doctor", language)[f"heading_{source.name.lower()}"]
+    target = f"{page}.md#{anchor}" if language == "en" else f"{page}.zh-CN.md#{heading}"
+    return f"[{heading}]({target})"
+
+
 def key_table(language: str) -> Iterator[str]:
     texts = load_texts("doctor", language)
     yield HEADS[language][0]
@@ -55,7 +65,9 @@ def key_table(language: str) -> Iterator[str]:
     for code in dict.fromkeys(rule.code for rule in KEY_RULES):
         rules = [rule for rule in KEY_RULES if rule.code == code]
         severities = ", ".join(dict.fromkeys(rule.severity for rule in rules))
-        sources = ", ".join(dict.fromkeys(rule.source for rule in rules))
+        sources = ", ".join(
+            dict.fromkeys(link(rule.source, language) for rule in rules)
+        )
         keys, wrong = kinds(rules, language), texts[f"{code}_wrong"]
         yield f"| `{code}` | {severities} | {keys} | {sources} | {wrong} |"
 

@@ -12,7 +12,7 @@ from bls_agent.ops.cli.errors import Exit
 from bls_agent.ops.cli.output import Invocation
 from bls_agent.ops.doctor.examine import examine
 from bls_agent.ops.doctor.report import Group, Report, show_key, word
-from bls_agent.ops.doctor.rule import Severity
+from bls_agent.ops.doctor.rule import Severity, Source
 from bls_agent.ops.terminal import Cell, Screen, visible, wrap
 from bls_agent.ops.texts import Texts, load_texts
 
@@ -60,7 +60,8 @@ def _write_rows(report: Report, texts: Texts, invocation: Invocation) -> None:
         for finding in group.findings:
             place = [group.severity, group.rule, show_key(finding.key)]
             wrong, contract, remedy = word(finding, texts)
-            rows.append([*place, wrong, finding.source, contract, remedy])
+            page = name_page(finding.source, texts) or finding.source
+            rows.append([*place, wrong, page, contract, remedy])
         if group.more:
             more = texts["more"].format(count=f"{group.more:,}")
             rows.append([group.severity, group.rule, "", more, "", "", ""])
@@ -90,15 +91,25 @@ def _show_group(group: Group, texts: Texts, screen: Screen) -> None:
     explained: tuple[str, ...] = ()
     for finding in group.findings:
         wrong, *rest = word(finding, texts)
-        if explained and (finding.source, *rest) != explained:
+        explanation = (name_page(finding.source, texts) or texts["why"], *rest)
+        if explained and explanation != explained:
             _explain(group.rule, explained, texts, screen)
-        explained = (finding.source, *rest)
+        explained = explanation
         name = show_key(finding.key) or finding.values.get("server", "")
         _paragraph(screen, f"{name}: " * bool(name), wrong)
     if group.more:
         more = texts["more"].format(count=f"{group.more:,}")
         screen.line((f"  {more}", STYLES[group.severity]))
     _explain(group.rule, explained, texts, screen)
+
+
+def name_page(source: Source, texts: Texts) -> str:
+    """Return the page and its heading; ``""`` if no page describes the rule."""
+    page, found, _ = source.partition(".md#")
+    if not found:
+        return ""
+    heading = texts[f"heading_{source.name.lower()}"]
+    return texts["described_in"].format(page=page, heading=heading)
 
 
 def _paragraph(screen: Screen, head: str, text: str, style: str = "bold") -> None:
@@ -116,8 +127,7 @@ def _paragraph(screen: Screen, head: str, text: str, style: str = "bold") -> Non
 def _explain(
     rule: str, explained: tuple[str, ...], texts: Texts, screen: Screen
 ) -> None:
-    source, contract, remedy = explained
-    where = f"{texts['says']} {source}" if source[:1].isdigit() else texts["why"]
+    where, contract, remedy = explained
     _paragraph(screen, f"  {where} ({rule}): ", contract, "dim")
     _paragraph(screen, f"  {texts['todo']}: ", remedy, "dim")
 

@@ -13,6 +13,7 @@ from bls_agent.ops.doctor.rule import (
     Rule,
     Sample,
     Severity,
+    Source,
     Values,
     bad_items,
     count_bad,
@@ -127,23 +128,31 @@ def _is_salted(member: bytes) -> bool:
 
 
 _E, _W = Severity.ERROR, Severity.WARNING
-_OURS: Final = "bls_agent"
+_OURS: Final = Source.OWN
 _FILTERS: Final = ("crawl_filter_fingerprint", "crawl_item_fingerprint")
 
 RULES: Final = (
-    Rule("crawl-key", "", _W, "004", _odd_key),
-    *(Rule("crawl-no-body", row, _E, "004", _without_body) for row in QUEUES),
-    *(Rule("crawl-no-request", row, _W, "004", _without_request) for row in BODIES),
-    *(Rule("crawl-pickled", row, _W, "004", _pickled) for row in BODIES),
-    Rule("crawl-overdue", "crawl_processing", _W, "004", _are_overdue),
+    Rule("crawl-key", "", _W, Source.CRAWL, _odd_key),
+    *(Rule("crawl-no-body", row, _E, Source.CRAWL, _without_body) for row in QUEUES),
+    *(
+        Rule("crawl-no-request", row, _W, Source.CRAWL, _without_request)
+        for row in BODIES
+    ),
+    *(Rule("crawl-pickled", row, _W, Source.CRAWL, _pickled) for row in BODIES),
+    Rule("crawl-overdue", "crawl_processing", _W, Source.CRAWL, _are_overdue),
     *(
         Rule("crawl-not-taken", row, _W, _OURS, _without_request)
         for row in ("crawl_leases", "crawl_delayed")
     ),
     Rule("crawl-counters", "crawl_counters", _W, _OURS, _odd_counters),
     Rule("crawl-wake", "crawl_wake", _W, _OURS, longer_than(1, "size")),
-    Rule("crawl-failed-full", "crawl_failed", _W, "004", _is_full),
-    Rule("crawl-failed-odd", "crawl_failed", _W, "004", bad_items(_is_odd_failure)),
-    Rule("crawl-retries", "crawl_failed_retries", _W, "004", _odd_retries),
-    *(Rule("crawl-salted", row, _W, "004", bad_items(_is_salted)) for row in _FILTERS),
+    Rule("crawl-failed-full", "crawl_failed", _W, Source.CRAWL, _is_full),
+    Rule(
+        "crawl-failed-odd", "crawl_failed", _W, Source.CRAWL, bad_items(_is_odd_failure)
+    ),
+    Rule("crawl-retries", "crawl_failed_retries", _W, Source.CRAWL, _odd_retries),
+    *(
+        Rule("crawl-salted", row, _W, Source.CRAWL, bad_items(_is_salted))
+        for row in _FILTERS
+    ),
 )

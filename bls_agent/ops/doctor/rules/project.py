@@ -26,6 +26,7 @@ from bls_agent.ops.doctor.rule import (
     Rule,
     Sample,
     Severity,
+    Source,
     Values,
     bad_field,
     bad_items,
@@ -272,17 +273,17 @@ def _duration(seconds: float) -> str:
 
 
 def _record_rule(code: str, severity: Severity, check: Check) -> Rule:
-    return Rule(code, LOG, severity, "002 §2.2", check)
+    return Rule(code, LOG, severity, Source.LOG, check)
 
 
 def _command_rule(code: str, severity: Severity, check: Check) -> Rule:
-    return Rule(code, CONTROL_LIST, severity, "002 §3.1", check)
+    return Rule(code, CONTROL_LIST, severity, Source.COMMANDS, check)
 
 
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 _RECORD_RULES: Final = (
-    Rule("log-not-utf8", LOG, _E, "002 §4", bad_items(is_no_text)),
+    Rule("log-not-utf8", LOG, _E, Source.PROJECT, bad_items(is_no_text)),
     _record_rule("log-not-json", _W, _no_objects),
     _record_rule("log-timestamp", _W, bad_field("timestamp", is_no_time)),
     _record_rule("log-zone", _N, bad_field("timestamp", lacks_zone)),
@@ -298,13 +299,13 @@ _RECORD_RULES: Final = (
         _W,
         bad_objects(lambda record: not isinstance(record.get("metadata", {}), dict)),
     ),
-    Rule("log-too-long", LOG, _W, "002 §4", _too_long),
+    Rule("log-too-long", LOG, _W, Source.PROJECT, _too_long),
     _record_rule("log-uncapped", _W, longer_than(CAP)),
-    Rule("two-agents", LOG, _W, "002 §1", _two_agents),
+    Rule("two-agents", LOG, _W, Source.PROJECT, _two_agents),
 )
 
 _COMMAND_RULES: Final = (
-    Rule("command-not-utf8", CONTROL_LIST, _E, "002 §4", bad_items(is_no_text)),
+    Rule("command-not-utf8", CONTROL_LIST, _E, Source.PROJECT, bad_items(is_no_text)),
     _command_rule("command-not-json", _E, _no_objects),
     _command_rule("command-without-name", _E, bad_field("command", _is_blank)),
     _command_rule(
@@ -316,7 +317,7 @@ _COMMAND_RULES: Final = (
     _command_rule("command-timestamp", _W, bad_field("timestamp", is_no_time)),
     _command_rule("command-source", _N, bad_field("source", _is_blank)),
     _command_rule("command-repeated", _W, _repeated),
-    Rule("command-too-long", CONTROL_LIST, _W, "002 §4", _too_long),
+    Rule("command-too-long", CONTROL_LIST, _W, Source.PROJECT, _too_long),
     _command_rule("command-backlog", _W, longer_than(BACKLOG, "count")),
     _command_rule("commands-untaken", _W, _waiting("commands-untaken")),
     _command_rule("commands-unclaimed", _W, _waiting("commands-unclaimed")),
@@ -324,18 +325,24 @@ _COMMAND_RULES: Final = (
 )
 
 RULES: Final = (
-    Rule("status-unknown", "project_status", _E, "002 §2.1", _unknown_status),
-    Rule("status-blanks", "project_status", _W, "002 §2.1", _status_in_blanks),
-    Rule("status-untimed", "project_status", _N, "002 §2.1", _untimed_status),
-    Rule("status-lapsing", "project_status", _N, "002 §2.1", _lapsing_status),
+    Rule("status-unknown", "project_status", _E, Source.STATUS, _unknown_status),
+    Rule("status-blanks", "project_status", _W, Source.STATUS, _status_in_blanks),
+    Rule("status-untimed", "project_status", _N, Source.STATUS, _untimed_status),
+    Rule("status-lapsing", "project_status", _N, Source.STATUS, _lapsing_status),
     *_RECORD_RULES,
     *_COMMAND_RULES,
-    Rule("twin-key", "", _E, "002 §1, §4", _other_bytes),
-    *(Rule("name-broken", row, _W, "002 §1", _broken_name) for row in _PROJECT_ROWS),
-    *(Rule("twin-name", row, _W, "002 §1", _untidy_name) for row in _PROJECT_ROWS),
-    Rule("inflight-orphan", "inflight", _W, "bls_agent", _orphan),
-    Rule("inflight-unlisted", "inflight", _W, "bls_agent", _unlisted),
-    Rule("dead-letters", "dead_letters", _W, "bls_agent", longer_than(0, "count")),
-    Rule("lease-endless", "owner", _E, "bls_agent", _endless),
-    Rule("roster-endless", "instances", _W, "bls_agent", _endless),
+    Rule("twin-key", "", _E, Source.PROJECT, _other_bytes),
+    *(
+        Rule("name-broken", row, _W, Source.PROJECT, _broken_name)
+        for row in _PROJECT_ROWS
+    ),
+    *(
+        Rule("twin-name", row, _W, Source.PROJECT, _untidy_name)
+        for row in _PROJECT_ROWS
+    ),
+    Rule("inflight-orphan", "inflight", _W, Source.OWN, _orphan),
+    Rule("inflight-unlisted", "inflight", _W, Source.OWN, _unlisted),
+    Rule("dead-letters", "dead_letters", _W, Source.OWN, longer_than(0, "count")),
+    Rule("lease-endless", "owner", _E, Source.OWN, _endless),
+    Rule("roster-endless", "instances", _W, Source.OWN, _endless),
 )

@@ -7,7 +7,7 @@ from typing import Final
 
 from bls_agent.core.keys import KEYS, Contract, KeyTemplate
 from bls_agent.ops.doctor.reading import is_loose
-from bls_agent.ops.doctor.rule import Rule, Sample, Severity, Values
+from bls_agent.ops.doctor.rule import Rule, Sample, Severity, Source, Values
 from bls_agent.ops.doctor.rules.assets import RULES as ASSETS
 from bls_agent.ops.doctor.rules.crawl import RULES as CRAWL
 from bls_agent.ops.doctor.rules.project import RULES as PROJECT
@@ -31,13 +31,13 @@ TTL_DEFAULT: Final = frozenset({"func_cache"})
 # If one of these keys expires, data is lost without notice.
 _LOST: Final = frozenset({"inflight", "inflight_lists", "dead_letters"})
 
-_SECTIONS: Final = {
-    Contract.ASSETS: "000 §2-5",
-    Contract.WORKERS: "001 §4",
-    Contract.CONSOLE: "002 §2-3",
-    Contract.RUNS: "003 §4",
-    Contract.CRAWL: "004",
-    Contract.OWN: "bls_agent",
+_SOURCES: Final = {
+    Contract.ASSETS: Source.ASSETS,
+    Contract.WORKERS: Source.WORKERS,
+    Contract.CONSOLE: Source.PROJECT,
+    Contract.RUNS: Source.RUNS,
+    Contract.CRAWL: Source.CRAWL,
+    Contract.OWN: Source.OWN,
 }
 
 
@@ -64,7 +64,7 @@ def _unwanted_ttl(sample: Sample) -> Values | None:
 
 
 def _rules_of(name: str, row: KeyTemplate) -> Iterator[Rule]:
-    source = _SECTIONS[row.contract]
+    source = _SOURCES[row.contract]
     loose, lost = is_loose(row), name in _LOST or row.contract is Contract.ASSETS
     warning = Severity.NOTE if loose else Severity.WARNING
     error = Severity.NOTE if loose else Severity.ERROR

@@ -14,6 +14,7 @@ from bls_agent.ops.doctor.rule import (
     Rule,
     Sample,
     Severity,
+    Source,
     Values,
     count_bad,
     is_no_text,
@@ -183,7 +184,7 @@ _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 RULES: Final = (
     *(
-        Rule(code, row, severity, "001 §5", check)
+        Rule(code, row, severity, Source.WORKERS, check)
         for row in KINDS
         for code, severity, check in (
             ("heartbeat-not-json", _E, _no_object),
@@ -201,12 +202,12 @@ RULES: Final = (
             ("heartbeat-stale", _N, _of_beat(_stale)),
         )
     ),
-    Rule("heartbeat-clock", GENERIC, _W, "001 §5", _of_beat(_other_time)),
-    Rule("heartbeat-stale", GENERIC, _N, "001 §5", _of_beat(_stale)),
-    Rule("heartbeat-removed", "owner", _W, "bls_agent", _removed),
-    *(Rule("worker-not-text", row, _W, "001 §5", _no_text) for row in TEXTS),
+    Rule("heartbeat-clock", GENERIC, _W, Source.WORKERS, _of_beat(_other_time)),
+    Rule("heartbeat-stale", GENERIC, _N, Source.WORKERS, _of_beat(_stale)),
+    Rule("heartbeat-removed", "owner", _W, Source.OWN, _removed),
+    *(Rule("worker-not-text", row, _W, Source.WORKERS, _no_text) for row in TEXTS),
     *(
-        Rule(code, row, severity, "001 §3", check)
+        Rule(code, row, severity, Source.WORKERS, check)
         for row in TASKS
         for code, severity, check in (
             ("task-unreadable", _W, _unreadable_task),
@@ -215,9 +216,9 @@ RULES: Final = (
             ("task-timestamp", _N, _odd_moment),
         )
     ),
-    Rule("sync-dates", "sync_progress", _W, "001 §3", _odd_dates),
-    Rule("cache-not-json", "func_cache", _W, "001 §3", _no_json),
-    Rule("cache-fields", "func_cache", _N, "001 §3", _no_cached_fields),
-    Rule("cache-function", "func_cache", _W, "001 §3", _other_function),
-    Rule("cache-timestamp", "func_cache", _N, "001 §3", _odd_moment),
+    Rule("sync-dates", "sync_progress", _W, Source.WORKERS, _odd_dates),
+    Rule("cache-not-json", "func_cache", _W, Source.WORKERS, _no_json),
+    Rule("cache-fields", "func_cache", _N, Source.WORKERS, _no_cached_fields),
+    Rule("cache-function", "func_cache", _W, Source.WORKERS, _other_function),
+    Rule("cache-timestamp", "func_cache", _N, Source.WORKERS, _odd_moment),
 )
