@@ -190,7 +190,8 @@ class Session:
 class Sessions:
     """The sessions of all users, by token.
 
-    If there are too many sessions, a new session replaces the least recently used one.
+    If there are too many sessions, a new session replaces the one whose last request is the oldest.
+    A stream counts as a request when it begins.
     Only a keyed digest of each token is stored, because nobody can log in with a digest
     from leaked memory. A program keeps no cookie, so the name and password that it sends
     are the token of its session.
@@ -200,7 +201,7 @@ class Sessions:
         self._most = most
         self._idle = idle
         self._lifetime = lifetime
-        self._sessions: dict[bytes, Session] = {}  # in the order of their last use
+        self._sessions: dict[bytes, Session] = {}  # in the order of their last request
         self._secret = secrets.token_bytes(TOKEN_BYTES)
 
     def __len__(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import orjson
 from redis import Redis
@@ -64,3 +65,13 @@ def test_changes_are_filtered_and_read_back(browser: Any, server: DevServer) -> 
             page.fill("#project", "订单系统-9")
             page.locator("#unchanged").wait_for()
             assert looked.texts("#unchanged") == ["No change matches the filter."]
+            page.evaluate(
+                """for (const [id, text] of [["project", "订单系统-0"], ["search", "应答"]]) {
+                    document.getElementById(id).value = text;
+                    document.getElementById(id).dispatchEvent(new Event("input"));
+                }"""
+            )  # at the same moment
+            looked.wait("document.querySelectorAll('#history li').length === 1")
+            assert parse_qs(urlsplit(page.url).query) == {
+                "kind": ["fault"], "projectName": ["订单系统-0"], "q": ["应答"]
+            }  # fmt: skip

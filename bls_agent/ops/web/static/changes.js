@@ -136,7 +136,7 @@ if (!query) {
     byId(id).addEventListener("input", () => {
       clearTimeout(timer);
       timer = setTimeout(() => {
-        toAddress({ [name]: byId(id).value.trim() });
+        toAddress(Object.fromEntries(Object.entries(FIELDS).map(([each, field]) => [each, byId(field).value.trim()])));
         clear();
         look();
       }, LATE);

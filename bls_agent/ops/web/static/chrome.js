@@ -95,8 +95,11 @@ byId("theme").addEventListener("change", (event) => applyTheme(event.target.valu
 
 export const isTyping = (element) => element.matches("input, textarea, select, [contenteditable]");
 
+// Return whether a key was pressed alone, so that no shortcut of the browser or input method is meant.
+export const isPlain = (event) => !(event.ctrlKey || event.metaKey || event.altKey || event.isComposing);
+
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+  if (!isPlain(event)) return;
   const search = byId("search");
   if (!search) return;
   if (event.key === "/" && !isTyping(event.target)) {

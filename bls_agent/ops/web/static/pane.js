@@ -1,6 +1,6 @@
 // A list of rows that follows the newest row, and pauses and pages back on demand.
 
-import { byId, say, setText } from "./chrome.js";
+import { byId, isPlain, isTyping, say, setText } from "./chrome.js";
 import { markDays } from "./clock.js";
 
 const MOST = 2000; // rows on the page, and as many waiting rows
@@ -54,6 +54,9 @@ export class Pane {
       target.scrollIntoView({ block: "nearest" });
     });
     this.box.addEventListener("keydown", (event) => this.step(event));
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "p" && isPlain(event) && !isTyping(event.target)) this.button.click();
+    });
     this.button.addEventListener("click", () => (this.following ? this.pause(true) : this.resume()));
     this.newer.addEventListener("click", () => this.resume());
     const sizes = new ResizeObserver(() => this.following && this.toEnd());
@@ -63,7 +66,7 @@ export class Pane {
 
   // Move with j and k between the rows that have details, beginning at the newest.
   step(event) {
-    if (!["j", "k"].includes(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!["j", "k"].includes(event.key) || !isPlain(event)) return;
     const stops = [...this.list.querySelectorAll(".row:not([hidden]) .more")];
     const here = stops.indexOf(document.activeElement);
     const next = here < 0 ? stops.at(-1) : stops[here + (event.key === "j" ? 1 : -1)];

@@ -1,7 +1,7 @@
 // The page of one project: its card, log, commands and the history of its status.
 
 import "./guard.js";
-import { byId, isTyping, root, say, setText, tellTab } from "./chrome.js";
+import { byId, isPlain, root, say, setText, tellTab } from "./chrome.js";
 import { Card, isBad } from "./cards.js";
 import "./changes.js";
 import "./lists.js";
@@ -60,10 +60,7 @@ async function keepLooking() {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
-  if (event.key === "Escape" && byId("review").firstElementChild) {
-    closeReview();
-  } else if (event.key === "p" && !isTyping(event.target)) byId("follow").click();
+  if (event.key === "Escape" && isPlain(event) && byId("review").firstElementChild) closeReview();
 });
 
 function closeReview() {

@@ -1,6 +1,6 @@
 // The page of one run: its state, and its events.
 
-import { byId, isTyping, tellTab } from "./chrome.js";
+import { byId, tellTab } from "./chrome.js";
 import { categoryOf } from "./event_rows.js";
 import { RunCard } from "./run_cards.js";
 import { showAway } from "./stream.js";
@@ -45,8 +45,4 @@ for (const chip of chips) {
   });
 }
 
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
-  if (event.key === "p" && !isTyping(event.target)) byId("follow").click();
-});
 setInterval(() => card.tick(), 1000);

@@ -104,18 +104,8 @@ export class Timeline extends Pane {
   absorb(events, data) {
     const size = data.length / events.length;
     events.forEach((event, place) => {
-      const text = spoken(event);
-      if (text === null) {
-        this.speaking.clear();
-        this.coming.push(new EventRow(event, data, place, size));
-        return;
-      }
-      const speaker = speakerOf(event);
-      const row = this.speaking.get(speaker);
-      if (row && !row.full) {
-        row.add(event, text, text.length);
-        this.grown.add(row);
-      } else this.speak(new SpeechRow(event, text, text.length, Boolean(row)));
+      const row = addEvent(event, data, place, size, this.coming, this.speaking);
+      if (row) this.grown.add(row);
     });
     if (!this.following) this.count += events.length;
     const excess = tooMany(this.coming);
@@ -125,11 +115,6 @@ export class Timeline extends Pane {
       this.coming = [];
       this.speaking.clear();
     }
-  }
-
-  speak(row) {
-    this.speaking.set(row.speaker, row);
-    this.coming.push(row);
   }
 
   // Drop the older rows, because more have come than the page may hold; they can be read again on demand.
@@ -232,22 +217,28 @@ export class Timeline extends Pane {
 function oldRows(events, data) {
   const rows = [];
   const speaking = new Map();
-  events.forEach((event, place) => {
-    const text = spoken(event);
-    if (text === null) {
-      speaking.clear();
-      rows.push(new EventRow(event, data, place, data.length / events.length));
-      return;
-    }
-    const row = speaking.get(speakerOf(event));
-    if (row && !row.full) row.add(event, text, text.length);
-    else {
-      const begun = new SpeechRow(event, text, text.length, Boolean(row));
-      speaking.set(begun.speaker, begun);
-      rows.push(begun);
-    }
-  });
+  const size = data.length / events.length;
+  events.forEach((event, place) => addEvent(event, data, place, size, rows, speaking));
   return rows;
+}
+
+// Add a row for an event, or let a row that is there continue with the event's text, and return this row.
+function addEvent(event, data, place, size, rows, speaking) {
+  const text = spoken(event);
+  if (text === null) {
+    speaking.clear();
+    rows.push(new EventRow(event, data, place, size));
+    return null;
+  }
+  const row = speaking.get(speakerOf(event));
+  if (row && !row.full) {
+    row.add(event, text, text.length);
+    return row;
+  }
+  const begun = new SpeechRow(event, text, text.length, Boolean(row));
+  speaking.set(begun.speaker, begun);
+  rows.push(begun);
+  return null;
 }
 
 function sayGap({ missing, reason }) {

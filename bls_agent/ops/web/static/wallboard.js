@@ -2,7 +2,7 @@
 
 import { begin, compare, Deck } from "./card_deck.js";
 import { Card, CardRow, isBad, sayBound } from "./cards.js";
-import { byId, fromAddress, isTyping, recall, remember, say, tellTab, toAddress } from "./chrome.js";
+import { byId, fromAddress, isPlain, isTyping, recall, remember, say, tellTab, toAddress } from "./chrome.js";
 import { Table } from "./table.js";
 
 const board = byId("main");
@@ -76,7 +76,7 @@ function neighbour(element, key) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+  if (!isPlain(event)) return;
   if (event.target === search && event.key === "Enter") {
     list.querySelector("[data-path]:not([hidden]) a")?.click();
     return;
