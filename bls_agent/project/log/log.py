@@ -62,6 +62,7 @@ class LogStream:
         self.put: Callable[[AnyRecord], None] = self.delivery.put
         self.failures: Counter[str] = Counter()  # records not encoded, for each reason
         self.redactor: Redactor = DEFAULT
+        self.id_room = LogRecord.ID_ROOM  # bytes of a record that are kept for its id
         # Set by tracing. Returns ``trace_id`` and ``span_id`` of the caller's span.
         self.trace_of_caller: Callable[[], Mapping[str, str]] | None = None
         # Called after each error record, in the thread that logged the record.
@@ -140,6 +141,7 @@ class LogStream:
                 now=now,
                 rank=rank,
                 redactor=self.redactor,
+                id_room=self.id_room,
             )
             self.put(record)
             grave = level is Level.ERROR and not is_alarm
@@ -332,6 +334,7 @@ class LogSink:
         self._stream = stream
         self._key = key
         self._id_prefix = id_prefix(identity)
+        stream.id_room = len(self._id_prefix) + LogRecord.NUMBER_ROOM
         self._list_limit = list_limit
         self._numbers = numbers
         self._last = b""

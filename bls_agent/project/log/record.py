@@ -43,6 +43,7 @@ class LogRecord:
 
     OUTCOME_RANK: Final = 4
     MARK: Final = 150  # bytes that the id adds, for names of up to 100 bytes
+    NUMBER_ROOM: Final = 20  # bytes of an id behind its prefix
     ID_ROOM: Final = 1_100  # bytes of the longest id: a name of 512 bytes, escaped
 
     def __init__(
@@ -54,6 +55,7 @@ class LogRecord:
         now: float,
         rank: int | None = None,
         redactor: Redactor = DEFAULT,
+        id_room: int = ID_ROOM,
     ) -> None:
         text = redactor.text(message)
         head = encode(
@@ -69,7 +71,7 @@ class LogRecord:
             # The encoded form is checked, because the metadata may have any type.
             if redactor.suspects(tail):
                 tail = encode(redactor.tree(decode(tail)))
-        room = RECORD_LIMIT - self.ID_ROOM - len(_OPENS)
+        room = RECORD_LIMIT - id_room - len(_OPENS)
         if len(head) + len(tail) > room:
             lost = max(0, len(message) - len(text))
             head, tail = _shorten(head, tail, len(head) + len(tail) + lost, room)
