@@ -43,7 +43,6 @@ from bls_agent.devserver import DevServer
 from tests.harness import (
     PASSWORD,
     History,
-    cut_connections,
     eventually,
     execute,
     needs_selectors,
@@ -153,9 +152,10 @@ async def use_everything(
     project: str,
     history: History,
     *,
+    user: str = "agent",
     patience: float = 5.0,
 ) -> None:
-    """Status, records, commands, prefetch, a cut of all connections, give-back.
+    """Status, records, commands, prefetch, a cut of the user's connections, give-back.
 
     Waits for each of them so many seconds: what is not allowed never comes.
     """
@@ -172,7 +172,7 @@ async def use_everything(
             await agent.ready(2 * patience)
             await eventually(lambda: len(history.handled) == 4)
             await agent.flush(patience)
-        await cut_connections(admin)
+        await execute(admin, "CLIENT", "KILL", "USER", user)
         agent.log.info("second")
         await history.push(admin, project)
         with anyio.move_on_after(patience):
@@ -358,7 +358,9 @@ async def test_each_right_missing_in_turn(
         results[name] = History()
         results[name].attach(agent)
         patience = 1.0 if right.essential else 20.0  # what never comes, and what does
-        await use_everything(agent, admin, name, results[name], patience=patience)
+        await use_everything(
+            agent, admin, name, results[name], user=name, patience=patience
+        )
         assert not agent.stats().faults
 
     began = time.perf_counter()

@@ -236,12 +236,15 @@ def test_recursion_that_ends_inside_of_a_call(cache: FunctionCache, name: str) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "unraisablehook", unraisable.append)
         limit = sys.getrecursionlimit()
+        gc.collect()
+        gc.disable()  # the garbage of other tests needs frames, too
         sys.setrecursionlimit(len(traceback.extract_stack()) + 200)
         try:
             for frames in range(60):  # one call adds fewer frames than that
                 descend(frames)
         finally:
             sys.setrecursionlimit(limit)
+            gc.enable()
         gc.collect()
     assert unraisable == []
 
