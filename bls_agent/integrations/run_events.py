@@ -56,7 +56,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 RETRY_AFTER: Final = "2"  # seconds
 CROWDED: Final = 10_000  # milliseconds until a client above the limit reconnects
-DIGITS: Final = 4  # digits of MOST
 # Caches must not keep responses, because a reader may need a permission. Proxies must
 # forward a stream at once instead of collecting it.
 HEADERS: Final = {"cache-control": "no-cache, no-store"}
@@ -68,6 +67,7 @@ GRACE: Final = 1.0  # seconds for a stream to end when the server stops
 
 LIMIT: Final = 100  # events of a page by default
 MOST: Final = 1_000
+DIGITS: Final = len(str(MOST))
 
 
 def _error_response(

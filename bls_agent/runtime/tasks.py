@@ -75,11 +75,8 @@ class ThreadSafeEvent:
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait until the flag is set, clear it, and return whether it was set."""
-        if timeout is None:
+        with anyio.move_on_after(timeout):
             await self._event.wait()
-        else:
-            with anyio.move_on_after(timeout):
-                await self._event.wait()
         raised = self._raised
         self._event = anyio.Event()
         self._raised = False

@@ -264,9 +264,8 @@ class FaultProxy:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        # Without the shield, a cancel scope around the block would cancel ``gather``,
-        # which raises an error without the scope's name, so that the scope lets the
-        # error pass.
+        # A cancel scope around the block must not cancel ``gather``. The error that
+        # ``gather`` raises does not name the scope, so the scope would not catch it.
         with anyio.CancelScope(shield=True):
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.sleep(0)  # the listener closes

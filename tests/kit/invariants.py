@@ -182,11 +182,11 @@ def _check_losses(history: History, promise: Promise) -> Iterator[str]:
 
 
 def _check_nothing_lost(history: History, promise: Promise) -> Iterator[str]:
-    """C3: where none may be lost, none is.
+    """C3: where no command may be lost, no command is lost.
 
-    1. The server forgot: of those pushed after that, none is lost.
-    2. Some may be lost: C2 counts them.
-    3. Otherwise none of all is lost.
+    1. The server forgot: no command that was pushed later is lost.
+    2. Some commands may be lost: C2 counts the lost commands.
+    3. Otherwise no command is lost.
     """
     tally = Tally.of(history)
     if promise.server_forgets:

@@ -338,16 +338,15 @@ async def test_a_cancelled_block_ends_as_its_scope_asks(redis_url: str) -> None:
                 anyio.create_task_group() as group,
                 FaultProxy(redis_url) as proxy,
             ):
-                peers = [await open_peer(proxy.port) for _ in range(count)]
+                peers = [
+                    await asyncio.open_connection("127.0.0.1", proxy.port)
+                    for _ in range(count)
+                ]
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 group.cancel_scope.cancel()
             for _, writer in peers:
                 writer.close()
-
-
-async def open_peer(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", port)
 
 
 async def test_the_url_keeps_login_and_database(redis_url: str) -> None:

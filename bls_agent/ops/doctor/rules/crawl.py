@@ -128,7 +128,6 @@ def _is_salted(member: bytes) -> bool:
 
 
 _E, _W = Severity.ERROR, Severity.WARNING
-_OURS: Final = Source.OWN
 _FILTERS: Final = ("crawl_filter_fingerprint", "crawl_item_fingerprint")
 
 RULES: Final = (
@@ -141,11 +140,11 @@ RULES: Final = (
     *(Rule("crawl-pickled", row, _W, Source.CRAWL, _pickled) for row in BODIES),
     Rule("crawl-overdue", "crawl_processing", _W, Source.CRAWL, _are_overdue),
     *(
-        Rule("crawl-not-taken", row, _W, _OURS, _without_request)
+        Rule("crawl-not-taken", row, _W, Source.OWN, _without_request)
         for row in ("crawl_leases", "crawl_delayed")
     ),
-    Rule("crawl-counters", "crawl_counters", _W, _OURS, _odd_counters),
-    Rule("crawl-wake", "crawl_wake", _W, _OURS, longer_than(1, "size")),
+    Rule("crawl-counters", "crawl_counters", _W, Source.OWN, _odd_counters),
+    Rule("crawl-wake", "crawl_wake", _W, Source.OWN, longer_than(1, "size")),
     Rule("crawl-failed-full", "crawl_failed", _W, Source.CRAWL, _is_full),
     Rule(
         "crawl-failed-odd", "crawl_failed", _W, Source.CRAWL, bad_items(_is_odd_failure)
