@@ -1,4 +1,4 @@
-""":class:`~bls_agent.Console` for programs without an event loop."""
+"""``SyncConsole``: a console for programs without an event loop."""
 
 from __future__ import annotations
 

@@ -315,6 +315,26 @@ def test_the_page_about_it_names_what_exists() -> None:
     assert missing == set(), f"write their new names in {PAGE}"
 
 
+def test_the_page_about_it_lists_every_module() -> None:
+    """With the first sentence of its docstring; the words about scripts are the page's own."""
+    _, _, section = PAGE.read_text("utf-8").partition("\n## Every module\n")
+    listed = dict(re.findall(r"^\| `([\w./]+)` \| (.+) \|$", section, re.MULTILINE))
+    modules = {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8"))
+        for path in PACKAGE.rglob("*.py")
+        if path.name not in {"__init__.py", "__main__.py"}
+    }
+    heads = {
+        name: " ".join((ast.get_docstring(tree) or "").partition("\n\n")[0].split())
+        for name, tree in modules.items()
+    }
+    told = {name: head.replace("``", "`") for name, head in heads.items()}
+    assert {name: text for name, text in listed.items() if name in told} == told
+    assert {path.name for path in PACKAGE.rglob("*.lua")} <= {
+        Path(name).name for name in listed
+    }
+
+
 def expand(word: str) -> Iterator[str]:
     """Give what bash makes of a word with braces."""
     head, brace, tail = word.partition("{")

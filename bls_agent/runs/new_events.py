@@ -1,4 +1,4 @@
-"""Checks, encodes and merges events for ``add_events.lua``. No I/O."""
+"""Checks, encodes and merges events for the script ``add_events``. No I/O."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,13 +62,14 @@ def find_document(name: str) -> Path:
     return folder / name
 
 
-def load_vectors(folder: Path | None = None) -> list[Vector]:
+@cache
+def load_vectors() -> tuple[Vector, ...]:
     """Return all vectors, in the order of levels, files and lines."""
-    folder = folder or find_document("vectors")
+    folder = find_document("vectors")
     files = [
         file for level in Level for file in sorted(folder.glob(f"*/{level}/*.json"))
     ]
-    return [vector for file in files for vector in _read(file)]
+    return tuple(vector for file in files for vector in _read(file))
 
 
 def _read(file: Path) -> Iterator[Vector]:
