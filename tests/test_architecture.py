@@ -315,6 +315,23 @@ def test_the_page_about_it_names_what_exists() -> None:
     assert missing == set(), f"write their new names in {PAGE}"
 
 
+def test_the_page_about_it_names_what_a_module_has() -> None:
+    """A function, class or number that is named with its file is in that file."""
+    page = PAGE.read_text("utf-8")
+    named = re.findall(
+        r"((?:`[\w.]+`(?:, | and )?)+)[^`|;.:,]{0,40} (?:in|of) `([\w/]+\.py)`", page
+    )
+    assert len(named) > 80
+    missing = {
+        (name, path)
+        for names, path in named
+        if (PACKAGE / path).exists()  # else the test above names it, or it is a test
+        for name in re.findall(r"\w+(?=`)", names)
+        if not re.search(rf"\b{name}\b", (PACKAGE / path).read_text("utf-8"))
+    }
+    assert missing == set()
+
+
 def test_the_page_about_it_lists_every_module() -> None:
     """With the first sentence of its docstring; the words about scripts are the page's own."""
     _, _, section = PAGE.read_text("utf-8").partition("\n## Every module\n")
