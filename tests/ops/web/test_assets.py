@@ -1,10 +1,9 @@
-"""The pages of assets: their cards, their stream, their interface."""
+"""The pages of assets: their cards, their interface."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -15,8 +14,7 @@ from redis.asyncio import Redis
 from bls_agent.assets import Asset, AssetLibrary, AssetSummary, SyncReport, SyncState
 from bls_agent.core.errors import ManifestFault
 from bls_agent.devserver import DevServer
-from bls_agent.ops.web.config import WebConfig
-from bls_agent.ops.web.feeds import assets as asset_feed, watch
+from bls_agent.ops.web.feeds import assets as asset_feed
 from bls_agent.ops.web.feeds.assets import (
     STATES,
     SYNC_STATES,
@@ -25,10 +23,9 @@ from bls_agent.ops.web.feeds.assets import (
     make_sync_sheet,
 )
 from bls_agent.ops.web.requests import quote_name
-from tests.assets.test_library import PATH, SHA, prompt, tool
+from tests.assets.test_library import PATH, SHA, tool
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
-from tests.ops.web.serving import console_of, served, told_in
-from tests.ops.web.test_streams import following, next_of
+from tests.ops.web.serving import console_of, told_in
 
 REPORT = "bls_agent:{asset:sync:state}:report"
 FAULT = ManifestFault("tools/x.yaml", "it is missing", field="version", line=3, id="x")
@@ -190,38 +187,6 @@ async def test_a_field_that_cannot_be_read_is_named(
         assert SHA in page
 
 
-async def test_assets_are_followed(
-    own_server: DevServer, admin: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The whole picture, what comes, changes and goes; one look for all."""
-    monkeypatch.setattr(asset_feed, "INTERVAL", 0.05)
-    monkeypatch.setattr(watch, "REST", 0.0)
-    async with AssetLibrary(own_server.url) as library:
-        await library.save(prompt("a"), path="a.yaml", sha="1")
-        with served(WebConfig(redis=own_server.url, port=0)) as console:
-            url = f"{console.url}events/assets"
-            async with following(url) as events, following(url) as others:
-                for follower in (events, others):
-                    _, picture = await next_of(follower, "assets")
-                    assert picture["whole"]
-                    assert [card["id"] for card in picture["assets"]] == ["a"]
-                await library.save(prompt("b"), path="b.yaml", sha="1")
-                assert [card["id"] for card in (await change(events))["assets"]] == [
-                    "b"
-                ]
-                await library.save(prompt("b", name="乙"), path="b.yaml", sha="2")
-                assert (await change(events))["assets"][0]["name"] == "乙"
-                await library.delete("a")
-                assert (await change(events))["gone"] == ["a"]
-                clients = await admin.client_list()
-                names = [one["name"] for one in clients]
-                assert names.count("bls-assets") == 2  # the console's, and ours
-
-
-async def change(events: AsyncIterator[Any]) -> Any:
-    return (await next_of(events, "assets"))[1]
-
-
 async def test_a_key_of_another_type_is_named(
     own_server: DevServer, admin: Redis
 ) -> None:
@@ -233,22 +198,3 @@ async def test_a_key_of_another_type_is_named(
     assert answer.status_code == 503
     assert "asset:sync:state" in answer.json()["error"]
     assert '<code id="away-kind">wrong_type</code>' in page
-
-
-async def test_nothing_there_yet(own_server: DevServer) -> None:
-    """A sentence says what an asset library is and how to fill it."""
-    async with console_of(own_server.url) as client:
-        page = (await client.get("/assets?lang=en")).text
-        assert re.search(r'<p id="nothing" class="nothing">[^<]*YAML', page)
-        assert "bls-agent assets sync" in page
-        assert "none yet" in page
-
-
-async def test_redis_away() -> None:
-    """Not known is not empty; one asset, too."""
-    async with console_of("redis://127.0.0.1:1") as client:
-        page = await client.get("/assets?lang=en")
-        assert page.text.count("Not known") >= 2
-        one = await client.get("/assets/a?lang=en")
-        assert (one.status_code, "Not known" in one.text) == (503, True)
-        assert (await client.get("/api/assets/a")).status_code == 503

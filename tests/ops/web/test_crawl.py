@@ -1,10 +1,8 @@
-"""The pages of crawl queues: their cards, their stream, their interface, queueing again."""
+"""The pages of crawl queues: their cards, their interface, queueing again."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from typing import Any
 
 import orjson
 import pytest
@@ -13,7 +11,6 @@ from redis.asyncio import Redis
 from bls_agent.crawl import CrawlRequest, FailedRequest, QueueStats, RequestQueue
 from bls_agent.crawl.overview import Namespace, QueueView
 from bls_agent.devserver import DevServer
-from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.feeds import crawl as crawl_feed, watch
 from bls_agent.ops.web.feeds.crawl import (
     STATES,
@@ -24,9 +21,8 @@ from bls_agent.ops.web.feeds.crawl import (
 from bls_agent.ops.web.requests import quote_name
 from tests.corpus.hostile_texts import HOSTILE_TEXTS
 from tests.harness import execute, needs_selectors
-from tests.ops.web.serving import OWN, USERS, console_of, log_in, served, told_in
+from tests.ops.web.serving import OWN, USERS, console_of, log_in, told_in
 from tests.ops.web.test_assets import texts_of
-from tests.ops.web.test_streams import following, next_of
 
 PAGE = "https://news.example/1"
 SECRET = "https://user:geheim@news.example/2"
@@ -188,57 +184,6 @@ async def test_failed_requests_are_queued_again(
         assert (stats.failed, stats.waiting) == (0, 1)
     assert "operator@" in caplog.text
     assert " queued 1 failed requests of 'news' again" in caplog.text
-
-
-async def test_queues_are_followed(own_server: DevServer, admin: Redis) -> None:
-    """The whole picture, what comes, changes and goes; one look for all."""
-    async with RequestQueue(own_server.url, "news") as queue:
-        await queue.push(CrawlRequest(PAGE))
-        with served(WebConfig(redis=own_server.url, port=0)) as console:
-            url = f"{console.url}events/crawl"
-            async with following(url) as events, following(url) as others:
-                for follower in (events, others):
-                    _, picture = await next_of(follower, "queues")
-                    assert picture["whole"]
-                    assert [card["project"] for card in picture["queues"]] == ["news"]
-                await admin.rpush("crawlo:shop:queue:failed", "x")
-                await until(events, lambda card: card["project"] == "shop")
-                async with queue.take(5):
-                    await until(events, lambda card: card["state"] == "working")
-                await until(events, lambda card: card["state"] == "empty")
-                await admin.delete("crawlo:shop:queue:failed")
-                while (await change(events))["gone"] != ["shop"]:
-                    pass
-                names = [one["name"] for one in await admin.client_list()]
-                assert names.count("bls-crawl") <= 3  # one of the console, two of ours
-
-
-async def change(events: AsyncIterator[Any]) -> Any:
-    return (await next_of(events, "queues"))[1]
-
-
-async def until(events: AsyncIterator[Any], wanted: Any) -> None:
-    while not any(wanted(card) for card in (await change(events))["queues"]):
-        pass
-
-
-async def test_nothing_there_yet(own_server: DevServer) -> None:
-    """A sentence says when a queue appears."""
-    async with console_of(own_server.url) as client:
-        page = (await client.get("/crawl?lang=en")).text
-        assert re.search(r'<p id="nothing" class="nothing">No crawl queue yet', page)
-        assert (await client.get("/api/crawl")).json() == {"queues": []}
-
-
-async def test_redis_away() -> None:
-    """Of one queue nothing is known, which is not empty."""
-    async with console_of("redis://127.0.0.1:1") as client:
-        one = await client.get("/crawl/a?lang=en")
-        assert (one.status_code, one.text.count("Not known")) == (503, 3)
-        sent = await client.post(
-            "/fragments/requeue/a?lang=en", headers={"origin": OWN}
-        )
-        assert "Not queued again: " in sent.text
 
 
 @needs_selectors

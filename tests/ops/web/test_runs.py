@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from bls_agent.devserver import DevServer
 from bls_agent.ops.web import streams
 from bls_agent.ops.web.config import Limits, WebConfig
-from bls_agent.ops.web.feeds import runs as run_feed, watch
+from bls_agent.ops.web.feeds import watch
 from bls_agent.ops.web.feeds.runs import (
     LONGEST_EVENT,
     STATES,
@@ -242,41 +242,12 @@ async def test_a_run_that_is_not_there(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow one another at once."""
-    monkeypatch.setattr(run_feed, "INTERVAL", 0.05)
     monkeypatch.setattr(watch, "REST", 0.0)
     monkeypatch.setattr(streams, "HEAD", 0.05)
     monkeypatch.setattr(streams, "QUIET_HEAD", 0.1)
     monkeypatch.setattr(streams, "LOOK", 0.1)
     monkeypatch.setattr(gaps, "UNSEEN", 0.2)
     monkeypatch.setattr(gaps, "UNOWNED", 0.5)
-
-
-@pytest.mark.usefixtures("quick")
-async def test_runs_are_followed(own_server: DevServer) -> None:
-    """The whole picture, what comes, changes and goes."""
-    async with EventStore(own_server.url) as store:
-        await store.add(1, "lifecycle", "started")
-        with served(WebConfig(redis=own_server.url, port=0)) as console:
-            async with following(f"{console.url}events/runs") as events:
-                _, picture = await next_of(events, "runs")
-                assert picture["whole"]
-                assert [card["id"] for card in picture["runs"]] == ["1"]
-                await store.add(2, "lifecycle", "started")
-                assert (await told(events, "2"))["state"] == "open"
-                await store.add(1, "lifecycle", "completed")
-                assert (await told(events, "1"))["state"] == "completed"
-                await store.delete(2)
-                while "2" not in (await next_of(events, "runs"))[1]["gone"]:
-                    pass
-            await eventually(lambda: console.app.web.streams.open == 0, 10)
-
-
-async def told(events: AsyncIterator[Any], run: str) -> Any:
-    """Wait until a run's card is told."""
-    while True:
-        for card in (await next_of(events, "runs"))[1]["runs"]:
-            if card["id"] == run:
-                return card
 
 
 async def numbers_until(events: AsyncIterator[Any], last: int) -> list[int]:
