@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from typing import Any
@@ -19,6 +17,7 @@ from redis.asyncio import Redis
 from bls_agent import ProjectAgent
 from bls_agent.connection import after_fork
 from tests.harness import records, status_of
+from tests.programs import run_python
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork") or not os.path.exists("/proc/self/fd"),  # noqa: PTH110
@@ -27,12 +26,11 @@ pytestmark = pytest.mark.skipif(
 
 BEGINNING = '''
 import asyncio, json, multiprocessing, os, signal, sys, threading, time, traceback
-from contextlib import suppress
 from bls_agent import Console, ProjectAgent, Status
 from bls_agent.project.log.log import CURRENT_COMMAND
+from tests.programs import sockets_to
 
 project, url, kind = sys.argv[1:4]
-port = int(url.rpartition(":")[2].partition("/")[0])
 agent = ProjectAgent(project, redis=url, log_list_limit=100_000)
 
 if kind == "uvloop":
@@ -45,15 +43,7 @@ def tell(**facts):
     os.write(1, (json.dumps(facts) + "\\n").encode())
 
 def sockets():
-    """This process's sockets that lead to Redis."""
-    held = set()
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            held.add(os.readlink("/proc/self/fd/" + name))
-    with open("/proc/net/tcp") as table:
-        rows = [line.split() for line in table][1:]
-    there = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port:04X}")}
-    return sorted(held & there)
+    return sockets_to(url)
 
 def fork(life):
     """Let a child live this life and end; the parent gets its number."""
@@ -134,30 +124,19 @@ def run(
 
     Everything that it started is gone at the end, and it said nothing else.
     """
-    with subprocess.Popen(
-        [
-            *(sys.executable, "-W", "error"),
-            *("-W", "ignore:This process:DeprecationWarning"),  # threads and fork
-            *("-c", BEGINNING + code, project, url, kind),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", "BLS_BANNER": "0"},
-        start_new_session=True,
-    ) as process:
-        try:
-            out, errors = process.communicate(timeout=50)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            out, errors = process.communicate()
-            pytest.fail(f"it hangs; so far it said:\n{out}\n{errors}")
+    ended = run_python(
+        *("-W", "error"),
+        *("-W", "ignore:This process:DeprecationWarning"),  # threads and fork
+        *("-c", BEGINNING + code, project, url, kind),
+        timeout=50,
+        env={"BLS_BANNER": "0"},
+    )
     # A child that runs its parent's loop may find that Redis cannot be reached there.
     errors = "".join(
-        re.findall(r"^(?!Redis at .+trying again).*\n?", errors, re.MULTILINE)
+        re.findall(r"^(?!Redis at .+trying again).*\n?", ended.err, re.MULTILINE)
     )
-    assert (process.returncode, errors) == (0, ""), out + errors
-    return [json.loads(line) for line in out.splitlines()]
+    assert (ended.code, errors) == (0, "")
+    return [json.loads(line) for line in ended.out.splitlines()]
 
 
 async def by_agent(redis: Redis, project: str) -> dict[str, list[dict[str, Any]]]:

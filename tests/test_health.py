@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,6 +18,7 @@ from redis.asyncio import Redis
 
 from bls_agent import ConfigurationError, Console, ProjectAgent, Status
 from tests.harness import eventually, records, status_of
+from tests.programs import run_python
 
 OFTEN: dict[str, Any] = {"interval": 0.05, "timeout": 0.5}
 
@@ -552,17 +551,7 @@ async def test_a_signal_handler_may_interrupt_any_line(
     redis_url: str, project: str
 ) -> None:
     """log.error and set_status inside set_status and stats() never wait for a lock."""
-    root = Path(__file__).parents[1]
-    done = await anyio.to_thread.run_sync(
-        lambda: subprocess.run(
-            [sys.executable, "-c", INTERRUPTED, project, redis_url],
-            cwd=root,
-            capture_output=True,
-            check=False,
-            timeout=30,
-        )
-    )
-    assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert run_python("-c", INTERRUPTED, project, redis_url) == (0, "", "")
 
 
 async def test_a_secret_of_a_failing_check_stays_here(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from textwrap import dedent, indent
 
 import pytest
 
 from bls_agent.devserver import DevServer
+from tests.programs import Ended, run_python
 
 AWAY = "redis://u:geheim@127.0.0.1:1/0"
 BLOCK = """
@@ -57,27 +55,17 @@ async def told():
 """
 
 
-def run_program(
-    body: str, url: str, **environ: str
-) -> subprocess.CompletedProcess[str]:
+def run_program(body: str, url: str, **environ: str) -> Ended:
     """Run a program that opens an agent, in an interpreter of its own."""
     text = f"async def main():\n{indent(dedent(body), ' ')}\nanyio.run(main)"
     head = "import anyio, logging, sys\nfrom functools import partial\nfrom bls_agent import BLSHandler, ProjectAgent\n"
     if "Starlette" in body:
         head += "import uvicorn\nfrom starlette.applications import Starlette\n"
     agent = f"agent = ProjectAgent('订单系统', redis={url!r}, shutdown_timeout=0.1)\n"
-    return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            head + agent + TOLD + (body if body is IN_THREAD else text),
-        ],
-        env=dict(os.environ) | environ,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
+    code = head + agent + TOLD + (body if body is IN_THREAD else text)
+    ended = run_python("-c", code, env=environ)
+    assert ended.code == 0
+    return ended
 
 
 @pytest.mark.parametrize(
@@ -86,7 +74,7 @@ def run_program(
 )  # fmt: skip
 def test_redis_away_is_said_with_the_remedy(body: str) -> None:
     """Once, on standard error, without the password; whoever has configured nothing."""
-    said = run_program(body, AWAY).stderr
+    said = run_program(body, AWAY).err
     assert UNAVAILABLE in said
     assert said.count(REMEDY) == 1
     assert "geheim" not in said
@@ -106,11 +94,11 @@ def test_all_is_well(
 ) -> None:
     """A program that is an agent logs where Redis is, that its status stands there, and its end."""
     ran = run_program(RUN.format(arguments), own_server.url, **environ)
-    assert ran.stderr.splitlines() == [line.format(own_server.url) for line in lines]
+    assert ran.err.splitlines() == [line.format(own_server.url) for line in lines]
 
 
 def test_a_host_that_has_configured_logging_gets_all_of_it() -> None:
     """And nothing beside it, in its own form."""
     ran = run_program(CONFIGURED + RUN.format(""), AWAY)
-    assert ran.stderr == ""
-    assert ran.stdout.startswith(f"mine: {UNAVAILABLE}")
+    assert ran.err == ""
+    assert ran.out.startswith(f"mine: {UNAVAILABLE}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,6 +14,7 @@ from redis.asyncio import Redis
 
 from bls_agent import Console, ProjectAgent, SyncConsole
 from tests.harness import records, status_of
+from tests.programs import run_python
 
 LIMIT = 0.2
 
@@ -266,12 +265,9 @@ async def test_an_interrupt_in_the_main_thread_is_the_hosts(
 
     The command is reported ``cancelled``, which leaves it in the list in compat mode.
     """
-    done = await anyio.run_process(
-        [sys.executable, "-c", INTERRUPTED, project, redis_url, mode],
-        stderr=subprocess.STDOUT,
-    )
-    assert done.stdout.endswith(b"came out\n")
-    assert b"Traceback" not in done.stdout, "at most a warning that the agent has ended"
+    ended = run_python("-c", INTERRUPTED, project, redis_url, mode)
+    assert (ended.code, ended.out) == (0, "came out\n")
+    assert "Traceback" not in ended.err, "at most a warning that the agent has ended"
     assert await status_of(redis, project) == "离线"
     (record,) = [r["metadata"] for r in await records(redis, project)]
     assert record["outcome"] == "cancelled"

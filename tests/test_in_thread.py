@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -34,6 +33,7 @@ from bls_agent.project.agent_thread import AgentThread
 from bls_agent.runtime import loop_thread
 from bls_agent.runtime.batch_writer import Flushed
 from tests.harness import until
+from tests.programs import Program, run_python
 
 AWAY = "redis://127.0.0.1:1/0"
 KEYS = ("项目状态", "项目控制台", "控制")
@@ -496,35 +496,6 @@ def stay():
 """
 
 
-@contextlib.contextmanager
-def program(
-    code: str, project: str, url: str, *options: str
-) -> Iterator[subprocess.Popen[str]]:
-    """Run a program and see that it is gone at the end."""
-    with subprocess.Popen(
-        [sys.executable, *options, "-c", BEGINNING + code, project, url],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Wait for a program's own end; give the exit code and standard error."""
-    _, errors = process.communicate(timeout=20)
-    return process.returncode, errors
-
-
 # asyncio's debug mode remarks it of every step on a busy machine.
 TOOK_LONG = re.compile(r"Executing <.* took \d+\.\d+ seconds")
 
@@ -539,24 +510,25 @@ with agent.in_thread() as thread:
     thread.ready(10)
     stay()
 """
-    with program(code, project, redis_url, "-X", "dev") as process:
-        assert line(process) == "stays"
-        process.send_signal(signal.SIGTERM)
-        code_of_the_end, errors = end(process)
-    said = [one for one in errors.splitlines() if not TOOK_LONG.fullmatch(one)]
-    assert (code_of_the_end, said) == (0, [])
+    words = ("-X", "dev", "-c", BEGINNING + code, project, redis_url)
+    with Program(*words) as program:
+        assert program.line() == "stays"
+        program.send_signal(signal.SIGTERM)
+        ended = program.end()
+    said = [one for one in ended.err.splitlines() if not TOOK_LONG.fullmatch(one)]
+    assert (ended.code, said) == (0, [])
     assert console.status(project) is Status.OFFLINE
 
 
 def test_ctrl_c_in_a_script(redis_url: str, console: SyncConsole, project: str) -> None:
     """KeyboardInterrupt in the main thread, inside of the block: 离线."""
     code = "with agent.in_thread() as thread: thread.ready(10); stay()"
-    with program(code, project, redis_url) as process:
-        assert line(process) == "stays"
-        process.send_signal(signal.SIGINT)
-        code_of_the_end, errors = end(process)
-    assert code_of_the_end in (-signal.SIGINT, 130, 1)
-    assert errors.rstrip().endswith("KeyboardInterrupt")
+    with Program("-c", BEGINNING + code, project, redis_url) as program:
+        assert program.line() == "stays"
+        program.send_signal(signal.SIGINT)
+        ended = program.end()
+    assert ended.code in (-signal.SIGINT, 130, 1)
+    assert ended.err.rstrip().endswith("KeyboardInterrupt")
     assert console.status(project) is Status.OFFLINE
 
 
@@ -586,10 +558,9 @@ def test_a_block_that_is_never_left(
 ) -> None:
     """The interpreter's exit closes it: log and status are written."""
     code = ENTERED + "thread.ready(10); agent.log.info('bye')\n" + ending
-    with program(code, project, redis_url) as process:
-        told, errors = end(process)
-    assert told == exit_code
-    assert ("ZeroDivisionError" in errors) is bool(exit_code)
+    ended = run_python("-c", BEGINNING + code, project, redis_url)
+    assert ended.code == exit_code
+    assert ("ZeroDivisionError" in ended.err) is bool(exit_code)
     assert console.status(project) is said
     newest = [entry.message for entry in console.logs(project)]
     assert newest[-1 - len(last) :] == ["bye", *last]
@@ -608,10 +579,10 @@ started.wait(10)
 print("ends", flush=True)
 """
     )
-    with program(code, project, redis_url) as process:
-        assert line(process) == "ends"
+    with Program("-c", BEGINNING + code, project, redis_url) as program:
+        assert program.line() == "ends"
         began = time.perf_counter()
-        assert end(process)[0] == 0
+        assert program.end().code == 0
     assert time.perf_counter() - began < 9
     expected = Status.OFFLINE if command == "sleep" else Status.ONLINE
     assert console.status(project) is expected
@@ -620,12 +591,12 @@ print("ends", flush=True)
 def test_exit_while_redis_is_away(project: str) -> None:
     """The exit takes two seconds at most, and one warning stands on standard error."""
     code = ENTERED + "agent.log.info('waits'); print('ends', flush=True)"
-    with program(code, project, AWAY) as process:
-        assert line(process) == "ends"
+    with Program("-c", BEGINNING + code, project, AWAY) as program:
+        assert program.line() == "ends"
         began = time.perf_counter()
-        exit_code, said = end(process)
-    assert exit_code == 0
-    assert said.count("\n") == said.count("is unavailable") == 1
+        ended = program.end()
+    assert ended.code == 0
+    assert ended.err.count("\n") == ended.err.count("is unavailable") == 1
     assert time.perf_counter() - began < 9
 
 
@@ -641,10 +612,10 @@ with agent.in_thread():
     started.wait()
     print("ends", flush=True)
 """
-    with program(code, project, AWAY) as process:
-        assert line(process) == "ends"
+    with Program("-c", BEGINNING + code, project, AWAY) as program:
+        assert program.line() == "ends"
         began = time.perf_counter()
-        assert end(process) == (0, "")
+        assert program.end() == (0, "", "")
     assert time.perf_counter() - began < 9
 
 
@@ -664,9 +635,8 @@ async def which():
 with agent.in_thread(), SyncConsole(url) as console:
     print(console.call(project, "which").result)
 """
-    with program(code, project, redis_url) as process:
-        out, errors = process.communicate(timeout=20)
-    assert (out.strip(), errors) == ("asyncio.unix_events", "")
+    ended = run_python("-c", BEGINNING + code, project, redis_url)
+    assert ended == (0, "asyncio.unix_events\n", "")
 
 
 def test_no_signal_handler_is_installed(
@@ -740,9 +710,8 @@ def test_ctrl_c_while_entering_leaves_no_thread(
     redis_url: str, project: str, console: SyncConsole
 ) -> None:
     """At whatever moment of the start it comes, thread and agent are gone afterwards."""
-    words = [sys.executable, "-c", ENTERING, redis_url, project]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=40, check=False)
-    interrupted, left = ran.stdout.split(" ", 1)
+    ended = run_python("-c", ENTERING, redis_url, project, timeout=40)
+    interrupted, left = ended.out.split(" ", 1)
     assert int(interrupted) > 0
     assert left.strip() == "['MainThread']"
     assert console.status(project) in (Status.OFFLINE, Status.FAULT, None)

@@ -7,8 +7,6 @@ import gc
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -20,6 +18,7 @@ from redis.asyncio import Redis
 from bls_agent import ConfigurationError, Console, ProjectAgent
 from bls_agent.devserver import DevServer
 from tests.harness import eventually, records, status_of
+from tests.programs import Program
 
 
 async def test_it_opens_again(redis_url: str, console: Console, project: str) -> None:
@@ -105,36 +104,17 @@ print("returned", flush=True)
 """
 
 
-async def _service(project: str, url: str, seconds: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SERVICE, project, url, seconds],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-async def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return await anyio.to_thread.run_sync(process.stdout.readline)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
 async def test_a_signal_drains(
     redis_url: str, redis: Redis, console: Console, project: str, number: int
 ) -> None:
     """SIGTERM and SIGINT let the running handler end, write 离线 and return."""
-    process = await _service(project, redis_url, "0.3")
-    try:
+    with Program("-c", SERVICE, project, redis_url, "0.3") as service:
         await console.send(project, "slow", create=True)
-        assert await _line(process) == "started\n"
-        process.send_signal(number)
-        out, err = await anyio.to_thread.run_sync(
-            lambda: process.communicate(timeout=10)
-        )
-    finally:
-        process.kill()
-    assert (out, process.returncode) == ("done\nreturned\n", 0)
+        assert service.line() == "started"
+        service.send_signal(number)
+        code, out, err = service.end(10)
+    assert (code, out) == (0, "done\nreturned\n")
     assert len(err.splitlines()) == 3, "where Redis is, that the status stands, the end"
     assert await status_of(redis, project) == "离线"
     assert (await records(redis, project))[-1]["metadata"]["outcome"] == "succeeded"
@@ -144,19 +124,15 @@ async def test_a_second_signal_hurries(
     redis_url: str, redis: Redis, console: Console, project: str
 ) -> None:
     """A second SIGTERM cuts the handler's time short; the last word is still written."""
-    process = await _service(project, redis_url, "60")
-    try:
+    with Program("-c", SERVICE, project, redis_url, "60") as service:
         await console.send(project, "slow", create=True)
-        await _line(process)
+        assert service.line() == "started"
         began = time.perf_counter()
-        process.send_signal(signal.SIGTERM)
+        service.send_signal(signal.SIGTERM)
         await anyio.sleep(0.3)  # between the two signals of an impatient operator
-        process.send_signal(signal.SIGTERM)
-        await anyio.to_thread.run_sync(lambda: process.communicate(timeout=10))
-    finally:
-        process.kill()
+        service.send_signal(signal.SIGTERM)
+        assert service.end(10).code == 0
     assert time.perf_counter() - began < 5
-    assert process.returncode == 0
     assert await status_of(redis, project) == "离线"
     assert (await records(redis, project))[-1]["metadata"]["outcome"] == "cancelled"
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 
@@ -19,6 +15,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from bls_agent import ConfigurationError, ProjectAgent, Status, SyncConsole
+from tests.programs import run_python
 
 
 @pytest.fixture
@@ -133,27 +130,10 @@ uvicorn.run(app, host="127.0.0.1", port=0, log_level="info")
 """
 
 
-@contextlib.contextmanager
-def service(
-    project: str, url: str, **variables: str
-) -> Iterator[subprocess.Popen[str]]:
-    """Serve an application for real, and see that it is gone at the end."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVICE, project],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "BLS_REDIS_URL": url, **variables},
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def test_uvicorn_does_not_start_without_the_agent(redis_url: str, project: str) -> None:
     """A wrong setting is told in the server's log, and its exit code is not 0."""
-    with service(project, redis_url, BLS_CONCURRENCY="many") as process:
-        _, errors = process.communicate(timeout=20)
-    assert "BLS_CONCURRENCY" in errors
-    assert "Application startup failed" in errors
-    assert process.returncode
+    env = {"BLS_REDIS_URL": redis_url, "BLS_CONCURRENCY": "many"}
+    ended = run_python("-c", SERVICE, project, env=env)
+    assert "BLS_CONCURRENCY" in ended.err
+    assert "Application startup failed" in ended.err
+    assert ended.code

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import anyio
 import orjson
 import pytest
-from anyio.abc import Process
-from anyio.streams.buffered import BufferedByteReceiveStream
 from redis.asyncio import Redis
 
 from bls_agent import Console, Level, LogEntry, NoOutcomeError, ProjectAgent, Status
@@ -34,6 +31,7 @@ from tests.harness import (
     status_of,
     url_with_rights,
 )
+from tests.programs import Program
 
 ROSTER = "bls_agent:{{{project}_项目状态}}:instances"
 INBOX = "bls_agent:{{{project}_控制}}:broadcast:{instance}"
@@ -70,38 +68,21 @@ anyio.run(main)
 """
 
 
-@asynccontextmanager
-async def processes(
-    project: str, url: str, *names: str
-) -> AsyncIterator[dict[str, Process]]:
-    """Real processes, one for each name, all of them ready."""
-    started: dict[str, Process] = {}
-    try:
-        for name in names:
-            command = [sys.executable, "-c", PROGRAM, project, url, name]
-            started[name] = await anyio.open_process(command, stderr=None)
-        for process in started.values():
-            assert process.stdout is not None
-            said = BufferedByteReceiveStream(process.stdout)
-            assert await said.receive_until(b"\n", 100) == b"ready"
-        yield started
-    finally:
-        with anyio.CancelScope(shield=True):
-            for process in started.values():
-                if process.returncode is None:
-                    process.kill()
-                await process.aclose()
-
-
 async def test_three_processes_live_and_die(
     redis_url: str, redis: Redis, console: Console, project: str
 ) -> None:
     """One is killed, one is stopped, the last one out says 离线; none lies before."""
-    async with processes(project, redis_url, "甲", "乙", "丙") as started:
+    with ExitStack() as stack:
+        started = {
+            name: stack.enter_context(Program("-c", PROGRAM, project, redis_url, name))
+            for name in ("甲", "乙", "丙")
+        }
+        for program in started.values():
+            assert program.line() == "ready"
         assert set(await console.instances(project)) == {"甲", "乙", "丙"}
         ended = await console.call_all(project, "who", timeout=10)
         assert {name: o.result for name, o in ended.items()} == {
-            name: process.pid for name, process in started.items()
+            name: program.pid for name, program in started.items()
         }
         started["甲"].kill()
         await eventually(lambda: _lives(console, project, {"乙", "丙"}), 5)
@@ -113,12 +94,12 @@ async def test_three_processes_live_and_die(
             while True:
                 seen.add(await status_of(redis, project))
                 await anyio.sleep(0.02)
-        assert await started["乙"].wait() == 0
+        assert started["乙"].end().code == 0
         assert seen == {"在线"}
         assert await console.instances(project) == {"丙": Status.ONLINE}
 
         started["丙"].terminate()
-        assert await started["丙"].wait() == 0
+        assert started["丙"].end().code == 0
         assert await status_of(redis, project) == "离线"
         assert await redis.ttl(f"{project}_项目状态") == -1
         assert await console.instances(project) == {}

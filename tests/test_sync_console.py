@@ -7,8 +7,6 @@ import gc
 import inspect
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +28,7 @@ from bls_agent import (
     WrongTypeError,
 )
 from tests.harness import until
+from tests.programs import run_python
 
 AWAY = "redis://127.0.0.1:1/0"
 REQUESTS = [
@@ -286,24 +285,15 @@ print(console.status("无"), flush=True)
 """
 
 
-def run(code: str, url: str, *options: str) -> tuple[str, str]:
-    """Run a program to its end; give what it printed, and standard error."""
-    process = subprocess.run(
-        [sys.executable, *options, "-c", PROGRAM + code, url],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=True,
-    )
-    return process.stdout, process.stderr
-
-
 def test_never_closed_it_does_not_hold_the_exit(redis_url: str) -> None:
     """A program that forgets it ends at once, in silence unless it asks for warnings."""
     began = time.perf_counter()
-    assert run("entries = console.follow_logs('无')", redis_url) == ("None\n", "")
+    code = PROGRAM + "entries = console.follow_logs('无')"
+    assert run_python("-c", code, redis_url) == (0, "None\n", "")
     assert time.perf_counter() - began < 5
-    assert "unclosed <SyncConsole" in run("", redis_url, "-X", "dev")[1]
+    ended = run_python("-X", "dev", "-c", PROGRAM, redis_url)
+    assert ended.code == 0
+    assert "unclosed <SyncConsole" in ended.err
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -319,7 +309,8 @@ if pid == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), console.status("无"))
 console.close()
 """
-    assert run(code, redis_url, "-W", "ignore") == ("None\n0 None\n", "")
+    ended = run_python("-W", "ignore", "-c", PROGRAM + code, redis_url)
+    assert ended == (0, "None\n0 None\n", "")
 
 
 def test_an_opened_console_says_where_it_is(

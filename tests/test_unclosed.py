@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import subprocess
-import sys
 import time
 import weakref
 from contextlib import suppress
@@ -22,6 +19,7 @@ from bls_agent.core.buffer import BoundedBuffer
 from bls_agent.project.log.record import LogRecord
 from bls_agent.runtime.batch_writer import BatchWriter, Sink
 from tests.harness import eventually, records, status_of
+from tests.programs import Program
 
 BEGINNING = '''
 import asyncio, atexit, gc, os, signal, sys, threading, time
@@ -55,23 +53,13 @@ def run(
         options: For the interpreter.
         seconds: Until it must be gone, from its word on that it exits now.
     """
-    with subprocess.Popen(
-        [sys.executable, *options, "-c", BEGINNING + code, project, url],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-    ) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            began = time.monotonic()
-            _, errors = process.communicate(timeout=20)
-            took = time.monotonic() - began
-        finally:
-            process.kill()
+    with Program(*options, "-c", BEGINNING + code, project, url) as program:
+        assert program.line() == "exits"
+        began = time.monotonic()
+        ended = program.end()
+        took = time.monotonic() - began
     assert took < seconds
-    return process.returncode, errors
+    return ended.code, ended.err
 
 
 def numbers(found: list[dict[str, Any]]) -> list[int]:
