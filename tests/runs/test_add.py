@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +18,7 @@ from bls_agent.runs import EventAction, EventCategory, NewEvent, StreamEvent
 from bls_agent.runs.events import order
 from bls_agent.runs.reading import RunKeys
 from tests.harness import execute, url_with_rights
+from tests.programs import run_python
 
 MIB = 1024 * 1024
 
@@ -365,8 +365,7 @@ async def test_times_are_written_in_the_contract_s_form(
 
 async def test_ten_processes_write_one_run(redis_url: str, run_id: int) -> None:
     """Sequences 1…n without a hole or a repeat, in the order of the ids."""
-    words = [sys.executable, "-c", WRITERS, redis_url, str(run_id)]
-    assert (await anyio.run_process(words)).returncode == 0
+    assert run_python("-c", WRITERS, redis_url, str(run_id)).code == 0
     async with EventStore(redis_url) as store:
         events = await store.get_events(run_id)
         assert [event.sequence for event in events] == list(range(1, 1_001))

@@ -7,9 +7,6 @@ behind them. What was written there before it has looked stands behind a gap.
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -39,6 +36,7 @@ from tests.harness import (
     url_with_rights,
 )
 from tests.kit import Cut, Direction, FaultProxy, Swallow
+from tests.programs import Program
 from tests.runs.writing import take, write
 
 RUN = 1
@@ -414,16 +412,11 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))
 async def test_a_writer_that_is_killed(redis_url: str, run_id: int) -> None:
     """Followers are told within its lease and a second, and go on."""
     lease = 1.5
-    words = [sys.executable, "-c", WRITER, redis_url, str(run_id), str(lease)]
-    process = await anyio.to_thread.run_sync(
-        lambda: subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    )
-    killed_at = told_at = 0.0
-    try:
+    with Program("-c", WRITER, redis_url, str(run_id), str(lease)) as writer:
         async with EventStore(redis_url) as store:
             follower = store.follow(run_id)
             await take(follower, 4)  # its lease was renewed meanwhile
-            process.send_signal(signal.SIGKILL)
+            writer.kill()
             killed_at = time.monotonic()
             found: list[Followed] = []
             with anyio.fail_after(20):
@@ -434,11 +427,6 @@ async def test_a_writer_that_is_killed(redis_url: str, run_id: int) -> None:
             assert not follower.ended
             await write(store, run_id)
             assert len(await take(follower, 1)) == 1
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout:
-            process.stdout.close()
     assert told_at - killed_at < lease + 1.5  # goal: 1 s; a busy machine is late
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -26,6 +24,7 @@ from bls_agent.runs.topic import RunTopic
 from tests.harness import (
     eventually,
 )
+from tests.programs import run_python
 from tests.runs.writing import take, write
 
 
@@ -381,8 +380,4 @@ asyncio.run(parent())
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_follows_on_its_own(redis_url: str, run_id: int) -> None:
     """It opens its own connections; the parent goes on to wait on his."""
-    words = [sys.executable, "-c", CHILD, redis_url, str(run_id)]
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    assert run_python("-c", CHILD, redis_url, str(run_id), timeout=60).code == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from bls_agent.devserver import DevServer
 from bls_agent.runs import RunWriter, StreamEvent, writer_task
 from bls_agent.runs.reading import RunKeys
 from tests.harness import until
+from tests.programs import Program, run_python
 
 # Older redis-py complains of a connection that a closed loop has left; nothing of ours does.
 OURS = "bls_agent/"
@@ -326,9 +325,9 @@ def test_a_program_that_never_leaves(redis_url: str, plain: Redis, run_id: int) 
         "run = EventStore(sys.argv[1]).run(int(sys.argv[2]), coalesce=5.0)\n"
         "run.__enter__(); run.emit('a', 'b'); run.emit('a', 'c')"
     )
-    words = [sys.executable, "-c", code, redis_url, str(run_id)]
-    found = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert OURS not in found.stderr
+    ended = run_python("-c", code, redis_url, str(run_id))
+    assert ended.code == 0
+    assert OURS not in ended.err
     assert names(redis_url, run_id) == ["lifecycle.started", "a.b", "a.c"]
     assert plain.pttl(RunKeys(run_id).owner) != -1
 
@@ -343,12 +342,8 @@ def test_a_program_that_is_ended(redis_url: str, plain: Redis, run_id: int) -> N
         "    print('ready', flush=True)\n"
         "    sys.stdin.read()"
     )
-    words = [sys.executable, "-c", code, redis_url, str(run_id)]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "ready\n"
+    with Program("-c", code, redis_url, str(run_id)) as program:
+        assert program.line() == "ready"
         program.send_signal(signal.SIGTERM)
-        assert program.wait(20) == 0
+        assert program.end().code == 0
     assert names(redis_url, run_id)[1:] == ["lifecycle.cancelled", "system.close"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from bls_agent import (
 )
 from bls_agent.runs.reading import RunKeys
 from tests.harness import eventually, is_gone
+from tests.programs import Program
 from tests.runs.writing import take_over, written
 
 # Older redis-py complains of a connection that a closed loop has left; nothing of ours does.
@@ -101,52 +102,25 @@ else:
 class Processes:
     """Writers of one run."""
 
-    def __init__(self, url: str, run_id: int) -> None:
-        self._url, self._run_id = url, run_id
-        self._started: list[subprocess.Popen[str]] = []
+    def __init__(self, url: str, run_id: int, stack: ExitStack) -> None:
+        self._words = (url, str(run_id))
+        self._stack = stack
 
-    def start(self, program: str = WRITER, *words: str) -> subprocess.Popen[str]:
+    def start(self, code: str, *words: str) -> Program:
         """Start one more."""
-        command = [sys.executable, "-c", program, self._url, str(self._run_id), *words]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-        )
-        self._started.append(process)
-        return process
+        return self._stack.enter_context(Program("-c", code, *self._words, *words))
 
-    def writer(self, lease: float = LEASE) -> subprocess.Popen[str]:
+    def writer(self, lease: float = LEASE) -> Program:
         """Start one that is ready."""
-        process = self.start(WRITER, str(lease))
-        assert told(process) == "ready"
-        return process
-
-    def end(self) -> None:
-        """Kill what is left."""
-        for process in self._started:
-            process.kill()
-            process.communicate()
-
-
-def told(process: subprocess.Popen[str]) -> str:
-    """Wait for the next line that a process prints."""
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def leave(process: subprocess.Popen[str]) -> str:
-    """Have a writer leave its run, and wait until it has."""
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return told(process)
+        writer = self.start(WRITER, str(lease))
+        assert writer.line() == "ready"
+        return writer
 
 
 @pytest.fixture
 def processes(redis_url: str, run_id: int) -> Iterator[Processes]:
-    found = Processes(redis_url, run_id)
-    yield found
-    found.end()
+    with ExitStack() as stack:
+        yield Processes(redis_url, run_id, stack)
 
 
 async def names(store: EventStore, run_id: int) -> list[str]:
@@ -200,8 +174,9 @@ async def test_frozen_and_taken_over(
     await eventually(lambda: is_gone(bare, RunKeys(run_id).owner), LEASE + 1)
     async with store.run(run_id) as run:
         first.send_signal(signal.SIGCONT)
-        assert leave(first) == "left {}"
-        assert first.wait() == 0
+        first.send()
+        ended = first.end()
+        assert (ended.code, ended.out) == (0, "left {}\n")
         assert run.is_owner
         run.emit("a", "d")
     assert await names(store, run_id) == [
@@ -209,7 +184,7 @@ async def test_frozen_and_taken_over(
         "lifecycle.started", "a.c", "lifecycle.completed",
         "a.d", "lifecycle.completed", "system.close",
     ]  # fmt: skip
-    assert "belongs to another writer" in first.communicate()[1]
+    assert "belongs to another writer" in ended.err
 
 
 async def test_frozen_and_back(
@@ -225,16 +200,15 @@ async def test_frozen_and_back(
         return await bare.exists(RunKeys(run_id).owner) == 1
 
     await eventually(back, LEASE + 1)
-    assert leave(writer) == "left {}"
+    writer.send()
+    assert writer.line() == "left {}"
     assert (await names(store, run_id))[-2:] == ["lifecycle.completed", "system.close"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no children")
 async def test_forked(processes: Processes, store: EventStore, run_id: int) -> None:
     """A child writes nothing, ends nothing and disturbs nobody; its parent goes on."""
-    process = processes.start(FORKS)
-    out, errors = process.communicate(timeout=30)
-    assert out.strip() == "0 {}", errors
+    assert processes.start(FORKS).end().out == "0 {}\n"
     assert await names(store, run_id) == [
         "lifecycle.started", "a.parent", "a.parent",
         "lifecycle.completed", "system.close",
@@ -246,10 +220,9 @@ async def test_the_interpreter_exits(
     processes: Processes, store: EventStore, bare: Redis, run_id: int, how: str
 ) -> None:
     """Nobody has left the run: no hang, no end that nobody told; the lease ends by itself."""
-    process = processes.start(ENDS, how)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert OURS not in errors, errors
+    ended = processes.start(ENDS, how).end()
+    assert ended.code == 0
+    assert OURS not in ended.err
     found = await names(store, run_id)
     assert found[0] == "lifecycle.started"
     assert "system.close" not in found
@@ -263,10 +236,9 @@ async def test_the_program_ends_inside(
     processes: Processes, store: EventStore, run_id: int
 ) -> None:
     """A task stands in the block when asyncio.run() ends: the run is cancelled in order."""
-    process = processes.start(ENDS, "inside")
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert OURS not in errors, errors
+    ended = processes.start(ENDS, "inside").end()
+    assert ended.code == 0
+    assert OURS not in ended.err
     found = await names(store, run_id)
     assert len(found) == 1_003
     assert found[-2:] == ["lifecycle.cancelled", "system.close"]

@@ -6,7 +6,6 @@ import hashlib
 import os
 import secrets
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 
@@ -29,6 +28,7 @@ from bls_agent.runtime.lease import (
     is_dead,
     own_mark,
 )
+from tests.programs import Program, run_python
 
 
 @pytest.fixture
@@ -282,22 +282,17 @@ async def test_nothing_stays_behind_a_clean_end(
 def test_a_dead_process_is_known_by_its_mark() -> None:
     """Alive, dead, reaped, frozen, and the mark of another machine."""
     code = "from bls_agent.runtime.lease import own_mark; print(own_mark(), flush=True); input()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    mark = process.stdout.readline().strip()
-    machine, pid, start, nonce = mark.split(".")
-    assert int(pid) == process.pid
-    assert not is_dead(mark)
-    process.send_signal(signal.SIGSTOP)
-    assert not is_dead(mark)
-    assert is_dead(f"{machine}.{pid}.{int(start) - 1}.{nonce}")
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert is_dead(mark)  # it lies there and nobody has buried it
-    process.communicate()
+    with Program("-c", code) as program:
+        mark = program.line()
+        machine, pid, start, nonce = mark.split(".")
+        assert int(pid) == program.pid
+        assert not is_dead(mark)
+        program.send_signal(signal.SIGSTOP)
+        assert not is_dead(mark)
+        assert is_dead(f"{machine}.{pid}.{int(start) - 1}.{nonce}")
+        program.kill()
+        os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+        assert is_dead(mark)  # it lies there and nobody has buried it
     assert is_dead(mark)
     assert not is_dead(f"{'0' * 16}.{pid}.{start}.{nonce}")
 
@@ -317,9 +312,9 @@ def test_one_process_has_one_mark_until_an_exec() -> None:
         "from bls_agent.runtime.lease import own_mark; print(own_mark(), flush=True);"
         "len(sys.argv) > 1 and os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code, code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    ended = run_python("-c", code, code)
+    assert ended.code == 0
+    found = ended.out.split()
     assert found[0] == found[1]
     assert found[2] == found[3]
     assert found[0].rpartition(".")[0] == found[2].rpartition(".")[0]

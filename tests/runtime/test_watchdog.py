@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from bls_agent.project.status.writer import StallStatusPublisher
 from bls_agent.runtime import watchdog
 from bls_agent.runtime.watchdog import LONGEST_PLACE, _read_stack, find_own_place
 from tests.harness import eventually, execute, records, status_of, url_with_rights
+from tests.programs import Program, run_python
 
 
 class Sampler:
@@ -406,23 +406,15 @@ asyncio.run(main())
 
 async def test_a_suspended_process_has_no_stall(redis_url: str, project: str) -> None:
     """SIGSTOP and SIGCONT: loop and thread have stood still together."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SUSPENDED, project, redis_url],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    with Program("-c", SUSPENDED, project, redis_url) as program:
+        assert program.line() == "ready"
         for _ in range(2):
-            process.send_signal(signal.SIGSTOP)
+            program.send_signal(signal.SIGSTOP)
             await anyio.sleep(0.8)  # longer than stall_after
-            process.send_signal(signal.SIGCONT)
+            program.send_signal(signal.SIGCONT)
             await anyio.sleep(0.1)
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "0\n"
+        program.send()
+        assert program.line() == "0"
 
 
 EXITS = """
@@ -450,17 +442,10 @@ print(agent.stats().loop_stalls, flush=True)
 def test_an_exit_in_the_middle_of_a_stall(redis_url: str, project: str) -> None:
     """The interpreter ends soon, and says nothing but what the agent itself says."""
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", EXITS, project, redis_url],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.stdout == "1\n"
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr, done.stderr
-    assert "Fatal" not in done.stderr, done.stderr
+    ended = run_python("-c", EXITS, project, redis_url)
+    assert (ended.code, ended.out) == (0, "1\n")
+    assert "Traceback" not in ended.err
+    assert "Fatal" not in ended.err
     assert time.monotonic() - began < 15
 
 
@@ -468,25 +453,15 @@ FORKS = """
 import asyncio, json, os, sys, threading, time
 from bls_agent.runtime import watchdog
 from bls_agent import ProjectAgent, SyncConsole
+from tests.programs import sockets_to
 def make(name):
     return ProjectAgent(name, redis=sys.argv[2], stall_after=0.2, status_ttl=2,
                         status_interval=0.2)
 agent = make(sys.argv[1])
 own = make(sys.argv[1] + "_child")
-def sockets():
-    port = int(sys.argv[2].rpartition(":")[2].partition("/")[0])
-    held = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            held.add(os.readlink("/proc/self/fd/" + name))
-        except OSError:
-            pass
-    rows = [line.split() for line in open("/proc/net/tcp")][1:]
-    there = {f"socket:[{r[9]}]" for r in rows if r[2].endswith(f":{port:04X}")}
-    return sorted(held & there)
 def child():
     facts = {"threads": [t.name for t in threading.enumerate()],
-             "sockets": sockets(), "beats": len(watchdog._WATCHDOG._watches),
+             "sockets": sockets_to(sys.argv[2]), "beats": len(watchdog._WATCHDOG._watches),
              "stalls": agent.stats().loop_stalls}
     @own.command
     async def hang():
@@ -527,11 +502,9 @@ async def test_a_fork_in_the_middle_of_a_stall(
     redis_url: str, redis: Redis, project: str
 ) -> None:
     """The child has no thread, no beat and no connection of its parent's."""
-    done = await anyio.run_process(
-        [sys.executable, "-W", "ignore", "-c", FORKS, project, redis_url], check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    child, parent = map(json.loads, done.stdout.splitlines())
+    ended = run_python("-W", "ignore", "-c", FORKS, project, redis_url)
+    assert ended.code == 0
+    child, parent = map(json.loads, ended.out.splitlines())
     assert child["threads"] == ["MainThread"]
     assert child["sockets"] == []
     assert child["beats"] == 0

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import anyio
 import pytest
@@ -17,12 +14,10 @@ from redis.asyncio import Redis
 
 from bls_agent.workers import FunctionCache
 from tests.harness import eventually
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import Program
 
 WORKER = """
 import asyncio, sys, time
-sys.path.insert(0, {root!r})
 import redis
 from bls_agent.workers import FunctionCache
 from bls_agent.workers.caching.cached_function import CachedFunction
@@ -63,40 +58,14 @@ async def other(redis_url: str) -> AsyncIterator[FunctionCache]:
 def worker(
     url: str, name: str, *, plain: bool = False, lock_ttl: float = 10,
     body: str = "await asyncio.sleep(0.3)",
-) -> Iterator[subprocess.Popen[str]]:  # fmt: skip
+) -> Iterator[Program]:  # fmt: skip
     """A process that calls when it is told to."""
-    program = WORKER.format(
-        root=str(ROOT), url=url, name=name, runs=f"test:{name}:runs", plain=plain, body=body,
-        lock_ttl=lock_ttl,
+    code = WORKER.format(
+        url=url, name=name, runs=f"test:{name}:runs", plain=plain, body=body, lock_ttl=lock_ttl,
     )  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        assert process.stdout.readline() == "ready\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        process.stdin.close()
-
-
-def go(process: subprocess.Popen[str]) -> None:
-    """Tell a worker to call."""
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-async def answer_of(process: subprocess.Popen[str]) -> str:
-    """Wait for what a worker got."""
-    assert process.stdout is not None
-    with anyio.fail_after(20):
-        return await asyncio.to_thread(process.stdout.readline)
+    with Program("-c", code) as program:
+        assert program.line() == "ready"
+        yield program
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
@@ -108,9 +77,9 @@ async def test_two_processes_compute_once(
         worker(redis_url, name, plain=plain) as one,
         worker(redis_url, name, plain=plain) as two,
     ):
-        go(one)
-        go(two)
-        assert await answer_of(one) == await answer_of(two) == "ended ['a']\n"
+        one.send()
+        two.send()
+        assert one.line() == two.line() == "ended ['a']"
     assert await redis.get(f"test:{name}:runs") == b"1"
     assert not [key async for key in redis.scan_iter(f"*{name}*:owner")]
     await redis.delete(f"test:{name}:runs")
@@ -129,21 +98,21 @@ async def test_a_leader_that_freezes_or_dies_is_replaced(
         worker(redis_url, name, lock_ttl=0.6, body=hang) as one,
         worker(redis_url, name, lock_ttl=0.6, body=hang) as two,
     ):
-        go(one)
+        one.send()
 
         async def is_leading() -> bool:
             return await redis.get(runs) == b"1"
 
         await eventually(is_leading)
         one.send_signal(blow)
-        go(two)
-        assert await answer_of(two) == "ended ['a']\n"
+        two.send()
+        assert two.line() == "ended ['a']"
         assert await redis.get(runs) == b"2"
         (key,) = [key async for key in redis.scan_iter(f"ginkgo_func_cache_{name}_*")]
         stored = await redis.get(key)
         if blow is signal.SIGSTOP:
             one.send_signal(signal.SIGCONT)
-            assert await answer_of(one) == "ended ['a']\n"
+            assert one.line() == "ended ['a']"
             assert await redis.get(key) == stored
     await redis.delete(runs)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -23,8 +21,8 @@ from bls_agent.core.errors import ConfigurationError
 from bls_agent.workers import CacheStats, FunctionCache
 from bls_agent.workers.caching.calls import SHARED_LOOP
 from tests.harness import until
+from tests.programs import run_python
 
-ROOT = Path(__file__).parents[2]
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="cannot fork")
 
 
@@ -373,8 +371,7 @@ def test_after_a_fork(cache: FunctionCache, name: str) -> None:
 
 
 AT_EXIT = """
-import atexit, sys, threading
-sys.path.insert(0, {root!r})
+import atexit, threading
 from bls_agent.workers import FunctionCache
 cache = FunctionCache({url!r})
 @cache.cached(ttl=60, name={name!r})
@@ -389,13 +386,10 @@ print(load("a"))
 
 def test_at_the_interpreters_end(redis_url: str, name: str) -> None:
     """A call at exit, and one in a finaliser after it, hold nothing up."""
-    program = AT_EXIT.format(root=str(ROOT), url=redis_url, name=name)
-    said = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False
-    )  # fmt: skip
-    assert said.stdout.split("\n")[:2] == ["a", "atexit a"], said.stderr
-    assert said.returncode == 0
-    assert "Traceback" not in said.stderr
+    ended = run_python("-c", AT_EXIT.format(url=redis_url, name=name))
+    assert ended.out.split("\n")[:2] == ["a", "atexit a"]
+    assert ended.code == 0
+    assert "Traceback" not in ended.err
 
 
 def test_without_a_url(

@@ -7,8 +7,6 @@ import gc
 import json
 import logging
 import secrets
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -43,6 +41,7 @@ from bls_agent.workers import (
     WorkerStatus,
 )
 from tests.harness import eventually
+from tests.programs import run_python
 
 SHORT: dict[str, Any] = {"interval": 0.2, "ttl": 1.0}
 
@@ -565,9 +564,8 @@ def test_a_program_that_never_leaves(redis_url: str, said: Any) -> None:
         "b = Heartbeat(BacktestWorkerHeartbeat.create(sys.argv[2]), redis=sys.argv[1]);"
         "b.__enter__(); b.wait_ready(5.0); print(b.owned)"
     )
-    words = [sys.executable, "-c", code, redis_url, said.id]
-    found = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert found.stdout == "True\n"
+    ended = run_python("-c", code, redis_url, said.id)
+    assert (ended.code, ended.out) == (0, "True\n")
     with BlockingRedis.from_url(redis_url) as bare:
         assert bare.exists(said.key, owner_of(said.key)) == 0
 
