@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import logging
-import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from bls_agent import ConfigurationError, SourceError
 from bls_agent.assets import AssetSync, GitHubSource, Head
 from bls_agent.assets.sources import blob_sha
 from bls_agent.devserver import DevServer
+from tests.programs import run_python
 
 from .github_server import (
     LINK,
@@ -169,10 +168,7 @@ def test_another_attempt_is_no_news(github: GitHub) -> None:
         "print(asyncio.run(source.head()).commit)"
     )
     github.fail("/commits/", status(500), status(502))
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert (ran.stdout.strip(), ran.stderr) == (github.heads["main"], "")
+    assert run_python("-c", program) == (0, f"{github.heads['main']}\n", "")
 
 
 async def test_the_quota_is_used_up(github: GitHub) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -34,6 +33,7 @@ from bls_agent.devserver import DevServer
 from tests.assets.memory_source import MemorySource, manifest
 from tests.harness import eventually
 from tests.kit import Cut, Direction, FaultProxy, Late
+from tests.programs import run_python
 
 STATE = "asset:sync:state"
 REPORT = "bls_agent:{asset:sync:state}:report"
@@ -634,9 +634,7 @@ def test_killed_between_any_two_writes(own_server: DevServer) -> None:
     """
     thorough = settings.default.max_examples > 50 if settings.default else False
     step = 1 if thorough else 30
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.assets.killed_syncs", own_server.url, str(step)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert int(ran.stdout) >= 210 // step
+    words = ("-m", "tests.assets.killed_syncs", own_server.url, str(step))
+    ended = run_python(*words, timeout=600)
+    assert ended.code == 0
+    assert int(ended.out) >= 210 // step

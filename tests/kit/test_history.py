@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -25,8 +23,7 @@ from tests.kit import (
     Step,
     check_invariants,
 )
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import run_python
 
 
 async def test_an_agent_writes_its_own_history(
@@ -98,9 +95,7 @@ def test_a_killed_process_leaves_its_history(tmp_path: Path) -> None:
         "history.note(Step.STARTED, '订单-1', 'child')\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    words = [sys.executable, "-c", script, str(path)]
-    done = subprocess.run(words, cwd=ROOT, check=False)
-    assert done.returncode == -9
+    assert run_python("-c", script, str(path)).code == -9
     with path.open("ab") as file:
         file.write(b'{"step":"ended","id":"')
     mine = History()

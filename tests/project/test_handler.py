@@ -24,8 +24,8 @@ import bls_agent
 from bls_agent import BLSHandler, ConfigurationError, Console, OutcomeKind, ProjectAgent
 from bls_agent.project.log.log import CURRENT_COMMAND
 from tests.harness import records, unsent_records
+from tests.programs import run_python
 
-ROOT = Path(bls_agent.__file__).parents[1]
 DEADLINE = 10.0  # seconds, for what should take no time
 
 
@@ -499,28 +499,15 @@ anyio.run(main)
 """
 
 
-async def run_python(code: str, *arguments: str, path: Path | None = None) -> bytes:
-    """Run a program of its own that finds the package; a deadline ends it."""
-    kept = {key: text for key, text in os.environ.items() if not key.startswith("BLS_")}
-    places = [str(ROOT), *([str(path)] if path else [])]
-    with anyio.fail_after(50):
-        ran = await anyio.run_process(
-            [sys.executable, "-c", code, *arguments],
-            env={**kept, "PYTHONPATH": os.pathsep.join(places)},
-            check=False,
-        )
-    assert (ran.returncode, ran.stderr) == (0, b""), ran.stderr.decode()
-    return ran.stdout
-
-
 async def test_stress(redis_url: str, redis: Redis, project: str) -> None:
     """Threads, a signal handler, finalisers and the collector log at once: none waits.
 
     The threads' records are complete and in order, whatever interrupts them.
     """
-    accepted = int(await run_python(STRESS, redis_url, project))
+    ended = run_python("-c", STRESS, redis_url, project, timeout=50)
+    assert (ended.code, ended.err) == (0, "")
     found = await records(redis, project)
-    assert len(found) == accepted
+    assert len(found) == int(ended.out)
     loggers = Counter(record["metadata"]["logger"] for record in found)
     for name in ("finaliser", "weakref", "collector", "signal", "main"):
         assert loggers[name], name
@@ -603,11 +590,13 @@ async def test_a_configuration(tmp_path: Path) -> None:
         "root": {"level": "DEBUG", "handlers": ["console"]},
     }
     text = orjson.dumps(config).decode()
-    record, error = (await run_python(CONFIGURE, text, path=tmp_path)).splitlines()
+    ended = run_python("-c", CONFIGURE, text, env={"PYTHONPATH": str(tmp_path)})
+    assert (ended.code, ended.err) == (0, "")
+    record, error = ended.out.splitlines()
     assert orjson.loads(record)["message"] == "shop: order 17"
-    assert error.startswith(b"ConfigurationError(")
-    assert b"it must be a ProjectAgent" in error
-    assert b"ext://" in error
+    assert error.startswith("ConfigurationError(")
+    assert "it must be a ProjectAgent" in error
+    assert "ext://" in error
 
 
 @pytest.mark.parametrize(

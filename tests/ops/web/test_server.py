@@ -5,13 +5,10 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import io
-import os
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx2 as httpx
@@ -26,26 +23,14 @@ from bls_agent.ops.web.config import WebConfig
 from bls_agent.ops.web.rights import Grants
 from bls_agent.ops.web.server import open_socket, urls_of
 from tests.ops.web.serving import HASH, PASSWORD, USERS, served
+from tests.programs import Program
 
-COMMAND = [sys.executable, "-m", "bls_agent", "console"]
+COMMAND = ("-m", "bls_agent", "console", "--port", "0")
 
 
-@contextmanager
-def running(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command; gives the process and the first URL that it says."""
-    environ = {**os.environ, "PYTHONUNBUFFERED": "1", **more}
-    process = subprocess.Popen(
-        [*COMMAND, "--json", "--port", "0", *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        assert line, process.communicate()[1]
-        yield process, orjson.loads(line)["urls"][0]
-    finally:
-        process.kill()
-        process.communicate()
+def first_url(console: Program) -> str:
+    """Wait until a console says where it is."""
+    return str(orjson.loads(console.line())["urls"][0])
 
 
 @pytest.mark.parametrize(
@@ -53,24 +38,24 @@ def running(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str],
 )
 def test_a_signal_ends_it(redis_url: str, number: signal.Signals, code: int) -> None:
     """As shells and service managers expect, without a word, streams included."""
-    with running("--redis", redis_url) as (process, url):
-        with httpx.stream("GET", f"{url}events/fleet") as stream:
+    with Program(*COMMAND, "--json", "--redis", redis_url) as console:
+        with httpx.stream("GET", f"{first_url(console)}events/fleet") as stream:
             assert stream.status_code == 200
-            process.send_signal(number)
+            console.send_signal(number)
             for _ in stream.iter_raw():
                 pass
-        assert process.wait(10) == code
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
+        ended = console.end(10)
+    assert (ended.code, ended.err) == (code, "")
 
 
 def test_a_signal_ends_it_where_it_was_to_be_ignored(redis_url: str) -> None:
     """A shell starts background programs so; the code is 130 there, too."""
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a process inherits
     try:
-        with running("--redis", redis_url) as (process, _):
-            process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
+        with Program(*COMMAND, "--json", "--redis", redis_url) as console:
+            assert first_url(console)
+            console.send_signal(signal.SIGINT)
+            assert console.end(10).code == 130
     finally:
         signal.signal(signal.SIGINT, usual)
 
@@ -82,24 +67,17 @@ def test_it_says_where_it_is_and_who_may_come_in(
     users = tmp_path / "users"
     users.write_text(f"operator:{HASH}\n")
     users.chmod(0o600)
-    process = subprocess.Popen(
-        [*COMMAND, "--redis", redis_url, "--port", "0", "--users", str(users),
-         "--host", "0.0.0.0", "--lang", "zh"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUTF8": "1"},
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        said = process.stdout.readline().decode().strip()
+    options = ("--users", str(users), "--host", "0.0.0.0", "--lang", "zh")
+    with Program(*COMMAND, "--redis", redis_url, *options) as console:
         texts = load_texts("cli", "zh")
         before, _, after = texts["console_ready"].partition("{url}")
-        url = said.removeprefix(before).removesuffix(after)
+        url = console.line().removeprefix(before).removesuffix(after)
         assert url.startswith("http://127.0.0.1:")
         form = {"user": "ali\x1b[31mce", "password": "wrong-wrong"}
         headers = {"origin": url.rstrip("/")}
         assert httpx.post(f"{url}login", data=form, headers=headers).status_code == 401
-    finally:
-        process.terminate()
-        told = process.communicate()[1].decode()
+        console.terminate()
+        told = console.end().err
     assert texts["console_users"].format(names="operator") in told
     assert texts["console_in_clear"] in told
     assert "ali\\x1b[31mce from 127.0.0.1 failed" in told
@@ -136,15 +114,8 @@ def test_what_asyncio_repeats_is_said_once(redis_url: str, tmp_path: Path) -> No
     short = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60));"
     script = f"{short} from bls_agent.ops.cli import main; main()"
     options = ["--redis", redis_url, "--json", "console", "--port", "0"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        assert line, process.communicate()[1]
-        url = httpx.URL(orjson.loads(line)["urls"][0])
+    with Program("-c", script, *options) as console:
+        url = httpx.URL(first_url(console))
         # They say nothing, and the last one shows that the others were looked at.
         with ExitStack() as stack:
             for _ in range(120):
@@ -152,9 +123,8 @@ def test_what_asyncio_repeats_is_said_once(redis_url: str, tmp_path: Path) -> No
                 stack.enter_context(socket.create_connection(where))
             with suppress(httpx.TransportError):
                 httpx.get(url, timeout=2)
-    finally:
-        process.kill()
-        said = process.communicate()[1]
+        console.kill()
+        said = console.end().err
     assert said.count("out of system resource") <= 1
 
 
