@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
-from typing import Literal
 
 import anyio
 import pytest
 from redis.asyncio import Redis
 
 from bls_agent import ProjectAgent
-from tests.corpus.loader import CorpusItem, load_commands
+from tests.corpus.loader import CorpusItem, add_handlers, load_commands
 from tests.harness import eventually, records
 
 ITEMS = load_commands()
@@ -22,26 +21,7 @@ MORE_TRIES = 3  # on a machine where the same work takes longer at times
 
 def make_agent(project: str, url: str) -> ProjectAgent:
     agent = ProjectAgent(project, redis=url, log_buffer_bytes=64 * 1024 * 1024)
-
-    @agent.command
-    async def echo(**arguments: object) -> dict[str, int]:
-        return {"keys": len(arguments)}
-
-    @agent.command
-    def sync_echo(**arguments: object) -> dict[str, int]:
-        return {"keys": len(arguments)}
-
-    @agent.command("重新加载")
-    async def reload(force: bool = False) -> None: ...
-
-    @agent.command
-    async def typed(
-        count: int,
-        ratio: float = 1.0,
-        name: str = "",
-        mode: Literal["fast", "safe"] = "fast",
-        items: list[int] | None = None,
-    ) -> None: ...
+    add_handlers(agent)
 
     @agent.command
     async def good() -> str:

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
-import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -36,7 +31,7 @@ from bls_agent.project.receive import (
 from bls_agent.project.receive.inflight import ListState
 from bls_agent.project.receive.receiver import Start
 from bls_agent.project.receive.reliable import ReliableReceiver
-from tests.corpus.loader import load_commands
+from tests.corpus.loader import add_handlers, load_commands
 from tests.harness import (
     History,
     command_bytes,
@@ -48,6 +43,7 @@ from tests.harness import (
     url_with_rights,
 )
 from tests.kit import FaultProxy, Late, Swallow
+from tests.programs import Program, run_python
 
 PROJECT = "订单系统"
 CONTROL = "订单系统_控制"
@@ -152,31 +148,10 @@ anyio.run(agent.run)
 """
 
 
-@asynccontextmanager
-async def child(
-    server: DevServer, instance: str, hold: float
-) -> AsyncIterator[tuple[anyio.abc.Process, Callable[[str], Any]]]:
-    """An agent in a process of its own; with what waits for a line of its output."""
+def child(server: DevServer, instance: str, hold: float) -> Program:
+    """An agent in a process of its own."""
     code = CHILD.format(project=PROJECT, url=server.url, instance=instance, hold=hold)
-    root = str(Path(__file__).parents[1])
-    kept = {key: text for key, text in os.environ.items() if not key.startswith("BLS_")}
-    async with await anyio.open_process(
-        [sys.executable, "-c", code], env={**kept, "PYTHONPATH": root}, stderr=None
-    ) as process:
-        shown = ""
-
-        async def wait_for(text: str) -> None:
-            nonlocal shown
-            assert process.stdout is not None
-            with anyio.fail_after(20):
-                while text not in shown:
-                    shown += (await process.stdout.receive()).decode()
-
-        try:
-            yield process, wait_for
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
+    return Program("-c", code)
 
 
 async def test_keys_while_a_command_runs(own_server: DevServer, admin: Redis) -> None:
@@ -208,9 +183,9 @@ async def test_killed_in_a_handler(own_server: DevServer, admin: Redis) -> None:
     """SIGKILL in a handler: another one takes over all of it; only one delivery counts."""
     for number in range(6):
         await admin.rpush(CONTROL, command_bytes(number))
-    async with child(own_server, "victim", 60.0) as (process, wait_for):
-        await wait_for("started 0 1")
-        process.kill()
+    with child(own_server, "victim", 60.0) as program:
+        assert program.line() == "started 0 1"
+        program.kill()
     agent = make_agent(own_server)
     seen: list[tuple[int, int]] = []
 
@@ -236,9 +211,9 @@ async def _is_members(redis: Redis, names: set[bytes]) -> bool:
 async def test_restart_under_the_same_name(own_server: DevServer, admin: Redis) -> None:
     """At once it works with another list; what the dead one had follows with its lease."""
     await admin.rpush(CONTROL, command_bytes(1))
-    async with child(own_server, "a", 60.0) as (process, wait_for):
-        await wait_for("started 1 1")
-        process.kill()
+    with child(own_server, "a", 60.0) as program:
+        assert program.line() == "started 1 1"
+        program.kill()
     await admin.rpush(CONTROL, command_bytes(2))
     agent = make_agent(own_server)
     seen: list[tuple[int, int]] = []
@@ -952,15 +927,16 @@ async def test_frozen_process(own_server: DevServer, admin: Redis) -> None:
     history = History()
     agent = make_agent(own_server)
     history.attach(agent)
-    async with child(own_server, "frozen", 0.2) as (process, wait_for):
-        await wait_for("started 0")
-        process.send_signal(signal.SIGSTOP)
+    with child(own_server, "frozen", 0.2) as program:
+        assert program.line() == "started 0 1"
+        program.send_signal(signal.SIGSTOP)
         async with agent:
             await eventually(lambda: len(history.handled) == 3)
             await eventually(lambda: drained(admin))
-        process.send_signal(signal.SIGCONT)
+        program.send_signal(signal.SIGCONT)
         await admin.rpush(CONTROL, command_bytes(3))
-        await wait_for("ended 3")
+        while program.line() != "ended 3":
+            pass
         await eventually(lambda: drained(admin))
     assert sorted(history.handled) == [0, 1, 2]
 
@@ -1059,21 +1035,7 @@ async def test_corpus(own_server: DevServer, admin: Redis) -> None:
     agent = make_agent(
         own_server, prefetch=8, concurrency=4, log_buffer_bytes=2**26, dedup_window=0
     )
-
-    @agent.command
-    async def echo(**arguments: object) -> int:
-        return len(arguments)
-
-    @agent.command
-    def sync_echo(**arguments: object) -> int:
-        return len(arguments)
-
-    @agent.command("重新加载")
-    async def reload(force: bool = False) -> None: ...
-
-    @agent.command
-    async def typed(count: int, ratio: float = 1.0, name: str = "") -> None: ...
-
+    add_handlers(agent)
     for item in items:
         await admin.rpush(CONTROL, item.payload)
     async with agent:
@@ -1179,9 +1141,9 @@ async def test_a_command_that_kills_its_process(
     code = POISONED.format(project=PROJECT, url=own_server.url, poisoned=poisoned)
     handled: list[tuple[int, int]] = []
     for _ in range(3 * len(poisoned)):
-        done = await anyio.run_process([sys.executable, "-c", code], check=False)
-        assert done.returncode == 9, done.stderr.decode()
-        handled += [eval(line) for line in done.stdout.splitlines()]
+        ended = run_python("-c", code)
+        assert ended.code == 9
+        handled += [eval(line) for line in ended.out.splitlines()]
         await admin.delete(*await admin.keys("*:owner"))
     agent = make_agent(own_server)
 

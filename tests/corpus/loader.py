@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import pytest
 
+from bls_agent import ProjectAgent
 from bls_agent.ops.conformance.vectors import Vector, load_vectors, read_bytes
 
 _RUN_ENTRY: Final = "003/events/tolerated/1"  # its file has a whole entry
@@ -40,6 +41,30 @@ class RunEventItem(NamedTuple):
 
     fields: tuple[bytes, ...]
     faults: frozenset[str]
+
+
+def add_handlers(agent: ProjectAgent) -> None:
+    """Let an agent handle the commands that the messages name."""
+
+    @agent.command
+    async def echo(**arguments: object) -> dict[str, int]:
+        return {"keys": len(arguments)}
+
+    @agent.command
+    def sync_echo(**arguments: object) -> dict[str, int]:
+        return {"keys": len(arguments)}
+
+    @agent.command("重新加载")
+    async def reload(force: bool = False) -> None: ...
+
+    @agent.command
+    async def typed(
+        count: int,
+        ratio: float = 1.0,
+        name: str = "",
+        mode: Literal["fast", "safe"] = "fast",
+        items: list[int] | None = None,
+    ) -> None: ...
 
 
 @cache
