@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-import http.server
 import json
 import os
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import unescape
+from http.server import SimpleHTTPRequestHandler
 from typing import Any
 from urllib.parse import urljoin
 
 import pytest
 
 from docs.site.build import SITE
+from tests.http_server import HTTPServer, QuietHandler
 from tests.ops.web.browsers import DEADLINE, a_browser
 
 PHONE = {"width": 390, "height": 844}
@@ -27,9 +27,8 @@ WIDEST = ("", "protocol/", "errors/", "promises/", "cli/", "ledger/", "api/conso
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name
-        """Write nothing to standard error."""
+class Files(QuietHandler, SimpleHTTPRequestHandler):
+    """The files of a folder."""
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +36,8 @@ def site() -> Iterator[str]:
     """Serve the built site on a port of this machine."""
     if not (SITE / "index.html").is_file():
         pytest.skip("the site is not built: make docs")
-    handler = functools.partial(Quiet, directory=os.fspath(SITE))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
+    with HTTPServer(functools.partial(Files, directory=os.fspath(SITE))) as server:
+        yield f"{server.url}/"
 
 
 @pytest.fixture(scope="module")

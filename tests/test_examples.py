@@ -8,10 +8,8 @@ import re
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import cast
 
@@ -38,6 +36,7 @@ from bls_agent.core.keys import CONTROL
 from bls_agent.devserver import DevServer
 from bls_agent.integrations.otel import instrument
 from bls_agent.workers import TaskStatus
+from tests.http_server import HTTPServer, QuietHandler
 
 REPOSITORY = Path(__file__).parents[1]
 PROGRAMS = [*(REPOSITORY / "examples").glob("*.py")]
@@ -250,17 +249,16 @@ async def test_health_and_status(
         await _assert_ends(example, console, project, b"health check 'database' failed")
 
 
-@pytest.mark.usefixtures("redis")  # it removes the keys
-class Collector(ThreadingHTTPServer):
+class Collector(HTTPServer):
     """Takes spans and metrics over OTLP, on loopback."""
 
     def __init__(self) -> None:
         self.spans: dict[str, tuple[str, Span]] = {}  # name → service and span
         self.metrics: set[str] = set()
-        super().__init__(("127.0.0.1", 0), _Export)
+        super().__init__(_Export)
 
 
-class _Export(BaseHTTPRequestHandler):
+class _Export(QuietHandler):
     def do_POST(self) -> None:
         collector = cast("Collector", self.server)
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -279,20 +277,14 @@ class _Export(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Write nothing to standard error."""
-
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     with Collector() as serving:
-        thread = threading.Thread(target=serving.serve_forever, args=(0.02,))
-        thread.start()
         yield serving
-        serving.shutdown()
-        thread.join()
 
 
+@pytest.mark.usefixtures("redis")  # it removes the keys
 async def test_tracing(
     redis_url: str,
     project: str,
@@ -301,8 +293,7 @@ async def test_tracing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A command that one process sends and another one runs is one trace."""
-    address = f"http://127.0.0.1:{collector.server_port}"
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     sender = Resource.create({"service.name": "控制台"})
     provider = TracerProvider(resource=sender, shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))
@@ -327,6 +318,7 @@ async def test_tracing(
     assert "messaging.process.duration" in collector.metrics
 
 
+@pytest.mark.usefixtures("redis")  # it removes the keys
 async def test_plain_script(redis_url: str, project: str, console: Console) -> None:
     """A script without an event loop is on the console, answers, and leaves in order."""
     async with _started("plain_script.py", redis_url, project) as example:

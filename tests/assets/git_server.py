@@ -7,16 +7,14 @@ import os
 import re
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 from tests.engines import free_ports
+from tests.http_server import HTTPServer, QuietHandler
 
 START = 20.0  # seconds
 
@@ -72,14 +70,10 @@ class GitServer:
         return git(self.work, "rev-parse", "HEAD")
 
 
-class _Bridge(BaseHTTPRequestHandler):
+class _Bridge(QuietHandler):
     """Passes requests to `git http-backend` as CGI has it."""
 
     served: GitServer
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
     def answer(self) -> None:
         served = self.served
@@ -140,16 +134,9 @@ def serving_http(folder: Path) -> Iterator[GitServer]:
     """Serve an empty repository by `git http-backend`."""
     served = GitServer(folder)
     handler = type("Bridge", (_Bridge,), {"served": served})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        served.url = f"http://127.0.0.1:{server.server_port}/repo.git"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield served
-        finally:
-            server.shutdown()
-            thread.join()
+    with HTTPServer(handler) as server:
+        served.url = f"{server.url}/repo.git"
+        yield served
 
 
 @contextmanager

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import tarfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -18,6 +16,8 @@ import orjson
 from dulwich.index import commit_tree
 from dulwich.object_store import MemoryObjectStore, iter_tree_contents
 from dulwich.objects import Blob, Commit, ObjectID, Tree
+
+from tests.http_server import HTTPServer, QuietHandler
 
 REPO = "acme/assets"
 LINK = 0o120000
@@ -164,14 +164,10 @@ class GitHub:
         return stream.getvalue()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     github: GitHub
-    disable_nagle_algorithm = True
     torn: float | None = None
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
     def send(self, code: int, content: bytes, **headers: str) -> None:
         self.send_response(code)
@@ -248,16 +244,9 @@ def serving() -> Iterator[GitHub]:
     class Handler(_Handler):
         pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        github = Handler.github = GitHub(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield github
-        finally:
-            server.shutdown()
-            thread.join()
+    with HTTPServer(Handler) as server:
+        Handler.github = GitHub(server.url)
+        yield Handler.github
 
 
 def now(offset: float = 0.0) -> str:

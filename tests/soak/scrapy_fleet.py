@@ -16,11 +16,11 @@ import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from bls_agent.devserver import DevServer
+from tests.http_server import HTTPServer, QuietHandler
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds for a step
@@ -91,9 +91,8 @@ class Site:
 def serve(site: Site) -> Generator[Site]:
     """Serve a site on loopback."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm: ClassVar[bool] = True
 
         def do_GET(self) -> None:
             body = site.answer(self.path, self.headers["User-Agent"])
@@ -103,26 +102,9 @@ def serve(site: Site) -> Generator[Site]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        block_on_close = False
-        request_queue_size = 100
-
-        def handle_error(self, *_: Any) -> None:
-            """Say nothing of a client that was killed."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        site.url = f"http://127.0.0.1:{server.server_port}"
-        try:
-            yield site
-        finally:
-            server.shutdown()
-            thread.join()
+    with HTTPServer(Handler) as server:
+        site.url = server.url
+        yield site
 
 
 class Crawler:

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import anyio
@@ -37,6 +36,7 @@ from bls_agent.ops.web.feeds import changes
 from bls_agent.ops.web.feeds.changes import Journal, StatusChange, Webhook
 from bls_agent.ops.web.feeds.watch import Currency
 from tests.harness import eventually
+from tests.http_server import HTTPServer, QuietHandler
 from tests.ops.web.serving import asking, console_of
 
 ROOT = Path(__file__).parents[3]
@@ -319,43 +319,25 @@ async def test_a_console_that_begins_in_an_outage_takes_what_comes(
 # ── The webhook ─────────────────────────────────────────────────────────────────────
 
 
-class Receiver(ThreadingHTTPServer):
+class Receiver(HTTPServer):
     """A receiver on this machine that answers as it is told: the last answer for good."""
 
-    daemon_threads = True
-
     def __init__(self, *answers: int | str | Mapping[str, Any], port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__(_Handler, port)
+        self.url += "/hook?k=1"
         self.answers = list(answers) or [200]
         self.posts: list[tuple[str, dict[str, str], bytes]] = []
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self.serve_forever, args=(0.01,))
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/hook?k=1"
-
-    def __enter__(self) -> Self:
-        self.thread.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.over.set()
-        self.shutdown()
-        self.server_close()
-        self.thread.join(10)
-
-    def handle_error(self, *_: Any) -> None:
-        """Whoever hangs up is expected."""
+        super().__exit__()
 
     def data(self, place: int = -1) -> Any:
         return orjson.loads(self.posts[place][2])["data"]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
-
+class _Handler(QuietHandler):
     def do_POST(self) -> None:
         server: Any = self.server
         length = int(self.headers["content-length"])
