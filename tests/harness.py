@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import anyio
 import orjson
 import pytest
+from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -146,6 +148,31 @@ async def status_of(redis: Redis, project: str) -> str | None:
     except (RedisError, OSError):
         return None
     return None if value is None else value.decode()
+
+
+@contextmanager
+def sampled(
+    url: str, key: str, read: Callable[[bytes], str] = bytes.decode
+) -> Iterator[list[str]]:
+    """Give what a thread sees under a key while the block runs, each change once."""
+    seen: list[str] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.02):
+            value = cast("bytes | None", client.get(key))
+            word = read(value) if value else "nothing"
+            if seen[-1:] != [word]:
+                seen.append(word)
+
+    with BlockingRedis.from_url(url, protocol=2) as client:
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield seen
+        finally:
+            ended.set()
+            thread.join()
 
 
 async def is_there(redis: Redis, key: str) -> bool:

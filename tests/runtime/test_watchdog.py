@@ -13,8 +13,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,40 +27,15 @@ from bls_agent.devserver import DevServer
 from bls_agent.project.status.writer import StallStatusPublisher
 from bls_agent.runtime import watchdog
 from bls_agent.runtime.watchdog import LONGEST_PLACE, _read_stack, find_own_place
-from tests.harness import eventually, execute, records, status_of, url_with_rights
+from tests.harness import (
+    eventually,
+    execute,
+    records,
+    sampled,
+    status_of,
+    url_with_rights,
+)
 from tests.programs import Program, run_python
-
-
-class Sampler:
-    """Looks at a status every 20 ms from a thread of its own."""
-
-    def __init__(self, url: str, project: str) -> None:
-        self._client = BlockingRedis.from_url(url, protocol=2)
-        self._key = f"{project}_项目状态"
-        self._ended = threading.Event()
-        self.seen: list[str] = []
-
-    def look_on(self) -> None:
-        """Sample until told to end; only changes are kept."""
-        while not self._ended.wait(0.02):
-            value = self._client.get(self._key)
-            word = value.decode() if isinstance(value, bytes) else "nothing"
-            if self.seen[-1:] != [word]:
-                self.seen.append(word)
-
-
-@contextmanager
-def sampled(url: str, project: str) -> Iterator[list[str]]:
-    """Give the statuses that are seen from outside while the block runs, in order."""
-    sampler = Sampler(url, project)
-    thread = threading.Thread(target=sampler.look_on)
-    thread.start()
-    try:
-        yield sampler.seen
-    finally:
-        sampler._ended.set()
-        thread.join()
-        sampler._client.close()
 
 
 def spin(seconds: float) -> None:
@@ -95,7 +68,7 @@ async def test_a_stalled_loop_is_a_fault_while_it_lasts(
 
     async with agent:
         await agent.ready(5)
-        with sampled(redis_url, project) as seen:
+        with sampled(redis_url, f"{project}_项目状态") as seen:
             await eventually(lambda: seen == ["在线"])
             await redis.rpush(f"{project}_控制", '{"command": "hang"}')
             await eventually(lambda: agent.stats().outcomes != {}, 12)
@@ -135,7 +108,7 @@ async def test_a_short_stall_is_none(
     agent = make_agent(project, redis_url, stall_after=10)
     async with agent:
         await agent.ready(5)
-        with sampled(redis_url, project) as seen:
+        with sampled(redis_url, f"{project}_项目状态") as seen:
             await eventually(lambda: seen == ["在线"])
             time.sleep(1.6)
             await anyio.sleep(0.3)
@@ -155,7 +128,7 @@ async def test_switched_off(redis_url: str, redis: Redis, project: str) -> None:
     async with make_agent(project, redis_url, stall_after=None) as agent:
         await agent.ready(5)
         assert not has_thread()
-        with sampled(redis_url, project) as seen:
+        with sampled(redis_url, f"{project}_项目状态") as seen:
             time.sleep(1.5)
         assert "nothing" in seen
         await eventually(lambda: _shows(redis, project, "在线"))
@@ -173,7 +146,7 @@ async def test_the_worst_still_wins_and_the_host_is_heard_afterwards(
         await agent.ready(5)
         saying = threading.Timer(1.0, agent.set_status, [Status.ERROR])
         saying.start()
-        with sampled(redis_url, project) as seen:
+        with sampled(redis_url, f"{project}_项目状态") as seen:
             await eventually(lambda: seen == ["在线"])
             time.sleep(1.5)
             await eventually(lambda: seen[-1] == "报错", 2)
@@ -354,7 +327,7 @@ async def test_the_log_may_be_what_the_loop_waits_for(
     try:
         async with make_agent(project, redis_url) as agent:
             await agent.ready(5)
-            with sampled(redis_url, project) as seen:
+            with sampled(redis_url, f"{project}_项目状态") as seen:
                 await eventually(lambda: seen == ["在线"])
                 logging.getLogger().error("stand still")
                 await eventually(lambda: seen[-1] == "在线" and len(seen) > 1, 2)
@@ -572,7 +545,7 @@ async def test_a_thread_that_does_not_start_is_started_at_the_next_check(
         refused = refuse_to_start(
             monkeypatch, "bls-agent stalled loop", "bls-agent stall"
         )
-        with sampled(redis_url, project) as seen:
+        with sampled(redis_url, f"{project}_项目状态") as seen:
             await eventually(lambda: seen == ["在线"])
             for stalls in (1, 2):
                 time.sleep(1)
@@ -644,7 +617,7 @@ async def test_without_the_right_to_kill(
     url = await url_with_rights(admin, own_server, "~*", "+@all", "-client")
     async with make_agent(project, url, mode="compat") as agent:
         await agent.ready(5)
-        with sampled(own_server.url, project) as seen:
+        with sampled(own_server.url, f"{project}_项目状态") as seen:
             await eventually(lambda: seen == ["在线"])
             time.sleep(1.2)
             await eventually(lambda: seen == ["在线", "故障", "在线"])

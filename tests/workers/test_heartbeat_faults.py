@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import inf
 from typing import Any, cast
 
@@ -27,6 +24,7 @@ from tests.harness import (
     is_gone,
     is_there,
     needs_selectors,
+    sampled,
     url_with_rights,
 )
 from tests.kit import FaultProxy, Late
@@ -39,28 +37,9 @@ def owner_of(key: str) -> str:
     return OWNER.locate(place=place_beside(key))
 
 
-@contextmanager
-def sampled(url: str, key: str) -> Iterator[list[str]]:
-    """Give what is seen under a key from a thread, each change once."""
-    seen: list[str] = []
-    ended = threading.Event()
-    client = BlockingRedis.from_url(url, protocol=2)
-
-    def look() -> None:
-        while not ended.wait(0.01):
-            value: Any = client.get(key)
-            word = json.loads(value)["status"] if value else "nothing"
-            if seen[-1:] != [word]:
-                seen.append(word)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        ended.set()
-        thread.join()
-        client.close()
+def status_in(heartbeat: bytes) -> str:
+    """What a heartbeat says of its worker."""
+    return str(json.loads(heartbeat)["status"])
 
 
 async def test_redis_away_at_the_start(
@@ -275,7 +254,7 @@ async def test_a_conflict_found_after_a_slow_opening(
 async def test_a_stalled_loop_lets_it_expire(redis_url: str, said: Any) -> None:
     """Nothing beats for a loop that stands still; once it moves, the key is back."""
     async with Heartbeat(said, redis=redis_url, **SHORT) as beat:
-        with sampled(redis_url, said.key) as seen:
+        with sampled(redis_url, said.key, status_in) as seen:
             await eventually(lambda: seen == ["running"])
             time.sleep(1.4)
             assert seen == ["running", "nothing"]
